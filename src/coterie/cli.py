@@ -1,0 +1,453 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from coterie import __version__
+from coterie.errors import ConfigError, CoterieError, Interrupted
+
+app = typer.Typer(
+    help="Federated learning among clients whose data differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 2 configuration, 3 data, 4 run directory, 5 training, 6 engine, "
+    "130 stopped by the user.",
+)
+out = Console()
+err = Console(stderr=True)
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(help="A TOML file; flags and --set override it.")
+]
+DataSet = Annotated[str | None, typer.Option("--data", help="Data set (see `coterie data`).")]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", envvar="COTERIE_DATA", help="Where the data set's files are."),
+]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
+PartitionName = Annotated[str | None, typer.Option("--partition", help="See `coterie partitions`.")]
+ShiftName = Annotated[str | None, typer.Option("--shift", help="See `coterie partitions`.")]
+ModelName = Annotated[str | None, typer.Option("--model", help="See `coterie models`.")]
+MethodName = Annotated[str | None, typer.Option("--method", help="See `coterie methods`.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
+Cohort = Annotated[str | None, typer.Option(help="Clients a round: a number, or a fraction.")]
+Epochs = Annotated[int | None, typer.Option(help="Local epochs in a round.")]
+BatchSize = Annotated[int | None, typer.Option(help="Local batch size.")]
+Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
+Momentum = Annotated[float | None, typer.Option(help="Momentum of local SGD.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
+EngineName = Annotated[str | None, typer.Option("--engine", help="loop or pool.")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes of the pool.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+_FLAGS = {
+    "data": "data.set",
+    "folder": "data.folder",
+    "clients": "data.clients",
+    "partition": "partition.name",
+    "shift": "shift.name",
+    "model": "model.name",
+    "method": "method.name",
+    "rounds": "run.rounds",
+    "cohort": "run.cohort",
+    "epochs": "train.epochs",
+    "batch_size": "train.batch_size",
+    "lr": "train.lr",
+    "momentum": "train.momentum",
+    "seed": "run.seed",
+    "engine": "run.engine",
+    "workers": "run.workers",
+    "alone": "evaluation.alone",
+}
+
+
+def resolve(config: Path | None, sets: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """A file, then flags, then --set: one tree of tables."""
+    from coterie.run.config import assign, assign_text, read_toml
+
+    tree = read_toml(config) if config else {}
+    for flag, value in flags.items():
+        if value is None or (flag == "alone" and not value):
+            continue
+        if flag == "folder" and "folder" in tree.get("data", {}) and _from_environment(value):
+            continue  # the environment is only a default
+        if flag == "cohort":
+            assign_text(tree, f"run.cohort={value}")
+        else:
+            assign(tree, _FLAGS[flag], str(value) if isinstance(value, Path) else value)
+    for text in sets or []:
+        assign_text(tree, text)
+    return tree
+
+
+def _from_environment(folder: Path) -> bool:
+    return os.environ.get("COTERIE_DATA") == str(folder) and "--folder" not in sys.argv
+
+
+@app.command()
+def run(
+    config: ConfigFile = None,
+    data: DataSet = None,
+    folder: Folder = None,
+    clients: Clients = None,
+    partition: PartitionName = None,
+    shift: ShiftName = None,
+    model: ModelName = None,
+    method: MethodName = None,
+    rounds: Rounds = None,
+    cohort: Cohort = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    momentum: Momentum = None,
+    seed: Seed = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    sets: Sets = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Also train each client alone, for its gain.")
+    ] = False,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to keep the run (default: runs/…).")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Run one method and keep the run in a directory."""
+    from coterie.report.progress import progress
+    from coterie.run.config import experiment_of, parse
+    from coterie.run.evaluation import headline
+    from coterie.run.experiment import execute
+
+    flags = {k: v for k, v in locals().items() if k in _FLAGS}
+    if resume is not None:
+        tree = _resumed(resume, config, directory, sets, flags)
+    else:
+        tree = resolve(config, sets, **flags)
+    experiment = experiment_of(parse(tree))
+    place = resume or directory or _new_directory(experiment.method.name)
+    judged_by = headline(experiment.population.classes is None)
+    name, total = experiment.method.name, experiment.settings.rounds
+    with stoppable(place), progress(err, name, total, judged_by, quiet) as watch:
+        result = execute(experiment, place, resume is not None, watch)
+    if as_json:
+        typer.echo(json.dumps({**result.summary, "directory": str(place)}))
+    else:
+        print_summary(result.summary, place)
+
+
+def _resumed(
+    resume: Path, config: Path | None, directory: Path | None, sets: Any, flags: dict[str, Any]
+) -> dict[str, Any]:
+    """The run's own configuration; only what cannot change its course may be given anew."""
+    from coterie.run.config import assign, read_toml
+    from coterie.run.rundir import RunDir
+
+    free = {"rounds", "engine", "workers", "alone"}
+    given = [k for k, v in flags.items() if v not in (None, False) and k not in free]
+    given = [k for k in given if not (k == "folder" and _from_environment(flags[k]))]
+    if config or directory or sets or given:
+        raise ConfigError(
+            "--resume takes the configuration of the run; only --rounds, --engine, --workers and "
+            "--alone can be given with it"
+        )
+    tree = read_toml(RunDir.open(resume).config)
+    if "python" in tree:
+        raise ConfigError(
+            f"{resume} was made by coterie.simulate: continue it from Python with "
+            "simulate(..., directory=..., resume=True)"
+        )
+    for key in free:
+        if flags[key] not in (None, False):
+            assign(tree, _FLAGS[key], flags[key])
+    return tree
+
+
+def _new_directory(name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path, number = Path("runs") / f"{stamp}-{name}", 2
+    while path.exists():
+        path, number = Path("runs") / f"{stamp}-{name}-{number}", number + 1
+    return path
+
+
+@contextmanager
+def stoppable(place: Path) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into a sentence that says how to go on."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped. Finished rounds are saved; continue with: coterie run --resume {place}"
+        ) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def print_summary(summary: dict[str, Any] | Any, place: Path) -> None:
+    """The end of a run, in a few lines."""
+    from coterie.report.tables import score, size
+
+    by = summary["judged_by"]
+    unit = " %" if by == "accuracy" else ""
+    for title in ("received", "adapted", "alone"):
+        s = summary.get(title)
+        if s:
+            out.print(
+                f"[bold]{title:>9}[/]  {score(s[by], by)}{unit} mean   "
+                f"{score(s['worst'], by)}{unit} worst (client {s['worst_client']})   "
+                f"{score(s['p10'], by)}{unit} 10th percentile   loss {s['loss']:.3f}"
+            )
+    best = summary["best_on_validation"]
+    if best:
+        out.print(
+            f"     [bold]best[/]  {score(best['received'][by], by)}{unit} received in round "
+            f"{best['round']}, the best on validation data"
+        )
+    moved = summary["bytes"]
+    out.print(
+        f"    [bold]bytes[/]  {size(moved['down'])} down, {size(moved['up'])} up   "
+        f"[bold]groups[/] {summary['groups']}   [bold]seconds[/] {summary['seconds']:.1f}"
+    )
+    out.print(f"     [bold]kept[/]  {place}", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    config: ConfigFile = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods, with parameters as in ifca:k=4, separated by commas.")
+    ] = "local,fedavg,fedprox,fedper,ifca:k=4,oracle",
+    data: DataSet = None,
+    folder: Folder = None,
+    clients: Clients = None,
+    partition: PartitionName = None,
+    shift: ShiftName = None,
+    model: ModelName = None,
+    rounds: Rounds = None,
+    cohort: Cohort = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    momentum: Momentum = None,
+    seed: Seed = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    sets: Sets = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to keep the runs (default: runs/…).")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods on the same clients and print them side by side."""
+    from coterie.report.progress import progress
+    from coterie.report.tables import comparison
+    from coterie.run.compare import compare as compare_methods
+    from coterie.run.compare import method_list
+    from coterie.run.config import parse
+
+    flags = {k: v for k, v in locals().items() if k in _FLAGS}
+    chosen = method_list(methods)
+    configs = []
+    for _, name, parameters in chosen:
+        tree = resolve(config, sets, **flags)
+        tree["method"] = {"name": name, **parameters}
+        configs.append(parse(tree))
+    place = directory or _new_directory("compare")
+    names = [title for title, _, _ in chosen]
+    try:
+        rows, judged_by = compare_methods(
+            names,
+            configs,
+            place,
+            lambda name, total, by: progress(err, f"{name:12}", total, by, quiet),
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped. Finished methods are kept in {place}") from None
+    out.print(comparison(rows, judged_by))
+    out.print(f"kept in {place}", soft_wrap=True)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
+) -> None:
+    """List the methods, or explain one."""
+    import inspect
+
+    from coterie.methods import METHODS, find
+    from coterie.report.tables import listing, parameters
+
+    if name is None:
+        out.print(listing("Methods", METHODS))
+        return
+    factory = find(name)
+    out.print(f"[bold]{name}[/]  {parameters(factory)}")
+    out.print(inspect.getdoc(factory) or "", highlight=False, markup=False)
+
+
+@app.command("data")
+def data_sets() -> None:
+    """List the data sets."""
+    from coterie.data import SETS
+    from coterie.report.tables import listing
+
+    out.print(listing("Data sets", SETS, skip=("folder",)))
+
+
+@app.command()
+def partitions() -> None:
+    """List the partitions and shifts."""
+    from coterie.data import PARTITIONS, SHIFTS
+    from coterie.report.tables import listing
+
+    hidden = ("labels", "clients", "seed", "x", "y", "client", "kind", "client_groups", "by")
+    out.print(listing("Partitions", PARTITIONS, skip=hidden))
+    out.print(listing("Shifts between groups of clients", SHIFTS, skip=hidden))
+
+
+@app.command()
+def models() -> None:
+    """List the models."""
+    from coterie.models import MODELS
+    from coterie.report.tables import listing
+
+    out.print(listing("Models", MODELS, skip=("shape", "outputs")))
+
+
+@app.command()
+def probe(
+    config: ConfigFile = None,
+    data: DataSet = None,
+    folder: Folder = None,
+    clients: Clients = None,
+    partition: PartitionName = None,
+    shift: ShiftName = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also write the picture to this HTML file.")
+    ] = None,
+) -> None:
+    """Describe how much clients' data differ, with a picture."""
+    from coterie.data import describe, label_table
+    from coterie.report.figures import label_heatmap
+    from coterie.report.tables import label_picture
+    from coterie.run.config import parse, population_of
+
+    flags = {k: v for k, v in locals().items() if k in _FLAGS}
+    population = population_of(parse(resolve(config, sets, **flags)))
+    if population.classes is not None:
+        counts = label_table(population)
+        out.print(label_picture(counts, population.classes, population.groups))
+        if picture is not None:
+            label_heatmap(counts, population.classes, population.groups, picture)
+            out.print(f"picture in {picture}", soft_wrap=True)
+    elif picture is not None:
+        raise ConfigError("--picture shows labels, and these data have numbers as targets")
+    for key, value in describe(population).items():
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        out.print(f"[bold]{key.replace('_', ' ')}[/]: {shown}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    client: Annotated[int, typer.Option(help="Whose model.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The file (default: client-ID.safetensors).")
+    ] = None,
+) -> None:
+    """Write one client's model to a safetensors file."""
+    from coterie.run.export import export_model, reopen
+
+    target = to or Path(f"client-{client}.safetensors")
+    export_model(reopen(run), client, target)
+    out.print(f"client {client}'s model is in {target}", soft_wrap=True)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    data: Annotated[Path, typer.Argument(help="Samples: .npy, .npz (array x) or .csv.")],
+    client: Annotated[int, typer.Option(help="Whose model.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="A CSV file (default: the terminal).")
+    ] = None,
+) -> None:
+    """Predict with one client's model."""
+    from coterie.run.export import predictions, reopen
+
+    rows = predictions(reopen(run), client, data)
+    try:
+        target = to.open("w", newline="") if to else sys.stdout
+    except OSError as error:
+        raise ConfigError(f"cannot write {to}: {error.strerror}") from None
+    try:
+        writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    finally:
+        if to:
+            target.close()
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        typer.echo(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before any command."""
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user is a sentence and an exit code."""
+    try:
+        app()
+    except CoterieError as error:
+        err.print(f"[bold red]error:[/] {_plain(error)}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("stopped", highlight=False)
+        sys.exit(Interrupted.exit_code)
+
+
+def _plain(error: CoterieError) -> str:
+    from rich.markup import escape
+
+    return escape(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""All that a task may touch: one client's own data, its own state, and training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from coterie.client.fit import Criterion, Fit, FlatModel, Schedule, data_gradient, fit, outputs
+from coterie.client.objectives import Objective, erm
+from coterie.data.population import Split
+from coterie.errors import ConfigError, TrainingError
+from coterie.federation import Array, ClientId, Scalar, Upload
+from coterie.seeds import seed_for
+from coterie.weights import Weights
+
+StateValue = Array | Scalar
+
+
+class Staged(MutableMapping[str, StateValue]):
+    """A client's state as one task sees it: what it writes counts only once acknowledged."""
+
+    def __init__(self, values: Mapping[str, StateValue]) -> None:
+        self._values = dict(values)
+        self.changed = False
+
+    def __getitem__(self, key: str) -> StateValue:
+        return self._values[key]
+
+    def __setitem__(self, key: str, value: StateValue) -> None:
+        self._values[key] = value
+        self.changed = True
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
+        self.changed = True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every client on a machine trains with: the resident model and the run's settings."""
+
+    model: FlatModel
+    start: Weights
+    criterion: Criterion
+    schedule: Schedule
+    seed: int
+
+
+class Client:
+    """One client while it carries out one order.
+
+    ``base`` is the model that everybody starts from; ``state`` is what this client keeps between
+    rounds and leaves it only if a task sends it. Test data is out of reach of any task.
+    """
+
+    def __init__(
+        self,
+        id: ClientId,
+        train: Split,
+        val: Split,
+        state: MutableMapping[str, StateValue],
+        round: int,
+        bench: Bench,
+    ) -> None:
+        self.id = id
+        self.train = train
+        self.val = val
+        self.state = state
+        self.round = round
+        self._bench = bench
+
+    @property
+    def base(self) -> Weights:
+        """The model that everybody starts from, θ⁰."""
+        return self._bench.start
+
+    def kept(self, name: str) -> Weights | None:
+        """Weights that this client keeps under ``name``, if any."""
+        value = self.state.get(name)
+        return value if isinstance(value, Weights) else None
+
+    def schedule(self, **changes: Any) -> Schedule:
+        """This round's schedule: the run's, with the learning rate decayed, and ``changes``."""
+        base = self._bench.schedule
+        return replace(base, **({"lr": base.lr * base.lr_decay**self.round} | changes))
+
+    def fit(
+        self, start: Weights, objective: Objective | None = None, stream: str = "", **changes: Any
+    ) -> Fit:
+        """Train ``start`` on this client's training data.
+
+        ``changes`` replace settings of the schedule; a second training in the same round names a
+        ``stream`` of its own, so that it does not repeat the first one's batches.
+        """
+        seeds = (
+            seed_for(self._bench.seed, purpose, self.round, self.id, stream)
+            for purpose in ("order", "dropout")
+        )
+        try:
+            return fit(
+                self._bench.model,
+                start,
+                self.train,
+                self._bench.criterion,
+                objective or erm(),
+                self.schedule(**changes),
+                *seeds,
+            )
+        except TrainingError as error:
+            raise TrainingError(
+                f"client {self.id}, round {self.round + 1}: {error}. Lower the learning rate "
+                "(train.lr) or clip gradients (train.clip)"
+            ) from error
+
+    def loss(self, model: Weights, split: str = "train") -> float:
+        """The mean loss of a model on this client's training or validation data."""
+        data = self._split(split)
+        out = outputs(self._bench.model, model, data.x)
+        return float(self._bench.criterion(out, data.y))
+
+    def gradient(self, model: Weights) -> Weights:
+        """The gradient of the mean training loss over all of this client's data."""
+        return data_gradient(self._bench.model, model, self.train, self._bench.criterion)[0]
+
+    def outputs(self, model: Weights, x: Tensor) -> Tensor:
+        """What a model answers to ``x``."""
+        return outputs(self._bench.model, model, x)
+
+    def _split(self, name: str) -> Split:
+        if name not in ("train", "val"):
+            raise ConfigError(f"a task may use 'train' or 'val', not '{name}'")
+        return self.train if name == "train" else self.val
+
+
+Task = Callable[[Client, Mapping[str, Any], Mapping[str, Scalar]], Upload]

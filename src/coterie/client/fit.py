@@ -1,0 +1,244 @@
+"""The one training loop: in place, on one flat vector and one flat gradient."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie.client.objectives import Objective
+from coterie.data.population import Split
+from coterie.errors import ConfigError, TrainingError, unknown
+from coterie.seeds import torch_generator
+from coterie.weights import Layout, Weights
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+_CHUNK = 512  # samples decoded at a time: amortises the cost, bounds the memory
+_SCORE_BATCH = 250
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a client trains in one round.
+
+    ``lr`` is multiplied by ``lr_decay`` every round; ``steps`` ends training early after that many
+    batches; ``clip`` bounds the norm of each gradient; ``optimizer`` is ``sgd`` or the name of any
+    class of ``torch.optim``, with its other arguments in ``options``.
+    """
+
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    clip: float | None = None
+    steps: int | None = None
+    optimizer: str = "sgd"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What training gave: the new weights, how many steps it took, the mean loss of its batches."""
+
+    weights: Weights
+    steps: int
+    loss: float
+
+
+class FlatModel:
+    """A module whose tensors are views of one vector and whose gradients are views of another."""
+
+    def __init__(self, module: nn.Module, device: str = "cpu", bn: str = "shared") -> None:
+        self.module = module.to(device)
+        self.device = torch.device(device)
+        self.layout = Layout.of(module, bn)
+        self.vector = torch.empty(self.layout.size, device=self.device)
+        self.gradient = torch.zeros(self.layout.trainable, device=self.device)
+        self.has_batch_norm = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
+        )
+        owners = dict(module.named_modules())
+        for entry in self.layout.entries:
+            span = self.layout.spans[entry.name]
+            view = self.vector[span].view(entry.shape)
+            path, _, leaf = entry.name.rpartition(".")
+            if entry.kind == "buffer":
+                view.copy_(owners[path]._buffers[leaf])
+                owners[path]._buffers[leaf] = view
+                continue
+            parameter = owners[path]._parameters[leaf]
+            assert parameter is not None
+            view.copy_(parameter.detach())
+            parameter.data = view
+            if entry.kind == "parameter":
+                parameter.grad = self.gradient[span].view(entry.shape)
+
+    def load(self, weights: Weights) -> None:
+        """Take these weights."""
+        if weights.layout is not self.layout and weights.layout != self.layout:
+            raise ConfigError("these weights are of another model")
+        self.vector.copy_(weights.vector)
+
+    def weights(self) -> Weights:
+        """A copy of the present weights, on the CPU."""
+        return Weights(self.layout, self.vector.detach().cpu().clone())
+
+
+def decode(x: Tensor) -> Tensor:
+    """What the model sees: bytes become floats in [−1, 1], everything else stays as it is."""
+    return x.to(torch.float32).mul_(1 / 127.5).sub_(1.0) if x.dtype == torch.uint8 else x
+
+
+def fit(
+    model: FlatModel,
+    start: Weights,
+    data: Split,
+    criterion: Criterion,
+    objective: Objective,
+    schedule: Schedule,
+    order_seed: int,
+    dropout_seed: int,
+) -> Fit:
+    """Train ``start`` on ``data``; every random choice comes from the two seeds."""
+    model.load(start)
+    model.module.train()
+    theta, gradient = model.vector[: model.layout.trainable], model.gradient
+    origin = theta.clone() if objective.penalties else theta
+    step = _optimiser(theta, gradient, schedule)
+    total = torch.zeros((), device=model.device)
+    steps = 0
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(dropout_seed)
+        for x, y in _batches(model, data, schedule, torch_generator(order_seed)):
+            gradient.zero_()
+            loss = criterion(model.module(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for penalty in objective.penalties:
+                penalty.add_gradient(gradient, theta, origin)
+            if schedule.clip is not None:
+                norm = torch.linalg.vector_norm(gradient)
+                gradient.mul_(torch.clamp(schedule.clip / (norm + 1e-12), max=1.0))
+            step()
+            total.add_(loss.detach())
+            steps += 1
+    mean_loss = float(total) / max(steps, 1)
+    if not math.isfinite(mean_loss):
+        raise TrainingError("the training loss is no longer finite")
+    return Fit(model.weights(), steps, mean_loss)
+
+
+def _optimiser(theta: Tensor, gradient: Tensor, schedule: Schedule) -> Callable[[], object]:
+    """One step of the optimiser over the flat vector, as a function without arguments."""
+    if schedule.optimizer.lower() == "sgd" and not schedule.options:
+        lr, momentum, decay = schedule.lr, schedule.momentum, schedule.weight_decay
+        velocity = torch.zeros_like(theta) if momentum else gradient
+
+        def sgd() -> None:
+            if decay:
+                gradient.add_(theta, alpha=decay)
+            if momentum:
+                velocity.mul_(momentum).add_(gradient)
+            theta.add_(velocity, alpha=-lr)
+
+        return sgd
+    kind = optimiser_class(schedule.optimizer)
+    parameter = nn.Parameter(theta, requires_grad=False)
+    parameter.grad = gradient
+    return kind([parameter], **_arguments(kind, schedule)).step  # type: ignore[no-any-return]
+
+
+def optimiser_class(name: str) -> Any:
+    """The optimiser of ``torch.optim`` with this name, in any case."""
+    kinds = {
+        n.lower(): c
+        for n, c in vars(torch.optim).items()
+        if isinstance(c, type) and issubclass(c, torch.optim.Optimizer) and n != "Optimizer"
+    }
+    for impossible in ("lbfgs", "sparseadam", "muon"):  # closures; sparse gradients; matrices
+        kinds.pop(impossible, None)
+    if name.lower() not in kinds:
+        raise ConfigError(unknown("optimizer", name, kinds))
+    return kinds[name.lower()]
+
+
+def _arguments(kind: Any, schedule: Schedule) -> dict[str, Any]:
+    known = inspect.signature(kind).parameters
+    arguments: dict[str, Any] = {"lr": schedule.lr, **schedule.options}
+    for name in ("momentum", "weight_decay"):
+        if getattr(schedule, name):
+            arguments[name] = getattr(schedule, name)
+    for name in arguments:
+        if name not in known:
+            raise ConfigError(
+                unknown(f"argument of the optimizer '{schedule.optimizer}'", name, known)
+            )
+    return arguments
+
+
+def _batches(
+    model: FlatModel, data: Split, schedule: Schedule, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Shuffled batches, epoch after epoch; the last one of an epoch may be smaller."""
+    left = schedule.steps if schedule.steps is not None else -1
+    for _ in range(schedule.epochs):
+        order = torch.randperm(len(data), generator=generator)
+        for rows in _chunks(order, schedule.batch_size, model.has_batch_norm):
+            xs = decode(data.x[torch.cat(rows)]).to(model.device)
+            ys = data.y[torch.cat(rows)].to(model.device)
+            sizes = [len(r) for r in rows]
+            for x, y in zip(torch.split(xs, sizes), torch.split(ys, sizes), strict=True):
+                if left == 0:
+                    return
+                yield x, y
+                left -= 1
+
+
+def _chunks(order: Tensor, batch_size: int, pairs: bool) -> Iterator[list[Tensor]]:
+    """The order cut into batches, several at a time.
+
+    Batch normalisation needs two samples: a last batch of one joins the batch before it.
+    """
+    batches = list(torch.split(order, batch_size))
+    if pairs and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    together = max(1, _CHUNK // batch_size)
+    for i in range(0, len(batches), together):
+        yield batches[i : i + together]
+
+
+def outputs(model: FlatModel, weights: Weights, x: Tensor) -> Tensor:
+    """The model's outputs on ``x`` in evaluation mode, on the CPU."""
+    model.load(weights)
+    model.module.eval()
+    with torch.inference_mode():
+        parts = [
+            model.module(decode(part).to(model.device)).cpu()
+            for part in torch.split(x, _SCORE_BATCH)
+        ]
+    return torch.cat(parts)
+
+
+def data_gradient(
+    model: FlatModel, weights: Weights, data: Split, criterion: Criterion
+) -> tuple[Weights, float]:
+    """The gradient of the mean loss over all of ``data``, in evaluation mode, and that loss."""
+    model.load(weights)
+    model.module.eval()
+    model.gradient.zero_()
+    total = 0.0
+    parts = torch.split(data.x, _SCORE_BATCH), torch.split(data.y, _SCORE_BATCH)
+    for x, y in zip(*parts, strict=True):
+        share = len(y) / len(data)
+        loss = criterion(model.module(decode(x).to(model.device)), y.to(model.device)) * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    vector = torch.zeros(model.layout.size)
+    vector[: model.layout.trainable] = model.gradient.cpu()
+    return Weights(model.layout, vector), total

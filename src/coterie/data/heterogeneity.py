@@ -1,0 +1,101 @@
+"""How much the clients' labels differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from coterie.data.population import Population
+from coterie.data.raw import Array
+from coterie.errors import DataError
+
+
+def label_table(population: Population) -> Array:
+    """How many training samples of each class each client holds: (clients, classes)."""
+    if population.classes is None:
+        raise DataError("a regression population has no classes to count")
+    classes = len(population.classes)
+    return np.stack(
+        [np.bincount(client.train.y.numpy(), minlength=classes) for client in population.clients]
+    )
+
+
+def pairwise_kl(table: Array, smoothing: float = 1e-3) -> float:
+    """Mean over all pairs of clients of the symmetric Kullback-Leibler divergence, in nats.
+
+    For a pair it is (KL(p, q) + KL(q, p)) / 2, as in DC-PFL. An empty class would make it
+    infinite, so each client's distribution p is first mixed with the uniform one,
+    (1 - smoothing) p + smoothing / classes. Zero for a single client.
+
+    >>> round(pairwise_kl(np.array([[3, 1], [1, 3]]), smoothing=0), 6)  # ln(3) / 2
+    0.549306
+    """
+    p = (1 - smoothing) * _proportions(table) + smoothing / table.shape[1]
+    clients = len(p)
+    if clients < 2:
+        return 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(p)
+        total = 0.0
+        for i in range(clients - 1):
+            terms = (p[i] - p[i + 1 :]) * (logs[i] - logs[i + 1 :])
+            # Where both are zero there is no difference.
+            total += float(np.where(p[i] == p[i + 1 :], 0.0, terms).sum()) / 2
+    return 2 * total / (clients * (clients - 1))
+
+
+def emd_to_population(table: Array) -> Array:
+    """Each client's distance from the whole population: sum over classes of |p_i(c) - p(c)|.
+
+    Federated learning papers call this the earth mover's distance (Zhao et al., 2018); it is the
+    L1 distance, between 0 and 2. p is the distribution of all clients' samples together.
+
+    >>> emd_to_population(np.array([[4, 0], [2, 2]])).tolist()
+    [0.5, 0.5]
+    """
+    overall = table.sum(axis=0) / table.sum()
+    distance: Array = np.abs(_proportions(table) - overall).sum(axis=1)
+    return distance
+
+
+def describe(population: Population) -> dict[str, Any]:
+    """A summary in plain numbers: sizes, classes a client, label differences, true groups.
+
+    ``samples`` counts all of a client's data, the label figures its training split. What needs
+    classes is None for regression.
+    """
+    sizes = [len(c.train) + len(c.val) + len(c.test) for c in population.clients]
+    summary: dict[str, Any] = {
+        "clients": len(population.clients),
+        "samples": _spread(sizes),
+        "classes_per_client": None,
+        "kl": None,
+        "mean_emd": None,
+        "groups": None,
+    }
+    if population.classes is not None:
+        table = label_table(population)
+        summary["classes_per_client"] = _spread((table > 0).sum(axis=1))
+        summary["kl"] = pairwise_kl(table)
+        summary["mean_emd"] = float(emd_to_population(table).mean())
+    if population.groups is not None:
+        summary["groups"] = dict(sorted(Counter(population.groups).items()))
+    return summary
+
+
+def _proportions(table: Array) -> Array:
+    totals = table.sum(axis=1, keepdims=True)
+    if (totals == 0).any():
+        raise DataError(f"client {int(np.argmin(totals))} has no samples to compare")
+    proportions: Array = table / totals
+    return proportions
+
+
+def _spread(values: Any) -> dict[str, float]:
+    return {
+        "min": int(np.min(values)),
+        "median": float(np.median(values)),
+        "max": int(np.max(values)),
+    }

@@ -1,0 +1,98 @@
+"""A population: every client's data, held once.
+
+All clients' samples lie in one tensor, in the order client 0 train, val, test, client 1 train, ...
+What a client holds are views of it, so a thousand clients cost no more memory than their data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples and their labels (or regression targets), of the same length.
+
+    ``x`` holds uint8 images (N,C,H,W), float32 tables (N,F) or int64 token ids (N,L); ``y`` holds
+    int64 labels (N,), or float32 targets (N,) or (N,k).
+
+    >>> import torch
+    >>> len(Split(torch.zeros(3, 4), torch.tensor([0, 1, 0])))
+    3
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's three splits; ``name`` is for reports only."""
+
+    train: Split
+    val: Split
+    test: Split
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Population:
+    """All clients' data and what a model needs to know of it.
+
+    ``kind`` is "image", "table" or "text"; ``shape`` that of one sample. ``classes`` are the class
+    names, None for regression; ``targets`` the number of a model's outputs. ``groups`` is the true
+    hidden group of each client, when the scenario has any; ``public`` unlabelled samples.
+    """
+
+    clients: tuple[ClientData, ...]
+    kind: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...] | None
+    targets: int
+    groups: tuple[int, ...] | None = None
+    public: Tensor | None = None
+    vocabulary: tuple[str, ...] | None = None
+
+    def share(self) -> None:
+        """Move all storage to shared memory, so that worker processes use one copy of it.
+
+        Views of one tensor share its storage: moving one of them moves all.
+        """
+        for tensor in self._tensors():
+            if tensor.numel():
+                tensor.share_memory_()  # type: ignore[no-untyped-call]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for client in self.clients:
+            for split in (client.train, client.val, client.test):
+                yield split.x
+                yield split.y
+        if self.public is not None:
+            yield self.public
+
+
+def cut_into_clients(
+    x: Tensor, y: Tensor, sizes: Sequence[tuple[int, int, int]], names: Sequence[str]
+) -> tuple[ClientData, ...]:
+    """Views of ``x`` and ``y``, which hold client after client, each as train, val, test.
+
+    >>> import torch
+    >>> clients = cut_into_clients(torch.arange(6), torch.arange(6), [(2, 0, 1), (1, 1, 1)], "ab")
+    >>> clients[1].train.x, clients[1].name
+    (tensor([3]), 'b')
+    """
+    clients = []
+    start = 0
+    for name, (train, val, test) in zip(names, sizes, strict=True):
+        ends = (start + train, start + train + val, start + train + val + test)
+        starts = (start, *ends[:2])
+        first, second, third = (Split(x[a:b], y[a:b]) for a, b in zip(starts, ends, strict=True))
+        clients.append(ClientData(first, second, third, name=name))
+        start = ends[2]
+    return tuple(clients)

@@ -1,0 +1,140 @@
+"""Shifts: hidden groups of clients whose data differ in what they look like or are called.
+
+A shift changes all of a client's data, train, validation and test alike, and never public data.
+A client's group is its index modulo ``groups``, unless the partition made as many groups itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.data.dealing import check_positive, check_whole
+from coterie.data.parameters import check_parameters, pick
+from coterie.data.raw import Array
+from coterie.errors import DataError
+from coterie.seeds import numpy_generator, seed_for
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a shift may know: the kind of data, the number of classes, the seed and the client."""
+
+    kind: str
+    classes: int | None
+    seed: int
+    client: int
+
+
+def rotation(x: Array, y: Array, group: int, scene: Scene, groups: int = 4) -> tuple[Array, Array]:
+    """Group g sees its images turned anticlockwise by g * 360 / groups degrees.
+
+    Multiples of 90 degrees are exact; others are interpolated, with black corners.
+
+    >>> corner = np.array([[[[9, 0], [0, 0]]]], dtype=np.uint8)
+    >>> rotation(corner, np.zeros(1), 1, Scene("image", 10, 0, 1))[0].tolist()
+    [[[[0, 0], [9, 0]]]]
+    """
+    if scene.kind != "image":
+        raise DataError(f"the shift 'rotation' is for images, this is {scene.kind} data")
+    if group == 0:
+        return x, y
+    quarters, left_over = divmod(4 * group, groups)
+    if (left_over or quarters % 2) and x.shape[2] != x.shape[3]:
+        raise DataError(
+            f"the shift 'rotation' with groups = {groups} needs square images, these are "
+            f"{x.shape[2]}x{x.shape[3]}; use groups = 2 or resize them"
+        )
+    if left_over == 0:
+        return np.rot90(x, quarters, axes=(2, 3)), y
+    from scipy.ndimage import rotate
+
+    return rotate(x, 360 * group / groups, axes=(3, 2), reshape=False, order=1), y
+
+
+def label_permutation(
+    x: Array, y: Array, group: int, scene: Scene, groups: int = 4
+) -> tuple[Array, Array]:
+    """Group g calls the classes by its own permutation of the labels; group 0 by the true one."""
+    if scene.classes is None:
+        raise DataError("the shift 'label-permutation' needs classes, this is a regression set")
+    return x, group_permutations(scene.classes, groups, scene.seed)[group][y]
+
+
+def group_permutations(classes: int, groups: int, seed: int) -> list[Array]:
+    """A different permutation of the labels for each group, the first one the identity.
+
+    >>> [p.tolist() for p in group_permutations(2, 2, seed=0)]
+    [[0, 1], [1, 0]]
+    """
+    # Twelve classes already have more orders than anyone can have clients.
+    if groups > math.factorial(min(classes, 12)):
+        raise DataError(
+            f"the shift 'label-permutation' with groups = {groups}: {classes} classes have only "
+            f"{math.factorial(classes)} orders; lower groups"
+        )
+    rng = numpy_generator(seed_for(seed, "shift", stream="label-permutation"))
+    chosen = [np.arange(classes)]
+    seen = {tuple(range(classes))}
+    while len(chosen) < groups:
+        candidate = rng.permutation(classes)
+        if tuple(candidate.tolist()) not in seen:
+            seen.add(tuple(candidate.tolist()))
+            chosen.append(candidate)
+    return chosen
+
+
+def noise(
+    x: Array, y: Array, group: int, scene: Scene, groups: int = 4, level: float = 0.1
+) -> tuple[Array, Array]:
+    """Group g's features have Gaussian noise of standard deviation level * g.
+
+    The unit is the full range of pixels for uint8 images, which are clipped to it, and the
+    data's own unit for floats: one standard deviation of a feature in a standardised table.
+    """
+    if scene.kind == "text":
+        raise DataError("the shift 'noise' is for images and tables, this is text data")
+    check_positive("level", level)
+    if group == 0:
+        return x, y
+    rng = numpy_generator(seed_for(scene.seed, "shift", client=scene.client, stream="noise"))
+    added = rng.standard_normal(x.shape, dtype=np.float32) * np.float32(level * group)
+    if x.dtype == np.uint8:
+        return np.rint(x + 255 * added).clip(0, 255).astype(np.uint8), y
+    return x + added, y
+
+
+SHIFTS: dict[str, Callable[..., tuple[Array, Array]]] = {
+    "rotation": rotation,
+    "label-permutation": label_permutation,
+    "noise": noise,
+}
+
+
+def shift_groups(
+    name: str,
+    params: Mapping[str, Any],
+    clients: int,
+    given: tuple[int, ...] | None,
+) -> tuple[int, ...]:
+    """Each client's group under that shift; ``given`` are the groups of the partition, if any.
+
+    >>> shift_groups("rotation", {"groups": 2}, 5, None)
+    (0, 1, 0, 1, 0)
+    """
+    function = pick(SHIFTS, "shift", name)
+    check_parameters(function, f"shift '{name}'", params, given=("x", "y", "group", "scene"))
+    groups = params.get("groups", 4)
+    check_whole("groups", groups, 1)
+    if groups > clients:
+        raise DataError(
+            f"the shift '{name}' with groups = {groups} needs at least {groups} clients, there "
+            f"are {clients}: lower groups or raise clients"
+        )
+    if given is not None and len(set(given)) == groups:
+        return given
+    return tuple(client % groups for client in range(clients))

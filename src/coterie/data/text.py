@@ -1,0 +1,51 @@
+"""Texts as rows of word numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from coterie.data.raw import Array
+
+PAD, UNKNOWN = 0, 1
+SPECIAL = ("<pad>", "<unknown>")
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words and single punctuation marks.
+
+    >>> words("Don't stop!")
+    ['don', "'", 't', 'stop', '!']
+    """
+    return _WORD.findall(text.lower())
+
+
+def build_vocabulary(texts: Iterable[str], most: int) -> tuple[str, ...]:
+    """The padding and unknown marks, then the most frequent words, ``most`` entries in all.
+
+    Words that are equally frequent come in alphabetical order.
+
+    >>> build_vocabulary(["b a b", "c"], most=4)
+    ('<pad>', '<unknown>', 'b', 'a')
+    """
+    counts = Counter(word for text in texts for word in words(text))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return (*SPECIAL, *ranked[: most - len(SPECIAL)])
+
+
+def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> Array:
+    """Word numbers of shape (texts, length): cut at ``length``, or filled up with padding.
+
+    >>> encode(["b d"], ("<pad>", "<unknown>", "b"), 3).tolist()
+    [[2, 1, 0]]
+    """
+    number = {word: i for i, word in enumerate(vocabulary)}
+    rows = np.full((len(texts), length), PAD, dtype=np.int64)
+    for row, text in zip(rows, texts, strict=True):
+        numbers = [number.get(word, UNKNOWN) for word in words(text)[:length]]
+        row[: len(numbers)] = numbers
+    return rows

@@ -1,0 +1,1 @@
+"""Engines: ways to carry orders to clients."""

@@ -1,0 +1,63 @@
+"""What an engine is: something that carries requests to clients and brings their answers back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coterie.door.wire import Message
+from coterie.federation import ClientId
+
+TOGETHER = 1000  # samples that scoring requests of one model are batched to
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message for one client; requests marked ``together`` may be answered as one batch."""
+
+    client: ClientId
+    message: Message
+    together: bool = False
+
+
+class Engine(Protocol):
+    """Carries requests to clients. Answers come in any order; a lost one comes as None."""
+
+    @property
+    def clients(self) -> Sequence[ClientId]:
+        """Whom it can reach."""
+        ...
+
+    def exchange(self, requests: Sequence[Request]) -> Iterator[tuple[ClientId, Message | None]]:
+        """Carry these out."""
+        ...
+
+    def close(self) -> None:
+        """End everything it started."""
+        ...
+
+
+def units(
+    requests: Sequence[Request], train: Mapping[ClientId, int], held: Mapping[ClientId, int]
+) -> list[list[Request]]:
+    """Divide requests into units of work, the largest clients first.
+
+    Requests of one model that may go together are batched in client-id order up to ``TOGETHER``
+    held-out samples, a rule that knows nothing of workers: so a batch, and with it every bit of
+    its outcome, is the same on each engine.
+    """
+    single = sorted(
+        (r for r in requests if not r.together), key=lambda r: (-train[r.client], r.client)
+    )
+    batches: list[list[Request]] = []
+    open_batch: dict[tuple[int, ...], tuple[list[Request], int]] = {}
+    for request in sorted((r for r in requests if r.together), key=lambda r: r.client):
+        model = tuple(id(p) for p in request.message.payloads)
+        batch, size = open_batch.get(model, ([], 0))
+        if not batch:
+            batches.append(batch)
+        batch.append(request)
+        size += held[request.client]
+        open_batch[model] = (batch, size) if size < TOGETHER else ([], 0)
+    return [[r] for r in single] + batches

@@ -1,0 +1,57 @@
+"""An engine that loses and repeats messages, to prove that nothing depends on luck."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+from coterie.door.wire import Message
+from coterie.engines.base import Engine, Request
+from coterie.federation import ClientId
+
+Fault = Callable[[ClientId, str], bool]
+
+
+def never(client: ClientId, order: str) -> bool:
+    """No fault."""
+    return False
+
+
+class Faulty:
+    """Wraps an engine. Each fault is asked with the client and the order's name.
+
+    ``lose_order``: the client never gets it. ``lose_reply``: the client does the work but the
+    answer is lost. ``repeat``: the client gets the order twice.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        lose_order: Fault = never,
+        lose_reply: Fault = never,
+        repeat: Fault = never,
+    ) -> None:
+        self.engine = engine
+        self.lose_order, self.lose_reply, self.repeat = lose_order, lose_reply, repeat
+
+    @property
+    def clients(self) -> Sequence[ClientId]:
+        """Those of the engine."""
+        return self.engine.clients
+
+    def exchange(self, requests: Sequence[Request]) -> Iterator[tuple[ClientId, Message | None]]:
+        """Carry these out, badly."""
+        named = {r.client: json.loads(r.message.header)["body"]["order"] for r in requests}
+        sent = [r for r in requests if not self.lose_order(r.client, named[r.client])]
+        again = [r for r in sent if self.repeat(r.client, named[r.client])]
+        if again:
+            list(self.engine.exchange(again))
+        for client, answer in self.engine.exchange(sent):
+            yield client, None if self.lose_reply(client, named[client]) else answer
+        for request in requests:
+            if request not in sent:
+                yield request.client, None
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()

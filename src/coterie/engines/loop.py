@@ -1,0 +1,41 @@
+"""The reference engine: one client after another, in this process, on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from coterie.door.wire import Message
+from coterie.engines.base import Request, units
+from coterie.engines.site import Plan, Site
+from coterie.federation import ClientId
+
+
+class Loop:
+    """Carries out every order in this process."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._site = Site(plan)
+        self._train, self._held = plan.train_sizes, plan.held_sizes
+
+    @property
+    def clients(self) -> Sequence[ClientId]:
+        """All clients of the population."""
+        return range(len(self._plan.population.clients))
+
+    def exchange(self, requests: Sequence[Request]) -> Iterator[tuple[ClientId, Message | None]]:
+        """Carry these out one unit at a time."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            for unit in units(requests, self._train, self._held):
+                answers = self._site.answer([(r.client, r.message) for r in unit])
+                yield from zip((r.client for r in unit), answers, strict=True)
+        finally:
+            self._site.forget()
+            torch.set_num_threads(threads)
+
+    def close(self) -> None:
+        """Nothing was started."""

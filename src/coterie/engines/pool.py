@@ -1,0 +1,247 @@
+"""One single-threaded worker process per core, each with a resident model.
+
+Data lies in memory once and is shared with the workers. Within an exchange every distinct array is
+sent once to each worker that needs it. A worker that dies is replaced and its orders are run again;
+an order that kills three workers counts as a lost reply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import multiprocessing as mp
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from coterie.door.codec import Payload
+from coterie.door.wire import Message
+from coterie.engines.base import Request, units
+from coterie.engines.site import Plan, Site
+from coterie.errors import EngineError
+from coterie.federation import ClientId
+
+_TRIES = 3
+_READY, _BLOB, _UNIT, _FORGET = b"ready", b"B", b"U", b"F"
+
+
+@dataclass
+class Unit:
+    """Requests that one worker answers in one go, and how many workers died of them."""
+
+    requests: list[Request]
+    deaths: int = 0
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker process, seen from the parent."""
+
+    process: Any
+    pipe: Connection
+    has: set[int] = field(default_factory=set)
+    unit: Unit | None = None
+
+
+class Pool:
+    """Divides orders among worker processes; the same bits as the loop for any number of them."""
+
+    def __init__(self, plan: Plan, workers: int | None = None) -> None:
+        self._plan = plan
+        self._train, self._held = plan.train_sizes, plan.held_sizes
+        forks = sys.platform == "linux" and plan.device == "cpu"
+        self._context: Any = mp.get_context("fork" if forks else "spawn")
+        if not forks:
+            plan.population.share()
+        self._workers: list[Worker] = []
+        try:
+            for _ in range(workers or available_cores()):
+                self._workers.append(self._start())
+            for worker in self._workers:
+                self._await_ready(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def clients(self) -> Sequence[ClientId]:
+        """All clients of the population."""
+        return range(len(self._plan.population.clients))
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return [w.process.pid for w in self._workers]
+
+    def exchange(self, requests: Sequence[Request]) -> Iterator[tuple[ClientId, Message | None]]:
+        """Carry these out, largest clients first, as workers become free."""
+        queue = deque(Unit(unit) for unit in units(requests, self._train, self._held))
+        numbers: dict[int, int] = {}
+        for worker in self._workers:
+            worker.has.clear()
+            with contextlib.suppress(OSError):  # a dead one is noticed when it gets work
+                worker.pipe.send_bytes(_FORGET)
+        while queue or any(w.unit for w in self._workers):
+            for worker in self._workers:
+                if queue and worker.unit is None:
+                    worker.unit = queue.popleft()
+                    try:
+                        self._send(worker, worker.unit, numbers)
+                    except OSError:
+                        yield from self._bury(worker, queue)
+            busy = {w.pipe: w for w in self._workers if w.unit}
+            for pipe in wait(list(busy)):
+                worker = busy[pipe]  # type: ignore[index]
+                assert worker.unit is not None
+                try:
+                    answers = [
+                        Message.from_bytes(worker.pipe.recv_bytes()) for _ in worker.unit.requests
+                    ]
+                except (EOFError, OSError):
+                    yield from self._bury(worker, queue)
+                    continue
+                done, worker.unit = worker.unit, None
+                yield from zip((r.client for r in done.requests), answers, strict=True)
+
+    def close(self) -> None:
+        """End the workers: idle ones leave by themselves, busy ones are stopped."""
+        for worker in self._workers:
+            worker.pipe.close()
+            if worker.unit is not None:
+                worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(10)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._workers = []
+
+    def _start(self) -> Worker:
+        ours, theirs = self._context.Pipe()
+        others = [w.pipe for w in self._workers] + [ours]
+        forked = self._context.get_start_method() == "fork"
+        process = self._context.Process(
+            target=_work,
+            args=(
+                theirs,
+                self._plan if forked else _travelling(self._plan),
+                others if forked else [],
+                os.getpid(),
+            ),
+            daemon=True,
+            name="coterie-worker",
+        )
+        try:
+            process.start()
+        except (AttributeError, TypeError, OSError) as error:
+            raise EngineError(f"a worker process could not be started: {error}") from error
+        theirs.close()
+        return Worker(process, ours)
+
+    def _await_ready(self, worker: Worker) -> None:
+        try:
+            if worker.pipe.recv_bytes() == _READY:
+                return
+        except (EOFError, OSError):
+            pass
+        worker.process.join()
+        raise EngineError(
+            f"a worker process ended while starting (exit code {worker.process.exitcode}). "
+            'Try fewer workers (run.workers) or the loop engine (run.engine = "loop")'
+        )
+
+    def _send(self, worker: Worker, unit: Unit, numbers: dict[int, int]) -> None:
+        work = []
+        for request in unit.requests:
+            blobs = [numbers.setdefault(id(p), len(numbers)) for p in request.message.payloads]
+            for number, payload in zip(blobs, request.message.payloads, strict=True):
+                if number not in worker.has:
+                    worker.pipe.send_bytes(_BLOB + number.to_bytes(4, "little") + bytes(payload))
+                    worker.has.add(number)
+            work.append([request.client, request.message.header.decode(), blobs])
+        worker.pipe.send_bytes(_UNIT + json.dumps(work).encode())
+
+    def _bury(
+        self, worker: Worker, queue: deque[Unit]
+    ) -> Iterator[tuple[ClientId, Message | None]]:
+        """Replace a dead worker and put its work back, each request by itself."""
+        unit = worker.unit
+        assert unit is not None
+        worker.pipe.close()
+        worker.process.join()
+        place = self._workers.index(worker)
+        del self._workers[place]
+        fresh = self._start()
+        self._workers.insert(place, fresh)
+        self._await_ready(fresh)
+        if unit.deaths + 1 >= _TRIES:
+            yield from ((r.client, None) for r in unit.requests)
+            return
+        # A batch is kept whole, for its bits depend on it, until it has killed twice.
+        parts = [unit.requests] if unit.deaths == 0 else [[r] for r in unit.requests]
+        queue.extendleft(Unit(part, unit.deaths + 1) for part in reversed(parts))
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _travelling(plan: Plan) -> Plan:
+    """The plan for a process that shares no memory: the method goes by name."""
+    if plan.method.source is None:
+        raise EngineError(
+            f"method '{plan.method.name}' was not made by a @coterie.method factory, so it cannot "
+            "be sent to other processes on this system. Use the loop engine (run.engine = "
+            '"loop") or define it in a module'
+        )
+    return replace(plan, method=plan.method.source)  # type: ignore[arg-type]
+
+
+def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: int) -> None:
+    """A worker's life: answer units until the parent hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    for other in others:  # inherited by the fork; held open, they would hide a parent's death
+        other.close()
+    _die_with(parent)
+    torch.set_num_threads(1)
+    if not hasattr(plan.method, "tasks"):
+        plan = replace(plan, method=plan.method.make())  # type: ignore[attr-defined]
+    site = Site(plan)
+    blobs: dict[int, Payload] = {}
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        pipe.send_bytes(_READY)
+        while True:
+            frame = pipe.recv_bytes()
+            kind, content = frame[:1], memoryview(frame)[1:]
+            if kind == _FORGET:
+                blobs.clear()
+                site.forget()
+            elif kind == _BLOB:
+                blobs[int.from_bytes(content[:4], "little")] = content[4:]
+            else:
+                work = json.loads(bytes(content))
+                unit = [
+                    (c, Message(h.encode(), tuple(blobs[b] for b in ids))) for c, h, ids in work
+                ]
+                for answer in site.answer(unit):
+                    pipe.send_bytes(answer.to_bytes())
+
+
+def _die_with(parent: int) -> None:
+    """On Linux, ask the kernel to end this worker when its parent dies, even while it computes."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)

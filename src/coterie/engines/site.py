@@ -1,0 +1,183 @@
+"""A site carries out orders for the clients whose data it holds. Every engine uses this one."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie.client.client import Bench, Client, Staged
+from coterie.client.fit import Criterion, FlatModel, Schedule, outputs
+from coterie.client.metrics import scores
+from coterie.data.population import Population
+from coterie.door.door import FETCH, SCORE
+from coterie.door.wire import Decoded, Message, Wire
+from coterie.engines.store import Store
+from coterie.errors import CoterieError
+from coterie.federation import ClientId, Upload
+from coterie.method import Method
+from coterie.weights import Weights
+
+Metric = Callable[[Tensor, Tensor], float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a site needs to know of a run."""
+
+    population: Population
+    module: nn.Module
+    start: Weights
+    method: Method
+    criterion: Criterion
+    schedule: Schedule
+    seed: int
+    folder: Path
+    bn: str = "shared"
+    device: str = "cpu"
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    @property
+    def train_sizes(self) -> dict[ClientId, int]:
+        """Training samples of each client."""
+        return {i: len(c.train) for i, c in enumerate(self.population.clients)}
+
+    @property
+    def held_sizes(self) -> dict[ClientId, int]:
+        """Validation and test samples of each client."""
+        return {i: len(c.val) + len(c.test) for i, c in enumerate(self.population.clients)}
+
+
+class Site:
+    """One resident model, and the clients that take turns at it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        model = FlatModel(copy.deepcopy(plan.module), plan.device, plan.bn)
+        start = Weights(model.layout, plan.start.vector)
+        self.bench = Bench(model, start, plan.criterion, plan.schedule, plan.seed)
+        self.wire = Wire(model.layout)
+        self.store = Store(plan.folder, model.layout)
+        self._decoded: Decoded = {}
+
+    def forget(self) -> None:
+        """The exchange is over: its arrays are no longer needed."""
+        self._decoded.clear()
+
+    def answer(self, requests: Sequence[tuple[ClientId, Message]]) -> list[Message]:
+        """Carry out a unit of work; what a client does wrong is an answer too."""
+        bodies = [
+            (client, self.wire.unpack(message, self._decoded)) for client, message in requests
+        ]
+        if bodies[0][1]["task"] == SCORE:
+            return self._score_all(bodies)
+        return [self._guarded(client, body, self._carry_out) for client, body in bodies]
+
+    def _guarded(
+        self,
+        client: ClientId,
+        body: Mapping[str, Any],
+        work: Callable[[ClientId, Mapping[str, Any]], Message],
+    ) -> Message:
+        try:
+            return work(client, body)
+        except CoterieError as error:
+            return self.wire.pack({"error": type(error).__name__, "text": str(error)})
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            text = (
+                f"client {client}: task '{body['task']}' failed with {type(error).__name__}: "
+                f"{error} (at {frame.filename}:{frame.lineno})"
+            )
+            return self.wire.pack({"error": "TrainingError", "text": text})
+
+    def _client(self, id: ClientId, body: Mapping[str, Any]) -> Client:
+        data = self.plan.population.clients[id]
+        state = Staged(self.store.read(id, body.get("expects", "")))
+        return Client(id, data.train, data.val, state, body["round"], self.bench)
+
+    def _carry_out(self, id: ClientId, body: Mapping[str, Any]) -> Message:
+        stored = self.store.answered(id, body["order"])
+        if stored is not None:
+            return stored
+        client = self._client(id, body)
+        if body["task"] == FETCH:
+            model = self.plan.method.assemble(client, body["arrays"])
+            return self._reply(client, Upload({"model": model}))
+        task = self.plan.method.tasks.get(body["task"])
+        if task is None:
+            raise CoterieError(f"method '{self.plan.method.name}' has no task '{body['task']}'")
+        upload = task(client, body["arrays"], body["config"])
+        assert isinstance(client.state, Staged)
+        if not client.state.changed:
+            return self._reply(client, upload)
+        version, expects = body["order"], body.get("expects", "")
+        reply = self._reply(client, upload, version)
+        self.store.write(id, version, client.state, reply)
+        self.store.keep(id, [version, expects, *body.get("keep", [])], newest=version)
+        return reply
+
+    def _reply(self, client: Client, upload: Upload, version: str = "") -> Message:
+        body: dict[str, Any] = {
+            "examples": len(client.train),
+            "arrays": dict(upload.arrays),
+            "metrics": {k: float(v) for k, v in upload.metrics.items()},
+        }
+        return self.wire.pack(body | ({"version": version} if version else {}))
+
+    def _score_all(self, bodies: Sequence[tuple[ClientId, Mapping[str, Any]]]) -> list[Message]:
+        """Score clients; those that use the very same model share one pass over their data."""
+        answers: dict[int, Message] = {}
+        sharing: dict[int, list[tuple[int, Client, Weights]]] = {}
+        for i, (id, body) in enumerate(bodies):
+
+            def prepare(id: ClientId, body: Mapping[str, Any], place: int = i) -> Message:
+                client, config = self._client(id, body), body["config"]
+                alone = bool(config.get("alone", False))
+                model = client.base if alone else self.plan.method.assemble(client, body["arrays"])
+                adapt = int(config.get("adapt_epochs", 0))
+                if adapt:
+                    stream = "alone" if alone else "adapt"
+                    model = client.fit(model, stream=stream, epochs=adapt, steps=None).weights
+                sharing.setdefault(id_of(model), []).append((place, client, model))
+                return Message(b"", ())
+
+            outcome = self._guarded(id, body, prepare)
+            if outcome.header:
+                answers[i] = outcome
+        for sharers in sharing.values():
+            answers |= self._score(sharers)
+        return [answers[i] for i in range(len(bodies))]
+
+    def _score(self, sharers: Sequence[tuple[int, Client, Weights]]) -> dict[int, Message]:
+        data = [self.plan.population.clients[client.id] for _, client, _ in sharers]
+        parts = [s for d in data for s in (d.val, d.test)]
+        out = outputs(self.bench.model, sharers[0][2], torch.cat([s.x for s in parts]))
+        pieces = iter(torch.split(out, [len(s) for s in parts]))
+        answers = {}
+        for (place, client, _), held in zip(sharers, data, strict=True):
+            metrics: dict[str, float] = {}
+            for name, split in (("val", held.val), ("test", held.test)):
+                found = self._scores(next(pieces), split.y)
+                metrics |= {f"{name}_{k}": v for k, v in found.items()}
+            answers[place] = self._reply(client, Upload(metrics=metrics))
+        return answers
+
+    def _scores(self, out: Tensor, y: Tensor) -> dict[str, float]:
+        population = self.plan.population
+        classes = None if population.classes is None else len(population.classes)
+        found = scores(out, y, self.plan.criterion, classes)
+        if len(y):
+            found |= {name: float(f(out, y)) for name, f in self.plan.metrics.items()}
+        return found
+
+
+def id_of(weights: Weights) -> int:
+    """What makes two models the very same: one vector in memory."""
+    return weights.vector.data_ptr()

@@ -1,0 +1,44 @@
+"""The methods, by name. Plug-ins register factories under the entry point ``coterie.methods``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from coterie.errors import ConfigError, unknown
+from coterie.method import Method
+from coterie.methods.clustered import ifca, oracle
+from coterie.methods.global_ import fedavg, fedprox, local
+from coterie.methods.personal import fedper
+
+__all__ = ["METHODS", "fedavg", "fedper", "fedprox", "find", "ifca", "local", "make", "oracle"]
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "local": local,
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+    "fedper": fedper,
+    "ifca": ifca,
+    "oracle": oracle,
+}
+
+
+def find(name: str) -> Callable[..., Method]:
+    """The factory of a method, ours or a plug-in's."""
+    if name in METHODS:
+        return METHODS[name]
+    plugins = {e.name: e for e in entry_points(group="coterie.methods")}
+    if name in plugins:
+        factory: Callable[..., Method] = plugins[name].load()
+        return factory
+    raise ConfigError(unknown("method", name, [*METHODS, *plugins]))
+
+
+def make(name: str, parameters: Mapping[str, Any] | None = None) -> Method:
+    """A method from its name and parameters.
+
+    >>> make("fedprox", {"mu": 0.01}).name
+    'fedprox'
+    """
+    return find(name)(**(parameters or {}))

@@ -1,0 +1,169 @@
+"""Convolutional models without shortcuts: LeNet-5, two small networks of papers, and VGG-16.
+
+A max-pooling stands before its ReLU: the two commute, and ReLU then sees a quarter of the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from coterie.errors import ConfigError
+from coterie.models.parts import (
+    SMALL,
+    Shape,
+    add_dropout,
+    chain,
+    image,
+    norm_layer,
+    whole,
+    widths,
+)
+
+
+def _two_convs(
+    shape: tuple[int, int, int], channels: Sequence[int], kernel: int, pad: tuple[bool, bool]
+) -> tuple[dict[str, nn.Module], int]:
+    """Two of convolution, 2x2 max-pooling and ReLU, flattened; and the number of features left.
+
+    ``pad`` says which of the two convolutions pads the image, so that it keeps its size.
+    """
+    inputs, height, width = shape
+    layers: dict[str, nn.Module] = {}
+    for i, (outputs, padded) in enumerate(zip(channels, pad, strict=True), start=1):
+        padding = kernel // 2 if padded else 0
+        layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, kernel, padding=padding)
+        layers[f"pool{i}"] = nn.MaxPool2d(2)
+        layers[f"relu{i}"] = nn.ReLU(inplace=True)
+        height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
+        inputs = outputs
+    layers["flatten"] = nn.Flatten()
+    return layers, inputs * height * width
+
+
+def _dense(
+    layers: dict[str, nn.Module], features: int, hidden: Sequence[int], outputs: int
+) -> nn.Module:
+    """``layers`` followed by ``fc1``, ``fc2``, ... of the widths ``hidden``, and ``head``."""
+    for i, width in enumerate(hidden, start=1):
+        layers[f"fc{i}"] = nn.Linear(features, width)
+        layers[f"relu_fc{i}"] = nn.ReLU(inplace=True)
+        features = width
+    layers["head"] = nn.Linear(features, outputs)
+    return chain(layers)
+
+
+def lenet5(shape: Shape, outputs: int) -> nn.Module:
+    """LeNet-5 with ReLU and max-pooling: ``conv1``, ``conv2``, ``fc1``, ``fc2``, ``head``.
+
+    6 and 16 channels of 5x5, each with 2x2 pooling, then 120 and 84. 62,006 parameters on
+    (3, 32, 32) with 10 outputs. On 28x28 ``conv1`` pads to the 32x32 of the original: 61,706 on
+    (1, 28, 28). Smaller images are padded in both. Reference: LeCun et al., "Gradient-based
+    learning applied to document recognition", 1998.
+
+    >>> sum(p.numel() for p in lenet5((3, 32, 32), 10).parameters())
+    62006
+    """
+    sample = image("lenet5", shape)
+    side = min(sample[1:])
+    layers, features = _two_convs(sample, (6, 16), 5, (side <= SMALL, side < SMALL))
+    return _dense(layers, features, (120, 84), outputs)
+
+
+def cnn5(
+    shape: Shape,
+    outputs: int,
+    channels: Sequence[int] = (6, 16),
+    hidden: Sequence[int] = (120, 84),
+) -> nn.Module:
+    """Five layers, two of them convolutions: ``conv1``, ``conv2``, ``fc1``, ``fc2``, ``head``.
+
+    5x5 kernels, each with 2x2 max-pooling; ``channels`` and ``hidden`` are the widths. DC-PFL's
+    paper takes its network from Wang et al., which for CIFAR-10 has LeNet-5's widths: 62,006
+    parameters on (3, 32, 32) with 10 outputs. Unlike ``lenet5`` it does not pad 28x28 images
+    (44,426 on (1, 28, 28)), only smaller ones. Reference: Wang et al., "Optimizing federated
+    learning on non-IID data with reinforcement learning", 2020.
+
+    >>> sum(p.numel() for p in cnn5((1, 28, 28), 10).parameters())
+    44426
+    """
+    sample = image("cnn5", shape)
+    pad = min(sample[1:]) < SMALL
+    layers, features = _two_convs(sample, widths("cnn5", "channels", channels, 2), 5, (pad, pad))
+    return _dense(layers, features, widths("cnn5", "hidden", hidden, 2), outputs)
+
+
+def cnn(shape: Shape, outputs: int, dropout: float | Sequence[float] = (0.25, 0.5)) -> nn.Module:
+    """Two convolutions and two dense layers, with dropout: ``conv1``, ``conv2``, ``fc1``, ``head``.
+
+    32 and 64 channels of 3x3, then 512. ``dropout`` comes before and after ``fc1``: two rates, or
+    one for both. 1,204,682 parameters on (3, 32, 32) with 10 outputs. Images smaller than 28x28
+    are padded. The paper names no pooling; here 2x2 max-pooling follows each convolution.
+    Reference: Zhu et al., "Federated two stage decoupling with adaptive personalization layers"
+    (FedTSDP), 2023.
+
+    >>> sum(p.numel() for p in cnn((3, 32, 32), 10).parameters())
+    1204682
+    """
+    sample = image("cnn", shape)
+    rates = tuple(dropout) if isinstance(dropout, Sequence) else (dropout, dropout)
+    if len(rates) != 2:
+        raise ConfigError(f"cnn: dropout must be one rate or two, not {dropout!r}")
+    pad = min(sample[1:]) < SMALL
+    layers, features = _two_convs(sample, (32, 64), 3, (pad, pad))
+    add_dropout(layers, "dropout1", "cnn", rates[0])
+    layers["fc1"] = nn.Linear(features, 512)
+    layers["relu_fc1"] = nn.ReLU(inplace=True)
+    add_dropout(layers, "dropout2", "cnn", rates[1])
+    layers["head"] = nn.Linear(512, outputs)
+    return chain(layers)
+
+
+VGG16 = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
+"""Channels as multiples of the width, and convolutions, of each of VGG-16's five stages."""
+
+
+def vgg16(
+    shape: Shape, outputs: int, width: int = 64, norm: str = "batch", dropout: float = 0.5
+) -> nn.Module:
+    """VGG-16 as used on CIFAR: ``conv1`` to ``conv13`` with norms, ``fc1``, ``fc2``, ``head``.
+
+    Sixteen layers with weights: 13 convolutions of 3x3 (no bias: the norm has one) with ``width``
+    to 8 times ``width`` channels in five stages, each ended by 2x2 max-pooling; a mean over the
+    pixels left; two dense layers of 8 times ``width`` (in place of the original's 4096), each after
+    ``dropout``; and the head. 15,249,354 parameters on (3, 32, 32) with 10 outputs.
+    Small images are pooled less often, never below 2x2 before the last stage ends. Reference:
+    Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition",
+    2015.
+
+    >>> model = vgg16((3, 32, 32), 10, width=8, norm="group")
+    >>> sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules())
+    16
+    """
+    inputs, height, side = image("vgg16", shape)
+    make_norm = norm_layer(norm)
+    whole("vgg16", "width", width)
+    side = min(height, side)
+    layers: dict[str, nn.Module] = {}
+    i = 0
+    for stage, (multiple, convs) in enumerate(VGG16, start=1):
+        channels = multiple * width
+        for last in [False] * (convs - 1) + [True]:
+            i += 1
+            layers[f"conv{i}"] = nn.Conv2d(inputs, channels, 3, padding=1, bias=False)
+            layers[f"norm{i}"] = make_norm(channels)
+            # Batch norm needs two pixels to train on a batch of one, so 2x2 stays until the end.
+            if last and (side > 2 or stage == len(VGG16)):
+                layers[f"pool{stage}"] = nn.MaxPool2d(2, ceil_mode=True)
+                side = (side + 1) // 2
+            layers[f"relu{i}"] = nn.ReLU(inplace=True)
+            inputs = channels
+    layers["mean"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    for i in (1, 2):
+        add_dropout(layers, f"dropout{i}", "vgg16", dropout)
+        layers[f"fc{i}"] = nn.Linear(inputs, inputs)
+        layers[f"relu_fc{i}"] = nn.ReLU(inplace=True)
+    layers["head"] = nn.Linear(inputs, outputs)
+    return chain(layers)

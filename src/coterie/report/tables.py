@@ -1,0 +1,148 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def size(bytes: float) -> str:
+    """Bytes for people.
+
+    >>> size(532), size(1_500_000)
+    ('532 B', '1.50 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if bytes < 1000 or unit == "GB":
+            return f"{bytes:.0f} B" if unit == "B" else f"{bytes:.2f} {unit}"
+        bytes /= 1000
+    raise AssertionError
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage, or a dash.
+
+    >>> percent(0.7153), percent(None)
+    ('71.5', '–')
+    """
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def score(value: float | None, judged_by: str) -> str:
+    """A headline score: accuracies as percentages, anything else as it is."""
+    if value is None:
+        return "–"
+    return percent(value) if judged_by == "accuracy" else f"{value:.3f}"
+
+
+def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
+    """One round on one line."""
+    received = event.get("received", {})
+    unit = " %" if judged_by == "accuracy" else ""
+    groups = len({g for g in event["groups"] if g is not None})
+    moved = event["bytes"]
+    parts = [f"round {event['round']}/{rounds}"]
+    if received:
+        parts.append(f"received {score(received[judged_by], judged_by)}{unit}")
+        parts.append(f"worst {score(received['worst'], judged_by)}{unit}")
+    if groups > 1:
+        parts.append(f"{groups} groups")
+    parts.append(f"{size(moved['down'])} down, {size(moved['up'])} up")
+    parts.append(f"{sum(event['seconds'].values()):.1f} s")
+    if event["lost"]:
+        parts.append(f"{event['lost']} lost")
+    return "  ".join(parts)
+
+
+def comparison(rows: Sequence[Mapping[str, Any]], judged_by: str) -> Table:
+    """Methods side by side, the best of each column in bold."""
+    unit = " %" if judged_by == "accuracy" else ""
+    table = Table(title="Scores on each client's own test data, mean over clients")
+    columns: list[tuple[str, str, Callable[[Any], str], bool | None]] = [
+        (f"received{unit}", "received", lambda v: score(v, judged_by), True),
+        (f"adapted{unit}", "adapted", lambda v: score(v, judged_by), True),
+        (f"worst client{unit}", "worst", lambda v: score(v, judged_by), True),
+        ("gain over alone", "gain", lambda v: _signed(v, judged_by), True),
+        ("better off", "better", lambda v: v or "–", None),
+        ("groups", "groups", str, None),
+        ("agreement", "agreement", lambda v: "–" if v is None else f"{v:.2f}", None),
+        ("bytes", "bytes", size, None),
+        ("seconds", "seconds", lambda v: f"{v:.1f}", None),
+        ("server sees", "sees", str, None),
+    ]
+    table.add_column("method", style="bold")
+    for title, *_ in columns:
+        table.add_column(title, justify="right")
+    best = {
+        key: max((r[key] for r in rows if r[key] is not None), default=None)
+        for _, key, _, higher in columns
+        if higher
+    }
+    for row in rows:
+        cells = [
+            _mark(show(row[key]), key in best and row[key] == best[key])
+            for _, key, show, _ in columns
+        ]
+        table.add_row(row["method"], *cells)
+    return table
+
+
+def _mark(text: str, best: bool) -> str:
+    return f"[bold green]{text}[/]" if best and text != "–" else text
+
+
+def _signed(value: float | None, judged_by: str) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:+.1f}" if judged_by == "accuracy" else f"{value:+.3f}"
+
+
+def listing(title: str, items: Mapping[str, Callable[..., Any]], skip: Sequence[str] = ()) -> Table:
+    """Named things with their parameters and what they are, from signatures and docstrings."""
+    table = Table(title=title)
+    table.add_column("name", style="bold")
+    table.add_column("parameters")
+    table.add_column("what it is")
+    for name, factory in items.items():
+        text = inspect.getdoc(factory) or ""
+        table.add_row(name, parameters(factory, skip), text.split("\n\n")[0].replace("\n", " "))
+    return table
+
+
+def parameters(factory: Callable[..., Any], skip: Sequence[str] = ()) -> str:
+    """The parameters of a factory with their defaults, on one line."""
+    shown = []
+    for p in inspect.signature(factory).parameters.values():
+        if p.name in skip or p.kind is p.VAR_KEYWORD:
+            continue
+        shown.append(p.name if p.default is p.empty else f"{p.name}={p.default!r}")
+    return ", ".join(shown)
+
+
+def label_picture(
+    counts: np.ndarray, classes: Sequence[str], groups: Sequence[int] | None, most: int = 40
+) -> Table:
+    """Who holds what: a row a client, a bar a class."""
+    table = Table(
+        title="Training samples of each client, by class", show_lines=False, pad_edge=False
+    )
+    table.add_column("client", justify="right")
+    if groups is not None:
+        table.add_column("true group", justify="right")
+    for name in classes:
+        table.add_column(name[:8], justify="center", no_wrap=True)
+    table.add_column("samples", justify="right")
+    top = max(1, int(counts.max()))
+    for i, row in enumerate(counts[:most]):
+        cells = [_BLOCKS[int(np.ceil(n / top * (len(_BLOCKS) - 1)))] * 2 for n in row]
+        group = [] if groups is None else [str(groups[i])]
+        table.add_row(str(i), *group, *cells, str(int(row.sum())))
+    if len(counts) > most:
+        table.caption = f"the first {most} of {len(counts)} clients"
+    return table

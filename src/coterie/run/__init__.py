@@ -1,0 +1,1 @@
+"""Running experiments: configuration, the round loop, checkpoints, results."""

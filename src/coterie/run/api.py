@@ -1,0 +1,119 @@
+"""The two ways to run from Python: a configuration, or one's own clients and model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from coterie.client.fit import Criterion, Schedule
+from coterie.data import Population, from_clients
+from coterie.engines.site import Metric
+from coterie.errors import ConfigError, unknown
+from coterie.method import Method
+from coterie.methods import make as make_method
+from coterie.models import make_model
+from coterie.run.config import Config, criterion_of, experiment_of, parse, read_toml
+from coterie.run.experiment import Experiment, Settings, Watch, execute, reinitialised
+from coterie.run.result import Result
+
+
+def run(
+    config: Config | Mapping[str, Any] | str | Path,
+    directory: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Run what a configuration describes: a TOML file, nested dicts, or a ``Config``.
+
+    >>> result = run({"data": {"clients": 4}, "run": {"rounds": 2, "engine": "loop"}})
+    >>> len(result.history), len(result.clients)
+    (2, 4)
+    """
+    if isinstance(config, str | Path):
+        config = read_toml(Path(config))
+    if not isinstance(config, Config):
+        config = parse(config)
+    return execute(experiment_of(config), Path(directory) if directory else None, watch=watch)
+
+
+def simulate(
+    clients: Sequence[Any] | Population,
+    model: str | nn.Module | Callable[[], nn.Module] = "mlp",
+    method: str | Method = "fedavg",
+    rounds: int = 20,
+    *,
+    model_parameters: Mapping[str, Any] | None = None,
+    loss: str | Criterion | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    start: Mapping[str, torch.Tensor] | None = None,
+    freeze: Sequence[str] = (),
+    bn: str = "shared",
+    test_fraction: float = 0.2,
+    val_fraction: float = 0.1,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    **settings: Any,
+) -> Result:
+    """Run on one's own data: a list of ``(x, y)`` per client, or a ``Population``.
+
+    ``model`` is a name of ``coterie.models``, a module, or a function that makes one; ``settings``
+    are those of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``,
+    ``seed``, ``engine``, ``workers``, ``evaluate_every``, …).
+
+    >>> import torch
+    >>> people = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
+    >>> result = simulate(people, model="logistic", method="fedavg", rounds=2, engine="loop")
+    >>> sorted(result.groups)
+    [0, 1, 2, 3]
+    """
+    of_schedule = {f.name for f in fields(Schedule)}
+    of_run = {f.name for f in fields(Settings)} - {"rounds"}
+    for name in settings:
+        if name not in of_schedule | of_run:
+            raise ConfigError(unknown("setting", name, of_schedule | of_run))
+    chosen = Settings(rounds=rounds, **{k: v for k, v in settings.items() if k in of_run})
+    population = (
+        clients
+        if isinstance(clients, Population)
+        else from_clients(
+            list(clients),
+            test_fraction=test_fraction,
+            val_fraction=val_fraction,
+            seed=chosen.seed,
+        )
+    )
+    experiment = Experiment(
+        population=population,
+        model=_factory(model, population, dict(model_parameters or {})),
+        method=make_method(method) if isinstance(method, str) else method,
+        criterion=loss if callable(loss) else criterion_of(loss, population),
+        schedule=Schedule(**{k: v for k, v in settings.items() if k in of_schedule}),
+        settings=chosen,
+        # A module comes with weights, and these are what its owner wants to start from.
+        start=model.state_dict() if start is None and isinstance(model, nn.Module) else start,
+        freeze=tuple(freeze),
+        bn=bn,
+        metrics=dict(metrics or {}),
+        config={
+            "python": {"made_by": "coterie.simulate", "method": getattr(method, "name", method)}
+        },
+    )
+    return execute(experiment, Path(directory) if directory else None, resume, watch)
+
+
+def _factory(
+    model: str | nn.Module | Callable[[], nn.Module], population: Population, parameters: Any
+) -> Callable[[], nn.Module]:
+    if isinstance(model, nn.Module):
+        module = model
+        return lambda: reinitialised(module)
+    if callable(model):
+        return model
+    if population.vocabulary is not None:
+        parameters.setdefault("vocabulary", len(population.vocabulary))
+    return lambda: make_model(model, population.shape, population.targets, **parameters)

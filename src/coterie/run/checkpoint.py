@@ -1,0 +1,99 @@
+"""Checkpoints: the server's state between two rounds, written so that a crash cannot harm them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import RunDirError
+from coterie.method import State
+from coterie.tree import Tree, read_tree, write_atomic, write_tree
+from coterie.weights import Layout
+
+_FORMAT = 1
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """After ``rounds`` rounds: the method's state, the door's, and what the history needs."""
+
+    rounds: int
+    state: State
+    door: Mapping[str, Tree]
+    best: Mapping[str, Tree]
+
+
+class Checkpoints:
+    """The checkpoints of one run, the last two of them.
+
+    Each is a safetensors file and a small JSON file that names its checksum and is written last:
+    it is the JSON file that makes a checkpoint exist.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self.folder = folder
+        self.fingerprint = fingerprint
+
+    def save(self, checkpoint: Checkpoint, layout: Layout) -> None:
+        """Write a checkpoint, then remove those that are no longer needed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"round-{checkpoint.rounds:06d}"
+        tree = {
+            "state": checkpoint.state.to_tree(),
+            "door": dict(checkpoint.door),
+            "best": dict(checkpoint.best),
+        }
+        digest = write_tree(self.folder / f"{name}.safetensors", tree, layout, durable=True)
+        note = {
+            "format": _FORMAT,
+            "rounds": checkpoint.rounds,
+            "sha256": digest,
+            "run": self.fingerprint,
+        }
+        write_atomic(self.folder / f"{name}.json", json.dumps(note).encode(), durable=True)
+        kept = {p.stem for p in self._notes()[-_KEPT:]}
+        for path in self.folder.glob("*round-*"):
+            if path.stem not in kept:
+                path.unlink(missing_ok=True)
+
+    def _notes(self) -> list[Path]:
+        return sorted(self.folder.glob("round-*.json"))
+
+    def load(self, layout: Layout) -> list[Checkpoint]:
+        """The good checkpoints, oldest first; a RunDirError when there is none."""
+        good, bad = [], []
+        for note in self._notes():
+            try:
+                good.append(self._read(note, layout))
+            except RunDirError as error:
+                bad.append(str(error))
+        if not good:
+            why = " ".join(bad) or f"there is no checkpoint in {self.folder}."
+            raise RunDirError(f"cannot resume: {why} Start the run again in a new folder")
+        return good
+
+    def _read(self, path: Path, layout: Layout) -> Checkpoint:
+        data = path.with_suffix(".safetensors")
+        try:
+            note: dict[str, Any] = json.loads(path.read_text())
+            digest = hashlib.sha256(data.read_bytes()).hexdigest()
+            if note["format"] != _FORMAT:
+                raise RunDirError(f"{path} is of another version of Coterie.")
+            if note["run"] != self.fingerprint:
+                raise RunDirError(
+                    f"{path} belongs to another experiment: data, model, method, training or seed "
+                    "differ from config.toml."
+                )
+            if note["sha256"] != digest:
+                raise RunDirError(f"{data} is damaged (its checksum is wrong).")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunDirError(f"{path} cannot be read ({error}).") from error
+        tree = read_tree(data, layout)
+        return Checkpoint(
+            note["rounds"], State.from_tree(tree["state"]), tree["door"], tree["best"]
+        )

@@ -1,0 +1,96 @@
+"""Several methods on the same clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import ConfigError
+from coterie.run.config import Config, experiment_of, population_of
+from coterie.run.evaluation import headline
+from coterie.run.experiment import Watch, execute
+from coterie.run.result import Result
+from coterie.run.rundir import RunDir
+
+Show = Callable[[str, int, str], AbstractContextManager[Watch]]
+
+
+def method_list(text: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Titles, names and parameters from ``local,ifca:k=4``.
+
+    >>> method_list("local,ifca:k=4")
+    [('local', 'local', {}), ('ifca k=4', 'ifca', {'k': 4})]
+    """
+    import tomllib
+
+    found = []
+    for item in text.split(","):
+        name, *settings = item.strip().split(":")
+        parameters = {}
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            if not equals:
+                raise ConfigError(f"--methods {item}: write name:parameter=value, as in ifca:k=4")
+            try:
+                parameters[key] = tomllib.loads(f"v = {value}")["v"]
+            except tomllib.TOMLDecodeError:
+                parameters[key] = value
+        found.append((" ".join([name, *settings]), name, parameters))
+    return found
+
+
+def compare(
+    titles: Sequence[str], configs: Sequence[Config], directory: Path, show: Show
+) -> tuple[list[dict[str, Any]], str]:
+    """Run each configuration on one population; a row each for the table."""
+    population = population_of(configs[0])
+    experiments = [experiment_of(config, population) for config in configs]  # check them all first
+    RunDir.create(directory)
+    judged_by = headline(population.classes is None)
+    results: list[Result] = []
+    for title, experiment in zip(titles, experiments, strict=True):
+        place = directory / title.replace(" ", "-")
+        with show(title, experiment.settings.rounds, judged_by) as watch:
+            results.append(execute(experiment, place, watch=watch))
+    alone = next((r for t, r in zip(titles, results, strict=True) if t == "local"), None)
+    rows = [_row(t, r, alone, judged_by) for t, r in zip(titles, results, strict=True)]
+    return rows, judged_by
+
+
+def _row(title: str, result: Result, alone: Result | None, judged_by: str) -> dict[str, Any]:
+    summary = result.summary
+    gains = [] if alone is None or alone is result else _gains(result, alone, judged_by)
+    return {
+        "method": title,
+        "received": summary["received"].get(judged_by),
+        "adapted": summary["adapted"].get(judged_by),
+        "worst": summary["received"].get("worst"),
+        "gain": sum(gains) / len(gains) if gains else None,
+        "better": f"{sum(g > 0 for g in gains)}/{len(gains)}" if gains else None,
+        "groups": summary["groups"],
+        "agreement": agreement(result),
+        "bytes": summary["bytes"]["down"] + summary["bytes"]["up"],
+        "seconds": summary["seconds"],
+        "sees": summary["sees"],
+    }
+
+
+def _gains(result: Result, alone: Result, judged_by: str) -> list[float]:
+    key = f"received_{judged_by}"
+    pairs = zip(result.clients, alone.clients, strict=True)
+    return [a[key] - b[key] for a, b in pairs if a[key] != "" and b[key] != ""]
+
+
+def agreement(result: Result) -> float | None:
+    """The adjusted Rand index between the groups found and the true ones, if there are any."""
+    truth = result.plan.population.groups
+    known = sorted(result.groups)
+    if truth is None or not known or len(set(result.groups.values())) < 2:
+        return None
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(
+        adjusted_rand_score([truth[c] for c in known], [str(result.groups[c]) for c in known])
+    )

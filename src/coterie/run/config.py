@@ -1,0 +1,346 @@
+"""Configuration: a TOML file, flags and ``--set section.key=value`` all become this one value."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from coterie import data as coterie_data
+from coterie.client.fit import Criterion, Schedule, optimiser_class
+from coterie.data import Population
+from coterie.errors import ConfigError, DataError, unknown
+from coterie.methods import make as make_method
+from coterie.models import make_model
+from coterie.run.experiment import ENGINES, Experiment, Settings, cohort_size
+
+LOSSES: dict[str, Criterion] = {
+    "cross-entropy": torch.nn.functional.cross_entropy,
+    "mse": lambda out, y: torch.nn.functional.mse_loss(out.reshape(y.shape), y),
+    "l1": lambda out, y: torch.nn.functional.l1_loss(out.reshape(y.shape), y),
+    "huber": lambda out, y: torch.nn.functional.huber_loss(out.reshape(y.shape), y),
+}
+
+
+class Section(BaseModel):
+    """A table of the configuration whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Named(BaseModel):
+    """A table with a name; the other keys are parameters of what it names."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Everything but the known keys."""
+        return dict(self.model_extra or {})
+
+
+class DataSection(Section):
+    """Which data, and how each client divides its own."""
+
+    set: str = "digits"
+    folder: str | None = None
+    clients: int = Field(20, ge=1)
+    samples: int | None = Field(None, ge=1)
+    test_fraction: float = Field(0.2, ge=0, lt=1)
+    val_fraction: float = Field(0.1, ge=0, lt=1)
+    public: int | None = Field(None, ge=1)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class ModelSection(Named):
+    """Which model, from which weights, with which layers frozen."""
+
+    name: str = "mlp"
+    start: str | None = None
+    freeze: list[str] = Field(default_factory=list)
+    bn: str = "shared"
+
+
+class MethodSection(Named):
+    """Which method; its parameters are the other keys."""
+
+    name: str = "fedavg"
+
+
+class PartitionSection(Named):
+    """How the data is divided among clients."""
+
+    name: str = "iid"
+
+
+class ShiftSection(Named):
+    """How groups of clients differ; "none" for no shift."""
+
+    name: str = "none"
+
+
+class TrainSection(Section):
+    """How a client trains in a round."""
+
+    epochs: int = Field(1, ge=0)
+    batch_size: int = Field(32, ge=1)
+    lr: float = Field(0.05, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    lr_decay: float = Field(1.0, gt=0, le=1)
+    clip: float | None = Field(None, gt=0)
+    steps: int | None = Field(None, ge=1)
+    optimizer: str = "sgd"
+    options: dict[str, Any] = Field(default_factory=dict)
+    loss: str | None = None
+
+
+class RunSection(Section):
+    """How long, with whom, and on what."""
+
+    rounds: int = Field(20, ge=1)
+    cohort: int | float = Field(1.0, gt=0)
+    seed: int = 0
+    engine: str = "pool"
+    workers: int | None = Field(None, ge=1)
+    device: str = "cpu"
+    checkpoint_every: int = Field(1, ge=1)
+
+
+class EvaluationSection(Section):
+    """What is measured, and how often."""
+
+    every: int = Field(1, ge=0)
+    adapt_epochs: int | None = Field(None, ge=0)
+    adapt_every: int = Field(0, ge=0)
+    alone: bool = False
+
+
+class Config(Section):
+    """A whole experiment, as written in a TOML file."""
+
+    data: DataSection = DataSection()
+    partition: PartitionSection = PartitionSection()
+    shift: ShiftSection = ShiftSection()
+    model: ModelSection = ModelSection()
+    method: MethodSection = MethodSection()
+    train: TrainSection = TrainSection()
+    run: RunSection = RunSection()
+    evaluation: EvaluationSection = EvaluationSection()
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """A configuration from nested tables; what is wrong is said in one sentence.
+
+    >>> parse({"run": {"rounds": 5}}).run.rounds
+    5
+    >>> parse({"run": {"round": 5}})
+    Traceback (most recent call last):
+    coterie.errors.ConfigError: unknown key 'run.round'; did you mean 'run.rounds'? ...
+    """
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error)) from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = [str(p) for p in first["loc"] if p not in ("int", "float")]
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        known = [k for k in _keys() if k.count(".") == key.count(".")]
+        same_table = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]]
+        return unknown("key", key, same_table or known)
+    return f"{key} = {first['input']!r}: {first['msg'].lower()}"
+
+
+def _keys() -> list[str]:
+    keys = []
+    for table, info in Config.model_fields.items():
+        keys.append(table)
+        section = info.annotation
+        assert section is not None
+        keys += [f"{table}.{k}" for k in section.model_fields]
+    return keys
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+
+
+def assign(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key. Another name in a named table drops the old one's parameters.
+
+    >>> tree = {"method": {"name": "fedprox", "mu": 0.1}}
+    >>> assign(tree, "method.name", "ifca"); assign(tree, "method.k", 3); tree
+    {'method': {'name': 'ifca', 'k': 3}}
+    """
+    *tables, leaf = key.split(".")
+    if not tables:
+        raise ConfigError(f"'{key}' is not a key: write section.key=value, as in train.lr=0.01")
+    place = tree
+    for table in tables:
+        place = place.setdefault(table, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"'{key}' is not a key: '{table}' is not a table")
+    if leaf == "name" and place.get("name") not in (None, value):
+        known = {"start", "freeze", "bn"} if tables == ["model"] else set()
+        for old in [k for k in place if k not in known]:
+            del place[old]
+    place[leaf] = value
+
+
+def assign_text(tree: dict[str, Any], text: str) -> None:
+    """Set ``section.key=value``, the value written as in TOML (or a bare word)."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text}: write section.key=value, as in train.lr=0.01")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    assign(tree, key.strip(), parsed)
+
+
+def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
+    """Nested tables as TOML text; keys without a value are left out.
+
+    >>> print(to_toml({"run": {"rounds": 5, "workers": None, "engine": "loop"}}), end="")
+    [run]
+    rounds = 5
+    engine = "loop"
+    """
+    lines, tables = [], []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            name = f"{prefix}{key}"
+            body = to_toml(value, f"{name}.")
+            if body:
+                tables.append(f"[{name}]\n{body}" if not body.startswith("[") else body)
+        elif value is not None:
+            lines.append(f"{key} = {_toml_value(value)}\n")
+    return "".join(lines) + "\n".join(tables)
+
+
+def _toml_value(value: Any) -> str:
+    import json
+
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(_toml_value(v) for v in value)}]"
+    return repr(value) if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
+
+
+def population_of(config: Config) -> Population:
+    """The clients and their data."""
+    section = config.data
+    folder = Path(section.folder) if section.folder else None
+    options = dict(section.options)
+    building = {
+        k: options.pop(k) for k in ("max_vocabulary", "length", "standardize") if k in options
+    }
+    raw = coterie_data.load(section.set, folder, **options)
+    shift = None if config.shift.name == "none" else config.shift.name
+    return coterie_data.build_population(
+        raw,
+        clients=section.clients,
+        partition=config.partition.name,
+        partition_params=config.partition.parameters,
+        shift=shift,
+        shift_params=config.shift.parameters,
+        test_fraction=section.test_fraction,
+        val_fraction=section.val_fraction,
+        public=section.public,
+        samples=section.samples,
+        seed=config.run.seed,
+        **building,
+    )
+
+
+def criterion_of(name: str | None, population: Population) -> Criterion:
+    """The loss: by name, or what suits the data."""
+    chosen = name or ("mse" if population.classes is None else "cross-entropy")
+    if chosen not in LOSSES:
+        raise ConfigError(unknown("loss", chosen, LOSSES))
+    if (chosen == "cross-entropy") == (population.classes is None):
+        kind = "numbers" if population.classes is None else "classes"
+        raise ConfigError(f"train.loss = '{chosen}' does not fit targets that are {kind}")
+    return LOSSES[chosen]
+
+
+def read_start(path: str) -> dict[str, torch.Tensor]:
+    """Given weights, from a safetensors file."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise ConfigError(f"model.start: there is no file {path}") from None
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"model.start: {path} is not a safetensors file ({error})") from None
+
+
+def experiment_of(config: Config, population: Population | None = None) -> Experiment:
+    """The experiment that a configuration describes; names are checked before data is read."""
+    method = make_method(config.method.name, config.method.parameters)
+    if config.run.engine not in ENGINES:
+        raise ConfigError(unknown("engine", config.run.engine, ENGINES))
+    optimiser_class(config.train.optimizer)
+    check_device(config.run.device)
+    start = read_start(config.model.start) if config.model.start else None
+    if population is None:
+        population = population_of(config)
+    cohort_size(config.run.cohort, len(population.clients))
+    parameters = config.model.parameters
+    if config.model.name == "text" and population.vocabulary is not None:
+        parameters.setdefault("vocabulary", len(population.vocabulary))
+    shape, targets = population.shape, population.targets
+
+    def model() -> torch.nn.Module:
+        return make_model(config.model.name, shape, targets, **parameters)
+
+    known = {f.name for f in fields(Schedule)}
+    return Experiment(
+        population=population,
+        model=model,
+        method=method,
+        criterion=criterion_of(config.train.loss, population),
+        schedule=Schedule(**{k: v for k, v in config.train if k in known}),
+        settings=Settings(
+            **dict(config.run),
+            evaluate_every=config.evaluation.every,
+            adapt_every=config.evaluation.adapt_every,
+            adapt_epochs=config.evaluation.adapt_epochs,
+            alone=config.evaluation.alone,
+        ),
+        start=start,
+        freeze=tuple(config.model.freeze),
+        bn=config.model.bn,
+        config=config.model_dump(),
+    )
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this machine does not have."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"run.device = '{name}' is not available here: {reason}") from None

@@ -1,0 +1,383 @@
+"""The round loop: an experiment is run, evaluated, recorded, checkpointed and resumed here."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from coterie.client.fit import Criterion, Schedule
+from coterie.data.population import Population
+from coterie.door.door import Door
+from coterie.door.ledger import Bytes, Ledger
+from coterie.door.wire import Wire
+from coterie.engines.base import Engine
+from coterie.engines.loop import Loop
+from coterie.engines.pool import Pool
+from coterie.engines.site import Metric, Plan
+from coterie.engines.store import Store
+from coterie.errors import ConfigError, TrainingError, unknown
+from coterie.federation import ClientId
+from coterie.method import Method, Round, Setup, State
+from coterie.run.checkpoint import Checkpoint, Checkpoints
+from coterie.run.evaluation import Scores, headline, summarise
+from coterie.run.result import Result, client_rows
+from coterie.run.rundir import RunDir
+from coterie.seeds import numpy_generator, seed_for
+from coterie.weights import Layout, Weights
+
+ENGINES: dict[str, Callable[[Plan, int | None], Engine]] = {
+    "loop": lambda plan, workers: Loop(plan),
+    "pool": Pool,
+}
+Watch = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long, with whom, on what, and what is measured.
+
+    ``cohort`` is a number of clients, or a fraction of them when it is at most 1 and not an int.
+    Scores of the model received are taken every ``evaluate_every`` rounds, those of the adapted
+    model every ``adapt_every`` (0: at the end only) after ``adapt_epochs`` of training (None: as
+    many as a round's). ``alone`` also trains every client alone, for its gain.
+    """
+
+    rounds: int = 20
+    cohort: int | float = 1.0
+    seed: int = 0
+    engine: str = "pool"
+    workers: int | None = None
+    device: str = "cpu"
+    evaluate_every: int = 1
+    adapt_every: int = 0
+    adapt_epochs: int | None = None
+    alone: bool = False
+    checkpoint_every: int = 1
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a result: clients, model, method, schedule and seed."""
+
+    population: Population
+    model: Callable[[], nn.Module]
+    method: Method
+    criterion: Criterion
+    schedule: Schedule = field(default_factory=Schedule)
+    settings: Settings = field(default_factory=Settings)
+    start: Mapping[str, torch.Tensor] | None = None
+    freeze: tuple[str, ...] = ()
+    bn: str = "shared"
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def fresh(self, number: int) -> nn.Module:
+        """A newly initialised module; number 0 is the one that everybody starts from."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_for(self.settings.seed, "init", stream=str(number)))
+            return self.model()
+
+    def plan(self, folder: Path) -> Plan:
+        """What the clients' side needs to know."""
+        module = self.fresh(0)
+        freeze(module, self.freeze)
+        layout = Layout.of(module, self.bn)
+        start = Weights.from_tensors(layout, self.start or module.state_dict())
+        return Plan(
+            self.population,
+            module,
+            start,
+            self.method,
+            self.criterion,
+            self.schedule,
+            self.settings.seed,
+            folder,
+            self.bn,
+            self.settings.device,
+            self.metrics,
+        )
+
+    def setup(self, start: Weights) -> Setup:
+        """What the method starts from."""
+
+        def fresh(number: int) -> Weights:
+            drawn = Weights.from_tensors(start.layout, self.fresh(number).state_dict())
+            frozen = [e.name for e in start.layout.entries if e.kind == "frozen"]
+            return start.only(frozen).onto(drawn) if frozen else drawn
+
+        groups = self.population.groups
+        ids = range(len(self.population.clients))
+        known = None if groups is None else dict(zip(ids, groups, strict=True))
+        return Setup(start, list(ids), self.settings.seed, fresh, known)
+
+    def fingerprint(self, start: Weights) -> str:
+        """A name for all that decides the result, whatever the engine and number of rounds."""
+        digest = hashlib.sha256(start.vector.numpy().tobytes())
+        for client in self.population.clients:
+            for split in (client.train, client.val, client.test):
+                digest.update(split.y.contiguous().numpy().tobytes())
+        source = self.method.source
+        parts = [
+            self.method.name,
+            source and source.parameters,
+            asdict(self.schedule),
+            self.settings.seed,
+            self.settings.cohort,
+            self.bn,
+            start.layout.names,
+        ]
+        digest.update(json.dumps(parts, default=str).encode())
+        return digest.hexdigest()
+
+
+def freeze(module: nn.Module, layers: tuple[str, ...]) -> None:
+    """Stop training these layers; they are then not sent either."""
+    if layers:
+        names = set(Layout.of(module).only(layers).names)
+        for name, parameter in module.named_parameters():
+            if name in names:
+                parameter.requires_grad_(False)
+
+
+def reinitialised(module: nn.Module) -> nn.Module:
+    """A copy of a module with newly drawn weights, where its parts know how to draw them."""
+    fresh = copy.deepcopy(module)
+    for part in fresh.modules():
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            reset()
+    return fresh
+
+
+def cohort_size(asked: int | float, clients: int) -> int:
+    """How many clients take part in a round.
+
+    >>> cohort_size(0.1, 100), cohort_size(10, 100), cohort_size(1.0, 20)
+    (10, 10, 20)
+    """
+    count = round(asked * clients) if isinstance(asked, float) and asked <= 1 else int(asked)
+    if not 1 <= count <= clients:
+        raise ConfigError(
+            f"run.cohort = {asked} makes {count} of {clients} clients; give a number from 1 to "
+            f"{clients} or a fraction up to 1.0"
+        )
+    return count
+
+
+def cohort(settings: Settings, round: int, clients: int) -> list[ClientId]:
+    """Who takes part in a round, drawn from a seed of its own."""
+    generator = numpy_generator(seed_for(settings.seed, "cohort", round))
+    count = cohort_size(settings.cohort, clients)
+    return sorted(int(c) for c in generator.choice(clients, count, replace=False))
+
+
+def execute(
+    experiment: Experiment,
+    directory: Path | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> Result:
+    """Run an experiment, or continue it where its directory's last checkpoint left it."""
+    if experiment.settings.engine not in ENGINES:
+        raise ConfigError(unknown("engine", experiment.settings.engine, ENGINES))
+    with ExitStack() as stack:
+        scratch = None
+        if directory is None:
+            scratch = tempfile.TemporaryDirectory(prefix="coterie-")
+            folder = Path(scratch.name)
+            run = None
+        else:
+            run = RunDir.open(directory) if resume else RunDir.create(directory)
+            run.lock()
+            stack.callback(run.unlock)
+            folder = run.clients
+        if run is not None and not resume:
+            from coterie.run.config import to_toml
+
+            run.config.write_text(to_toml(experiment.config))
+        plan = experiment.plan(folder)
+        live = _Live(experiment, plan, run, watch)
+        live.begin(resume)
+        engine = ENGINES[experiment.settings.engine](plan, experiment.settings.workers)
+        stack.callback(engine.close)
+        live.run(engine)
+        return Result(
+            history=live.history,
+            clients=live.rows,
+            summary=live.summary,
+            state=live.state,
+            plan=plan,
+            versions=dict(live.door.versions),
+            rounds=experiment.settings.rounds,
+            directory=directory,
+            scratch=scratch,
+        )
+
+
+class _Live:
+    """A run while it is going on."""
+
+    def __init__(
+        self, experiment: Experiment, plan: Plan, run: RunDir | None, watch: Watch | None
+    ) -> None:
+        self.experiment, self.settings = experiment, experiment.settings
+        self.plan, self.run_dir, self.watch = plan, run, watch
+        self.layout = plan.start.layout
+        self.ids = list(range(len(plan.population.clients)))
+        cohort_size(self.settings.cohort, len(self.ids))
+        self.judged_by = headline(plan.population.classes is None)
+        self.store = Store(plan.folder, self.layout)
+        self.checkpoints = (
+            None
+            if run is None
+            else Checkpoints(run.checkpoints, experiment.fingerprint(plan.start))
+        )
+        self.state = State()
+        self.done = -1  # rounds finished; −1 before the method has been set up
+        self.ledger, self.versions = Ledger(), dict[ClientId, str]()
+        self.retained: list[dict[ClientId, str]] = []
+        self.best: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+
+    def begin(self, resume: bool) -> None:
+        """Take up the newest good checkpoint, if this is a continuation."""
+        if not resume or self.checkpoints is None or self.run_dir is None:
+            return
+        good = self.checkpoints.load(self.layout)
+        last = good[-1]
+        self.state, self.done, self.best = last.state, last.rounds, dict(last.best)
+        self.ledger = Ledger.from_tree(last.door["ledger"])
+        self.versions = dict(last.door["versions"])
+        self.retained = [dict(c.door["versions"]) for c in good]
+        self.history = self.run_dir.rewind(self.done)
+
+    def run(self, engine: Engine) -> None:
+        """All rounds that are left, then the closing evaluation."""
+        self.door = Door(engine, Wire(self.layout), self.ledger, self.versions, self.retained)
+        method = self.experiment.method
+        if self.done < 0:
+            self.door.begin(0, stage="init")
+            self.state = method.init(self.door, self.experiment.setup(self.plan.start))
+            self.done = 0
+            self._save(0)
+        for number in range(self.done, self.settings.rounds):
+            self._round(number)
+        self._finish()
+
+    def _round(self, number: int) -> None:
+        began, before, lost = time.perf_counter(), self.ledger.total, self.ledger.lost
+        people = cohort(self.settings, number, len(self.ids))
+        self.door.begin(number)
+        self.state = self.experiment.method.round(self.door, self.state, Round(number, people))
+        trained = time.perf_counter()
+        total = self.ledger.total
+        event: dict[str, Any] = {
+            "round": number + 1,
+            "cohort": people,
+            "groups": [self.state.groups.get(c) for c in self.ids],
+            "bytes": asdict(Bytes(total.down - before.down, total.up - before.up)),
+            "total_bytes": asdict(total),
+            "lost": self.ledger.lost - lost,
+        }
+        event |= self._evaluate(number)
+        event["seconds"] = {
+            "train": round(trained - began, 4),
+            "score": round(time.perf_counter() - trained, 4),
+        }
+        self.history.append(event)
+        if self.run_dir is not None:
+            self.run_dir.append(event)
+        if (number + 1) % self.settings.checkpoint_every == 0 or self._last(number):
+            self._save(number + 1)
+        if self.watch is not None:
+            self.watch(event)
+
+    def _last(self, number: int) -> bool:
+        return number + 1 == self.settings.rounds
+
+    def _evaluate(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        every, adapt = self.settings.evaluate_every, self.settings.adapt_every
+        if self._last(number) or (every and (number + 1) % every == 0):
+            found["received"] = summarise(self._scores(), self.judged_by)
+            value = found["received"].get("val")
+            if value is not None and value > self.best.get("val", -float("inf")):
+                self.best = {"val": value, "round": number + 1, "received": found["received"]}
+        if adapt and (number + 1) % adapt == 0:
+            found["adapted"] = summarise(self._scores(self._adapt_epochs), self.judged_by)
+        return found
+
+    @property
+    def _adapt_epochs(self) -> int:
+        asked = self.settings.adapt_epochs
+        return self.experiment.schedule.epochs if asked is None else asked
+
+    def _scores(self, adapt_epochs: int = 0) -> Scores:
+        sends = {c: self.experiment.method.sends(self.state, c) for c in self.ids}
+        return self.door.score(sends, {"adapt_epochs": adapt_epochs} if adapt_epochs else {})
+
+    def _alone(self) -> Scores:
+        """Every client trains alone for as many epochs as it had on average, and is scored."""
+        share = cohort_size(self.settings.cohort, len(self.ids)) / len(self.ids)
+        turns = max(1, round(self.settings.rounds * share))
+        config = {"alone": True, "adapt_epochs": turns * self.experiment.schedule.epochs}
+        return self.door.score({c: {} for c in self.ids}, config)
+
+    def _finish(self) -> None:
+        self.door.begin(self.settings.rounds - 1, stage="final")
+        received = self._scores()
+        adapted = self._scores(self._adapt_epochs) if self._adapt_epochs else received
+        alone = self._alone() if self.settings.alone else {}
+        if not received:
+            raise TrainingError("no client could be scored: none of them answered")
+        self.rows = client_rows(
+            self.plan.population, self.state, self.ledger, self.judged_by, received, adapted, alone
+        )
+        total = self.ledger.total
+        self.summary = {
+            "method": self.experiment.method.name,
+            "rounds": self.settings.rounds,
+            "judged_by": self.judged_by,
+            "received": summarise(received, self.judged_by),
+            "adapted": summarise(adapted, self.judged_by),
+            "best_on_validation": self.best,
+            "bytes": {**asdict(total), "apart": asdict(self.ledger.apart)},
+            "groups": len(set(self.state.groups.values())),
+            "sees": self.experiment.method.sees,
+            "seconds": round(sum(sum(e["seconds"].values()) for e in self.history), 3),
+            "train_seconds": round(sum(e["seconds"]["train"] for e in self.history), 3),
+            "lost": self.ledger.lost,
+        }
+        if alone:
+            self.summary["alone"] = summarise(alone, self.judged_by)
+        if self.run_dir is not None:
+            self.run_dir.write_table(self.rows)
+            self.run_dir.write_result(self.summary)
+
+    def _save(self, rounds: int) -> None:
+        if self.checkpoints is None:
+            return
+        last = self.retained[-1] if self.retained else {}
+        self.store.flush({c: v for c, v in self.door.versions.items() if last.get(c) != v})
+        door = {"ledger": self.ledger.to_tree(), "versions": dict(self.door.versions)}
+        self.checkpoints.save(Checkpoint(rounds, self.state, door, self.best), self.layout)
+        self.door.retain()
+        self.retained = self.door.retained
+
+
+def with_settings(experiment: Experiment, **changes: Any) -> Experiment:
+    """The same experiment with other settings."""
+    return replace(experiment, settings=replace(experiment.settings, **changes))

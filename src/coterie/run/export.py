@@ -1,0 +1,87 @@
+"""A finished run's models: export and prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from coterie.errors import ConfigError, RunDirError
+from coterie.run.checkpoint import Checkpoints
+from coterie.run.config import experiment_of, parse, read_toml
+from coterie.run.result import Result
+from coterie.run.rundir import RunDir
+from coterie.tree import write_atomic
+
+
+def reopen(directory: Path) -> Result:
+    """A run as its last checkpoint holds it, finished or not."""
+    run = RunDir.open(directory)
+    tree = read_toml(run.config)
+    if "python" in tree:
+        raise ConfigError(
+            f"{directory} was made by coterie.simulate: use the result's model() in Python"
+        )
+    experiment = experiment_of(parse(tree))
+    plan = experiment.plan(run.clients)
+    layout = plan.start.layout
+    last = Checkpoints(run.checkpoints, experiment.fingerprint(plan.start)).load(layout)[-1]
+    summary: dict[str, Any] = json.loads(run.result.read_text()) if run.result.exists() else {}
+    return Result(
+        history=run.read_events(),
+        clients=[],
+        summary=summary,
+        state=last.state,
+        plan=plan,
+        versions=last.door["versions"],
+        rounds=last.rounds,
+        directory=directory,
+    )
+
+
+def export_model(result: Result, client: int, target: Path) -> None:
+    """One client's model as a safetensors file, with what it is in its metadata."""
+    tensors = {k: v.clone() for k, v in result.weights(client).tensors().items()}
+    population = result.plan.population
+    about = {
+        "method": result.plan.method.name,
+        "client": str(client),
+        "rounds": str(result.rounds),
+        "classes": json.dumps(population.classes),
+        "shape": json.dumps(population.shape),
+    }
+    write_atomic(target, save(tensors, metadata=about), durable=False)
+
+
+def predictions(result: Result, client: int, path: Path) -> list[dict[str, Any]]:
+    """A row a sample: the predicted class and its probability, or the predicted numbers."""
+    x = read_samples(path, result)
+    out = result.predict(client, x)
+    classes = result.plan.population.classes
+    if classes is None:
+        columns = out.reshape(len(out), -1).tolist()
+        return [
+            {
+                "sample": i,
+                **{f"prediction{j}" if len(r) > 1 else "prediction": v for j, v in enumerate(r)},
+            }
+            for i, r in enumerate(columns)
+        ]
+    shares, guesses = out.softmax(-1).max(-1)
+    pairs = zip(guesses.tolist(), shares.tolist(), strict=True)
+    return [
+        {"sample": i, "class": classes[g], "probability": round(p, 6)}
+        for i, (g, p) in enumerate(pairs)
+    ]
+
+
+def read_samples(path: Path, result: Result) -> Tensor:
+    """Unlabelled samples of the run's own kind."""
+    from coterie.data import samples_like
+
+    if not path.exists():
+        raise RunDirError(f"there is no file {path}")
+    return samples_like(path, result.plan.population)

@@ -1,0 +1,115 @@
+"""What a run leaves in the hands of whoever started it."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from coterie.client.fit import FlatModel, outputs
+from coterie.data.population import Population
+from coterie.door.door import Door
+from coterie.door.ledger import Bytes, Ledger
+from coterie.door.wire import Wire
+from coterie.engines.loop import Loop
+from coterie.engines.site import Plan
+from coterie.errors import ConfigError
+from coterie.federation import ClientId, Slot
+from coterie.method import State
+from coterie.run.evaluation import Scores
+from coterie.weights import Weights
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its history, its clients, and their models.
+
+    ``history`` has an entry a round, ``clients`` a row a client, ``summary`` the scores at the end.
+    """
+
+    history: Sequence[Mapping[str, Any]]
+    clients: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
+    state: State
+    plan: Plan
+    versions: Mapping[ClientId, str]
+    rounds: int
+    directory: Path | None = None
+    scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """The mean score of the model that clients received last (R² for a regression)."""
+        return float(self.summary["received"][self.summary["judged_by"]])
+
+    @property
+    def groups(self) -> dict[ClientId, Slot]:
+        """Who ended in which group."""
+        return dict(self.state.groups)
+
+    def weights(self, client: ClientId) -> Weights:
+        """The model that a client would use now."""
+        known = range(len(self.plan.population.clients))
+        if client not in known:
+            raise ConfigError(f"there is no client {client}; they are 0 to {len(known) - 1}")
+        # The method's own assemble, on the client's own state, on a plain engine.
+        door = Door(Loop(replace(self.plan, device="cpu")), Wire(self.plan.start.layout))
+        door.versions.update(self.versions)
+        door.begin(self.rounds - 1, stage="export")
+        return door.fetch(client, self.plan.method.sends(self.state, client))
+
+    def model(self, client: ClientId) -> nn.Module:
+        """The same as a module, ready for use."""
+        flat = FlatModel(copy.deepcopy(self.plan.module), bn=self.plan.bn)
+        flat.load(self.weights(client))
+        return flat.module.eval()
+
+    def predict(self, client: ClientId, x: Tensor) -> Tensor:
+        """What a client's model answers to ``x`` (raw, as the data set holds it)."""
+        flat = FlatModel(copy.deepcopy(self.plan.module), bn=self.plan.bn)
+        return outputs(flat, self.weights(client), x)
+
+
+def client_rows(
+    population: Population,
+    state: State,
+    ledger: Ledger,
+    judged_by: str,
+    received: Scores,
+    adapted: Scores,
+    alone: Scores,
+) -> list[dict[str, Any]]:
+    """The per-client table."""
+    rows = []
+    for id, client in enumerate(population.clients):
+        moved = ledger.method.get(id, Bytes())
+        row: dict[str, Any] = {
+            "client": id,
+            "name": client.name,
+            "group": state.groups.get(id, ""),
+            "true_group": "" if population.groups is None else population.groups[id],
+            "train": len(client.train),
+            "val": len(client.val),
+            "test": len(client.test),
+            "bytes_down": moved.down,
+            "bytes_up": moved.up,
+        }
+        for title, scores in (("received", received), ("adapted", adapted), ("alone", alone)):
+            if not scores:
+                continue
+            found = scores.get(id, {})
+            for key in sorted({k for s in scores.values() for k in s if k.startswith("test_")}):
+                row[f"{title}_{key.removeprefix('test_')}"] = found.get(key, "")
+        if alone:
+            row["gain"] = _gain(received.get(id, {}), alone.get(id, {}), f"test_{judged_by}")
+        rows.append(row)
+    return rows
+
+
+def _gain(ours: Mapping[str, float], alone: Mapping[str, float], key: str) -> float | str:
+    return ours[key] - alone[key] if key in ours and key in alone else ""

@@ -1,0 +1,126 @@
+"""A run directory: the resolved config, a line a round, checkpoints, client state, the table."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import RunDirError
+from coterie.tree import write_atomic
+
+
+class RunDir:
+    """The folder of one run.
+
+    ==================  ====================================================================
+    ``config.toml``     the configuration as resolved
+    ``events.jsonl``    a line a round: metrics, bytes, seconds, groups
+    ``clients.csv``     a row a client, written at the end
+    ``result.json``     the summary, written at the end
+    ``checkpoints/``    the last two checkpoints
+    ``clients/``        client state, by client and version
+    ==================  ====================================================================
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.events = path / "events.jsonl"
+        self.table = path / "clients.csv"
+        self.result = path / "result.json"
+        self.checkpoints = path / "checkpoints"
+        self.clients = path / "clients"
+        self._lock: int | None = None
+
+    @staticmethod
+    def create(path: Path) -> RunDir:
+        """A new run directory; refused if one is there already."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunDirError(
+                f"{path} already holds something. Continue a run with --resume {path}, or choose "
+                "another folder with --dir"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise RunDirError(
+                f"cannot write to {path}: {error.strerror}. Choose another folder with --dir"
+            ) from error
+        return RunDir(path)
+
+    @staticmethod
+    def open(path: Path) -> RunDir:
+        """An existing run directory."""
+        run = RunDir(path)
+        if not run.config.is_file():
+            raise RunDirError(f"{path} is not a run directory: it has no config.toml")
+        return run
+
+    def lock(self) -> None:
+        """Make sure that no other process is at work here."""
+        try:
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunDirError(
+                f"another process is running in {self.path}. Wait for it or stop it first"
+            ) from error
+        except OSError as error:
+            raise RunDirError(f"cannot lock {self.path}: {error.strerror}") from error
+
+    def unlock(self) -> None:
+        """Let others in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Add a line to the events."""
+        with self.events.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """The lines so far; a last line that a crash cut short is left out."""
+        events = []
+        if self.events.exists():
+            for line in self.events.read_text().splitlines():
+                try:
+                    events.append(json.loads(line))
+                except ValueError:
+                    break
+        return events
+
+    def rewind(self, rounds: int) -> list[dict[str, Any]]:
+        """Keep only the events up to this round: what came later will be done again."""
+        events = [e for e in self.read_events() if e["round"] <= rounds]
+        write_atomic(
+            self.events, "".join(json.dumps(e) + "\n" for e in events).encode(), durable=True
+        )
+        return events
+
+    def write_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The per-client table, as CSV."""
+        write_atomic(self.table, to_csv(rows).encode(), durable=False)
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """The summary at the end."""
+        write_atomic(self.result, json.dumps(result, indent=1).encode(), durable=False)
+
+
+def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows of equal keys as CSV text."""
+    text = io.StringIO()
+    rows = list(rows)
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,269 @@
+"""A model is one flat float32 vector with a layout: names, shapes, layers.
+
+Server mathematics is then linear algebra over rows, a layer is a slice, and a partial model is the
+same type with a smaller layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from coterie.errors import ConfigError, unknown
+
+Kind = Literal["parameter", "frozen", "buffer"]
+_ORDER: dict[Kind, int] = {"parameter": 0, "frozen": 1, "buffer": 2}
+BN_CHOICES = ("shared", "stats-local", "local")
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a model: its name, shape, the layer it belongs to, and its kind.
+
+    A ``local`` tensor stays with its client whatever the method (FedBN, SiloBN).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layer: str
+    kind: Kind = "parameter"
+    local: bool = False
+
+    @cached_property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes in order: trained parameters first, then frozen ones, then buffers.
+
+    Decay, proximal terms, clipping, control variates and distances touch the leading
+    ``trainable`` numbers only.
+
+    >>> layout = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
+    >>> layout.layers, layout.size, layout.only(["2"]).size
+    (('0', '2'), 13, 4)
+    """
+
+    entries: tuple[Entry, ...]
+
+    @staticmethod
+    def of(module: nn.Module, bn: str = "shared") -> Layout:
+        """The layout of a module.
+
+        A layer is a module that owns tensors; a normalisation belongs to the layer registered
+        before it, as a person would say it. Integer buffers (``num_batches_tracked``) stay out.
+        ``bn`` says what of batch normalisation travels: all (``shared``), all but the statistics
+        (``stats-local``, SiloBN) or nothing (``local``, FedBN).
+        """
+        if bn not in BN_CHOICES:
+            raise ConfigError(unknown("choice of bn", bn, BN_CHOICES))
+        return Layout(tuple(sorted(_entries(module, bn), key=lambda e: _ORDER[e.kind])))
+
+    @cached_property
+    def size(self) -> int:
+        """The length of the vector."""
+        return sum(e.size for e in self.entries)
+
+    @cached_property
+    def trainable(self) -> int:
+        """How many leading numbers are trained parameters."""
+        return sum(e.size for e in self.entries if e.kind == "parameter")
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that hold parameters, in the model's order."""
+        return tuple(dict.fromkeys(e.layer for e in self.entries if e.kind != "buffer"))
+
+    @cached_property
+    def spans(self) -> dict[str, slice]:
+        """Where each tensor lies in the vector."""
+        spans, at = {}, 0
+        for e in self.entries:
+            spans[e.name] = slice(at, at + e.size)
+            at += e.size
+        return spans
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The tensors' names, in order."""
+        return tuple(e.name for e in self.entries)
+
+    @cached_property
+    def shareable(self) -> tuple[str, ...]:
+        """The tensors that may travel: neither frozen nor local."""
+        return tuple(e.name for e in self.entries if e.kind != "frozen" and not e.local)
+
+    @cached_property
+    def _parts(self) -> dict[frozenset[str], Layout]:
+        return {}
+
+    def only(self, names: Collection[str]) -> Layout:
+        """The part made of these layers or tensors (either name will do)."""
+        wanted = frozenset(names)
+        if wanted not in self._parts:
+            known = {e.layer for e in self.entries} | set(self.names)
+            for name in wanted - known:
+                raise ConfigError(unknown("layer", name, self.layers))
+            kept = tuple(e for e in self.entries if e.layer in wanted or e.name in wanted)
+            self._parts[wanted] = self if kept == self.entries else Layout(kept)
+        return self._parts[wanted]
+
+    def runs(self, part: Layout) -> list[tuple[slice, slice]]:
+        """Contiguous stretches ``(here, in part)`` that hold the tensors of ``part``."""
+        key = part.names
+        if key not in self._runs:
+            self._runs[key] = _merge((self._span(e), part.spans[e.name]) for e in part.entries)
+        return self._runs[key]
+
+    @cached_property
+    def _runs(self) -> dict[tuple[str, ...], list[tuple[slice, slice]]]:
+        return {}
+
+    def _span(self, entry: Entry) -> slice:
+        span = self.spans.get(entry.name)
+        if span is None or span.stop - span.start != entry.size:
+            raise ConfigError(f"tensor '{entry.name}' is not part of this model")
+        return span
+
+
+def _entries(module: nn.Module, bn: str) -> Iterable[Entry]:
+    layer = ""
+    for path, owner in module.named_modules():
+        parameters = dict(owner.named_parameters(recurse=False))
+        buffers = dict(owner.named_buffers(recurse=False))
+        if not parameters and not buffers:
+            continue
+        if not (isinstance(owner, _NORMS) and layer):
+            layer = path or "model"
+        prefix = f"{path}." if path else ""
+        batch_norm = isinstance(owner, nn.modules.batchnorm._BatchNorm)
+        for name, p in parameters.items():
+            kind: Kind = "parameter" if p.requires_grad else "frozen"
+            yield Entry(prefix + name, tuple(p.shape), layer, kind, batch_norm and bn == "local")
+        for name, b in buffers.items():
+            if b.is_floating_point() and name not in owner._non_persistent_buffers_set:
+                yield Entry(
+                    prefix + name, tuple(b.shape), layer, "buffer", batch_norm and bn != "shared"
+                )
+
+
+def _merge(pairs: Iterable[tuple[slice, slice]]) -> list[tuple[slice, slice]]:
+    merged: list[tuple[slice, slice]] = []
+    for here, there in pairs:
+        if merged and merged[-1][0].stop == here.start and merged[-1][1].stop == there.start:
+            last_here, last_there = merged.pop()
+            here = slice(last_here.start, here.stop)
+            there = slice(last_there.start, there.stop)
+        merged.append((here, there))
+    return merged
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A model, or some layers of one. A value: no operation changes it.
+
+    >>> layout = Layout.of(nn.Linear(2, 1))
+    >>> w = Weights(layout, torch.tensor([1.0, 2.0, 3.0]))
+    >>> (w + w * 2).vector
+    tensor([3., 6., 9.])
+    >>> w.only(["bias"]).vector
+    tensor([3.])
+    """
+
+    layout: Layout
+    vector: Tensor
+
+    def __post_init__(self) -> None:
+        if self.vector.dim() != 1 or self.vector.numel() != self.layout.size:
+            raise ConfigError(
+                f"weights of {tuple(self.vector.shape)} do not fit a layout of {self.layout.size}"
+            )
+
+    def _with(self, vector: Tensor) -> Weights:
+        return Weights(self.layout, vector)
+
+    def _other(self, other: Weights) -> Tensor:
+        if self.layout is not other.layout and self.layout != other.layout:
+            raise ConfigError("weights of different layouts cannot be combined")
+        return other.vector
+
+    def __add__(self, other: Weights) -> Weights:
+        return self._with(self.vector + self._other(other))
+
+    def __sub__(self, other: Weights) -> Weights:
+        return self._with(self.vector - self._other(other))
+
+    def __mul__(self, factor: float) -> Weights:
+        return self._with(self.vector * factor)
+
+    __rmul__ = __mul__
+
+    @property
+    def parameters(self) -> Tensor:
+        """The trained parameters alone, a view."""
+        return self.vector[: self.layout.trainable]
+
+    def norm(self) -> float:
+        """The L2 norm of the trained parameters."""
+        return float(torch.linalg.vector_norm(self.parameters.double()))
+
+    def only(self, names: Collection[str]) -> Weights:
+        """These layers (or tensors) alone."""
+        return self.part(self.layout.only(names))
+
+    def part(self, layout: Layout) -> Weights:
+        """The tensors of a smaller layout."""
+        if layout is self.layout:
+            return self
+        if layout.names not in self._made:
+            pieces = [self.vector[here] for here, _ in self.layout.runs(layout)]
+            vector = pieces[0] if len(pieces) == 1 else torch.cat([self.vector[:0], *pieces])
+            self._made[layout.names] = Weights(layout, vector)
+        return self._made[layout.names]
+
+    @cached_property
+    def _made(self) -> dict[tuple[str, ...], Weights]:
+        """Parts already taken: one object each, so that it is sent once to many clients."""
+        return {}
+
+    def onto(self, base: Weights) -> Weights:
+        """A whole model: these layers laid over ``base``."""
+        if self.layout is base.layout:
+            return self
+        vector = base.vector.clone()
+        for here, there in base.layout.runs(self.layout):
+            vector[here] = self.vector[there]
+        return Weights(base.layout, vector)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Each tensor by name, in its shape: views of the vector."""
+        spans = self.layout.spans
+        return {e.name: self.vector[spans[e.name]].view(e.shape) for e in self.layout.entries}
+
+    @staticmethod
+    def of(module: nn.Module) -> Weights:
+        """A copy of a module's tensors."""
+        return Weights.from_tensors(Layout.of(module), module.state_dict())
+
+    @staticmethod
+    def from_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> Weights:
+        """Weights from named tensors, such as a file's; names and shapes must match."""
+        for e in layout.entries:
+            found = tuple(tensors[e.name].shape) if e.name in tensors else None
+            if found != e.shape:
+                what = "is missing" if found is None else f"has shape {found}, not {e.shape}"
+                raise ConfigError(f"tensor '{e.name}' {what}: these weights are of another model")
+        flat = [tensors[e.name].detach().reshape(-1).to(torch.float32) for e in layout.entries]
+        return Weights(layout, torch.cat(flat) if flat else torch.empty(0))
