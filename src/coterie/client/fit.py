@@ -217,7 +217,7 @@ def outputs(model: FlatModel, weights: Weights, x: Tensor) -> Tensor:
     """The model's outputs on ``x`` in evaluation mode, on the CPU."""
     model.load(weights)
     model.module.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         parts = [
             model.module(decode(part).to(model.device)).cpu()
             for part in torch.split(x, _SCORE_BATCH)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from coterie.data.files import Where, download, find, places, read_bytes, tar_members
+from coterie.data.files import Where, download, find, places, read_bytes, tar_files
 from coterie.data.formats import (
     check_labels,
     parse_cifar_binary,
@@ -134,7 +134,8 @@ def _from_disk(paths: Sequence[Path]) -> Iterator[Content]:
 
 
 def _from_archive(archive: Path, names: Sequence[str]) -> Iterator[Content]:
-    for name, content in tar_members(archive, names):
+    for path, content in tar_files(archive, lambda path: PurePosixPath(path).name in names):
+        name = PurePosixPath(path).name
         yield name, content, f"{archive}: {name}"
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import os
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
-from lzma import LZMAError
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import IO, cast
 
 from coterie.data.sources import SOURCES
 from coterie.errors import DataError
@@ -18,7 +20,7 @@ from coterie.errors import DataError
 Where = str | Path | None
 
 # What reading a cut or altered file raises, from gzip, tar, xz and zip alike.
-DAMAGE = (EOFError, OSError, zlib.error, LZMAError, tarfile.TarError, zipfile.BadZipFile)
+DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 DOWNLOAD_TIMEOUT_SECONDS = 30
 
 
@@ -58,17 +60,54 @@ def read_bytes(path: Path) -> bytes:
         raise damaged(path, error) from error
 
 
-def tar_members(path: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """(file name without folders, content) of the wanted members, in one pass over the archive."""
+def tar_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the wanted files of an archive, in one pass and without unpacking it.
+
+    ``tarfile`` takes the end of a file for the end of the archive, so a cut archive would merely
+    seem smaller: the zeros that mark the true end are checked here.
+    """
     try:
-        with tarfile.open(path, "r|*") as archive:
-            for member in archive:
-                name = member.name.rsplit("/", 1)[-1]
-                stream = archive.extractfile(member) if member.isfile() else None
-                if name in names and stream is not None:
-                    yield name, stream.read()
+        with _unpacked(path) as content:
+            tail = _Tail(content)
+            # The cast: only read() is used of a stream that is opened in this mode.
+            with tarfile.open(fileobj=cast(IO[bytes], tail), mode="r|") as archive:
+                for member in archive:
+                    if member.isfile() and wanted(member.name):
+                        stream = archive.extractfile(member)
+                        if stream is not None:
+                            yield member.name, stream.read()
+            while tail.read(1 << 20):
+                pass
+            if any(tail.last) or len(tail.last) < tarfile.BLOCKSIZE:
+                raise EOFError("it ends before its end mark")
     except DAMAGE as error:
         raise damaged(path, error) from error
+
+
+def _unpacked(path: Path) -> IO[bytes]:
+    """The file, decompressed by what its first bytes say it is."""
+    with path.open("rb") as stream:
+        start = stream.read(6)
+    if start.startswith(b"\x1f\x8b"):
+        return cast(IO[bytes], gzip.open(path))
+    if start.startswith(b"\xfd7zXZ"):
+        return cast(IO[bytes], lzma.open(path))
+    if start.startswith(b"BZh"):
+        return cast(IO[bytes], bz2.open(path))
+    return path.open("rb")
+
+
+class _Tail:
+    """A stream that remembers the last block read from it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.last = b""
+
+    def read(self, size: int) -> bytes:
+        content = self.stream.read(size)
+        self.last = (self.last + content)[-tarfile.BLOCKSIZE :]
+        return content
 
 
 def zip_member(path: Path, name: str) -> bytes:

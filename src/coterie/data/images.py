@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
 
-from coterie.data.files import DAMAGE, damaged
+from coterie.data.files import damaged, tar_files
 from coterie.data.raw import Array, RawData
 from coterie.errors import ConfigError, DataError
 
@@ -153,12 +152,5 @@ def _on_disk(root: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
 
 
 def _archived(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
-    try:
-        with tarfile.open(archive, "r|*") as stream:
-            for member in stream:
-                path = PurePosixPath(member.name)
-                content = stream.extractfile(member) if member.isfile() else None
-                if content is not None and _wanted(path):
-                    yield path, io.BytesIO(content.read())
-    except DAMAGE as error:
-        raise damaged(archive, error) from error
+    for name, content in tar_files(archive, lambda name: _wanted(PurePosixPath(name))):
+        yield PurePosixPath(name), io.BytesIO(content)

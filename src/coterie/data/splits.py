@@ -11,7 +11,7 @@ from coterie.seeds import numpy_generator, seed_for
 
 def check_fraction(name: str, value: float) -> None:
     """Refuse a fraction outside [0, 1)."""
-    if not 0 <= value < 1:
+    if not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigError(f"{name} = {value}: choose a number from 0 up to, not including, 1")
 
 

@@ -119,21 +119,15 @@ def test_dirichlet_alpha_sets_the_skew():
     assert largest_share(0.01) > 0.7
 
 
-def test_dirichlet_mean_proportions_are_even():
+def test_dirichlet_mean_size_is_even():
     """E[share of a class at a client] = 1 / clients."""
     labels = balanced(2, 200)
-    shares = [
-        np.mean(labels[PARTITIONS["dirichlet"](labels, 4, s, alpha=1.0, min_samples=0).indices[0]])
-        if len(PARTITIONS["dirichlet"](labels, 4, s, alpha=1.0, min_samples=0).indices[0])
-        else 0.5
-        for s in range(150)
+    first = [
+        PARTITIONS["dirichlet"](labels, 4, seed, alpha=1.0, min_samples=0).indices[0]
+        for seed in range(150)
     ]
-    sizes = [
-        len(PARTITIONS["dirichlet"](labels, 4, s, alpha=1.0, min_samples=0).indices[0])
-        for s in range(150)
-    ]
-    assert np.mean(sizes) == pytest.approx(100, rel=0.1)
-    assert np.mean(shares) == pytest.approx(0.5, abs=0.06)
+    of_each_class = np.mean([np.bincount(labels[held], minlength=2) for held in first], axis=0)
+    assert of_each_class == pytest.approx(50, rel=0.15)
 
 
 def test_label_skew_gives_each_client_its_number_of_labels():
@@ -193,6 +187,14 @@ def test_primary_secondary_shares(seed, clients, balanced_classes, classes):
             assert 0.2 * size <= counts[1] <= 0.4 * size
         rest = counts[2:]
         assert rest.max() - rest.min() <= 1
+
+
+def test_primary_secondary_shares_are_uniform_in_their_ranges():
+    labels = balanced(each=2000)
+    dealt = PARTITIONS["primary-secondary"](labels, 80, 0, size=100, balanced=True)
+    shares = np.array([np.sort(np.bincount(labels[held]))[::-1][:2] for held in dealt.indices])
+    assert shares.mean(axis=0) == pytest.approx([50, 30], abs=2.5)
+    assert shares.std(axis=0) == pytest.approx(20 / np.sqrt(12), rel=0.25)
 
 
 def test_primary_secondary_balanced_uses_more_data():

@@ -1,0 +1,176 @@
+"""What every method promises: one row each, the same checks for all."""
+
+import copy
+
+import pytest
+
+from coterie.engines.faulty import Faulty
+from coterie.engines.loop import Loop
+from coterie.engines.pool import Pool
+from coterie.federation import mix
+from coterie.method import State
+from coterie.run.experiment import execute
+from coterie.tree import read_tree, same, write_tree
+from support import ROWS, drive, experiment, models, same_bits
+
+every_method = pytest.mark.parametrize("name", ROWS)
+PARTIAL = {"rounds": 4, "cohort": 0.5}
+
+
+def outcome(name, folder, engine=None, settings=None):
+    made = experiment(ROWS[name](), settings=settings or {})
+    state, door, running = drive(made, folder, engine)
+    try:
+        return state, door, models(made, state, door)
+    finally:
+        running.close()
+
+
+class Reversed(Loop):
+    """Answers in the opposite order."""
+
+    def exchange(self, requests):
+        return iter(list(super().exchange(requests[::-1]))[::-1])
+
+
+@every_method
+def test_any_order_of_replies(name, tmp_path):
+    state, _, plain = outcome(name, tmp_path / "a")
+    turned_state, _, turned = outcome(name, tmp_path / "b", Reversed)
+    assert same_bits(plain, turned)
+    assert same(state.to_tree()["models"], turned_state.to_tree()["models"])
+
+
+@every_method
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_same_bits_on_the_pool(name, workers, tmp_path):
+    _, loop_door, loop = outcome(name, tmp_path / "a", settings=PARTIAL)
+    _, pool_door, pool = outcome(
+        name, tmp_path / "b", lambda plan: Pool(plan, workers), settings=PARTIAL
+    )
+    assert same_bits(loop, pool)
+    assert loop_door.ledger.method == pool_door.ledger.method
+
+
+@every_method
+def test_state_round_trips_exactly(name, tmp_path):
+    state, door, _ = outcome(name, tmp_path)
+    write_tree(tmp_path / "state", state.to_tree(), door.wire.layout, durable=False)
+    back = State.from_tree(read_tree(tmp_path / "state", door.wire.layout))
+    assert same(back.to_tree(), state.to_tree())
+
+
+@every_method
+@pytest.mark.parametrize("client", [0, 3, 5])
+@pytest.mark.parametrize("order", ["1.0", "2.0"])
+def test_a_lost_reply_is_as_if_the_order_had_been_lost(name, client, order, tmp_path):
+    def hit(c, o):
+        return c == client and o == order
+
+    _, done, worked = outcome(name, tmp_path / "a", lambda p: Faulty(Loop(p), lose_reply=hit))
+    _, idle, never = outcome(name, tmp_path / "b", lambda p: Faulty(Loop(p), lose_order=hit))
+    _, _, whole = outcome(name, tmp_path / "c")
+    assert same_bits(worked, never)
+    assert done.versions == idle.versions
+    assert done.ledger.lost == 1
+    assert not same_bits(worked, whole)
+
+
+@every_method
+def test_an_order_that_arrives_twice_counts_once(name, tmp_path):
+    _, _, once = outcome(name, tmp_path / "a")
+    _, _, twice = outcome(
+        name, tmp_path / "b", lambda p: Faulty(Loop(p), repeat=lambda c, o: c % 2 == 0)
+    )
+    assert same_bits(once, twice)
+
+
+@every_method
+def test_nobody_answers(name, tmp_path):
+    made = experiment(ROWS[name]())
+    state, door, _ = drive(made, tmp_path, lambda p: Faulty(Loop(p), lose_reply=lambda c, o: True))
+    begun = made.method.init(door, made.setup(made.plan(tmp_path).start))
+    assert door.ledger.lost == 3 * 6
+    assert same(state.to_tree(), begun.to_tree())
+    assert door.versions == {}
+
+
+@every_method
+def test_partial_participation_trains_only_the_cohort(name, tmp_path):
+    made = experiment(ROWS[name](), settings={"rounds": 1, "cohort": 2})
+    _, door, _ = drive(made, tmp_path)
+    busy = {c for c, b in door.ledger.method.items() if b.total}
+    kept = set(door.versions)
+    assert len(busy | kept) == 2
+
+
+@every_method
+def test_sees_is_true(name, tmp_path):
+    state, door, _ = outcome(name, tmp_path)
+    method = ROWS[name]()
+    # Looking at models for this test is a fetch, which is not part of the method.
+    seen = {"nothing": set(), "means": {"means"}, "each": {"means", "each"}}[method.sees]
+    assert door.exposed <= seen
+    assert (method.sees == "nothing") == (not door.exposed)
+
+
+@every_method
+def test_inputs_are_never_changed(name, tmp_path):
+    made = experiment(ROWS[name]())
+    plan = made.plan(tmp_path)
+    before = copy.deepcopy(plan.start.vector)
+
+    states = []
+    original = made.method.round
+
+    def watched(fed, state, info):
+        states.append((state, copy.deepcopy(state.to_tree())))
+        return original(fed, state, info)
+
+    object.__setattr__(made, "method", _with_round(made.method, watched))
+    drive(made, tmp_path)
+    for state, copied in states:
+        assert same(state.to_tree(), copied)
+    assert same(plan.start.vector, before)
+
+
+def _with_round(method, round):
+    from dataclasses import replace
+
+    return replace(method, round=round)
+
+
+@every_method
+def test_resumed_is_as_if_never_stopped(name, tmp_path):
+    made = experiment(ROWS[name](), settings=PARTIAL)
+    whole = execute(made, tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop(event):
+        if event["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        execute(made, tmp_path / "parts", watch=stop)
+    resumed = execute(made, tmp_path / "parts", resume=True)
+    for client in range(6):
+        assert same(whole.weights(client), resumed.weights(client))
+    assert without_seconds(whole.history) == without_seconds(resumed.history)
+    assert whole.clients == resumed.clients
+
+
+def without_seconds(history):
+    return [{k: v for k, v in event.items() if k != "seconds"} for event in history]
+
+
+def test_mix_needs_equal_arrays_in_a_slot():
+    import torch
+
+    from coterie.errors import TrainingError
+    from coterie.federation import Reply
+
+    odd = [Reply(0, 1, {"a": torch.zeros(1)}, {}), Reply(1, 1, {"b": torch.zeros(1)}, {})]
+    with pytest.raises(TrainingError, match="clients 0 and 1"):
+        mix(odd, {0: {0: 1.0}, 1: {0: 1.0}})

@@ -1,0 +1,143 @@
+"""Small experiments that tests are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import coterie
+from coterie.client import Schedule
+from coterie.data import ClientData, Population, Split, build_population, load
+from coterie.door.door import Door
+from coterie.door.wire import Wire
+from coterie.engines.base import Engine
+from coterie.engines.loop import Loop
+from coterie.method import Method, Round, State
+from coterie.models import make_model
+from coterie.run.experiment import Experiment, Settings, cohort
+
+# Every method's contract row: a factory with the parameters that tests use.
+ROWS = {
+    "local": coterie.local,
+    "fedavg": coterie.fedavg,
+    "fedprox": lambda: coterie.fedprox(mu=0.5),
+    "fedper": lambda: coterie.fedper(k=1),
+    "ifca": lambda: coterie.ifca(k=2),
+    "oracle": coterie.oracle,
+}
+
+
+def digits(clients: int = 6, groups: int = 2, samples: int = 360, seed: int = 0) -> Population:
+    """Handwritten digits over a few clients; groups see their images rotated."""
+    return build_population(
+        load("digits"),
+        clients=clients,
+        partition="iid",
+        partition_params={},
+        shift="rotation",
+        shift_params={"groups": groups},
+        samples=samples,
+        seed=seed,
+    )
+
+
+def experiment(method: Method, population: Population | None = None, **changes: Any) -> Experiment:
+    """A quick experiment on digits with a small network that has dropout."""
+    people = population or digits()
+    schedule = {"epochs": 1, "batch_size": 8, "lr": 0.1, "momentum": 0.5} | changes.pop(
+        "schedule", {}
+    )
+    settings = {"rounds": 3, "engine": "loop"} | changes.pop("settings", {})
+    network = changes.pop(
+        "model",
+        lambda: make_model("mlp", people.shape, people.targets, hidden=(12,), dropout=0.2),
+    )
+    return Experiment(
+        population=people,
+        model=network,
+        method=method,
+        criterion=changes.pop("criterion", nn.functional.cross_entropy),
+        schedule=Schedule(**schedule),
+        settings=Settings(**settings),
+        **changes,
+    )
+
+
+def drive(
+    experiment: Experiment, folder: Path, engine: Any = None, rounds: int | None = None
+) -> tuple[State, Door, Engine]:
+    """Rounds by hand, with no evaluation: the state, the door and the engine afterwards.
+
+    ``engine`` makes the engine from a plan; the caller closes what needs closing.
+    """
+    plan = experiment.plan(folder)
+    running = engine(plan) if engine else Loop(plan)
+    door = Door(running, Wire(plan.start.layout))
+    door.begin(0, stage="init")
+    state = experiment.method.init(door, experiment.setup(plan.start))
+    for number in range(rounds or experiment.settings.rounds):
+        door.begin(number)
+        people = cohort(experiment.settings, number, len(experiment.population.clients))
+        state = experiment.method.round(door, state, Round(number, people))
+    return state, door, running
+
+
+def models(experiment: Experiment, state: State, door: Door) -> list[Tensor]:
+    """The model that each client would use now."""
+    door.begin(999, stage="look")
+    return [door.fetch(c, experiment.method.sends(state, c)).vector for c in door.clients]
+
+
+def same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
+    """Whether two lists of models are equal to the bit."""
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# --- quadratics: each client's loss is the mean of (θ − y)², its optimum the mean of its y ------
+
+
+class Constant(nn.Module):
+    """A model whose answer to everything is its one parameter."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor([start]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.theta.expand(len(x))
+
+
+def quadratics(targets: list[list[float]]) -> Population:
+    """A client a list: its training targets are these numbers, held-out data repeat the first."""
+    people = []
+    for numbers in targets:
+        y = torch.tensor(numbers)
+        train = Split(torch.zeros(len(y), 1), y)
+        one = Split(torch.zeros(1, 1), y[:1])
+        people.append(ClientData(train, one, one))
+    return Population(tuple(people), "table", (1,), None, 1)
+
+
+def on_quadratics(
+    method: Method, targets: list[list[float]], start: float = 0.0, **changes: Any
+) -> Experiment:
+    """Full-batch gradient descent on quadratics, lr 0.1: θ ← θ − 0.2(θ − ȳ)."""
+    population = changes.pop("population", None) or quadratics(targets)
+    schedule = {"batch_size": 1000, "lr": 0.1, "momentum": 0.0} | changes.pop("schedule", {})
+    return experiment(
+        method,
+        population,
+        model=lambda: Constant(start),
+        criterion=nn.functional.mse_loss,
+        schedule=schedule,
+        **changes,
+    )
+
+
+def with_groups(population: Population, groups: list[int]) -> Population:
+    """The same population with known groups."""
+    return replace(population, groups=tuple(groups))
