@@ -220,7 +220,8 @@ def by_loss(k: int) -> Assign:
     """Groups by the lowest training loss among k models; the first model is θ⁰."""
 
     def start(_: Federation, setup: Setup) -> State:
-        return State({0: setup.start} | {i: setup.fresh(i) for i in range(1, k)})
+        models: dict[Slot, Weights] = {0: setup.start}
+        return State(models | {i: setup.fresh(i) for i in range(1, k)})
 
     return Assign(start, picks=True)
 

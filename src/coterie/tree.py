@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -82,7 +81,7 @@ def same(a: Tree, b: Tree) -> bool:
     if isinstance(a, Weights) and isinstance(b, Weights):
         return a.layout == b.layout and same(a.vector, b.vector)
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
+        return a.dtype == b.dtype and a.shape == b.shape and _bits(a) == _bits(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple) and type(a) is type(b):
@@ -90,8 +89,8 @@ def same(a: Tree, b: Tree) -> bool:
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+def _bits(tensor: Tensor) -> bytes:
+    return tensor.contiguous().numpy().tobytes()
 
 
 def write_tree(path: Path, tree: Tree, whole: Layout, *, durable: bool) -> str:

@@ -106,7 +106,7 @@ def test_partial_participation_trains_only_the_cohort(name, tmp_path):
 
 @every_method
 def test_sees_is_true(name, tmp_path):
-    state, door, _ = outcome(name, tmp_path)
+    _, door, _ = outcome(name, tmp_path)
     method = ROWS[name]()
     # Looking at models for this test is a fetch, which is not part of the method.
     seen = {"nothing": set(), "means": {"means"}, "each": {"means", "each"}}[method.sees]

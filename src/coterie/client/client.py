@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coterie.client.fit import Criterion, Fit, FlatModel, Schedule, data_gradient, fit, outputs
@@ -125,7 +126,8 @@ class Client:
         """The mean loss of a model on this client's training or validation data."""
         data = self._split(split)
         out = outputs(self._bench.model, model, data.x)
-        return float(self._bench.criterion(out, data.y))
+        with torch.no_grad():
+            return float(self._bench.criterion(out, data.y))
 
     def gradient(self, model: Weights) -> Weights:
         """The gradient of the mean training loss over all of this client's data."""

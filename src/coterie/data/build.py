@@ -73,7 +73,7 @@ def build_population(
     dealt = _deal(raw, kept, clients, partition, dict(partition_params or {}), seed)
     order, sizes = _split_all(raw.y, kept, dealt, test_fraction, val_fraction, seed)
     options = _Options(standardize, max_vocabulary, length)
-    x, public_array, vocabulary = _encode_all(raw, order, sizes, public_x, options)
+    x, public_array, vocabulary, moments = _encode_all(raw, order, sizes, public_x, options)
     y = raw.y[order]
     groups = dealt.groups
     if shift is not None:
@@ -90,6 +90,9 @@ def build_population(
         groups=groups,
         public=None if public_array is None else torch.from_numpy(public_array),
         vocabulary=vocabulary,
+        mean=None if moments is None else torch.from_numpy(moments[0]),
+        std=None if moments is None else torch.from_numpy(moments[1]),
+        features=raw.features,
     )
 
 
@@ -217,24 +220,25 @@ def train_rows(sizes: Sequence[tuple[int, int, int]]) -> list[slice]:
 
 def _encode_all(
     raw: RawData, order: Array, sizes: Sizes, public: Samples | None, options: _Options
-) -> tuple[Array, Array | None, tuple[str, ...] | None]:
-    """(all clients' samples, public samples, vocabulary) as the model will see them."""
+) -> tuple[Array, Array | None, tuple[str, ...] | None, tuple[Array, Array] | None]:
+    """(clients' samples, public samples, vocabulary, mean and deviation) as models see them."""
     if isinstance(raw.x, list):
         texts = [raw.x[i] for i in order]
         seen = (text for rows in train_rows(sizes) for text in texts[rows])
         vocabulary = build_vocabulary(seen, options.max_vocabulary)
         open_texts = None if public is None else [str(text) for text in public]
         encoded = None if open_texts is None else encode(open_texts, vocabulary, options.length)
-        return encode(texts, vocabulary, options.length), encoded, vocabulary
+        return encode(texts, vocabulary, options.length), encoded, vocabulary, None
     x = gather(raw.x, order)
     open_array = None if public is None else np.asarray(public)
     if raw.kind == "table" and options.standardize:
-        mean, deviation = _moments(x, train_rows(sizes))
+        moments = _moments(x, train_rows(sizes))
         for table in (x, open_array):
             if table is not None:
-                table -= mean
-                table /= deviation
-    return x, open_array, None
+                table -= moments[0]
+                table /= moments[1]
+        return x, open_array, None, moments
+    return x, open_array, None, None
 
 
 def _moments(x: Array, rows: Sequence[slice]) -> tuple[Array, Array]:

@@ -48,6 +48,7 @@ class Population:
     ``kind`` is "image", "table" or "text"; ``shape`` that of one sample. ``classes`` are the class
     names, None for regression; ``targets`` the number of a model's outputs. ``groups`` is the true
     hidden group of each client, when the scenario has any; ``public`` unlabelled samples.
+    ``mean`` and ``std`` are what a table was standardised by, ``features`` its columns' names.
     """
 
     clients: tuple[ClientData, ...]
@@ -58,6 +59,9 @@ class Population:
     groups: tuple[int, ...] | None = None
     public: Tensor | None = None
     vocabulary: tuple[str, ...] | None = None
+    mean: Tensor | None = None
+    std: Tensor | None = None
+    features: tuple[str, ...] | None = None
 
     def share(self) -> None:
         """Move all storage to shared memory, so that worker processes use one copy of it.

@@ -26,6 +26,7 @@ class RawData:
     ``x`` holds uint8 (or float32) images (N,C,H,W), a float32 table (N,F) or a list of texts; ``y``
     int64 labels, or float32 targets when ``classes`` is None. ``held_out`` is the official test
     part; ``columns`` are the other columns of the user's file, one value a sample.
+    ``features`` are the names of a table's columns.
     """
 
     x: Samples
@@ -34,6 +35,7 @@ class RawData:
     classes: ClassNames | None
     held_out: tuple[Samples, Array] | None = None
     columns: Mapping[str, Array] = field(default_factory=dict)
+    features: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.y)

@@ -115,7 +115,7 @@ def read_csv(
         raise DataError(f"{path}: no column is left as a feature besides '{label}' and {columns}")
     x = np.stack([sheet.numbers(name) for name in features], axis=1)
     y, names = _csv_targets(sheet, label, target, classes)
-    return RawData(x, y, "table", names, columns=kept)
+    return RawData(x, y, "table", names, columns=kept, features=tuple(features))
 
 
 def read_text_csv(

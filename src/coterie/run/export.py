@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
-from torch import Tensor
 
+from coterie.data.samples import samples_like
 from coterie.errors import ConfigError, RunDirError
 from coterie.run.checkpoint import Checkpoints
 from coterie.run.config import experiment_of, parse, read_toml
@@ -29,7 +29,13 @@ def reopen(directory: Path) -> Result:
     plan = experiment.plan(run.clients)
     layout = plan.start.layout
     last = Checkpoints(run.checkpoints, experiment.fingerprint(plan.start)).load(layout)[-1]
-    summary: dict[str, Any] = json.loads(run.result.read_text()) if run.result.exists() else {}
+    try:
+        summary: dict[str, Any] = json.loads(run.result.read_text()) if run.result.exists() else {}
+    except ValueError as error:
+        raise RunDirError(
+            f"{run.result} is damaged ({error}); write it again with: coterie run --resume "
+            f"{directory}"
+        ) from error
     return Result(
         history=run.read_events(),
         clients=[],
@@ -53,13 +59,14 @@ def export_model(result: Result, client: int, target: Path) -> None:
         "classes": json.dumps(population.classes),
         "shape": json.dumps(population.shape),
     }
+    if not target.parent.is_dir():
+        raise RunDirError(f"cannot write {target}: there is no folder {target.parent}; create it")
     write_atomic(target, save(tensors, metadata=about), durable=False)
 
 
 def predictions(result: Result, client: int, path: Path) -> list[dict[str, Any]]:
     """A row a sample: the predicted class and its probability, or the predicted numbers."""
-    x = read_samples(path, result)
-    out = result.predict(client, x)
+    out = result.predict(client, samples_like(path, result.plan.population))
     classes = result.plan.population.classes
     if classes is None:
         columns = out.reshape(len(out), -1).tolist()
@@ -76,12 +83,3 @@ def predictions(result: Result, client: int, path: Path) -> list[dict[str, Any]]
         {"sample": i, "class": classes[g], "probability": round(p, 6)}
         for i, (g, p) in enumerate(pairs)
     ]
-
-
-def read_samples(path: Path, result: Result) -> Tensor:
-    """Unlabelled samples of the run's own kind."""
-    from coterie.data import samples_like
-
-    if not path.exists():
-        raise RunDirError(f"there is no file {path}")
-    return samples_like(path, result.plan.population)

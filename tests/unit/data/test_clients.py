@@ -176,3 +176,16 @@ class Endless(IterableDataset):
 def test_wrong_datasets(dataset, message):
     with pytest.raises(DataError, match=message):
         raw_from_dataset(dataset)
+
+
+def test_float_labels_may_be_declared_classes():
+    x = np.zeros((4, 2))
+    assert from_clients([(x, np.array([0.0, 1, 1, 0]))], classes=2).classes == ("0", "1")
+    with pytest.raises(DataError, match="whole numbers when classes are declared"):
+        from_clients([(x, np.array([0.5, 1, 1, 0]))], classes=2)
+    with pytest.raises(ConfigError, match="at least one class"):
+        from_clients([(x, np.zeros(4, int))], classes=0)
+    with pytest.raises(ConfigError, match="name each class once"):
+        from_clients([(x, np.zeros(4, int))], classes=["a", "a"])
+    with pytest.raises(DataError, match="numbers or texts"):
+        from_clients([(x, np.array([None] * 4))])

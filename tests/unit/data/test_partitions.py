@@ -268,3 +268,9 @@ def test_primary_secondary_needs_three_classes():
 def test_class_partitions_refuse_regression(name):
     with pytest.raises(DataError, match="regression set"):
         PARTITIONS[name](np.linspace(0, 1, 500), 3, 0)
+
+
+def test_label_skew_groups_among_very_many_possible_sets():
+    labels = balanced(100, 40)
+    dealt = PARTITIONS["label-skew"](labels, 20, 0, fraction=0.2, groups=20)
+    assert len({tuple(np.unique(labels[held])) for held in dealt.indices}) == 20

@@ -327,3 +327,23 @@ def test_names_and_parameters_are_checked(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         load("mnist", tmp_path / "nowhere")
     assert set(SETS) >= {"digits", "mnist", "emnist", "svhn", "csv", "text", "npz", "npy"}
+
+
+def test_damaged_zip(tmp_path):
+    (tmp_path / "gzip.zip").write_bytes(b"PK\x03\x04 not really")
+    with pytest.raises(DataError, match=r"gzip.zip: damaged"):
+        load("emnist", tmp_path)
+
+
+def test_wrong_cifar_names_and_big_endian_arrays(tmp_path):
+    data = np.zeros((1, 3072), np.uint8)
+    batch = {b"data": data, b"fine_labels": np.array([7], ">i4")}
+    for name in ("train", "test"):
+        (tmp_path / name).write_bytes(pickle.dumps(batch, 2))
+    assert load("cifar-100", tmp_path).y.tolist() == [7]
+    (tmp_path / "meta").write_bytes(pickle.dumps({b"fine_label_names": ["one"]}, 2))
+    with pytest.raises(DataError, match="1 class names instead of 100"):
+        load("cifar-100", tmp_path)
+    (tmp_path / "meta").write_bytes(pickle.dumps({}, 2))
+    with pytest.raises(DataError, match="no list 'fine_label_names'"):
+        load("cifar-100", tmp_path)

@@ -1,0 +1,315 @@
+"""Worker processes: real ones, killed for real."""
+
+import ctypes
+import faulthandler
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import coterie
+from coterie.client.client import Client
+from coterie.door.door import Door
+from coterie.door.wire import Wire
+from coterie.engines import pool as pool_module
+from coterie.engines.base import Request, units
+from coterie.engines.loop import Loop
+from coterie.engines.pool import Pool
+from coterie.errors import EngineError, TrainingError
+from coterie.federation import Order, Upload
+from coterie.method import Method, Round, State
+from coterie.run.experiment import execute
+from support import digits, drive, experiment, models, same_bits
+
+
+def with_task(method: Method, wrap) -> Method:
+    """The same method with its training task wrapped."""
+    return replace(method, tasks={"train": wrap(method.tasks["train"])})
+
+
+def dying(folder: Path, client: int, times: int, death):
+    """Wraps a task: this client's work ends its process, after its state was written to disk."""
+
+    def wrap(task):
+        def fatal(c: Client, arrays, config) -> Upload:
+            upload = task(c, arrays, config)
+            marks = folder / f"{c.id}-{c.round}"
+            if c.id == client and c.round == 1:
+                tries = int(marks.read_text()) if marks.exists() else 0
+                marks.write_text(str(tries + 1))
+                if tries < times:
+                    death()
+            return upload
+
+        return fatal
+
+    return wrap
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault():
+    faulthandler.disable()  # no dump for a crash that is meant
+    ctypes.string_at(0)
+
+
+@pytest.mark.parametrize("death", [killed, segfault])
+@pytest.mark.parametrize("name", ["fedper", "fedavg"])
+def test_a_worker_that_dies_is_replaced_and_nothing_changes(name, death, tmp_path):
+    plain = experiment(getattr(coterie, name)())
+    state, door, _ = drive(plain, tmp_path / "plain")
+    expected = models(plain, state, door)
+
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    made = experiment(with_task(getattr(coterie, name)(), dying(marks, 2, 2, death)))
+    engines = []
+
+    def start(plan):
+        engines.append(Pool(plan, 2))
+        return engines[0]
+
+    state, door, pool = drive(made, tmp_path / "pool", start)
+    found = models(made, state, door)
+    pool.close()
+    assert (marks / "2-1").read_text() == "3"
+    assert same_bits(found, expected)
+    assert door.ledger.lost == 0
+
+
+def test_an_order_that_kills_three_workers_is_a_lost_reply(tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    made = experiment(with_task(coterie.fedper(), dying(marks, 2, 99, killed)))
+    state, door, pool = drive(made, tmp_path / "pool", lambda plan: Pool(plan, 2))
+    found = models(made, state, door)
+    pool.close()
+    assert (marks / "2-1").read_text() == "3"
+    assert door.ledger.lost == 1
+
+    from coterie.engines.faulty import Faulty
+
+    plain = experiment(coterie.fedper())
+    state, lossy, _ = drive(
+        plain,
+        tmp_path / "loop",
+        lambda plan: Faulty(Loop(plan), lose_order=lambda c, o: (c, o) == (2, "2.0")),
+    )
+    assert same_bits(found, models(plain, state, lossy))
+
+
+def test_workers_killed_from_outside_while_idle_and_while_busy(tmp_path):
+    made = experiment(coterie.fedavg(), settings={"rounds": 6})
+    plan = made.plan(tmp_path / "a")
+    pool = Pool(plan, 2)
+    door = Door(pool, Wire(plan.start.layout))
+    state = made.method.init(door, made.setup(plan.start))
+    for number in range(6):
+        for pid in pool.pids:  # all of them, before every round
+            os.kill(pid, signal.SIGKILL)
+        door.begin(number)
+        state = made.method.round(door, state, Round(number, range(6)))
+    found = models(made, state, door)
+    pool.close()
+    plain, door, _ = drive(made, tmp_path / "b")
+    assert same_bits(found, models(made, plain, door))
+
+
+def test_scoring_survives_a_killed_worker_with_the_same_scores(tmp_path):
+    made = experiment(coterie.fedavg())
+    plan = made.plan(tmp_path)
+    sends = {c: {"0": plan.start} for c in range(6)}
+    loop = Door(Loop(plan), Wire(plan.start.layout))
+    loop.begin(0)
+    pool = Pool(plan, 1)
+    door = Door(pool, Wire(plan.start.layout))
+    door.begin(0)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert door.score(sends, {}) == loop.score(sends, {})
+    pool.close()
+
+
+def test_each_distinct_model_is_sent_once_to_each_worker(tmp_path, monkeypatch):
+    blobs = []
+    original = Pool._send
+
+    def counting(self, worker, unit, numbers):
+        pipe, sent = worker.pipe, []
+
+        class Pipe:
+            def send_bytes(self, frame):
+                if frame[:1] == pool_module._BLOB:
+                    sent.append(len(frame) - 5)
+                pipe.send_bytes(frame)
+
+        worker.pipe = Pipe()
+        try:
+            original(self, worker, unit, numbers)
+        finally:
+            worker.pipe = pipe
+        blobs.extend((worker.process.pid, size) for size in sent)
+
+    monkeypatch.setattr(Pool, "_send", counting)
+    made = experiment(coterie.fedavg(), digits(clients=10))
+    state, door, pool = drive(made, tmp_path, lambda plan: Pool(plan, 2), rounds=1)
+    assert len(blobs) == len(set(blobs)) <= 2
+    blobs.clear()
+    door.begin(5)
+    door.score({c: made.method.sends(state, c) for c in range(10)}, {})
+    assert len(blobs) <= 2
+    pool.close()
+
+
+def test_work_is_dealt_largest_first_and_scores_in_batches():
+    def request(client, together=False, payload=b"m"):
+        from coterie.door.wire import Message
+
+        return Request(client, Message(b"{}", (payload,)), together)
+
+    sizes = {0: 5, 1: 50, 2: 20, 3: 50}
+    order = units([request(c) for c in range(4)], sizes, sizes)
+    assert [[r.client for r in u] for u in order] == [[1], [3], [2], [0]]
+    shared = b"model"
+    held = dict.fromkeys(range(5), 400)
+    batches = units([request(c, True, shared) for c in (4, 2, 0, 1, 3)], held, held)
+    assert [[r.client for r in u] for u in batches] == [[0, 1, 2], [3, 4]]
+    own = units([request(c, True, bytes([c])) for c in range(3)], held, held)
+    assert [[r.client for r in u] for u in own] == [[0], [1], [2]]
+
+
+def test_spawned_workers_give_the_same_bits_and_take_methods_by_name(tmp_path, monkeypatch):
+    made = experiment(coterie.fedper(), model=_plain_network)
+    state, door, _ = drive(made, tmp_path / "a", rounds=2)
+    expected = models(made, state, door)
+    monkeypatch.setattr(pool_module.sys, "platform", "darwin")
+    state, door, pool = drive(made, tmp_path / "b", lambda plan: Pool(plan, 2), rounds=2)
+    found = models(made, state, door)
+    pool.close()
+    assert same_bits(found, expected)
+    with pytest.raises(EngineError, match=r"not made by a @coterie.method factory"):
+        drive(
+            experiment(replace(coterie.fedavg(), source=None)),
+            tmp_path / "c",
+            lambda plan: Pool(plan, 1),
+        )
+
+
+def _plain_network():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+
+def test_workers_end_with_the_pool_and_leave_nothing(tmp_path):
+    pool = Pool(experiment(coterie.fedavg()).plan(tmp_path), 3)
+    pids = pool.pids
+    pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_closing_stops_busy_workers(tmp_path):
+    def endless(task):
+        def work(client, arrays, config):
+            time.sleep(600)
+
+        return work
+
+    made = experiment(with_task(coterie.fedavg(), endless))
+    plan = made.plan(tmp_path)
+    pool = Pool(plan, 1)
+    door = Door(pool, Wire(plan.start.layout))
+    door.begin(0)
+    requests = [door._request(Order(0, "train", {"0": plan.start}), "1.0", {})]
+
+    def impatient(signum, frame):
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, impatient)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(TimeoutError):
+        list(pool.exchange(requests))
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 5
+
+
+def test_a_worker_that_cannot_start_is_an_engine_error(tmp_path):
+    made = experiment(coterie.fedavg())
+    plan = replace(made.plan(tmp_path), bn="nonsense")
+    with pytest.raises(EngineError, match="ended while starting"):
+        Pool(plan, 1)
+
+
+@pytest.mark.parametrize("engine", ["loop", "pool"])
+def test_a_task_that_raises_is_named(engine, tmp_path):
+    def broken(task):
+        def work(client, arrays, config):
+            if client.id == 4:
+                raise ValueError("no such thing")
+            return task(client, arrays, config)
+
+        return work
+
+    made = experiment(with_task(coterie.fedavg(), broken), settings={"engine": engine})
+    with pytest.raises(TrainingError, match=r"client 4: task 'train' failed with ValueError: no"):
+        execute(made)
+
+
+@pytest.mark.parametrize("engine", ["loop", "pool"])
+def test_a_reply_that_is_not_finite_is_refused_by_name(engine):
+    def spoiled(task):
+        def work(client, arrays, config):
+            upload = task(client, arrays, config)
+            if client.id == 3:
+                return Upload({"model": upload.arrays["model"] * float("nan")}, upload.metrics)
+            return upload
+
+        return work
+
+    made = experiment(with_task(coterie.fedavg(), spoiled), settings={"engine": engine})
+    with pytest.raises(TrainingError, match="client 3, round 1: 'model'"):
+        execute(made)
+
+
+def test_two_orders_for_one_client_are_refused(tmp_path):
+    plan = experiment(coterie.fedavg()).plan(tmp_path)
+    door = Door(Loop(plan), Wire(plan.start.layout))
+    door.begin(0)
+    with pytest.raises(coterie.CoterieError, match="one order in an exchange"):
+        door.gather([Order(0, "train"), Order(0, "train")])
+    with pytest.raises(coterie.CoterieError, match="has no task 'dance'"):
+        door.gather([Order(0, "dance")])
+
+
+def test_gather_shows_each_reply_and_is_recorded_as_such(tmp_path):
+    made = experiment(coterie.fedavg())
+    plan = made.plan(tmp_path)
+    door = Door(Loop(plan), Wire(plan.start.layout))
+    door.begin(0)
+    replies = door.gather([Order(c, "train", {"0": plan.start}) for c in (3, 1)])
+    assert [r.client for r in replies] == [1, 3]
+    assert door.exposed == {"each"}
+    assert isinstance(State().groups, dict)
+
+
+def test_results_and_events_do_not_depend_on_the_engine(tmp_path):
+    outcomes = []
+    for name, workers in (("loop", None), ("pool", 1), ("pool", 3)):
+        made = experiment(
+            coterie.ifca(k=2),
+            settings={"engine": name, "workers": workers, "cohort": 0.5, "alone": True},
+        )
+        outcomes.append(execute(made))
+    first = outcomes[0]
+    for other in outcomes[1:]:
+        assert other.clients == first.clients
+        for a, b in zip(first.history, other.history, strict=True):
+            assert {k: v for k, v in a.items() if k != "seconds"} == {
+                k: v for k, v in b.items() if k != "seconds"
+            }

@@ -1,0 +1,99 @@
+"""A run that is killed at any moment and resumed ends with the same bits."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coterie.run.export import reopen
+from coterie.tree import same
+
+ROUNDS = 14
+CONFIG = f"""
+[data]
+set = "digits"
+clients = 8
+samples = 480
+[shift]
+name = "rotation"
+groups = 2
+[model]
+name = "mlp"
+hidden = [16]
+[method]
+name = "fedper"
+[train]
+epochs = 2
+batch_size = 8
+lr = 0.1
+[run]
+rounds = {ROUNDS}
+cohort = 0.5
+workers = 2
+"""
+COMMAND = [sys.executable, "-m", "coterie.cli", "run", "--quiet"]
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def events(folder: Path) -> list[dict]:
+    path = folder / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_killed_at_ten_random_moments_and_resumed(tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert start(str(config), "--dir", str(whole)).wait() == 0
+
+    moments = random.Random(2)
+    kills = 0
+    arguments = [str(config), "--dir", str(parts)]
+    while kills < 10:
+        before = len(events(parts)) if parts.exists() else 0
+        process = start(*arguments)
+        # Let it come one round further at most, then kill it somewhere in the next moments.
+        while process.poll() is None and (
+            not parts.exists() or (_lines(parts) <= before and kills + before < 2 * ROUNDS)
+        ):
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.06))
+        if process.poll() is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+        if list((parts / "checkpoints").glob("*.json")):
+            arguments = ["--resume", str(parts)]
+        elif parts.exists():  # killed before the first checkpoint: nothing to resume
+            subprocess.run(["rm", "-rf", str(parts)], check=True)
+    assert kills == 10
+    last = start("--resume", str(parts))
+    _, complaint = last.communicate()
+    assert last.returncode == 0, complaint
+
+    assert events(parts) == events(whole)
+    assert (parts / "clients.csv").read_text() == (whole / "clients.csv").read_text()
+    one, other = reopen(whole), reopen(parts)
+    assert same(one.state.to_tree(), other.state.to_tree())
+    for client in range(8):
+        assert same(one.weights(client), other.weights(client))
+
+
+def _lines(folder: Path) -> int:
+    path = folder / "events.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -1,0 +1,124 @@
+"""Exact bytes: messages counted by hand."""
+
+import json
+
+import torch
+from torch import nn
+
+import coterie
+from coterie.door.wire import Wire
+from coterie.engines.faulty import Faulty
+from coterie.engines.loop import Loop
+from coterie.weights import Layout, Weights
+from support import drive, on_quadratics
+
+
+def test_a_message_by_hand():
+    weights = Weights.of(nn.Linear(1, 1))
+    message = Wire(weights.layout).pack({"a": weights})
+    header = b'{"body":{"a":{"$weights":0}},"arrays":[["f4",[2],8]]}'
+    assert message.header == header
+    assert message.size == 4 + len(header) + 8
+
+
+def test_one_round_of_fedavg_by_hand(tmp_path):
+    # One parameter: four bytes of weights each way, and the headers written out here.
+    made = on_quadratics(coterie.fedavg(), [[1.0], [4.0, 6.0]])
+    _, door, _ = drive(made, tmp_path, rounds=1)
+    body = '{"order":"1.0","round":0,"task":"train","arrays":{"0":{"$weights":0}},"config":{}}'
+    down = 4 + len(f'{{"body":{body},"arrays":[["f4",[1],4]]}}') + 4
+    for client, examples, loss in ((0, 1, 1.0), (1, 2, 26.0)):
+        reply = json.dumps(
+            {"examples": examples, "arrays": {"model": {"$weights": 0}}, "metrics": {"loss": loss}},
+            separators=(",", ":"),
+        )
+        up = 4 + len(f'{{"body":{reply},"arrays":[["f4",[1],4]]}}') + 4
+        assert door.ledger.method[client].down == down
+        assert door.ledger.method[client].up == up
+    assert door.ledger.total.total == sum(b.total for b in door.ledger.method.values())
+
+
+class Counting(Loop):
+    """Counts what really passes through the engine."""
+
+    down = up = 0
+
+    def exchange(self, requests):
+        for r in requests:
+            self.down += len(r.message.to_bytes())
+        for client, answer in super().exchange(requests):
+            self.up += len(answer.to_bytes())
+            yield client, answer
+
+
+def test_the_ledger_holds_what_the_engine_moved(tmp_path):
+    made = on_quadratics(coterie.ifca(k=3), [[1.0], [2.0]])
+    _, door, engine = drive(made, tmp_path, Counting, rounds=2)
+    assert (door.ledger.total.down, door.ledger.total.up) == (engine.down, engine.up)
+
+
+def test_ifca_pays_for_k_models_down_and_one_up(tmp_path):
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.theta = nn.Parameter(torch.zeros(100_000))
+
+        def forward(self, x):
+            return self.theta[:1].expand(len(x))
+
+    totals = {}
+    for k in (1, 4):
+        made = on_quadratics(coterie.ifca(k=k), [[1.0]])
+        object.__setattr__(made, "model", Wide)
+        _, door, _ = drive(made, tmp_path / str(k), rounds=1)
+        totals[k] = door.ledger.total
+    assert 3.99 < totals[4].down / totals[1].down < 4.0
+    assert abs(totals[4].up - totals[1].up) < 20
+
+
+def test_local_costs_nothing_and_its_orders_are_counted_apart(tmp_path):
+    made = on_quadratics(coterie.local(), [[1.0], [2.0]])
+    _, door, _ = drive(made, tmp_path, rounds=2)
+    assert door.ledger.total.total == 0
+    assert door.ledger.apart.total > 0
+
+
+def test_fedper_sends_only_what_is_shared(tmp_path):
+    from support import experiment
+
+    made = experiment(coterie.fedper(k=1))
+    _, door, _ = drive(made, tmp_path, rounds=1)
+    shared = 64 * 12 + 12
+    for moved in door.ledger.method.values():
+        assert 0 < moved.down - 4 * shared < 300
+        assert 0 < moved.up - 4 * shared < 300
+
+
+def test_frozen_layers_never_travel_or_change(tmp_path):
+    from support import experiment, models
+
+    made = experiment(coterie.fedavg(), freeze=("hidden1",), schedule={"weight_decay": 0.1})
+    state, door, _ = drive(made, tmp_path, rounds=2)
+    start = made.plan(tmp_path).start
+    head = 12 * 10 + 10
+    assert start.layout.trainable == head
+    for moved in door.ledger.method.values():
+        assert 0 < moved.up / 2 - 4 * head < 300
+    for vector in models(made, state, door):
+        assert torch.equal(vector[head:], start.vector[head:])
+        assert not torch.equal(vector[:head], start.vector[:head])
+
+
+def test_lost_orders_still_cost_their_way_down(tmp_path):
+    made = on_quadratics(coterie.fedavg(), [[1.0], [2.0]])
+    whole = drive(made, tmp_path / "a", rounds=1)[1].ledger
+    lost = drive(
+        made, tmp_path / "b", lambda p: Faulty(Loop(p), lose_reply=lambda c, o: c == 1), rounds=1
+    )[1].ledger
+    assert lost.method[1].down == whole.method[1].down
+    assert lost.method[1].up == 0
+    assert lost.lost == 1
+
+
+def test_layouts_of_equal_modules_are_equal():
+    assert Layout.of(nn.Linear(2, 2)) == Layout.of(nn.Linear(2, 2))
