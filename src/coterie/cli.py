@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from coterie import __version__
 from coterie.errors import ConfigError, CoterieError, Interrupted
@@ -58,6 +60,7 @@ Sets = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
+_COMPARED = "local,fedavg,fedprox,fedper,ifca:k=4,oracle"
 _FLAGS = {
     "data": "data.set",
     "folder": "data.folder",
@@ -81,7 +84,7 @@ _FLAGS = {
 
 def resolve(config: Path | None, sets: list[str] | None, **flags: Any) -> dict[str, Any]:
     """A file, then flags, then --set: one tree of tables."""
-    from coterie.run.config import assign, assign_text, read_toml
+    from coterie.run.config import assign, assign_text, assign_texts, read_toml
 
     tree = read_toml(config) if config else {}
     for flag, value in flags.items():
@@ -93,13 +96,13 @@ def resolve(config: Path | None, sets: list[str] | None, **flags: Any) -> dict[s
             assign_text(tree, f"run.cohort={value}")
         else:
             assign(tree, _FLAGS[flag], str(value) if isinstance(value, Path) else value)
-    for text in sets or []:
-        assign_text(tree, text)
+    assign_texts(tree, sets or [])
     return tree
 
 
 def _from_environment(folder: Path) -> bool:
-    return os.environ.get("COTERIE_DATA") == str(folder) and "--folder" not in sys.argv
+    given = any(a == "--folder" or a.startswith("--folder=") for a in sys.argv)
+    return os.environ.get("COTERIE_DATA") == str(folder) and not given
 
 
 @app.command()
@@ -147,8 +150,11 @@ def run(
     place = resume or directory or _new_directory(experiment.method.name)
     judged_by = headline(experiment.population.classes is None)
     name, total = experiment.method.name, experiment.settings.rounds
-    with stoppable(place), progress(err, name, total, judged_by, quiet) as watch:
-        result = execute(experiment, place, resume is not None, watch)
+    try:
+        with progress(err, name, total, judged_by, quiet) as watch:
+            result = execute(experiment, place, resume is not None, watch)
+    except KeyboardInterrupt:
+        raise Interrupted(_how_to_go_on(place)) from None
     if as_json:
         typer.echo(json.dumps({**result.summary, "directory": str(place)}))
     else:
@@ -190,20 +196,25 @@ def _new_directory(name: str) -> Path:
     return path
 
 
+def _how_to_go_on(place: Path) -> str:
+    if any((place / "checkpoints").glob("*.json")):
+        return f"stopped. Finished rounds are saved; continue with: coterie run --resume {place}"
+    return f"stopped before anything was saved in {place}; start again in another folder"
+
+
 @contextmanager
-def stoppable(place: Path) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into a sentence that says how to go on."""
+def terminable() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does."""
+    owner = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a worker, forked with this handler, that its owner ends
+            os._exit(128 + number)
         raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"stopped. Finished rounds are saved; continue with: coterie run --resume {place}"
-        ) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -220,28 +231,35 @@ def print_summary(summary: dict[str, Any] | Any, place: Path) -> None:
             out.print(
                 f"[bold]{title:>9}[/]  {score(s[by], by)}{unit} mean   "
                 f"{score(s['worst'], by)}{unit} worst (client {s['worst_client']})   "
-                f"{score(s['p10'], by)}{unit} 10th percentile   loss {s['loss']:.3f}"
+                f"{score(s['p10'], by)}{unit} 10th percentile   loss {s['loss']:.3f}",
+                soft_wrap=True,
             )
     best = summary["best_on_validation"]
     if best:
         out.print(
             f"     [bold]best[/]  {score(best['received'][by], by)}{unit} received in round "
-            f"{best['round']}, the best on validation data"
+            f"{best['round']}, the best on validation data",
+            soft_wrap=True,
         )
     moved = summary["bytes"]
     out.print(
         f"    [bold]bytes[/]  {size(moved['down'])} down, {size(moved['up'])} up   "
-        f"[bold]groups[/] {summary['groups']}   [bold]seconds[/] {summary['seconds']:.1f}"
+        f"[bold]groups[/] {summary['groups']}   [bold]seconds[/] {summary['seconds']:.1f}",
+        soft_wrap=True,
     )
-    out.print(f"     [bold]kept[/]  {place}", soft_wrap=True)
+    out.print(f"     [bold]kept[/]  {escape(str(place))}", soft_wrap=True)
 
 
 @app.command()
 def compare(
     config: ConfigFile = None,
     methods: Annotated[
-        str, typer.Option(help="Methods, with parameters as in ifca:k=4, separated by commas.")
-    ] = "local,fedavg,fedprox,fedper,ifca:k=4,oracle",
+        str | None,
+        typer.Option(
+            help="Methods, with parameters as in ifca:k=4, separated by commas. "
+            f"(default: {_COMPARED}; oracle where the true groups are known)"
+        ),
+    ] = None,
     data: DataSet = None,
     folder: Folder = None,
     clients: Clients = None,
@@ -271,7 +289,7 @@ def compare(
     from coterie.run.config import parse
 
     flags = {k: v for k, v in locals().items() if k in _FLAGS}
-    chosen = method_list(methods)
+    chosen = method_list(methods or _COMPARED)
     configs = []
     for _, name, parameters in chosen:
         tree = resolve(config, sets, **flags)
@@ -285,11 +303,18 @@ def compare(
             configs,
             place,
             lambda name, total, by: progress(err, f"{name:12}", total, by, quiet),
+            oracle_if_possible=methods is None,
         )
     except KeyboardInterrupt:
         raise Interrupted(f"stopped. Finished methods are kept in {place}") from None
-    out.print(comparison(rows, judged_by))
-    out.print(f"kept in {place}", soft_wrap=True)
+    show(comparison(rows, judged_by))
+    out.print(f"kept in {escape(str(place))}", soft_wrap=True)
+
+
+def show(table: Table) -> None:
+    """A table on the terminal; elsewhere, where nobody's window is too narrow, in full width."""
+    wide = out.is_terminal or "COLUMNS" in os.environ
+    (out if wide else Console(width=1000, file=out.file)).print(table)
 
 
 @app.command()
@@ -303,10 +328,10 @@ def methods(
     from coterie.report.tables import listing, parameters
 
     if name is None:
-        out.print(listing("Methods", METHODS))
+        show(listing("Methods", METHODS))
         return
     factory = find(name)
-    out.print(f"[bold]{name}[/]  {parameters(factory)}")
+    out.print(f"[bold]{escape(name)}[/]  {escape(parameters(factory))}")
     out.print(inspect.getdoc(factory) or "", highlight=False, markup=False)
 
 
@@ -316,7 +341,7 @@ def data_sets() -> None:
     from coterie.data import SETS
     from coterie.report.tables import listing
 
-    out.print(listing("Data sets", SETS, skip=("folder",)))
+    show(listing("Data sets", SETS, skip=("folder",)))
 
 
 @app.command()
@@ -326,8 +351,8 @@ def partitions() -> None:
     from coterie.report.tables import listing
 
     hidden = ("labels", "clients", "seed", "x", "y", "client", "kind", "client_groups", "by")
-    out.print(listing("Partitions", PARTITIONS, skip=hidden))
-    out.print(listing("Shifts between groups of clients", SHIFTS, skip=hidden))
+    show(listing("Partitions", PARTITIONS, skip=hidden))
+    show(listing("Shifts between groups of clients", SHIFTS, skip=hidden))
 
 
 @app.command()
@@ -336,7 +361,7 @@ def models() -> None:
     from coterie.models import MODELS
     from coterie.report.tables import listing
 
-    out.print(listing("Models", MODELS, skip=("shape", "outputs")))
+    show(listing("Models", MODELS, skip=("shape", "outputs")))
 
 
 @app.command()
@@ -355,23 +380,33 @@ def probe(
 ) -> None:
     """Describe how much clients' data differ, with a picture."""
     from coterie.data import describe, label_table
-    from coterie.report.figures import label_heatmap
-    from coterie.report.tables import label_picture
+    from coterie.report.figures import label_heatmap, target_boxes
+    from coterie.report.tables import label_picture, target_picture
     from coterie.run.config import parse, population_of
 
     flags = {k: v for k, v in locals().items() if k in _FLAGS}
     population = population_of(parse(resolve(config, sets, **flags)))
     if population.classes is not None:
         counts = label_table(population)
-        out.print(label_picture(counts, population.classes, population.groups))
+        show(label_picture(counts, population.classes, population.groups))
         if picture is not None:
             label_heatmap(counts, population.classes, population.groups, picture)
-            out.print(f"picture in {picture}", soft_wrap=True)
-    elif picture is not None:
-        raise ConfigError("--picture shows labels, and these data have numbers as targets")
+    else:
+        targets = [c.train.y.numpy() for c in population.clients]
+        show(target_picture(targets, population.groups))
+        if picture is not None:
+            target_boxes(targets, population.groups, picture)
+    if picture is not None:
+        out.print(f"picture in {escape(str(picture))}", soft_wrap=True)
     for key, value in describe(population).items():
-        shown = f"{value:.4g}" if isinstance(value, float) else value
-        out.print(f"[bold]{key.replace('_', ' ')}[/]: {shown}")
+        if value is not None:
+            out.print(f"[bold]{key.replace('_', ' ')}[/]: {_shown(value)}", soft_wrap=True)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_shown(v)}" for k, v in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @app.command()
@@ -387,7 +422,7 @@ def export(
 
     target = to or Path(f"client-{client}.safetensors")
     export_model(reopen(run), client, target)
-    out.print(f"client {client}'s model is in {target}", soft_wrap=True)
+    out.print(f"client {client}'s model is in {escape(str(target))}", soft_wrap=True)
 
 
 @app.command()
@@ -434,19 +469,21 @@ def options(
 def main() -> None:
     """Run the command line; a mistake of the user is a sentence and an exit code."""
     try:
-        app()
+        with terminable():
+            app()
     except CoterieError as error:
-        err.print(f"[bold red]error:[/] {_plain(error)}", highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        _complain(error)
     except KeyboardInterrupt:
-        err.print("stopped", highlight=False)
-        sys.exit(Interrupted.exit_code)
+        _complain(Interrupted("stopped"))
+    except SystemExit as end:  # typer's own way to end, also upon Ctrl-C
+        if end.code == Interrupted.exit_code:
+            _complain(Interrupted("stopped"))
+        raise
 
 
-def _plain(error: CoterieError) -> str:
-    from rich.markup import escape
-
-    return escape(str(error))
+def _complain(error: CoterieError) -> NoReturn:
+    err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -105,12 +105,11 @@ def _tokens(values: Array, path: Path, population: Population) -> Array:
 
 def _table(values: Array, path: Path, population: Population) -> Array:
     table = _finite_floats(values, path)
-    # Populations that were standardised say by what.
-    mean, deviation = getattr(population, "mean", None), getattr(population, "std", None)
-    if mean is None or deviation is None:
+    if population.mean is None or population.std is None:
         return table
-    scaled: Array = (table - np.asarray(mean, np.float32)) / np.asarray(deviation, np.float32)
-    return scaled
+    table -= population.mean.numpy()
+    table /= population.std.numpy()
+    return table
 
 
 def _finite_floats(values: Array, path: Path) -> Array:
@@ -129,8 +128,7 @@ def _from_csv(path: Path, population: Population) -> Array:
             raise DataError(f"{path}: the run has no vocabulary to read texts with")
         texts = sheet.texts("text")
         return encode(texts, population.vocabulary, population.shape[0])
-    known: tuple[str, ...] | None = getattr(population, "features", None)
-    names = list(sheet.columns) if known is None else list(known)
+    names = list(population.features or sheet.columns)
     for name in names:
         if name not in sheet.columns:
             raise DataError(f"{path}: {unknown('column', name, sheet.columns)}")

@@ -23,6 +23,7 @@ from coterie.weights import Weights
 
 SCORE = "$score"
 FETCH = "$fetch"
+KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Door:
 
     def retain(self) -> None:
         """The present versions were saved: clients keep those of the last two savings."""
-        self.retained = [*self.retained, dict(self.versions)][-2:]
+        self.retained = [*self.retained, dict(self.versions)][-KEPT:]
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, in client-id order; lost ones are missing."""

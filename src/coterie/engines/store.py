@@ -67,6 +67,7 @@ class Store:
         for client, version in versions.items():
             if version:
                 sync(self._path(client, version))
+                sync(self._path(client, version).parent)
 
     def _path(self, client: ClientId, version: str) -> Path:
         return self.folder / str(client) / f"{version.replace('.', '-')}.state"

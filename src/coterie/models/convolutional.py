@@ -20,6 +20,7 @@ from coterie.models.parts import (
     whole,
     widths,
 )
+from coterie.models.pooling import MaxPool2
 
 
 def _two_convs(
@@ -34,7 +35,7 @@ def _two_convs(
     for i, (outputs, padded) in enumerate(zip(channels, pad, strict=True), start=1):
         padding = kernel // 2 if padded else 0
         layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, kernel, padding=padding)
-        layers[f"pool{i}"] = nn.MaxPool2d(2)
+        layers[f"pool{i}"] = MaxPool2()
         layers[f"relu{i}"] = nn.ReLU(inplace=True)
         height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
         inputs = outputs
@@ -155,7 +156,7 @@ def vgg16(
             layers[f"norm{i}"] = make_norm(channels)
             # Batch norm needs two pixels to train on a batch of one, so 2x2 stays until the end.
             if last and (side > 2 or stage == len(VGG16)):
-                layers[f"pool{stage}"] = nn.MaxPool2d(2, ceil_mode=True)
+                layers[f"pool{stage}"] = MaxPool2(ceil_mode=True)
                 side = (side + 1) // 2
             layers[f"relu{i}"] = nn.ReLU(inplace=True)
             inputs = channels

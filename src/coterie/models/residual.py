@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from coterie.models.parts import Shape, chain, image, norm_layer, whole
+from coterie.models.pooling import MaxPool2
 
 
 def _conv(inputs: int, channels: int, stride: int = 1) -> nn.Conv2d:
@@ -78,7 +79,7 @@ def resnet9(shape: Shape, outputs: int, width: int = 64, norm: str = "batch") ->
         layers[f"norm{i}"] = make_norm(channels)
         # Batch norm needs two pixels to train on a batch of one. Pooling commutes with ReLU.
         if i > 1 and side > 2:
-            layers[f"pool{i}"] = nn.MaxPool2d(2, ceil_mode=True)
+            layers[f"pool{i}"] = MaxPool2(ceil_mode=True)
             side = (side + 1) // 2
         layers[f"relu{i}"] = nn.ReLU(inplace=True)
         if i in (2, 4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,32 @@ def label_heatmap(
         yaxis={"autorange": "reversed", "automargin": True},
         template="plotly_white",
     )
+    _write(figure, path)
+
+
+def target_boxes(targets: Sequence[np.ndarray], groups: Sequence[int] | None, path: Path) -> None:
+    """Each client's regression targets as a box, clients ordered by true group."""
+    import plotly.graph_objects as go
+
+    order = np.arange(len(targets)) if groups is None else np.argsort(groups, kind="stable")
+    names = [f"client {i}" + ("" if groups is None else f" (group {groups[i]})") for i in order]
+    figure = go.Figure(
+        [
+            go.Box(x=targets[i].reshape(-1), name=name, orientation="h", boxpoints=False)
+            for i, name in zip(order, names, strict=True)
+        ]
+    )
+    figure.update_layout(
+        title="Targets of each client's training data",
+        height=max(420, 24 * len(targets) + 160),
+        yaxis={"autorange": "reversed", "automargin": True},
+        showlegend=False,
+        template="plotly_white",
+    )
+    _write(figure, path)
+
+
+def _write(figure: Any, path: Path) -> None:
     try:
         figure.write_html(path, include_plotlyjs=True, full_html=True)
     except OSError as error:

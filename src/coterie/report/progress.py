@@ -53,6 +53,8 @@ def progress(
             received = event.get("received")
             total = event["total_bytes"]
             note = f"received {score(received[judged_by], judged_by)}" if received else ""
+            if event["round"] > 1 and not bar.tasks[0].completed:
+                bar.reset(task, completed=event["round"] - 1)  # resumed: rounds done before
             speed = 1 / max(sum(event["seconds"].values()), 1e-9)
             bar.update(
                 task,

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def size(bytes: float) -> str:
+def size(bytes: float, digits: int = 2) -> str:
     """Bytes for people.
 
     >>> size(532), size(1_500_000)
@@ -20,7 +21,7 @@ def size(bytes: float) -> str:
     """
     for unit in ("B", "kB", "MB", "GB"):
         if bytes < 1000 or unit == "GB":
-            return f"{bytes:.0f} B" if unit == "B" else f"{bytes:.2f} {unit}"
+            return f"{bytes:.0f} B" if unit == "B" else f"{bytes:.{digits}f} {unit}"
         bytes /= 1000
     raise AssertionError
 
@@ -62,23 +63,30 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
 
 def comparison(rows: Sequence[Mapping[str, Any]], judged_by: str) -> Table:
     """Methods side by side, the best of each column in bold."""
-    unit = " %" if judged_by == "accuracy" else ""
-    table = Table(title="Scores on each client's own test data, mean over clients")
+    table = Table(
+        title=f"{'Accuracy in %' if judged_by == 'accuracy' else 'R²'} on each client's own test "
+        "data, mean over clients",
+        box=None,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
+        title_justify="left",
+    )
     columns: list[tuple[str, str, Callable[[Any], str], bool | None]] = [
-        (f"received{unit}", "received", lambda v: score(v, judged_by), True),
-        (f"adapted{unit}", "adapted", lambda v: score(v, judged_by), True),
-        (f"worst client{unit}", "worst", lambda v: score(v, judged_by), True),
-        ("gain over alone", "gain", lambda v: _signed(v, judged_by), True),
-        ("better off", "better", lambda v: v or "–", None),
+        ("received", "received", lambda v: score(v, judged_by), True),
+        ("adapted", "adapted", lambda v: score(v, judged_by), True),
+        ("worst\nclient", "worst", lambda v: score(v, judged_by), True),
+        ("over\nlocal", "gain", lambda v: _signed(v, judged_by), True),
+        ("better\noff", "better", lambda v: v or "–", None),
         ("groups", "groups", str, None),
-        ("agreement", "agreement", lambda v: "–" if v is None else f"{v:.2f}", None),
-        ("bytes", "bytes", size, None),
-        ("seconds", "seconds", lambda v: f"{v:.1f}", None),
-        ("server sees", "sees", str, None),
+        ("agree-\nment", "agreement", lambda v: "–" if v is None else f"{v:.2f}", None),
+        ("bytes", "bytes", lambda v: size(v, digits=1), None),
+        ("time\ns", "seconds", lambda v: f"{v:.1f}", None),
+        ("server\nsees", "sees", str, None),
     ]
-    table.add_column("method", style="bold")
+    table.add_column("method", style="bold", no_wrap=True)
     for title, *_ in columns:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     best = {
         key: max((r[key] for r in rows if r[key] is not None), default=None)
         for _, key, _, higher in columns
@@ -89,7 +97,7 @@ def comparison(rows: Sequence[Mapping[str, Any]], judged_by: str) -> Table:
             _mark(show(row[key]), key in best and row[key] == best[key])
             for _, key, show, _ in columns
         ]
-        table.add_row(row["method"], *cells)
+        table.add_row(escape(row["method"]), *cells)
     return table
 
 
@@ -111,7 +119,8 @@ def listing(title: str, items: Mapping[str, Callable[..., Any]], skip: Sequence[
     table.add_column("what it is")
     for name, factory in items.items():
         text = inspect.getdoc(factory) or ""
-        table.add_row(name, parameters(factory, skip), text.split("\n\n")[0].replace("\n", " "))
+        about = text.split("\n\n")[0].replace("\n", " ")
+        table.add_row(escape(name), escape(parameters(factory, skip)), escape(about))
     return table
 
 
@@ -125,6 +134,32 @@ def parameters(factory: Callable[..., Any], skip: Sequence[str] = ()) -> str:
     return ", ".join(shown)
 
 
+def target_picture(
+    targets: Sequence[np.ndarray], groups: Sequence[int] | None, most: int = 40
+) -> Table:
+    """Who holds which numbers: a row a client, a bar a tenth of the whole range."""
+    table = Table(title="Training targets of each client, from the lowest to the highest of all")
+    table.add_column("client", justify="right")
+    if groups is not None:
+        table.add_column("true group", justify="right")
+    for name in ("where they lie", "lowest", "mean", "highest", "samples"):
+        table.add_column(name, justify="right", no_wrap=True)
+    low, high = min(float(t.min()) for t in targets), max(float(t.max()) for t in targets)
+    for i, own in enumerate(targets[:most]):
+        counts, _ = np.histogram(own, bins=10, range=(low, high))
+        bar = "".join(_block(n / counts.max()) if n else "·" for n in counts)
+        group = [] if groups is None else [str(groups[i])]
+        numbers = [f"{n:.4g}" for n in (own.min(), own.mean(), own.max())]
+        table.add_row(str(i), *group, bar, *numbers, str(len(own)))
+    if len(targets) > most:
+        table.caption = f"the first {most} of {len(targets)} clients"
+    return table
+
+
+def _block(share: float) -> str:
+    return _BLOCKS[int(np.ceil(share * (len(_BLOCKS) - 1)))]
+
+
 def label_picture(
     counts: np.ndarray, classes: Sequence[str], groups: Sequence[int] | None, most: int = 40
 ) -> Table:
@@ -135,12 +170,15 @@ def label_picture(
     table.add_column("client", justify="right")
     if groups is not None:
         table.add_column("true group", justify="right")
-    for name in classes:
-        table.add_column(name[:8], justify="center", no_wrap=True)
+    narrow = len(classes) > 12  # one column for all classes, a character each
+    for name in [f"classes {classes[0]} to {classes[-1]}"] if narrow else classes:
+        shown = escape(name if narrow else name[:8])
+        table.add_column(shown, justify="center", overflow="fold")
     table.add_column("samples", justify="right")
     top = max(1, int(counts.max()))
     for i, row in enumerate(counts[:most]):
-        cells = [_BLOCKS[int(np.ceil(n / top * (len(_BLOCKS) - 1)))] * 2 for n in row]
+        blocks = [_block(n / top) for n in row]
+        cells = ["".join(blocks)] if narrow else [block * 2 for block in blocks]
         group = [] if groups is None else [str(groups[i])]
         table.add_row(str(i), *group, *cells, str(int(row.sum())))
     if len(counts) > most:

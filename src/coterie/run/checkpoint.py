@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.door.door import KEPT
 from coterie.errors import RunDirError
 from coterie.method import State
 from coterie.tree import Tree, read_tree, write_atomic, write_tree
 from coterie.weights import Layout
 
 _FORMAT = 1
-_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Checkpoints:
             "run": self.fingerprint,
         }
         write_atomic(self.folder / f"{name}.json", json.dumps(note).encode(), durable=True)
-        kept = {p.stem for p in self._notes()[-_KEPT:]}
+        kept = {p.stem for p in self._notes()[-KEPT:]}
         for path in self.folder.glob("*round-*"):
             if path.stem not in kept:
                 path.unlink(missing_ok=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError
-from coterie.run.config import Config, experiment_of, population_of
+from coterie.run.config import Config, experiment_of, method_of, population_of
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Watch, execute
 from coterie.run.result import Result
@@ -23,10 +25,8 @@ def method_list(text: str) -> list[tuple[str, str, dict[str, Any]]]:
     >>> method_list("local,ifca:k=4")
     [('local', 'local', {}), ('ifca k=4', 'ifca', {'k': 4})]
     """
-    import tomllib
-
-    found = []
-    for item in text.split(","):
+    found: list[tuple[str, str, dict[str, Any]]] = []
+    for item in re.split(r",(?![^\[]*\])", text):  # a comma inside [1, 2] does not separate
         name, *settings = item.strip().split(":")
         parameters = {}
         for setting in settings:
@@ -37,21 +37,42 @@ def method_list(text: str) -> list[tuple[str, str, dict[str, Any]]]:
                 parameters[key] = tomllib.loads(f"v = {value}")["v"]
             except tomllib.TOMLDecodeError:
                 parameters[key] = value
-        found.append((" ".join([name, *settings]), name, parameters))
+        title = " ".join([name, *settings])
+        if title in [t for t, _, _ in found]:
+            raise ConfigError(f"--methods names '{item.strip()}' twice: once is enough")
+        found.append((title, name, parameters))
     return found
 
 
 def compare(
-    titles: Sequence[str], configs: Sequence[Config], directory: Path, show: Show
+    titles: Sequence[str],
+    configs: Sequence[Config],
+    directory: Path,
+    show: Show,
+    oracle_if_possible: bool = False,
 ) -> tuple[list[dict[str, Any]], str]:
-    """Run each configuration on one population; a row each for the table."""
+    """Run each configuration on one population; a row each for the table.
+
+    The oracle needs a scenario with known groups; ``oracle_if_possible`` leaves it out elsewhere.
+    """
+    for config in configs:
+        method_of(config)  # names and parameters, before data is read
     population = population_of(configs[0])
+    if population.groups is None and oracle_if_possible:
+        pairs = zip(titles, configs, strict=True)
+        kept = [(t, c) for t, c in pairs if c.method.name != "oracle"]
+        titles, configs = [t for t, _ in kept], [c for _, c in kept]
+    if population.groups is None and any(c.method.name == "oracle" for c in configs):
+        raise ConfigError(
+            "method oracle needs a scenario with known groups: give the data a shift (--shift "
+            "rotation), or leave oracle out of --methods"
+        )
     experiments = [experiment_of(config, population) for config in configs]  # check them all first
     RunDir.create(directory)
     judged_by = headline(population.classes is None)
     results: list[Result] = []
     for title, experiment in zip(titles, experiments, strict=True):
-        place = directory / title.replace(" ", "-")
+        place = directory / re.sub(r"[\s/]+", "-", title)
         with show(title, experiment.settings.rounds, judged_by) as watch:
             results.append(execute(experiment, place, watch=watch))
     alone = next((r for t, r in zip(titles, results, strict=True) if t == "local"), None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -17,8 +19,9 @@ from coterie import data as coterie_data
 from coterie.client.fit import Criterion, Schedule, optimiser_class
 from coterie.data import Population
 from coterie.errors import ConfigError, DataError, unknown
-from coterie.methods import make as make_method
-from coterie.models import make_model
+from coterie.method import Method
+from coterie.methods import find as find_method
+from coterie.models import MODELS, make_model
 from coterie.run.experiment import ENGINES, Experiment, Settings, cohort_size
 
 LOSSES: dict[str, Criterion] = {
@@ -201,11 +204,24 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
         place = place.setdefault(table, {})
         if not isinstance(place, dict):
             raise ConfigError(f"'{key}' is not a key: '{table}' is not a table")
-    if leaf == "name" and place.get("name") not in (None, value):
-        known = {"start", "freeze", "bn"} if tables == ["model"] else set()
-        for old in [k for k in place if k not in known]:
-            del place[old]
+    section = Config.model_fields[tables[0]].default if tables[0] in Config.model_fields else None
+    if leaf == "name" and isinstance(section, Named) and len(tables) == 1:
+        known = set(type(section).model_fields) - {"name"}
+        if place.get("name", section.name) != value:
+            for old in [k for k in place if k not in known]:
+                del place[old]
     place[leaf] = value
+
+
+def assign_texts(tree: dict[str, Any], texts: Sequence[str]) -> None:
+    """Set each ``section.key=value``; names come first, for they drop another name's parameters.
+
+    >>> tree = {"method": {"name": "ifca", "k": 3}}
+    >>> assign_texts(tree, ["method.mu=0.1", "method.name=fedprox"]); tree
+    {'method': {'name': 'fedprox', 'mu': 0.1}}
+    """
+    for text in sorted(texts, key=lambda t: not t.partition("=")[0].strip().endswith(".name")):
+        assign_text(tree, text)
 
 
 def assign_text(tree: dict[str, Any], text: str) -> None:
@@ -230,24 +246,34 @@ def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
     """
     lines, tables = [], []
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            name = f"{prefix}{_toml_key(key)}"
             body = to_toml(value, f"{name}.")
             if body:
                 tables.append(f"[{name}]\n{body}" if not body.startswith("[") else body)
-        elif value is not None:
-            lines.append(f"{key} = {_toml_value(value)}\n")
+        elif value is not None and (value != {} or prefix.count(".") > 1):
+            lines.append(f"{_toml_key(key)} = {_toml_value(value)}\n")
     return "".join(lines) + "\n".join(tables)
 
 
-def _toml_value(value: Any) -> str:
-    import json
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
 
+
+def _toml_text(text: str) -> str:
+    # JSON escapes as TOML does, but lets DEL through.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, Mapping):
+        pairs = (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None)
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{', '.join(_toml_value(v) for v in value)}]"
-    return repr(value) if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
+    return repr(value) if isinstance(value, int | float) else _toml_text(str(value))
 
 
 def population_of(config: Config) -> Population:
@@ -297,9 +323,30 @@ def read_start(path: str) -> dict[str, torch.Tensor]:
         raise DataError(f"model.start: {path} is not a safetensors file ({error})") from None
 
 
+def method_of(config: Config) -> Method:
+    """The method; its parameters must be of the types that its factory asks for."""
+    name, factory = config.method.name, find_method(config.method.name)
+    try:
+        hints = get_type_hints(factory)
+    except (NameError, TypeError):  # a plug-in's types that cannot be looked up
+        hints = {}
+    parameters = config.method.parameters
+    for key, value in parameters.items():
+        try:
+            parameters[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].lower()
+            raise ConfigError(f"method.{key} = {value!r} ({name}): {reason}") from None
+        except PydanticUserError:  # a type of a plug-in's own; it has to check it by itself
+            continue
+    return factory(**parameters)
+
+
 def experiment_of(config: Config, population: Population | None = None) -> Experiment:
     """The experiment that a configuration describes; names are checked before data is read."""
-    method = make_method(config.method.name, config.method.parameters)
+    method = method_of(config)
+    if config.model.name not in MODELS:
+        raise ConfigError(unknown("model", config.model.name, MODELS))
     if config.run.engine not in ENGINES:
         raise ConfigError(unknown("engine", config.run.engine, ENGINES))
     optimiser_class(config.train.optimizer)
@@ -317,7 +364,7 @@ def experiment_of(config: Config, population: Population | None = None) -> Exper
         return make_model(config.model.name, shape, targets, **parameters)
 
     known = {f.name for f in fields(Schedule)}
-    return Experiment(
+    experiment = Experiment(
         population=population,
         model=model,
         method=method,
@@ -335,6 +382,8 @@ def experiment_of(config: Config, population: Population | None = None) -> Exper
         bn=config.model.bn,
         config=config.model_dump(),
     )
+    experiment.plan(Path())  # what does not fit is said before anything is written
+    return experiment
 
 
 def check_device(name: str) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from coterie.client.fit import Criterion, Schedule
 from coterie.data.population import Population
-from coterie.door.door import Door
+from coterie.door.door import KEPT, Door
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.wire import Wire
 from coterie.engines.base import Engine
@@ -261,7 +261,7 @@ class _Live:
         self.state, self.done, self.best = last.state, last.rounds, dict(last.best)
         self.ledger = Ledger.from_tree(last.door["ledger"])
         self.versions = dict(last.door["versions"])
-        self.retained = [dict(c.door["versions"]) for c in good]
+        self.retained = [dict(c.door["versions"]) for c in good[-KEPT:]]
         self.history = self.run_dir.rewind(self.done)
 
     def run(self, engine: Engine) -> None:
@@ -368,8 +368,9 @@ class _Live:
             self.run_dir.write_result(self.summary)
 
     def _save(self, rounds: int) -> None:
-        if self.checkpoints is None:
+        if self.checkpoints is None or self.run_dir is None:
             return
+        self.run_dir.sync()
         last = self.retained[-1] if self.retained else {}
         self.store.flush({c: v for c, v in self.door.versions.items() if last.get(c) != v})
         door = {"ledger": self.ledger.to_tree(), "versions": dict(self.door.versions)}

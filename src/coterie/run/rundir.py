@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunDirError
-from coterie.tree import write_atomic
+from coterie.tree import sync, write_atomic
 
 
 class RunDir:
@@ -87,6 +87,11 @@ class RunDir:
         """Add a line to the events."""
         with self.events.open("a") as file:
             file.write(json.dumps(event) + "\n")
+
+    def sync(self) -> None:
+        """Wait until the events are on disk."""
+        if self.events.exists():
+            sync(self.events)
 
     def read_events(self) -> list[dict[str, Any]]:
         """The lines so far; a last line that a crash cut short is left out."""
