@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -154,7 +155,8 @@ def run(
         with progress(err, name, total, judged_by, quiet) as watch:
             result = execute(experiment, place, resume is not None, watch)
     except KeyboardInterrupt:
-        raise Interrupted(_how_to_go_on(place)) from None
+        more = resume is not None and rounds is not None
+        raise Interrupted(_how_to_go_on(place, f" --rounds {rounds}" if more else "")) from None
     if as_json:
         typer.echo(json.dumps({**result.summary, "directory": str(place)}))
     else:
@@ -165,7 +167,7 @@ def _resumed(
     resume: Path, config: Path | None, directory: Path | None, sets: Any, flags: dict[str, Any]
 ) -> dict[str, Any]:
     """The run's own configuration; only what cannot change its course may be given anew."""
-    from coterie.run.config import assign, read_toml
+    from coterie.run.config import assign, parse, read_toml
     from coterie.run.rundir import RunDir
 
     free = {"rounds", "engine", "workers", "alone"}
@@ -185,7 +187,20 @@ def _resumed(
     for key in free:
         if flags[key] not in (None, False):
             assign(tree, _FLAGS[key], flags[key])
+    asked, done = parse(tree).run.rounds, _rounds_done(resume)
+    if asked < done:
+        if flags["rounds"] is not None:
+            raise ConfigError(
+                f"--rounds {asked}: the run in {resume} has {done} rounds already; ask for more, "
+                "or leave --rounds out"
+            )
+        assign(tree, "run.rounds", done)  # it was continued beyond its configuration before
     return tree
+
+
+def _rounds_done(place: Path) -> int:
+    names = [p.stem.rpartition("-")[2] for p in (place / "checkpoints").glob("round-*.json")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def _new_directory(name: str) -> Path:
@@ -196,9 +211,10 @@ def _new_directory(name: str) -> Path:
     return path
 
 
-def _how_to_go_on(place: Path) -> str:
+def _how_to_go_on(place: Path, more: str) -> str:
     if any((place / "checkpoints").glob("*.json")):
-        return f"stopped. Finished rounds are saved; continue with: coterie run --resume {place}"
+        how = f"coterie run --resume {shlex.quote(str(place))}{more}"
+        return f"stopped. Finished rounds are saved; continue with: {how}"
     return f"stopped before anything was saved in {place}; start again in another folder"
 
 
