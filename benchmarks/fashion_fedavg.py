@@ -3,7 +3,7 @@
 E=10, B=10, lr 0.01, momentum 0.9, LeNet-5. Prints the received accuracy (mean over clients), mean
 of rounds 41 to 50, which should lie in 70-82 % under label skew and above 87 % when iid.
 
-    python benchmarks/fashion_fedavg.py --folder DATA [--keep benchmarks/results/fashion_fedavg.json]
+    python benchmarks/fashion_fedavg.py --folder DATA [--keep FILE.json]
 """
 
 from __future__ import annotations

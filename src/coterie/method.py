@@ -10,7 +10,9 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from coterie.client import Client, Fit, Objective, Task
 from coterie.errors import ConfigError, unknown
@@ -153,6 +155,13 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigError(f"method {label}: {error}") from None
+        hints = get_type_hints(factory)
+        for name, value in bound.arguments.items():
+            try:
+                TypeAdapter(hints.get(name, Any)).validate_python(value, strict=True)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"].lower()
+                raise ConfigError(f"method {label}: {name} = {value!r}: {reason}") from None
         return replace(
             factory(*args, **kwargs),
             source=Source(factory.__module__, factory.__qualname__, dict(bound.arguments)),

@@ -33,7 +33,7 @@ class Schedule:
 
     epochs: int = 1
     batch_size: int = 32
-    lr: float = 0.01
+    lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
     lr_decay: float = 1.0

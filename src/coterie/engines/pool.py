@@ -89,34 +89,40 @@ class Pool:
             worker.has.clear()
             with contextlib.suppress(OSError):  # a dead one is noticed when it gets work
                 worker.pipe.send_bytes(_FORGET)
-        while queue or any(w.unit for w in self._workers):
-            for worker in self._workers:
-                if queue and worker.unit is None:
-                    worker.unit = queue.popleft()
+        try:
+            while queue or any(w.unit for w in self._workers):
+                for worker in self._workers:
+                    if queue and worker.unit is None:
+                        worker.unit = queue.popleft()
+                        try:
+                            self._send(worker, worker.unit, numbers)
+                        except OSError:
+                            yield from self._bury(worker, queue)
+                busy = {w.pipe: w for w in self._workers if w.unit}
+                for pipe in wait(list(busy)):
+                    worker = busy[pipe]  # type: ignore[index]
+                    assert worker.unit is not None
                     try:
-                        self._send(worker, worker.unit, numbers)
-                    except OSError:
+                        answers = [
+                            Message.from_bytes(worker.pipe.recv_bytes())
+                            for _ in worker.unit.requests
+                        ]
+                    except (EOFError, OSError):
                         yield from self._bury(worker, queue)
-            busy = {w.pipe: w for w in self._workers if w.unit}
-            for pipe in wait(list(busy)):
-                worker = busy[pipe]  # type: ignore[index]
-                assert worker.unit is not None
-                try:
-                    answers = [
-                        Message.from_bytes(worker.pipe.recv_bytes()) for _ in worker.unit.requests
-                    ]
-                except (EOFError, OSError):
-                    yield from self._bury(worker, queue)
-                    continue
-                done, worker.unit = worker.unit, None
-                yield from zip((r.client for r in done.requests), answers, strict=True)
+                        continue
+                    done, worker.unit = worker.unit, None
+                    yield from zip((r.client for r in done.requests), answers, strict=True)
+        finally:
+            # An exchange that was broken off leaves no answers behind for the next one to find.
+            for worker in self._workers:
+                if worker.unit is not None:
+                    worker.unit = None
+                    worker.process.kill()
 
     def close(self) -> None:
-        """End the workers: idle ones leave by themselves, busy ones are stopped."""
+        """End the workers: they leave by themselves when the parent hangs up."""
         for worker in self._workers:
             worker.pipe.close()
-            if worker.unit is not None:
-                worker.process.terminate()
         for worker in self._workers:
             worker.process.join(10)
             if worker.process.is_alive():

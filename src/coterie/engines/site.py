@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from coterie.method import Method
 from coterie.weights import Weights
 
 Metric = Callable[[Tensor, Tensor], float]
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ class Site:
         self,
         client: ClientId,
         body: Mapping[str, Any],
-        work: Callable[[ClientId, Mapping[str, Any]], Message],
-    ) -> Message:
+        work: Callable[[ClientId, Mapping[str, Any]], Done],
+    ) -> Done | Message:
+        """What the work gives, or a message that says why it failed."""
         try:
             return work(client, body)
         except CoterieError as error:
@@ -135,25 +137,27 @@ class Site:
         """Score clients; those that use the very same model share one pass over their data."""
         answers: dict[int, Message] = {}
         sharing: dict[int, list[tuple[int, Client, Weights]]] = {}
-        for i, (id, body) in enumerate(bodies):
-
-            def prepare(id: ClientId, body: Mapping[str, Any], place: int = i) -> Message:
-                client, config = self._client(id, body), body["config"]
-                alone = bool(config.get("alone", False))
-                model = client.base if alone else self.plan.method.assemble(client, body["arrays"])
-                adapt = int(config.get("adapt_epochs", 0))
-                if adapt:
-                    stream = "alone" if alone else "adapt"
-                    model = client.fit(model, stream=stream, epochs=adapt, steps=None).weights
-                sharing.setdefault(id_of(model), []).append((place, client, model))
-                return Message(b"", ())
-
-            outcome = self._guarded(id, body, prepare)
-            if outcome.header:
-                answers[i] = outcome
+        for place, (id, body) in enumerate(bodies):
+            prepared = self._guarded(id, body, self._to_score)
+            if isinstance(prepared, Message):
+                answers[place] = prepared
+            else:
+                same_vector = prepared[1].vector.data_ptr()
+                sharing.setdefault(same_vector, []).append((place, *prepared))
         for sharers in sharing.values():
             answers |= self._score(sharers)
-        return [answers[i] for i in range(len(bodies))]
+        return [answers[place] for place in range(len(bodies))]
+
+    def _to_score(self, id: ClientId, body: Mapping[str, Any]) -> tuple[Client, Weights]:
+        """A client and the model it is scored with: as received, adapted, or trained alone."""
+        client, config = self._client(id, body), body["config"]
+        alone = bool(config.get("alone", False))
+        model = client.base if alone else self.plan.method.assemble(client, body["arrays"])
+        epochs = int(config.get("adapt_epochs", 0))
+        if epochs:
+            stream = "alone" if alone else "adapt"
+            model = client.fit(model, stream=stream, epochs=epochs, steps=None).weights
+        return client, model
 
     def _score(self, sharers: Sequence[tuple[int, Client, Weights]]) -> dict[int, Message]:
         data = [self.plan.population.clients[client.id] for _, client, _ in sharers]
@@ -176,8 +180,3 @@ class Site:
         if len(y):
             found |= {name: float(f(out, y)) for name, f in self.plan.metrics.items()}
         return found
-
-
-def id_of(weights: Weights) -> int:
-    """What makes two models the very same: one vector in memory."""
-    return weights.vector.data_ptr()

@@ -147,7 +147,7 @@ def target_picture(
     low, high = min(float(t.min()) for t in targets), max(float(t.max()) for t in targets)
     for i, own in enumerate(targets[:most]):
         counts, _ = np.histogram(own, bins=10, range=(low, high))
-        bar = "".join(_block(n / counts.max()) if n else "·" for n in counts)
+        bar = "".join(_block(n / counts.max()) for n in counts).replace(" ", "·")
         group = [] if groups is None else [str(groups[i])]
         numbers = [f"{n:.4g}" for n in (own.min(), own.mean(), own.max())]
         table.add_row(str(i), *group, bar, *numbers, str(len(own)))
@@ -173,12 +173,12 @@ def label_picture(
     narrow = len(classes) > 12  # one column for all classes, a character each
     for name in [f"classes {classes[0]} to {classes[-1]}"] if narrow else classes:
         shown = escape(name if narrow else name[:8])
-        table.add_column(shown, justify="center", overflow="fold")
+        table.add_column(shown, justify="center", overflow="fold", no_wrap=not narrow)
     table.add_column("samples", justify="right")
     top = max(1, int(counts.max()))
     for i, row in enumerate(counts[:most]):
         blocks = [_block(n / top) for n in row]
-        cells = ["".join(blocks)] if narrow else [block * 2 for block in blocks]
+        cells = ["".join(blocks).replace(" ", "·")] if narrow else [2 * b for b in blocks]
         group = [] if groups is None else [str(groups[i])]
         table.add_row(str(i), *group, *cells, str(int(row.sum())))
     if len(counts) > most:

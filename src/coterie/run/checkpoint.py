@@ -86,8 +86,8 @@ class Checkpoints:
                 raise RunDirError(f"{path} is of another version of Coterie.")
             if note["run"] != self.fingerprint:
                 raise RunDirError(
-                    f"{path} belongs to another experiment: data, model, method, training or seed "
-                    "differ from config.toml."
+                    f"{path} belongs to another experiment: its data, starting weights, method, "
+                    "loss, training or seed were others."
                 )
             if note["sha256"] != digest:
                 raise RunDirError(f"{data} is damaged (its checksum is wrong).")

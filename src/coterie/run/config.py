@@ -251,7 +251,7 @@ def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
             body = to_toml(value, f"{name}.")
             if body:
                 tables.append(f"[{name}]\n{body}" if not body.startswith("[") else body)
-        elif value is not None and (value != {} or prefix.count(".") > 1):
+        elif value is not None and (value != {} or prefix):
             lines.append(f"{_toml_key(key)} = {_toml_value(value)}\n")
     return "".join(lines) + "\n".join(tables)
 

@@ -19,8 +19,8 @@ def headline(regression: bool) -> str:
 def summarise(scores: Scores, judged_by: str) -> dict[str, float]:
     """What a round reports of its clients' scores.
 
-    Means over clients, unweighted and by test counts; the worst client and who it is, the tenth
-    percentile, the standard deviation; the same score on validation data, for choosing a round.
+    Means over clients, unweighted and by test counts; the worst client and who it is, the 10th,
+    50th and 90th percentile, the standard deviation; the same score on validation data, for choosing a round.
 
     >>> two = {0: {"test_accuracy": 1.0, "test_count": 10.0, "test_loss": 0.1},
     ...        1: {"test_accuracy": 0.5, "test_count": 30.0, "test_loss": 0.3}}
@@ -39,7 +39,7 @@ def summarise(scores: Scores, judged_by: str) -> dict[str, float]:
         f"weighted_{judged_by}": float((values * counts).sum() / counts.sum()),
         "worst": float(values.min()),
         "worst_client": names[int(values.argmin())],
-        "p10": float(np.percentile(values, 10)),
+        **{f"p{p}": float(np.percentile(values, p)) for p in (10, 50, 90)},
         "std": float(values.std()),
     }
     taken = {f"test_{judged_by}", "test_count"}

@@ -126,7 +126,8 @@ class Experiment:
         digest = hashlib.sha256(start.vector.numpy().tobytes())
         for client in self.population.clients:
             for split in (client.train, client.val, client.test):
-                digest.update(split.y.contiguous().numpy().tobytes())
+                digest.update(split.x.contiguous().numpy())
+                digest.update(split.y.contiguous().numpy())
         source = self.method.source
         parts = [
             self.method.name,
@@ -136,6 +137,7 @@ class Experiment:
             self.settings.cohort,
             self.bn,
             start.layout.names,
+            getattr(self.criterion, "__qualname__", ""),
         ]
         digest.update(json.dumps(parts, default=str).encode())
         return digest.hexdigest()
