@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
+from pickle import PicklingError
 from typing import Any
 
 import torch
@@ -103,15 +104,13 @@ class Pool:
                     worker = busy[pipe]  # type: ignore[index]
                     assert worker.unit is not None
                     try:
-                        answers = [
-                            Message.from_bytes(worker.pipe.recv_bytes())
-                            for _ in worker.unit.requests
-                        ]
+                        answers = [worker.pipe.recv_bytes() for _ in worker.unit.requests]
                     except (EOFError, OSError):
                         yield from self._bury(worker, queue)
                         continue
                     done, worker.unit = worker.unit, None
-                    yield from zip((r.client for r in done.requests), answers, strict=True)
+                    for request, answer in zip(done.requests, answers, strict=True):
+                        yield request.client, Message.from_bytes(answer)
         finally:
             # An exchange that was broken off leaves no answers behind for the next one to find.
             for worker in self._workers:
@@ -147,8 +146,12 @@ class Pool:
         )
         try:
             process.start()
-        except (AttributeError, TypeError, OSError) as error:
-            raise EngineError(f"a worker process could not be started: {error}") from error
+        except (AttributeError, TypeError, PicklingError, OSError) as error:
+            raise EngineError(
+                f"a worker process could not be started: {error}. On this system models, losses "
+                "and metrics go to workers by name: define them in a module, or use the loop "
+                'engine (run.engine = "loop")'
+            ) from error
         theirs.close()
         return Worker(process, ours)
 
@@ -161,7 +164,8 @@ class Pool:
         worker.process.join()
         raise EngineError(
             f"a worker process ended while starting (exit code {worker.process.exitcode}). "
-            'Try fewer workers (run.workers) or the loop engine (run.engine = "loop")'
+            "A script that starts workers needs `if __name__ == '__main__':` on some systems; else "
+            'try fewer workers (run.workers) or the loop engine (run.engine = "loop")'
         )
 
     def _send(self, worker: Worker, unit: Unit, numbers: dict[int, int]) -> None:

@@ -20,7 +20,8 @@ def summarise(scores: Scores, judged_by: str) -> dict[str, float]:
     """What a round reports of its clients' scores.
 
     Means over clients, unweighted and by test counts; the worst client and who it is, the 10th,
-    50th and 90th percentile, the standard deviation; the same score on validation data, for choosing a round.
+    50th and 90th percentile, the standard deviation; the same score on validation data, for
+    choosing a round.
 
     >>> two = {0: {"test_accuracy": 1.0, "test_count": 10.0, "test_loss": 0.1},
     ...        1: {"test_accuracy": 0.5, "test_count": 30.0, "test_loss": 0.3}}

@@ -126,8 +126,8 @@ class Experiment:
         digest = hashlib.sha256(start.vector.numpy().tobytes())
         for client in self.population.clients:
             for split in (client.train, client.val, client.test):
-                digest.update(split.x.contiguous().numpy())
-                digest.update(split.y.contiguous().numpy())
+                for tensor in (split.x, split.y):
+                    digest.update(memoryview(tensor.contiguous().numpy()))  # type: ignore[arg-type]
         source = self.method.source
         parts = [
             self.method.name,
