@@ -34,7 +34,7 @@ def weights(directory, client=0):
         ("--set run.round=1", "did you mean 'run.rounds'"),
         ("--set rnu.rounds=1", "did you mean 'run'"),
         ("--method fedprox --set method.nu=1", "did you mean 'mu'"),
-        ("--method fedprox --set method.mu=much", "method.mu = 'much'"),
+        ("--method fedprox --set method.mu=much", "mu = 'much'"),
         ("--method fedprox --set method.mu=-1", "mu"),
         ("--method fedper --set method.k=9", "9 personal layers asked for"),
         ("--method oracle", "needs a scenario with known groups"),
@@ -64,7 +64,7 @@ def test_a_wrong_name_leaves_no_folder_behind(cli, small):
         ("--clients 150", 3, "with 1 samples"),  # of 200 samples: some would have one
         ("--set data.samples=99999", 3, "samples = 99999, but only 1797"),
         ("--set data.public=99999", 3, "lower public"),
-        ("--partition shards --set partition.shards_per_client=99", 3, "shards"),
+        ("--partition shards --set partition.per_client=99", 3, "need 396 samples"),
         ("--partition column --set partition.by=site", 3, "unknown column 'site'"),
         ("--data csv --folder nowhere.csv --set data.options.label=y", 3, "does not exist"),
     ],

@@ -50,7 +50,7 @@ def test_the_same_clients_and_start_for_every_method(cli, small):
     ("methods", "told"),
     [
         ("local,ifca:q=4", "unknown parameter of ifca 'q'"),
-        ("local,ifca:k=many", "method.k = 'many'"),
+        ("local,ifca:k=many", "k = 'many'"),
         ("local,fedagv", "did you mean 'fedavg'"),
         ("local,ifca:4", "name:parameter=value"),
         ("local,oracle", "known groups"),

@@ -111,8 +111,10 @@ def test_workers_killed_from_outside_while_idle_and_while_busy(tmp_path):
     door = Door(pool, Wire(plan.start.layout))
     state = made.method.init(door, made.setup(plan.start))
     for number in range(6):
-        for pid in pool.pids:  # all of them, before every round
-            os.kill(pid, signal.SIGKILL)
+        for worker in pool._workers:  # all of them, before every round
+            os.kill(worker.process.pid, signal.SIGKILL)
+            if number % 2:
+                worker.process.join()  # dead already when it is sent work; else perhaps dying
         door.begin(number)
         state = made.method.round(door, state, Round(number, range(6)))
     found = models(made, state, door)

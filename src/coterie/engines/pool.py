@@ -100,7 +100,7 @@ class Pool:
                         except OSError:
                             yield from self._bury(worker, queue)
                 busy = {w.pipe: w for w in self._workers if w.unit}
-                for pipe in wait(list(busy)):
+                for pipe in wait(list(busy)) if busy else []:  # none, if all sends met the dead
                     worker = busy[pipe]  # type: ignore[index]
                     assert worker.unit is not None
                     try:

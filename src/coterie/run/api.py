@@ -17,7 +17,7 @@ from coterie.errors import ConfigError, unknown
 from coterie.method import Method
 from coterie.methods import make as make_method
 from coterie.models import make_model
-from coterie.run.config import Config, criterion_of, experiment_of, parse, read_toml
+from coterie.run.config import Config, criterion_of, experiment_of, parse, read_start, read_toml
 from coterie.run.experiment import Experiment, Settings, Watch, execute, reinitialised
 from coterie.run.result import Result
 
@@ -49,7 +49,7 @@ def simulate(
     model_parameters: Mapping[str, Any] | None = None,
     loss: str | Criterion | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    start: Mapping[str, torch.Tensor] | None = None,
+    start: Mapping[str, torch.Tensor] | str | Path | None = None,
     freeze: Sequence[str] = (),
     bn: str = "shared",
     test_fraction: float = 0.2,
@@ -61,9 +61,12 @@ def simulate(
 ) -> Result:
     """Run on one's own data: a list of ``(x, y)`` per client, or a ``Population``.
 
-    ``model`` is a name of ``coterie.models``, a module, or a function that makes one; ``settings``
-    are those of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``,
-    ``seed``, ``engine``, ``workers``, ``evaluate_every``, …).
+    ``model`` is a name of ``coterie.models``, a module (training starts from its weights), or a
+    function that makes one; ``start`` are other weights to start from, by name or in a safetensors
+    file; ``freeze`` are layers that are neither trained nor sent; ``metrics`` are further scores,
+    functions of outputs and targets. ``settings`` are those of a schedule (``epochs``,
+    ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``, ``engine``, ``workers``,
+    ``evaluate_every``, …).
 
     >>> import torch
     >>> people = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
@@ -87,10 +90,18 @@ def simulate(
             seed=chosen.seed,
         )
     )
+    made = make_method(method) if isinstance(method, str) else method
+    if not isinstance(made, Method):
+        raise ConfigError(
+            f"method = {method!r}: give a name, or a method made by its factory, as in "
+            "coterie.ifca(k=3)"
+        )
+    if isinstance(start, str | Path):
+        start = read_start(str(start))
     experiment = Experiment(
         population=population,
         model=_factory(model, population, dict(model_parameters or {})),
-        method=make_method(method) if isinstance(method, str) else method,
+        method=made,
         criterion=loss if callable(loss) else criterion_of(loss, population),
         schedule=Schedule(**{k: v for k, v in settings.items() if k in of_schedule}),
         settings=chosen,
@@ -99,9 +110,7 @@ def simulate(
         freeze=tuple(freeze),
         bn=bn,
         metrics=dict(metrics or {}),
-        config={
-            "python": {"made_by": "coterie.simulate", "method": getattr(method, "name", method)}
-        },
+        config={"python": {"made_by": "coterie.simulate", "method": made.name}},
     )
     return execute(experiment, Path(directory) if directory else None, resume, watch)
 
@@ -114,6 +123,6 @@ def _factory(
         return lambda: reinitialised(module)
     if callable(model):
         return model
-    if population.vocabulary is not None:
+    if model == "text" and population.vocabulary is not None:
         parameters.setdefault("vocabulary", len(population.vocabulary))
     return lambda: make_model(model, population.shape, population.targets, **parameters)

@@ -8,10 +8,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -20,7 +20,7 @@ from coterie.client.fit import Criterion, Schedule, optimiser_class
 from coterie.data import Population
 from coterie.errors import ConfigError, DataError, unknown
 from coterie.method import Method
-from coterie.methods import find as find_method
+from coterie.methods import make as make_method
 from coterie.models import MODELS, make_model
 from coterie.run.experiment import ENGINES, Experiment, Settings, cohort_size
 
@@ -324,22 +324,8 @@ def read_start(path: str) -> dict[str, torch.Tensor]:
 
 
 def method_of(config: Config) -> Method:
-    """The method; its parameters must be of the types that its factory asks for."""
-    name, factory = config.method.name, find_method(config.method.name)
-    try:
-        hints = get_type_hints(factory)
-    except (NameError, TypeError):  # a plug-in's types that cannot be looked up
-        hints = {}
-    parameters = config.method.parameters
-    for key, value in parameters.items():
-        try:
-            parameters[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"].lower()
-            raise ConfigError(f"method.{key} = {value!r} ({name}): {reason}") from None
-        except PydanticUserError:  # a type of a plug-in's own; it has to check it by itself
-            continue
-    return factory(**parameters)
+    """The method, with the parameters of its table."""
+    return make_method(config.method.name, config.method.parameters)
 
 
 def experiment_of(config: Config, population: Population | None = None) -> Experiment:
