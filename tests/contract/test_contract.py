@@ -7,7 +7,6 @@ import pytest
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
-from coterie.federation import mix
 from coterie.method import State
 from coterie.run.experiment import execute
 from coterie.tree import read_tree, same, write_tree
@@ -163,14 +162,3 @@ def test_resumed_is_as_if_never_stopped(name, tmp_path):
 
 def without_seconds(history):
     return [{k: v for k, v in event.items() if k != "seconds"} for event in history]
-
-
-def test_mix_needs_equal_arrays_in_a_slot():
-    import torch
-
-    from coterie.errors import TrainingError
-    from coterie.federation import Reply
-
-    odd = [Reply(0, 1, {"a": torch.zeros(1)}, {}), Reply(1, 1, {"b": torch.zeros(1)}, {})]
-    with pytest.raises(TrainingError, match="clients 0 and 1"):
-        mix(odd, {0: {0: 1.0}, 1: {0: 1.0}})

@@ -66,3 +66,31 @@ def test_seed_decides_everything(tmp_path):
     ]
     assert same_bits(runs[0], runs[1])
     assert not torch.equal(runs[0][0], runs[2][0])
+
+
+def orders_of_samples(folder, settings, people):
+    """The order in which each client's samples were shown, by round."""
+    from coterie.client import client as module
+
+    seen = []
+    original = module.fit
+
+    def spy(model, start, data, criterion, objective, schedule, order_seed, dropout_seed):
+        seen.append((order_seed, dropout_seed))
+        return original(
+            model, start, data, criterion, objective, schedule, order_seed, dropout_seed
+        )
+
+    module.fit = spy
+    try:
+        drive(experiment(coterie.fedavg(), people, settings=settings), folder)
+    finally:
+        module.fit = original
+    return seen
+
+
+def test_every_client_and_round_has_batches_and_dropout_of_its_own(tmp_path):
+    seen = orders_of_samples(tmp_path, {"rounds": 3}, digits(clients=4))
+    assert len(seen) == 12
+    flat = [seed for pair in seen for seed in pair]
+    assert len(set(flat)) == 24
