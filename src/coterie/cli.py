@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from rich.table import Table
 from coterie import __version__
 from coterie.errors import ConfigError, CoterieError, Interrupted
 
+Watch = Callable[[dict[str, Any]], None]
 app = typer.Typer(
     help="Federated learning among clients whose data differ.",
     no_args_is_help=True,
@@ -151,12 +152,10 @@ def run(
     place = resume or directory or _new_directory(experiment.method.name)
     judged_by = headline(experiment.population.classes is None)
     name, total = experiment.method.name, experiment.settings.rounds
-    try:
-        with progress(err, name, total, judged_by, quiet) as watch:
-            result = execute(experiment, place, resume is not None, watch)
-    except KeyboardInterrupt:
-        more = resume is not None and rounds is not None
-        raise Interrupted(_how_to_go_on(place, f" --rounds {rounds}" if more else "")) from None
+    more = f" --rounds {rounds}" if resume is not None and rounds is not None else ""
+    shown = progress(err, name, total, judged_by, quiet)
+    with stopped_with(lambda: _how_to_go_on(place, more)), shown as watch:
+        result = execute(experiment, place, resume is not None, heeding(watch))
     if as_json:
         typer.echo(json.dumps({**result.summary, "directory": str(place)}))
     else:
@@ -218,21 +217,54 @@ def _how_to_go_on(place: Path, more: str) -> str:
     return f"stopped before anything was saved in {place}; start again in another folder"
 
 
+class Stop:
+    """Whether the user asked to stop. An exception raised inside a callback can get lost."""
+
+    asked = False
+
+
 @contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does."""
+def stoppable() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM do the same, in this process and not in those forked from it."""
     owner = os.getpid()
+    Stop.asked = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # a worker, forked with this handler, that its owner ends
+        if os.getpid() != owner:  # a worker that has not set its own handlers yet
             os._exit(128 + number)
+        Stop.asked = True
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            # Who has been heard may be impatient: what is left is a sentence and the exit.
+            signal.signal(number, signal.SIG_IGN if Stop.asked else handler)
+
+
+def heeding(watch: Watch) -> Watch:
+    """The same, but it ends the run if the user asked for that."""
+
+    def look(event: dict[str, Any]) -> None:
+        watch(event)
+        if Stop.asked:
+            raise KeyboardInterrupt
+
+    return look
+
+
+@contextmanager
+def stopped_with(sentence: Callable[[], str]) -> Iterator[None]:
+    """Say this if the user stops what is inside, also if it fails because of that."""
+    try:
+        yield
+    except (KeyboardInterrupt, CoterieError) as error:
+        if isinstance(error, CoterieError) and not Stop.asked:
+            raise
+        raise Interrupted(sentence()) from None
 
 
 def print_summary(summary: dict[str, Any] | Any, place: Path) -> None:
@@ -313,16 +345,16 @@ def compare(
         configs.append(parse(tree))
     place = directory or _new_directory("compare")
     names = [title for title, _, _ in chosen]
-    try:
+
+    @contextmanager
+    def watching(name: str, total: int, by: str) -> Iterator[Watch]:
+        with progress(err, f"{name:12}", total, by, quiet) as watch:
+            yield heeding(watch)
+
+    with stopped_with(lambda: f"stopped. Finished methods are kept in {place}"):
         rows, judged_by = compare_methods(
-            names,
-            configs,
-            place,
-            lambda name, total, by: progress(err, f"{name:12}", total, by, quiet),
-            oracle_if_possible=methods is None,
+            names, configs, place, watching, oracle_if_possible=methods is None
         )
-    except KeyboardInterrupt:
-        raise Interrupted(f"stopped. Finished methods are kept in {place}") from None
     show(comparison(rows, judged_by))
     out.print(f"kept in {escape(str(place))}", soft_wrap=True)
 
@@ -485,7 +517,7 @@ def options(
 def main() -> None:
     """Run the command line; a mistake of the user is a sentence and an exit code."""
     try:
-        with terminable():
+        with stoppable():
             app()
     except CoterieError as error:
         _complain(error)

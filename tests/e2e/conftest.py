@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,8 +50,13 @@ def cli(monkeypatch, capsys) -> Callable[..., Ended]:
     def call(*words: object) -> Ended:
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            coterie.cli.main()
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with pytest.raises(SystemExit) as ended:
+                coterie.cli.main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         said = capsys.readouterr()
         return Ended(int(ended.value.code or 0), said.out, said.err)
 

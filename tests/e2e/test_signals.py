@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM, a second process, a terminal: what needs a real process."""
 
+import contextlib
 import json
 import os
 import pty
@@ -7,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,7 +75,42 @@ def test_stopped_before_the_run_began(cli, small, monkeypatch, number):
     monkeypatch.setattr(config, "population_of", lambda _: os.kill(os.getpid(), number))
     cli("run", *small, "--dir", "r").says(130, "stopped")
     assert not Path("r").exists()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # as it was
+
+
+def test_a_signal_that_gets_lost_is_heeded_after_the_round(cli, small, monkeypatch):
+    """Python drops an exception that a signal raises inside a callback, such as a fork's."""
+    from coterie.report import progress
+
+    line = progress.round_line
+
+    def lose(event, *rest):
+        if event["round"] == 2:
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+        return line(event, *rest)
+
+    monkeypatch.setattr(progress, "round_line", lose)
+    ended = cli("run", *small, "--rounds", 50, "--dir", "r")
+    ended.says(130, "--resume r")
+    assert finished_rounds("r") == 2
+
+
+def test_an_impatient_user_gets_the_same_sentence(start):
+    process = start(
+        "run", *LONG, "--rounds", 1000, "--engine", "pool", "--workers", 2, "--dir", "r"
+    )
+    for line in process.stderr:
+        if "round 1/1000" in line:
+            break
+    for _ in range(30):  # through the cleaning up, the sentence and the interpreter's end
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.02)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("error: stopped")
 
 
 def test_a_stopped_comparison_keeps_what_is_finished(cli, small, monkeypatch):

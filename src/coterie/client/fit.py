@@ -222,7 +222,7 @@ def outputs(model: FlatModel, weights: Weights, x: Tensor) -> Tensor:
             model.module(decode(part).to(model.device)).cpu()
             for part in torch.split(x, _SCORE_BATCH)
         ]
-    return torch.cat(parts)
+    return torch.cat(parts).detach()
 
 
 def data_gradient(

@@ -1,0 +1,172 @@
+"""The round loop: cohorts, evaluation, checkpoints."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import coterie
+from coterie.errors import ConfigError, RunDirError, TrainingError
+from coterie.run.experiment import Settings, cohort, cohort_size, execute, reinitialised
+from coterie.tree import same
+from support import digits, experiment, on_quadratics
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(round):
+    def watch(event):
+        if event["round"] == round:
+            raise Stop
+
+    return watch
+
+
+def test_cohorts_change_from_round_to_round_and_are_all_used():
+    settings = Settings(cohort=0.3, seed=4)
+    drawn = [cohort(settings, r, 10) for r in range(40)]
+    assert all(len(set(c)) == 3 and c == sorted(c) for c in drawn)
+    assert len({tuple(c) for c in drawn}) > 20
+    assert {client for c in drawn for client in c} == set(range(10))
+    assert drawn == [cohort(settings, r, 10) for r in range(40)]
+    assert drawn != [cohort(Settings(cohort=0.3, seed=5), r, 10) for r in range(40)]
+
+
+@pytest.mark.parametrize("asked", [0.01, 11, 2.5e9])
+def test_impossible_cohorts_are_refused(asked):
+    with pytest.raises(ConfigError, match=r"run\.cohort"):
+        cohort_size(asked, 10)
+
+
+def test_events_after_the_last_checkpoint_are_done_again(tmp_path):
+    made = experiment(coterie.fedper(), settings={"rounds": 5, "checkpoint_every": 2})
+    whole = execute(made, tmp_path / "whole")
+    with pytest.raises(Stop):
+        execute(made, tmp_path / "parts", watch=stop_after(3))
+    lines = (tmp_path / "parts" / "events.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    (tmp_path / "parts" / "events.jsonl").write_text("\n".join(lines) + '\n{"round": 4, "coh')
+    resumed = execute(made, tmp_path / "parts", resume=True)
+    assert [e["round"] for e in resumed.history] == [1, 2, 3, 4, 5]
+    kept = (tmp_path / "parts" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in kept] == [1, 2, 3, 4, 5]
+    for client in range(6):
+        assert same(whole.weights(client), resumed.weights(client))
+
+
+def test_the_best_round_is_chosen_on_validation_data():
+    result = execute(experiment(coterie.fedavg(), settings={"rounds": 6}))
+    values = [e["received"]["val"] for e in result.history]
+    best = result.summary["best_on_validation"]
+    assert best["val"] == max(values)
+    assert best["round"] == values.index(max(values)) + 1
+    assert best["received"] == result.history[best["round"] - 1]["received"]
+
+
+def test_scores_by_hand(tmp_path):
+    # θ is 3 after training from 3 with lr so small that it stays; held-out targets are the first.
+    made = on_quadratics(
+        coterie.fedavg(), [[1.0], [5.0, 5.0]], start=3.0,
+        schedule={"lr": 1e-12}, settings={"rounds": 1, "adapt_epochs": 0},
+    )  # fmt: skip
+    result = execute(made)
+    assert result.summary["judged_by"] == "r2"
+    assert result.summary["received"]["loss"] == pytest.approx(4.0)
+    assert result.summary["received"]["mae"] == pytest.approx(2.0)
+
+
+def test_received_adapted_and_alone_are_told_apart():
+    # One client each at 0 and 10, θ⁰ = 5 and a mean that stays there: received is 5 away, adapted
+    # has moved 0.2 of the way, alone has had three rounds: 0.8³ of the distance is left.
+    made = on_quadratics(
+        coterie.fedavg(), [[0.0], [10.0]], start=5.0, settings={"rounds": 3, "alone": True}
+    )
+    rows = execute(made).clients
+    for row in rows:
+        assert row["received_mae"] == pytest.approx(5.0, abs=1e-5)
+        assert row["adapted_mae"] == pytest.approx(4.0, abs=1e-5)
+        assert row["alone_mae"] == pytest.approx(5 * 0.8**3, abs=1e-5)
+
+
+def test_adapted_scores_come_every_so_often_when_asked():
+    made = experiment(
+        coterie.fedavg(), settings={"rounds": 4, "adapt_every": 2, "evaluate_every": 3}
+    )
+    history = execute(made).history
+    assert [e["round"] for e in history if "adapted" in e] == [2, 4]
+    assert [e["round"] for e in history if "received" in e] == [3, 4]
+
+
+def test_scoring_and_adapting_leave_no_trace():
+    plain = execute(experiment(coterie.fedper(), settings={"rounds": 3, "evaluate_every": 0}))
+    scored = execute(
+        experiment(coterie.fedper(), settings={"rounds": 3, "adapt_every": 1, "alone": True})
+    )
+    for client in range(6):
+        assert same(plain.weights(client), scored.weights(client))
+    assert plain.summary["bytes"]["up"] == scored.summary["bytes"]["up"]
+
+
+def test_personal_models_differ_and_export_is_what_is_scored():
+    people = digits()
+    result = execute(experiment(coterie.fedper(), people))
+    for client in (0, 4):
+        test = people.clients[client].test
+        guess = result.predict(client, test.x).argmax(1)
+        accuracy = float((guess == test.y).float().mean())
+        assert accuracy == pytest.approx(result.clients[client]["received_accuracy"])
+    assert not same(result.weights(0), result.weights(1))
+    with pytest.raises(ConfigError, match="there is no client 6; they are 0 to 5"):
+        result.weights(6)
+
+
+def test_clients_that_were_never_sampled_use_what_they_would_receive():
+    result = execute(experiment(coterie.ifca(k=2), settings={"rounds": 1, "cohort": 1}))
+    assert len(result.groups) == 1
+    assert all(row["received_accuracy"] != "" for row in result.clients)
+
+
+def test_batch_norm_choices(tmp_path):
+    def network():
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
+        )
+
+    models = {}
+    for bn in ("shared", "stats-local", "local"):
+        result = execute(experiment(coterie.fedavg(), model=network, bn=bn))
+        models[bn] = [result.weights(c).tensors() for c in range(2)]
+        a, b = models[bn]
+        assert torch.equal(a["1.weight"], b["1.weight"])
+        assert torch.equal(a["2.running_mean"], b["2.running_mean"]) == (bn == "shared")
+        assert torch.equal(a["2.weight"], b["2.weight"]) == (bn != "local")
+
+
+def test_divergence_names_client_and_round_and_keeps_what_was_saved(tmp_path):
+    made = experiment(coterie.fedavg(), schedule={"lr": 1e30})
+    with pytest.raises(TrainingError, match=r"client \d, round \d+: .*[Ll]ower the learning rate"):
+        execute(made, tmp_path / "run")
+    assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path):
+    made = experiment(coterie.fedavg(), settings={"rounds": 1})
+    execute(made, tmp_path / "run")
+    with pytest.raises(RunDirError, match="--resume"):
+        execute(made, tmp_path / "run")
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path):
+    execute(experiment(coterie.fedavg(), settings={"rounds": 2}), tmp_path / "run")
+    other = experiment(coterie.fedavg(), digits(seed=1), settings={"rounds": 2})
+    with pytest.raises(RunDirError, match="another experiment"):
+        execute(other, tmp_path / "run", resume=True)
+
+
+def test_reinitialised_modules_are_new_draws():
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    copy = reinitialised(module)
+    assert not torch.equal(module[0].weight, copy[0].weight)

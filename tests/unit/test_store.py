@@ -1,0 +1,73 @@
+"""Versions of client state."""
+
+import pytest
+import torch
+from torch import nn
+
+import coterie
+from coterie.door.wire import Message, Wire
+from coterie.engines.faulty import Faulty
+from coterie.engines.loop import Loop
+from coterie.engines.store import Store
+from coterie.errors import RunDirError
+from coterie.method import Method
+from coterie.weights import Layout
+from support import drive, experiment
+
+LAYOUT = Layout.of(nn.Linear(1, 1))
+REPLY = Wire(LAYOUT).pack({"metrics": {"loss": 1.0}})
+
+
+def versions(store, client):
+    return sorted(p.name for p in (store.folder / str(client)).iterdir())
+
+
+def test_versions_are_kept_as_asked(tmp_path):
+    store = Store(tmp_path, LAYOUT)
+    for name in ("1.0", "2.0", "3.0"):
+        store.write(7, name, {"x": torch.tensor([float(name)])}, REPLY)
+    store.keep(7, ["2.0", "3.0"], newest="3.0")
+    assert versions(store, 7) == ["2-0.state", "3-0.reply", "3-0.state"]
+    assert store.read(7, "2.0")["x"].item() == 2
+    assert store.read(7, "") == {}
+    assert store.answered(7, "2.0") is None
+    assert store.answered(7, "3.0").to_bytes() == REPLY.to_bytes()
+    with pytest.raises(RunDirError, match=r"client 7 no longer holds version 1\.0"):
+        store.read(7, "1.0")
+    store.flush({7: "3.0", 8: ""})
+
+
+def test_a_reply_without_its_version_is_no_answer(tmp_path):
+    store = Store(tmp_path, LAYOUT)
+    store.write(7, "1.0", {}, REPLY)
+    (tmp_path / "7" / "1-0.state").unlink()
+    assert store.answered(7, "1.0") is None
+    assert isinstance(REPLY, Message)
+
+
+def counting(method: Method, done: list) -> Method:
+    from dataclasses import replace
+
+    task = method.tasks["train"]
+
+    def work(client, arrays, config):
+        done.append((client.id, client.round))
+        return task(client, arrays, config)
+
+    return replace(method, tasks={"train": work})
+
+
+def test_a_repeated_order_is_answered_and_not_carried_out_again(tmp_path):
+    done: list = []
+    made = experiment(counting(coterie.fedper(), done))
+    drive(made, tmp_path, lambda p: Faulty(Loop(p), repeat=lambda c, o: True), rounds=2)
+    assert sorted(done) == [(c, r) for c in range(6) for r in range(2)]
+
+
+def test_a_client_keeps_few_versions(tmp_path):
+    made = experiment(coterie.fedper())
+    _, door, _ = drive(made, tmp_path, rounds=5)
+    store = Store(tmp_path, door.wire.layout)
+    for client in range(6):
+        assert versions(store, client) == ["4-0.state", "5-0.reply", "5-0.state"]
+        assert door.versions[client] == "5.0"
