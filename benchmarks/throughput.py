@@ -214,6 +214,7 @@ if __name__ == "__main__":
     parser.add_argument("--memory", action="store_true", help="measure memory instead")
     arguments = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # as a run does
     if arguments.memory:
         memory(arguments.folder, arguments.workers)
     else:

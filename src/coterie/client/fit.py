@@ -111,13 +111,12 @@ def fit(
     model.module.train()
     theta, gradient = model.vector[: model.layout.trainable], model.gradient
     origin = theta.clone() if objective.penalties else theta
-    step = _optimiser(theta, gradient, schedule)
-    total = torch.zeros((), device=model.device)
-    steps = 0
+    clear, step = _optimiser(theta, gradient, schedule, plain=not objective.penalties)
+    losses: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(dropout_seed)
         for x, y in _batches(model, data, schedule, torch_generator(order_seed)):
-            gradient.zero_()
+            clear()
             loss = criterion(model.module(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
             for penalty in objective.penalties:
@@ -126,18 +125,23 @@ def fit(
                 norm = torch.linalg.vector_norm(gradient)
                 gradient.mul_(torch.clamp(schedule.clip / (norm + 1e-12), max=1.0))
             step()
-            total.add_(loss.detach())
-            steps += 1
-    mean_loss = float(total) / max(steps, 1)
+            losses.append(loss.detach())
+    mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
     if not math.isfinite(mean_loss):
         raise TrainingError("the training loss is no longer finite")
-    return Fit(model.weights(), steps, mean_loss)
+    return Fit(model.weights(), len(losses), mean_loss)
 
 
-def _optimiser(theta: Tensor, gradient: Tensor, schedule: Schedule) -> Callable[[], object]:
-    """One step of the optimiser over the flat vector, as a function without arguments."""
+def _optimiser(
+    theta: Tensor, gradient: Tensor, schedule: Schedule, plain: bool
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """What to do before a backward pass and after it, to make one step over the flat vector."""
     if schedule.optimizer.lower() == "sgd" and not schedule.options:
         lr, momentum, decay = schedule.lr, schedule.momentum, schedule.weight_decay
+        if plain and momentum and not decay and schedule.clip is None:
+            # Backward passes add to the gradient, so it can be the velocity itself: v ← ρv + g.
+            gradient.zero_()
+            return lambda: gradient.mul_(momentum), lambda: theta.add_(gradient, alpha=-lr)
         velocity = torch.zeros_like(theta) if momentum else gradient
 
         def sgd() -> None:
@@ -147,11 +151,11 @@ def _optimiser(theta: Tensor, gradient: Tensor, schedule: Schedule) -> Callable[
                 velocity.mul_(momentum).add_(gradient)
             theta.add_(velocity, alpha=-lr)
 
-        return sgd
+        return gradient.zero_, sgd
     kind = optimiser_class(schedule.optimizer)
     parameter = nn.Parameter(theta, requires_grad=False)
     parameter.grad = gradient
-    return kind([parameter], **_arguments(kind, schedule)).step  # type: ignore[no-any-return]
+    return gradient.zero_, kind([parameter], **_arguments(kind, schedule)).step
 
 
 def optimiser_class(name: str) -> Any:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 from coterie.door.wire import Message
 from coterie.federation import ClientId
@@ -36,6 +39,21 @@ class Engine(Protocol):
     def close(self) -> None:
         """End everything it started."""
         ...
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread in this process.
+
+    Bits then do not depend on the number of cores, and a server's spinning threads do not take the
+    cores from its workers.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def units(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from coterie.door.wire import Message
-from coterie.engines.base import Request, units
+from coterie.engines.base import Request, one_thread, units
 from coterie.engines.site import Plan, Site
 from coterie.federation import ClientId
 
@@ -27,15 +25,11 @@ class Loop:
 
     def exchange(self, requests: Sequence[Request]) -> Iterator[tuple[ClientId, Message | None]]:
         """Carry these out one unit at a time."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            for unit in units(requests, self._train, self._held):
+        for unit in units(requests, self._train, self._held):
+            with one_thread():
                 answers = self._site.answer([(r.client, r.message) for r in unit])
-                yield from zip((r.client for r in unit), answers, strict=True)
-        finally:
-            self._site.forget()
-            torch.set_num_threads(threads)
+            yield from zip((r.client for r in unit), answers, strict=True)
+        self._site.forget()
 
     def close(self) -> None:
         """Nothing was started."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from coterie.errors import ConfigError
 from coterie.models.parts import (
@@ -20,7 +21,7 @@ from coterie.models.parts import (
     whole,
     widths,
 )
-from coterie.models.pooling import MaxPool2
+from coterie.models.pooling import MaxPool2, max_pool
 
 
 def _two_convs(
@@ -43,16 +44,34 @@ def _two_convs(
     return layers, inputs * height * width
 
 
-def _dense(
-    layers: dict[str, nn.Module], features: int, hidden: Sequence[int], outputs: int
-) -> nn.Module:
-    """``layers`` followed by ``fc1``, ``fc2``, ... of the widths ``hidden``, and ``head``."""
-    for i, width in enumerate(hidden, start=1):
-        layers[f"fc{i}"] = nn.Linear(features, width)
-        layers[f"relu_fc{i}"] = nn.ReLU(inplace=True)
-        features = width
-    layers["head"] = nn.Linear(features, outputs)
-    return chain(layers)
+class _PlainNet(nn.Module):
+    """Two convolutions and dense layers, with pooling and ReLU called as functions.
+
+    Batches are often so small that a module for each of these would cost a fiftieth of a step.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        channels: Sequence[int],
+        pad: tuple[bool, bool],
+        hidden: Sequence[int],
+        outputs: int,
+    ) -> None:
+        super().__init__()
+        layers, features = _two_convs(shape, channels, 5, pad)
+        self.conv1, self.conv2 = layers["conv1"], layers["conv2"]
+        self.fc1 = nn.Linear(features, hidden[0])
+        self.fc2 = nn.Linear(hidden[0], hidden[1])
+        self.head = nn.Linear(hidden[1], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs for a batch of images."""
+        x = torch.relu_(max_pool(self.conv1(x)))
+        x = torch.relu_(max_pool(self.conv2(x)))
+        x = torch.relu_(self.fc1(x.flatten(1)))
+        outputs: Tensor = self.head(torch.relu_(self.fc2(x)))
+        return outputs
 
 
 def lenet5(shape: Shape, outputs: int) -> nn.Module:
@@ -68,8 +87,7 @@ def lenet5(shape: Shape, outputs: int) -> nn.Module:
     """
     sample = image("lenet5", shape)
     side = min(sample[1:])
-    layers, features = _two_convs(sample, (6, 16), 5, (side <= SMALL, side < SMALL))
-    return _dense(layers, features, (120, 84), outputs)
+    return _PlainNet(sample, (6, 16), (side <= SMALL, side < SMALL), (120, 84), outputs)
 
 
 def cnn5(
@@ -91,8 +109,11 @@ def cnn5(
     """
     sample = image("cnn5", shape)
     pad = min(sample[1:]) < SMALL
-    layers, features = _two_convs(sample, widths("cnn5", "channels", channels, 2), 5, (pad, pad))
-    return _dense(layers, features, widths("cnn5", "hidden", hidden, 2), outputs)
+    of_convs, of_dense = (
+        widths("cnn5", name, given, 2)
+        for name, given in (("channels", channels), ("hidden", hidden))
+    )
+    return _PlainNet(sample, of_convs, (pad, pad), of_dense, outputs)
 
 
 def cnn(shape: Shape, outputs: int, dropout: float | Sequence[float] = (0.25, 0.5)) -> nn.Module:

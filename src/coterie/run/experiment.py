@@ -21,7 +21,7 @@ from coterie.data.population import Population
 from coterie.door.door import KEPT, Door
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.wire import Wire
-from coterie.engines.base import Engine
+from coterie.engines.base import Engine, one_thread
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.engines.site import Metric, Plan
@@ -194,6 +194,7 @@ def execute(
     if experiment.settings.engine not in ENGINES:
         raise ConfigError(unknown("engine", experiment.settings.engine, ENGINES))
     with ExitStack() as stack:
+        stack.enter_context(one_thread())
         scratch = None
         if directory is None:
             scratch = tempfile.TemporaryDirectory(prefix="coterie-")
