@@ -155,11 +155,10 @@ def throughput(folder: str | None, rounds: int, workers: int) -> None:
         for number in range(rounds + 1):
             people = cohort(experiment.settings, number, 100)
             samples = EPOCHS * sum(len(population.clients[c].train) for c in people)
-            taken = {
-                "bare": bare.round(people),
-                "pool": pooled.round(people),
-                "score": pooled.score(),
-            }
+            runners = {"bare": bare, "pool": pooled}
+            first = list(runners) if number % 2 else list(runners)[::-1]  # neither always leads
+            taken = {name: runners[name].round(people) for name in first}
+            taken["score"] = pooled.score()
             if number == 0:  # warm up
                 continue
             for name, seconds in taken.items():
@@ -209,7 +208,7 @@ def memory(folder: str | None, workers: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", help="the folder of Fashion-MNIST's files (else downloaded)")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--workers", type=int, default=available_cores())
     parser.add_argument("--memory", action="store_true", help="measure memory instead")
     arguments = parser.parse_args()

@@ -7,7 +7,7 @@
 
 __version__ = "0.1.0"
 
-from coterie.client import Client, Fit, Objective, Schedule, erm, proximal
+from coterie.client import Client, Fit, Objective, Penalty, Schedule, erm, proximal
 from coterie.data import ClientData, Population, Split
 from coterie.errors import CoterieError
 from coterie.federation import (
@@ -18,24 +18,45 @@ from coterie.federation import (
     Upload,
     chosen,
 )
-from coterie.method import Method, Round, Setup, State, grouped, method
+from coterie.method import (
+    Assign,
+    Local,
+    Method,
+    Round,
+    Setup,
+    State,
+    all_but_last,
+    all_layers,
+    alone,
+    by_loss,
+    everyone,
+    grouped,
+    method,
+    minimise,
+    no_layer,
+    true_groups,
+)
 from coterie.methods import METHODS, fedavg, fedper, fedprox, ifca, local, oracle
 from coterie.run.api import run, simulate
 from coterie.run.result import Result
+from coterie.seeds import seed_for
 from coterie.weights import Layout, Weights
 
 __all__ = [
     "METHODS",
+    "Assign",
     "Client",
     "ClientData",
     "CoterieError",
     "Federation",
     "Fit",
     "Layout",
+    "Local",
     "Mean",
     "Method",
     "Objective",
     "Order",
+    "Penalty",
     "Population",
     "Reply",
     "Result",
@@ -46,8 +67,13 @@ __all__ = [
     "State",
     "Upload",
     "Weights",
+    "all_but_last",
+    "all_layers",
+    "alone",
+    "by_loss",
     "chosen",
     "erm",
+    "everyone",
     "fedavg",
     "fedper",
     "fedprox",
@@ -55,8 +81,12 @@ __all__ = [
     "ifca",
     "local",
     "method",
+    "minimise",
+    "no_layer",
     "oracle",
     "proximal",
     "run",
+    "seed_for",
     "simulate",
+    "true_groups",
 ]

@@ -398,7 +398,7 @@ def partitions() -> None:
     from coterie.data import PARTITIONS, SHIFTS
     from coterie.report.tables import listing
 
-    hidden = ("labels", "clients", "seed", "x", "y", "client", "kind", "client_groups", "by")
+    hidden = ("labels", "clients", "seed", "x", "y", "group", "scene")
     show(listing("Partitions", PARTITIONS, skip=hidden))
     show(listing("Shifts between groups of clients", SHIFTS, skip=hidden))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, get_type_hints
@@ -158,7 +159,8 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
         hints = get_type_hints(factory)
         for name, value in bound.arguments.items():
             try:
-                TypeAdapter(hints.get(name, Any)).validate_python(value, strict=True)
+                # As JSON, in which a method travels: a list is then as good as a tuple.
+                TypeAdapter(hints.get(name, Any)).validate_json(json.dumps(value), strict=True)
             except ValidationError as error:
                 reason = error.errors()[0]["msg"].lower()
                 raise ConfigError(f"method {label}: {name} = {value!r}: {reason}") from None

@@ -6,6 +6,7 @@ round-trips exactly, integer keys and tuples included, and needs no pickle.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -100,9 +101,17 @@ def write_tree(path: Path, tree: Tree, whole: Layout, *, durable: bool) -> str:
     """
     packed, tensors = pack(tree, whole)
     arrays = {str(i): t.detach().contiguous().clone() for i, t in enumerate(tensors)}
-    data = save(arrays, metadata={"tree": json.dumps(packed)})
+    text = json.dumps(packed)
+    data = save(arrays, metadata={"tree": text, "digest": _digest(text, list(arrays.values()))})
     write_atomic(path, data, durable=durable)
     return hashlib.sha256(data).hexdigest()
+
+
+def _digest(text: str, tensors: Sequence[Tensor]) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for tensor in tensors:
+        digest.update(_bits(tensor))
+    return digest.hexdigest()
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
@@ -118,7 +127,8 @@ def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
         if durable:
             sync(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise RunDirError(
             f"cannot write {path}: {error.strerror}. Free some space or choose "
             "another folder; what was saved before is intact"
@@ -139,9 +149,10 @@ def read_tree(path: Path, whole: Layout) -> Tree:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            packed = json.loads(metadata["tree"])
             tensors = [file.get_tensor(str(i)) for i in range(len(list(file.keys())))]
-        return unpack(packed, tensors, whole)
+        if metadata["digest"] != _digest(metadata["tree"], tensors):
+            raise ValueError("its checksum is wrong")
+        return unpack(json.loads(metadata["tree"]), tensors, whole)
     except FileNotFoundError as error:
         raise RunDirError(f"{path} is missing") from error
     except (SafetensorError, KeyError, ValueError, OSError) as error:

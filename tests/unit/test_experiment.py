@@ -170,3 +170,41 @@ def test_reinitialised_modules_are_new_draws():
     module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     copy = reinitialised(module)
     assert not torch.equal(module[0].weight, copy[0].weight)
+
+
+@pytest.mark.parametrize("engine", ["loop", "pool"])
+def test_a_metric_that_raises_names_the_client(engine):
+    def broken(outputs, y):
+        raise ZeroDivisionError("no")
+
+    made = experiment(coterie.fedavg(), metrics={"mine": broken}, settings={"engine": engine})
+    with pytest.raises(TrainingError, match=r"client \d: .*ZeroDivisionError: no"):
+        execute(made)
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_anew(tmp_path):
+    made = experiment(coterie.fedper(), settings={"rounds": 2})
+    whole = execute(made, tmp_path / "whole")
+    execute(made, tmp_path / "parts")
+    for path in (tmp_path / "parts" / "checkpoints").iterdir():
+        path.unlink()
+    resumed = execute(made, tmp_path / "parts", resume=True)
+    assert same(whole.weights(0), resumed.weights(0))
+    kept = (tmp_path / "parts" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in kept] == [1, 2]
+
+
+def test_a_wrong_model_leaves_no_directory(tmp_path):
+    with pytest.raises(ConfigError, match="unknown layer"):
+        execute(experiment(coterie.fedavg(), freeze=("nothing",)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_renumbered_checkpoint_is_refused(tmp_path):
+    made = experiment(coterie.fedavg(), settings={"rounds": 2})
+    execute(made, tmp_path / "run")
+    for note in (tmp_path / "run" / "checkpoints").glob("*.json"):
+        found = json.loads(note.read_text())
+        note.write_text(json.dumps(found | {"rounds": found["rounds"] - 1}))
+    with pytest.raises(RunDirError, match="damaged"):
+        execute(made, tmp_path / "run", resume=True)

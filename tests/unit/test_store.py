@@ -71,3 +71,14 @@ def test_a_client_keeps_few_versions(tmp_path):
     for client in range(6):
         assert versions(store, client) == ["4-0.state", "5-0.reply", "5-0.state"]
         assert door.versions[client] == "5.0"
+
+
+def test_a_damaged_version_is_noticed(tmp_path):
+    store = Store(tmp_path, LAYOUT)
+    store.write(7, "1.0", {"x": torch.tensor([1.0])}, REPLY)
+    path = tmp_path / "7" / "1-0.state"
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(RunDirError, match="checksum is wrong"):
+        store.read(7, "1.0")

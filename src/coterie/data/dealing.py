@@ -134,7 +134,7 @@ def check_clients(samples: int, clients: int | None, each: int) -> None:
     if needed > samples:
         raise DataError(
             f"{clients} clients with at least {max(each, 1)} samples each need {needed} samples, "
-            f"but there are only {samples}: use fewer clients, a lower minimum or more samples"
+            f"but there are only {samples}: use fewer clients, fewer for each or more samples"
         )
 
 

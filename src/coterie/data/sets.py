@@ -162,7 +162,7 @@ def image_folder(
 def npz(
     folder: Path | None = None, file: Where = None, channels: str = "auto", classes: Classes = None
 ) -> RawData:
-    """Arrays x and y (and x_test and y_test) of an .npz file; see ``read_npz``."""
+    """Arrays x and y (and x_test and y_test) of an .npz file; other 1-D arrays are columns."""
     return read_npz(_one_file(folder, file, "npz", ".npz"), channels, classes)
 
 
@@ -188,7 +188,7 @@ def csv_table(
     classes: Classes = None,
     delimiter: str = ",",
 ) -> RawData:
-    """A CSV file with a header; see ``read_csv``."""
+    """A CSV table with a header: a label column, features, and columns kept aside."""
     path = _one_file(folder, file, "csv", ".csv")
     return read_csv(path, label, columns, target, classes, delimiter)
 
@@ -202,7 +202,7 @@ def text_csv(
     classes: Classes = None,
     delimiter: str = ",",
 ) -> RawData:
-    """A CSV file with a column of texts and one of labels; see ``read_text_csv``."""
+    """A CSV file with a column of texts and one of labels."""
     path = _one_file(folder, file, "text", ".csv")
     return read_text_csv(path, label, text, columns, classes, delimiter)
 

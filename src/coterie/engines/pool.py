@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import multiprocessing as mp
 import os
@@ -31,6 +32,7 @@ from coterie.errors import EngineError
 from coterie.federation import ClientId
 
 _TRIES = 3
+_STOPS = {signal.SIGINT, signal.SIGTERM}
 _READY, _BLOB, _UNIT, _FORGET = b"ready", b"B", b"U", b"F"
 
 
@@ -144,6 +146,8 @@ class Pool:
             daemon=True,
             name="coterie-worker",
         )
+        # A signal that arrived in the middle of a fork would strike a half-made worker.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         try:
             process.start()
         except (AttributeError, TypeError, PicklingError, OSError) as error:
@@ -152,6 +156,8 @@ class Pool:
                 "and metrics go to workers by name: define them in a module, or use the loop "
                 'engine (run.engine = "loop")'
             ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         theirs.close()
         return Worker(process, ours)
 
@@ -221,6 +227,8 @@ def _travelling(plan: Plan) -> Plan:
 def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: int) -> None:
     """A worker's life: answer units until the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     for other in others:  # inherited by the fork; held open, they would hide a parent's death
         other.close()
     _die_with(parent)
@@ -228,6 +236,8 @@ def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: in
     if not hasattr(plan.method, "tasks"):
         plan = replace(plan, method=plan.method.make())  # type: ignore[attr-defined]
     site = Site(plan)
+    gc.collect()
+    gc.freeze()  # what is here now stays: never look through it again
     blobs: dict[int, Payload] = {}
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         pipe.send_bytes(_READY)

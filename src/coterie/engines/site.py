@@ -6,6 +6,7 @@ import copy
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -165,13 +166,18 @@ class Site:
         out = outputs(self.bench.model, sharers[0][2], torch.cat([s.x for s in parts]))
         pieces = iter(torch.split(out, [len(s) for s in parts]))
         answers = {}
-        for (place, client, _), held in zip(sharers, data, strict=True):
-            metrics: dict[str, float] = {}
-            for name, split in (("val", held.val), ("test", held.test)):
-                found = self._scores(next(pieces), split.y)
-                metrics |= {f"{name}_{k}": v for k, v in found.items()}
-            answers[place] = self._reply(client, Upload(metrics=metrics))
+        for place, client, _ in sharers:
+            held = {"val": next(pieces), "test": next(pieces)}
+            body = {"task": SCORE, "held": held}
+            answers[place] = self._guarded(client.id, body, partial(self._scored, client))
         return answers
+
+    def _scored(self, client: Client, id: ClientId, body: Mapping[str, Any]) -> Message:
+        data, metrics = self.plan.population.clients[id], dict[str, float]()
+        for name, out in body["held"].items():
+            found = self._scores(out, getattr(data, name).y)
+            metrics |= {f"{name}_{k}": v for k, v in found.items()}
+        return self._reply(client, Upload(metrics=metrics))
 
     def _scores(self, out: Tensor, y: Tensor) -> dict[str, float]:
         population = self.plan.population

@@ -41,7 +41,10 @@ class Checkpoints:
 
     def save(self, checkpoint: Checkpoint, layout: Layout) -> None:
         """Write a checkpoint, then remove those that are no longer needed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirError(f"cannot write to {self.folder}: {error.strerror}") from error
         name = f"round-{checkpoint.rounds:06d}"
         tree = {
             "state": checkpoint.state.to_tree(),
@@ -63,6 +66,9 @@ class Checkpoints:
 
     def _notes(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.json"))
+
+    def __bool__(self) -> bool:
+        return bool(self._notes())
 
     def load(self, layout: Layout) -> list[Checkpoint]:
         """The good checkpoints, oldest first; a RunDirError when there is none."""
@@ -89,6 +95,8 @@ class Checkpoints:
                     f"{path} belongs to another experiment: its data, starting weights, method, "
                     "loss, training or seed were others."
                 )
+            if path.stem != f"round-{note['rounds']:06d}":
+                raise RunDirError(f"{path} is damaged.")
             if note["sha256"] != digest:
                 raise RunDirError(f"{data} is damaged (its checksum is wrong).")
         except (OSError, ValueError, KeyError, TypeError) as error:

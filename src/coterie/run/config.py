@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -24,11 +24,27 @@ from coterie.methods import make as make_method
 from coterie.models import MODELS, make_model
 from coterie.run.experiment import ENGINES, Experiment, Settings, cohort_size
 
+
+def mse(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The mean squared error."""
+    return torch.nn.functional.mse_loss(out.reshape(y.shape), y)
+
+
+def l1(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The mean absolute error."""
+    return torch.nn.functional.l1_loss(out.reshape(y.shape), y)
+
+
+def huber(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Huber's loss: squared near zero, absolute beyond one."""
+    return torch.nn.functional.huber_loss(out.reshape(y.shape), y)
+
+
 LOSSES: dict[str, Criterion] = {
     "cross-entropy": torch.nn.functional.cross_entropy,
-    "mse": lambda out, y: torch.nn.functional.mse_loss(out.reshape(y.shape), y),
-    "l1": lambda out, y: torch.nn.functional.l1_loss(out.reshape(y.shape), y),
-    "huber": lambda out, y: torch.nn.functional.huber_loss(out.reshape(y.shape), y),
+    "mse": mse,
+    "l1": l1,
+    "huber": huber,
 }
 
 
@@ -55,7 +71,7 @@ class DataSection(Section):
 
     set: str = "digits"
     folder: str | None = None
-    clients: int = Field(20, ge=1)
+    clients: int | None = Field(None, ge=1)
     samples: int | None = Field(None, ge=1)
     test_fraction: float = Field(0.2, ge=0, lt=1)
     val_fraction: float = Field(0.1, ge=0, lt=1)
@@ -138,6 +154,18 @@ class Config(Section):
     train: TrainSection = TrainSection()
     run: RunSection = RunSection()
     evaluation: EvaluationSection = EvaluationSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _twenty_clients(cls, tree: Any) -> Any:
+        """The number of clients if it is not given; a column brings its own."""
+        if not isinstance(tree, Mapping):
+            return tree
+        data, partition = tree.get("data", {}), tree.get("partition", {})
+        if not isinstance(data, Mapping) or not isinstance(partition, Mapping):
+            return tree
+        count = {} if partition.get("name") == "column" else {"clients": 20}
+        return {**tree, "data": {**count, **data}}
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
@@ -366,10 +394,18 @@ def experiment_of(config: Config, population: Population | None = None) -> Exper
         start=start,
         freeze=tuple(config.model.freeze),
         bn=config.model.bn,
-        config=config.model_dump(),
+        config=_placed(config.model_dump()),
     )
     experiment.plan(Path())  # what does not fit is said before anything is written
     return experiment
+
+
+def _placed(tree: dict[str, Any]) -> dict[str, Any]:
+    """With absolute paths, so that a run can be resumed from any folder."""
+    for table, key in (("data", "folder"), ("model", "start")):
+        if tree[table][key]:
+            tree[table][key] = str(Path(tree[table][key]).resolve())
+    return tree
 
 
 def check_device(name: str) -> None:

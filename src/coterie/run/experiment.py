@@ -138,6 +138,7 @@ class Experiment:
             self.bn,
             start.layout.names,
             getattr(self.criterion, "__qualname__", ""),
+            repr(self.fresh(0)),
         ]
         digest.update(json.dumps(parts, default=str).encode())
         return digest.hexdigest()
@@ -195,23 +196,18 @@ def execute(
         raise ConfigError(unknown("engine", experiment.settings.engine, ENGINES))
     with ExitStack() as stack:
         stack.enter_context(one_thread())
-        scratch = None
-        if directory is None:
-            scratch = tempfile.TemporaryDirectory(prefix="coterie-")
-            folder = Path(scratch.name)
-            run = None
-        else:
-            run = RunDir.open(directory) if resume else RunDir.create(directory)
-            run.lock()
-            stack.callback(run.unlock)
-            folder = run.clients
-        if run is not None and not resume:
-            from coterie.run.config import to_toml
-
-            run.config.write_text(to_toml(experiment.config))
+        scratch = tempfile.TemporaryDirectory(prefix="coterie-") if directory is None else None
+        run = RunDir(directory) if directory is not None else None
+        folder = Path(scratch.name) if scratch is not None else run.clients  # type: ignore[union-attr]
+        # What is wrong with the model or the method shows before anything is written.
         plan = experiment.plan(folder)
         live = _Live(experiment, plan, run, watch)
-        live.begin(resume)
+        if run is not None:
+            (RunDir.open if resume else RunDir.create)(run.path)
+            run.lock()
+            stack.callback(run.unlock)
+            live.begin(resume)
+            run.write_config(experiment.config)
         engine = ENGINES[experiment.settings.engine](plan, experiment.settings.workers)
         stack.callback(engine.close)
         live.run(engine)
@@ -256,8 +252,11 @@ class _Live:
         self.summary: dict[str, Any] = {}
 
     def begin(self, resume: bool) -> None:
-        """Take up the newest good checkpoint, if this is a continuation."""
+        """Take up the newest good checkpoint; a run stopped before its first one begins anew."""
         if not resume or self.checkpoints is None or self.run_dir is None:
+            return
+        if not self.checkpoints:
+            self.run_dir.rewind(0)
             return
         good = self.checkpoints.load(self.layout)
         last = good[-1]

@@ -71,6 +71,7 @@ class RunDir:
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self.unlock()
             raise RunDirError(
                 f"another process is running in {self.path}. Wait for it or stop it first"
             ) from error
@@ -83,10 +84,22 @@ class RunDir:
             os.close(self._lock)
             self._lock = None
 
+    def write_config(self, tree: Mapping[str, Any]) -> None:
+        """The configuration as resolved."""
+        from coterie.run.config import to_toml
+
+        write_atomic(self.config, to_toml(tree).encode(), durable=True)
+
     def append(self, event: Mapping[str, Any]) -> None:
         """Add a line to the events."""
-        with self.events.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+        try:
+            with self.events.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(event) + "\n")
+        except OSError as error:
+            raise RunDirError(
+                f"cannot write {self.events}: {error.strerror}. Free some space; continue with "
+                f"--resume {self.path}"
+            ) from error
 
     def sync(self) -> None:
         """Wait until the events are on disk."""
