@@ -6,13 +6,11 @@ import csv
 import json
 import os
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -22,8 +20,9 @@ from rich.table import Table
 
 from coterie import __version__
 from coterie.errors import ConfigError, CoterieError, Interrupted
+from coterie.run.experiment import Watch
+from coterie.run.stopping import heeding, stoppable, stopped_with
 
-Watch = Callable[[dict[str, Any]], None]
 app = typer.Typer(
     help="Federated learning among clients whose data differ.",
     no_args_is_help=True,
@@ -86,7 +85,8 @@ _FLAGS = {
 
 def resolve(config: Path | None, sets: list[str] | None, **flags: Any) -> dict[str, Any]:
     """A file, then flags, then --set: one tree of tables."""
-    from coterie.run.config import assign, assign_text, assign_texts, read_toml
+    from coterie.run.config import assign, assign_text, assign_texts
+    from coterie.run.toml import read_toml
 
     tree = read_toml(config) if config else {}
     for flag, value in flags.items():
@@ -139,6 +139,7 @@ def run(
 ) -> None:
     """Run one method and keep the run in a directory."""
     from coterie.report.progress import progress
+    from coterie.report.tables import print_summary
     from coterie.run.config import experiment_of, parse
     from coterie.run.evaluation import headline
     from coterie.run.experiment import execute
@@ -159,15 +160,16 @@ def run(
     if as_json:
         typer.echo(json.dumps({**result.summary, "directory": str(place)}))
     else:
-        print_summary(result.summary, place)
+        print_summary(out, result.summary, place)
 
 
 def _resumed(
     resume: Path, config: Path | None, directory: Path | None, sets: Any, flags: dict[str, Any]
 ) -> dict[str, Any]:
     """The run's own configuration; only what cannot change its course may be given anew."""
-    from coterie.run.config import assign, parse, read_toml
+    from coterie.run.config import assign, parse
     from coterie.run.rundir import RunDir
+    from coterie.run.toml import read_toml
 
     free = {"rounds", "engine", "workers", "alone"}
     given = [k for k, v in flags.items() if v not in (None, False) and k not in free]
@@ -211,91 +213,10 @@ def _new_directory(name: str) -> Path:
 
 
 def _how_to_go_on(place: Path, more: str) -> str:
-    if any((place / "checkpoints").glob("*.json")):
+    if (place / "config.toml").exists():
         how = f"coterie run --resume {shlex.quote(str(place))}{more}"
         return f"stopped. Finished rounds are saved; continue with: {how}"
     return f"stopped before anything was saved in {place}; start again in another folder"
-
-
-class Stop:
-    """Whether the user asked to stop. An exception raised inside a callback can get lost."""
-
-    asked = False
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM do the same, in this process and not in those forked from it."""
-    owner = os.getpid()
-    Stop.asked = False
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # a worker that has not set its own handlers yet
-            os._exit(128 + number)
-        Stop.asked = True
-        raise KeyboardInterrupt
-
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, stop) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            # Who has been heard may be impatient: what is left is a sentence and the exit.
-            signal.signal(number, signal.SIG_IGN if Stop.asked else handler)
-
-
-def heeding(watch: Watch) -> Watch:
-    """The same, but it ends the run if the user asked for that."""
-
-    def look(event: dict[str, Any]) -> None:
-        watch(event)
-        if Stop.asked:
-            raise KeyboardInterrupt
-
-    return look
-
-
-@contextmanager
-def stopped_with(sentence: Callable[[], str]) -> Iterator[None]:
-    """Say this if the user stops what is inside, also if it fails because of that."""
-    try:
-        yield
-    except (KeyboardInterrupt, CoterieError) as error:
-        if isinstance(error, CoterieError) and not Stop.asked:
-            raise
-        raise Interrupted(sentence()) from None
-
-
-def print_summary(summary: dict[str, Any] | Any, place: Path) -> None:
-    """The end of a run, in a few lines."""
-    from coterie.report.tables import score, size
-
-    by = summary["judged_by"]
-    unit = " %" if by == "accuracy" else ""
-    for title in ("received", "adapted", "alone"):
-        s = summary.get(title)
-        if s:
-            out.print(
-                f"[bold]{title:>9}[/]  {score(s[by], by)}{unit} mean   "
-                f"{score(s['worst'], by)}{unit} worst (client {s['worst_client']})   "
-                f"{score(s['p10'], by)}{unit} 10th percentile   loss {s['loss']:.3f}",
-                soft_wrap=True,
-            )
-    best = summary["best_on_validation"]
-    if best:
-        out.print(
-            f"     [bold]best[/]  {score(best['received'][by], by)}{unit} received in round "
-            f"{best['round']}, the best on validation data",
-            soft_wrap=True,
-        )
-    moved = summary["bytes"]
-    out.print(
-        f"    [bold]bytes[/]  {size(moved['down'])} down, {size(moved['up'])} up   "
-        f"[bold]groups[/] {summary['groups']}   [bold]seconds[/] {summary['seconds']:.1f}",
-        soft_wrap=True,
-    )
-    out.print(f"     [bold]kept[/]  {escape(str(place))}", soft_wrap=True)
 
 
 @app.command()

@@ -18,9 +18,8 @@ from coterie.run.config import (
     parse,
     population_of,
     read_start,
-    read_toml,
-    to_toml,
 )
+from coterie.run.toml import read_toml, to_toml
 
 SMALL = {"data": {"clients": 3, "samples": 60}, "run": {"engine": "loop"}}
 

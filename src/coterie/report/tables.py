@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -184,3 +186,32 @@ def label_picture(
     if len(counts) > most:
         table.caption = f"the first {most} of {len(counts)} clients"
     return table
+
+
+def print_summary(out: Console, summary: Mapping[str, Any], place: Path) -> None:
+    """The end of a run, in a few lines."""
+    by = summary["judged_by"]
+    unit = " %" if by == "accuracy" else ""
+    for title in ("received", "adapted", "alone"):
+        s = summary.get(title)
+        if s:
+            out.print(
+                f"[bold]{title:>9}[/]  {score(s[by], by)}{unit} mean   "
+                f"{score(s['worst'], by)}{unit} worst (client {s['worst_client']})   "
+                f"{score(s['p10'], by)}{unit} 10th percentile   loss {s['loss']:.3f}",
+                soft_wrap=True,
+            )
+    best = summary["best_on_validation"]
+    if best:
+        out.print(
+            f"     [bold]best[/]  {score(best['received'][by], by)}{unit} received in round "
+            f"{best['round']}, the best on validation data",
+            soft_wrap=True,
+        )
+    moved = summary["bytes"]
+    out.print(
+        f"    [bold]bytes[/]  {size(moved['down'])} down, {size(moved['up'])} up   "
+        f"[bold]groups[/] {summary['groups']}   [bold]seconds[/] {summary['seconds']:.1f}",
+        soft_wrap=True,
+    )
+    out.print(f"     [bold]kept[/]  {escape(str(place))}", soft_wrap=True)

@@ -17,9 +17,10 @@ from coterie.errors import ConfigError, unknown
 from coterie.method import Method
 from coterie.methods import make as make_method
 from coterie.models import make_model
-from coterie.run.config import Config, criterion_of, experiment_of, parse, read_start, read_toml
+from coterie.run.config import Config, criterion_of, experiment_of, parse, read_start
 from coterie.run.experiment import Experiment, Settings, Watch, execute, reinitialised
 from coterie.run.result import Result
+from coterie.run.toml import read_toml
 
 
 def run(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -17,35 +15,13 @@ from safetensors.torch import load_file
 
 from coterie import data as coterie_data
 from coterie.client.fit import Criterion, Schedule, optimiser_class
+from coterie.client.losses import LOSSES
 from coterie.data import Population
 from coterie.errors import ConfigError, DataError, unknown
 from coterie.method import Method
 from coterie.methods import make as make_method
 from coterie.models import MODELS, make_model
 from coterie.run.experiment import ENGINES, Experiment, Settings, cohort_size
-
-
-def mse(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The mean squared error."""
-    return torch.nn.functional.mse_loss(out.reshape(y.shape), y)
-
-
-def l1(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The mean absolute error."""
-    return torch.nn.functional.l1_loss(out.reshape(y.shape), y)
-
-
-def huber(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Huber's loss: squared near zero, absolute beyond one."""
-    return torch.nn.functional.huber_loss(out.reshape(y.shape), y)
-
-
-LOSSES: dict[str, Criterion] = {
-    "cross-entropy": torch.nn.functional.cross_entropy,
-    "mse": mse,
-    "l1": l1,
-    "huber": huber,
-}
 
 
 class Section(BaseModel):
@@ -204,19 +180,6 @@ def _keys() -> list[str]:
     return keys
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no configuration file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-
-
 def assign(tree: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key. Another name in a named table drops the old one's parameters.
 
@@ -262,46 +225,6 @@ def assign_text(tree: dict[str, Any], text: str) -> None:
     except tomllib.TOMLDecodeError:
         parsed = value
     assign(tree, key.strip(), parsed)
-
-
-def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
-    """Nested tables as TOML text; keys without a value are left out.
-
-    >>> print(to_toml({"run": {"rounds": 5, "workers": None, "engine": "loop"}}), end="")
-    [run]
-    rounds = 5
-    engine = "loop"
-    """
-    lines, tables = [], []
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            name = f"{prefix}{_toml_key(key)}"
-            body = to_toml(value, f"{name}.")
-            if body:
-                tables.append(f"[{name}]\n{body}" if not body.startswith("[") else body)
-        elif value is not None and (value != {} or prefix):
-            lines.append(f"{_toml_key(key)} = {_toml_value(value)}\n")
-    return "".join(lines) + "\n".join(tables)
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
-
-
-def _toml_text(text: str) -> str:
-    # JSON escapes as TOML does, but lets DEL through.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        pairs = (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None)
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{', '.join(_toml_value(v) for v in value)}]"
-    return repr(value) if isinstance(value, int | float) else _toml_text(str(value))
 
 
 def population_of(config: Config) -> Population:

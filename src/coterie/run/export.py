@@ -11,9 +11,10 @@ from safetensors.torch import save
 from coterie.data.samples import samples_like
 from coterie.errors import ConfigError, RunDirError
 from coterie.run.checkpoint import Checkpoints
-from coterie.run.config import experiment_of, parse, read_toml
+from coterie.run.config import experiment_of, parse
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir
+from coterie.run.toml import read_toml
 from coterie.tree import write_atomic
 
 

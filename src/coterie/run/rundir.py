@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunDirError
+from coterie.run.toml import to_toml
 from coterie.tree import sync, write_atomic
 
 
@@ -86,8 +87,6 @@ class RunDir:
 
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """The configuration as resolved."""
-        from coterie.run.config import to_toml
-
         write_atomic(self.config, to_toml(tree).encode(), durable=True)
 
     def append(self, event: Mapping[str, Any]) -> None:
