@@ -213,9 +213,11 @@ def _new_directory(name: str) -> Path:
 
 
 def _how_to_go_on(place: Path, more: str) -> str:
-    if (place / "config.toml").exists():
-        how = f"coterie run --resume {shlex.quote(str(place))}{more}"
+    how = f"coterie run --resume {shlex.quote(str(place))}{more}"
+    if any((place / "checkpoints").glob("*.json")):
         return f"stopped. Finished rounds are saved; continue with: {how}"
+    if (place / "config.toml").exists():
+        return f"stopped before the first round was saved; begin it again with: {how}"
     return f"stopped before anything was saved in {place}; start again in another folder"
 
 

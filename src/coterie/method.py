@@ -219,7 +219,7 @@ def true_groups() -> Assign:
         if setup.groups is None:
             raise ConfigError(
                 "method oracle needs a scenario with known groups: give the data a shift by group "
-                "(data.shift) or a partition with groups"
+                "(such as --shift rotation) or a partition with groups"
             )
         models: dict[Slot, Weights] = dict.fromkeys(sorted(set(setup.groups.values())), setup.start)
         return State(models, setup.groups)
@@ -257,6 +257,11 @@ def all_but_last(k: int) -> Shared:
                 f"{', '.join(layout.layers)}"
             )
         kept = set(layout.layers[len(layout.layers) - k :])
+        if k and all(e.kind == "frozen" for e in layout.entries if e.layer in kept):
+            raise ConfigError(
+                f"the personal layers ({', '.join(sorted(kept))}) are frozen: nothing would be "
+                "personal. Freeze others, or keep more layers personal"
+            )
         return [e.name for e in layout.entries if e.layer not in kept]
 
     return shared

@@ -7,7 +7,7 @@ same type with a smaller layout.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -26,7 +26,8 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 class Entry:
     """One tensor of a model: its name, shape, the layer it belongs to, and its kind.
 
-    A ``local`` tensor stays with its client whatever the method (FedBN, SiloBN).
+    A ``local`` tensor stays with its client whatever the method (FedBN, SiloBN); ``place`` is its
+    number in the module's own order.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Entry:
     layer: str
     kind: Kind = "parameter"
     local: bool = False
+    place: int = 0
 
     @cached_property
     def size(self) -> int:
@@ -69,7 +71,8 @@ class Layout:
         """
         if bn not in BN_CHOICES:
             raise ConfigError(unknown("choice of bn", bn, BN_CHOICES))
-        return Layout(tuple(sorted(_entries(module, bn), key=lambda e: _ORDER[e.kind])))
+        found = [replace(e, place=i) for i, e in enumerate(_entries(module, bn))]
+        return Layout(tuple(sorted(found, key=lambda e: _ORDER[e.kind])))
 
     @cached_property
     def size(self) -> int:
@@ -84,7 +87,8 @@ class Layout:
     @cached_property
     def layers(self) -> tuple[str, ...]:
         """The layers that hold parameters, in the model's order."""
-        return tuple(dict.fromkeys(e.layer for e in self.entries if e.kind != "buffer"))
+        ordered = sorted(self.entries, key=lambda e: e.place)
+        return tuple(dict.fromkeys(e.layer for e in ordered if e.kind != "buffer"))
 
     @cached_property
     def spans(self) -> dict[str, slice]:

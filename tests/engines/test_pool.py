@@ -107,7 +107,7 @@ def test_an_order_that_kills_three_workers_is_a_lost_reply(tmp_path):
 def test_workers_killed_from_outside_while_idle_and_while_busy(tmp_path):
     made = experiment(coterie.fedavg(), settings={"rounds": 6})
     plan = made.plan(tmp_path / "a")
-    pool = Pool(plan, 2)
+    pool = Pool(plan, 3)
     door = Door(pool, Wire(plan.start.layout))
     state = made.method.init(door, made.setup(plan.start))
     for number in range(6):
@@ -119,22 +119,55 @@ def test_workers_killed_from_outside_while_idle_and_while_busy(tmp_path):
         state = made.method.round(door, state, Round(number, range(6)))
     found = models(made, state, door)
     pool.close()
+    assert door.ledger.lost == 0  # nobody died of the work
     plain, door, _ = drive(made, tmp_path / "b")
     assert same_bits(found, models(made, plain, door))
 
 
 def test_scoring_survives_a_killed_worker_with_the_same_scores(tmp_path):
-    made = experiment(coterie.fedavg())
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def fatal_once(outputs, y):
+        if os.getpid() != parent and not (marks / "done").exists():
+            (marks / "done").touch()
+            killed()
+        return 1.0
+
+    parent = os.getpid()
+    made = experiment(coterie.fedavg(), metrics={"mine": fatal_once})
     plan = made.plan(tmp_path)
     sends = {c: {"0": plan.start} for c in range(6)}
-    loop = Door(Loop(plan), Wire(plan.start.layout))
-    loop.begin(0)
     pool = Pool(plan, 1)
-    door = Door(pool, Wire(plan.start.layout))
-    door.begin(0)
-    os.kill(pool.pids[0], signal.SIGKILL)
+    loop, door = Door(Loop(plan), Wire(plan.start.layout)), Door(pool, Wire(plan.start.layout))
+    for each in (loop, door):
+        each.begin(0)
     assert door.score(sends, {}) == loop.score(sends, {})
+    assert (marks / "done").exists()
+    assert door.ledger.lost == 0
     pool.close()
+
+
+@pytest.mark.parametrize("engine", ["loop", "pool"])
+def test_a_model_that_fails_while_scoring_says_why(engine):
+    class Moody(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 10)
+
+        def forward(self, x):
+            if not self.training:
+                raise ValueError("not today")
+            return self.layer(x.flatten(1))
+
+    made = experiment(coterie.fedavg(), model=Moody, settings={"engine": engine})
+    with pytest.raises(TrainingError, match="ValueError: not today"):
+        execute(made)
+
+
+def test_a_pool_needs_workers(tmp_path):
+    with pytest.raises(coterie.CoterieError, match="give 1 or more"):
+        Pool(experiment(coterie.fedavg()).plan(tmp_path), -1)
 
 
 def test_each_distinct_model_is_sent_once_to_each_worker(tmp_path, monkeypatch):
@@ -232,10 +265,14 @@ def test_closing_stops_busy_workers(tmp_path):
     def impatient(signum, frame):
         raise TimeoutError
 
-    signal.signal(signal.SIGALRM, impatient)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    with pytest.raises(TimeoutError):
-        list(pool.exchange(requests))
+    previous = signal.signal(signal.SIGALRM, impatient)
+    left = signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(TimeoutError):
+            list(pool.exchange(requests))
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_REAL, *left)
     began = time.monotonic()
     pool.close()
     assert time.monotonic() - began < 5

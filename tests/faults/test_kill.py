@@ -14,7 +14,7 @@ import pytest
 from coterie.run.export import reopen
 from coterie.tree import same
 
-ROUNDS = 30
+ROUNDS = 60
 CONFIG = f"""
 [data]
 set = "digits"

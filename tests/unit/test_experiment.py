@@ -188,6 +188,9 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew(tmp_path):
     execute(made, tmp_path / "parts")
     for path in (tmp_path / "parts" / "checkpoints").iterdir():
         path.unlink()
+    with pytest.raises(RunDirError, match="no checkpoint any more"):
+        execute(made, tmp_path / "parts", resume=True)
+    (tmp_path / "parts" / "events.jsonl").unlink()
     resumed = execute(made, tmp_path / "parts", resume=True)
     assert same(whole.weights(0), resumed.weights(0))
     kept = (tmp_path / "parts" / "events.jsonl").read_text().splitlines()
@@ -208,3 +211,87 @@ def test_a_renumbered_checkpoint_is_refused(tmp_path):
         note.write_text(json.dumps(found | {"rounds": found["rounds"] - 1}))
     with pytest.raises(RunDirError, match="damaged"):
         execute(made, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("schedule", [{"lr_decay": 0.5}, {"steps": 2}, {"epochs": 2}])
+def test_alone_is_method_local(schedule):
+    made = {"schedule": schedule, "settings": {"rounds": 4, "alone": True}}
+    local = execute(experiment(coterie.local(), **made)).clients
+    for ours, row in zip(execute(experiment(coterie.fedavg(), **made)).clients, local, strict=True):
+        assert ours["alone_loss"] == row["received_loss"] == row["alone_loss"]
+        assert ours["gain"] == ours["received_accuracy"] - row["received_accuracy"]
+
+
+def test_freezing_an_early_layer_leaves_the_last_one_personal(tmp_path):
+    def network():
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 10)
+        )
+
+    result = execute(experiment(coterie.fedper(k=1), model=network, freeze=("1",)))
+    assert result.plan.start.layout.layers == ("1", "3", "4")
+    one, other = result.weights(0).tensors(), result.weights(1).tensors()
+    assert torch.equal(one["3.weight"], other["3.weight"])
+    assert not torch.equal(one["4.weight"], other["4.weight"])
+    with pytest.raises(ConfigError, match="are frozen"):
+        execute(experiment(coterie.fedper(k=1), model=network, freeze=("4",)))
+    with pytest.raises(ConfigError, match="nothing to train"):
+        execute(experiment(coterie.fedavg(), model=network, freeze=("1", "3", "4")))
+
+
+def test_a_refused_method_leaves_the_folder_to_the_corrected_command(tmp_path):
+    with pytest.raises(ConfigError, match="9 personal layers"):
+        execute(experiment(coterie.fedper(k=9)), tmp_path / "run")
+    execute(experiment(coterie.fedper(k=1)), tmp_path / "run")
+
+
+def test_resume_needs_as_many_rounds_as_are_done(tmp_path):
+    execute(experiment(coterie.fedavg(), settings={"rounds": 3}), tmp_path / "run")
+    with pytest.raises(ConfigError, match="3 rounds are done already"):
+        execute(experiment(coterie.fedavg(), settings={"rounds": 2}), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("damage", ["empty", "flip"])
+def test_damaged_files_of_an_order_that_was_not_saved_are_made_anew(damage, tmp_path):
+    made = experiment(coterie.fedper(), settings={"rounds": 4, "checkpoint_every": 3})
+    whole = execute(made, tmp_path / "whole")
+    with pytest.raises(Stop):
+        execute(made, tmp_path / "parts", watch=stop_after(2))  # saved: round 0 only
+    for path in (tmp_path / "parts" / "clients").rglob("2-0.state"):
+        data = bytearray(path.read_bytes())
+        data[-5] ^= 1
+        path.write_bytes(b"" if damage == "empty" else bytes(data))
+    resumed = execute(made, tmp_path / "parts", resume=True)
+    for client in range(6):
+        assert same(whole.weights(client), resumed.weights(client))
+
+
+def test_damaged_client_state_falls_back_to_the_older_checkpoint(tmp_path):
+    made = experiment(coterie.fedper(), settings={"rounds": 3})
+    whole = execute(made, tmp_path / "run")
+    expected = [whole.weights(c) for c in range(6)]
+    (tmp_path / "run" / "clients" / "2" / "3-0.state").write_bytes(b"")
+    resumed = execute(made, tmp_path / "run", resume=True)
+    assert all(same(resumed.weights(c), expected[c]) for c in range(6))
+    assert [e["round"] for e in resumed.history] == [1, 2, 3]
+
+
+def test_models_that_cannot_be_drawn_anew_are_refused():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(64, 10))
+
+        def forward(self, x):
+            return x.flatten(1) @ self.w
+
+    with pytest.raises(ConfigError, match="cannot be drawn anew"):
+        execute(experiment(coterie.ifca(k=2), model=Fixed))
+
+
+def test_scores_that_are_not_finite_are_null(tmp_path):
+    made = experiment(coterie.fedavg(), metrics={"mine": lambda out, y: float("nan")})
+    execute(made, tmp_path / "run")
+    for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines():
+        event = json.loads(line, parse_constant=lambda name: pytest.fail(name))
+        assert event["received"]["mine"] is None

@@ -91,3 +91,10 @@ def test_a_truncated_message_is_noticed():
     data = Wire(LAYOUT).pack({"a": WHOLE}).to_bytes()
     with pytest.raises(CoterieError, match="should have"):
         Message.from_bytes(data[:-1])
+
+
+def test_very_short_arrays_are_told_apart():
+    body = {"a": torch.tensor([True]), "b": torch.tensor(1, dtype=torch.uint8),
+            "c": torch.zeros(0), "d": torch.zeros(0, 3)}  # fmt: skip
+    wire = Wire(LAYOUT)
+    assert same(wire.unpack(wire.pack(body, {}), {}), body)

@@ -127,8 +127,8 @@ def fit(
             step()
             losses.append(loss.detach())
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
-    if not math.isfinite(mean_loss):
-        raise TrainingError("the training loss is no longer finite")
+    if not (math.isfinite(mean_loss) and bool(torch.isfinite(model.vector).all())):
+        raise TrainingError("the training loss or the weights are no longer finite")
     return Fit(model.weights(), len(losses), mean_loss)
 
 

@@ -8,6 +8,7 @@ reply has arrived. So a lost reply, a retry or a resumed server never lets a cli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,12 +96,13 @@ class Door:
         requests = [self._request(o, name, encoded) for o in orders]
         sent = {r.client: r.message.size for r in requests}
         replies = []
-        for client, message in self.engine.exchange(requests):
-            order = by_client.pop(client)
-            moved = Bytes(sent[client], message.size if message else 0)
-            self.ledger.record(client, moved, order.apart, message is not None)
-            if message is not None:
-                replies.append(self._reply(client, order, self.wire.unpack(message)))
+        with closing(self.engine.exchange(requests)) as answers:
+            for client, message in answers:
+                order = by_client.pop(client)
+                moved = Bytes(sent[client], message.size if message else 0)
+                self.ledger.record(client, moved, order.apart, message is not None)
+                if message is not None:
+                    replies.append(self._reply(client, order, self.wire.unpack(message)))
         return sorted(replies, key=lambda r: r.client)
 
     def _request(self, order: Order, name: str, encoded: Encoded) -> Request:

@@ -52,7 +52,7 @@ class Message:
 
 
 Encoded = dict[int, tuple[Tensor, Payload]]
-Decoded = dict[int, tuple[Payload, Tensor]]
+Decoded = dict[tuple[int, str, tuple[int, ...]], tuple[Payload, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Wire:
         return memory[id(tensor)][1]
 
     def _decode(self, payload: Payload, dtype: str, shape: list[int], memory: Decoded) -> Tensor:
-        if id(payload) not in memory:
-            memory[id(payload)] = (payload, self.codec.decode(payload, dtype, shape))
-        return memory[id(payload)][1]
+        key = (id(payload), dtype, tuple(shape))  # Python shares very short bytes objects
+        if key not in memory:
+            memory[key] = (payload, self.codec.decode(payload, dtype, shape))
+        return memory[key][1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +24,9 @@ class Request:
     together: bool = False
 
 
+Answers = Generator[tuple[ClientId, Message | None], None, None]
+
+
 class Engine(Protocol):
     """Carries requests to clients. Answers come in any order; a lost one comes as None."""
 
@@ -32,7 +35,7 @@ class Engine(Protocol):
         """Whom it can reach."""
         ...
 
-    def exchange(self, requests: Sequence[Request]) -> Iterator[tuple[ClientId, Message | None]]:
+    def exchange(self, requests: Sequence[Request]) -> Answers:
         """Carry these out."""
         ...
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from coterie.door.wire import Message
-from coterie.engines.base import Engine, Request
+from coterie.engines.base import Answers, Engine, Request
 from coterie.federation import ClientId
 
 Fault = Callable[[ClientId, str], bool]
@@ -39,7 +38,7 @@ class Faulty:
         """Those of the engine."""
         return self.engine.clients
 
-    def exchange(self, requests: Sequence[Request]) -> Iterator[tuple[ClientId, Message | None]]:
+    def exchange(self, requests: Sequence[Request]) -> Answers:
         """Carry these out, badly."""
         named = {r.client: json.loads(r.message.header)["body"]["order"] for r in requests}
         sent = [r for r in requests if not self.lose_order(r.client, named[r.client])]

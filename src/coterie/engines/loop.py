@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from coterie.door.wire import Message
-from coterie.engines.base import Request, one_thread, units
+from coterie.engines.base import Answers, Request, one_thread, units
 from coterie.engines.site import Plan, Site
 from coterie.federation import ClientId
 
@@ -23,7 +22,7 @@ class Loop:
         """All clients of the population."""
         return range(len(self._plan.population.clients))
 
-    def exchange(self, requests: Sequence[Request]) -> Iterator[tuple[ClientId, Message | None]]:
+    def exchange(self, requests: Sequence[Request]) -> Answers:
         """Carry these out one unit at a time."""
         for unit in units(requests, self._train, self._held):
             with one_thread():

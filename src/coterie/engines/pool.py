@@ -26,9 +26,9 @@ import torch
 
 from coterie.door.codec import Payload
 from coterie.door.wire import Message
-from coterie.engines.base import Request, units
+from coterie.engines.base import Answers, Request, units
 from coterie.engines.site import Plan, Site
-from coterie.errors import EngineError
+from coterie.errors import ConfigError, EngineError
 from coterie.federation import ClientId
 
 _TRIES = 3
@@ -60,6 +60,8 @@ class Pool:
     def __init__(self, plan: Plan, workers: int | None = None) -> None:
         self._plan = plan
         self._train, self._held = plan.train_sizes, plan.held_sizes
+        if workers is not None and workers < 1:
+            raise ConfigError(f"run.workers = {workers}: give 1 or more")
         forks = sys.platform == "linux" and plan.device == "cpu"
         self._context: Any = mp.get_context("fork" if forks else "spawn")
         if not forks:
@@ -84,11 +86,13 @@ class Pool:
         """The workers' process ids."""
         return [w.process.pid for w in self._workers]
 
-    def exchange(self, requests: Sequence[Request]) -> Iterator[tuple[ClientId, Message | None]]:
+    def exchange(self, requests: Sequence[Request]) -> Answers:
         """Carry these out, largest clients first, as workers become free."""
         queue = deque(Unit(unit) for unit in units(requests, self._train, self._held))
         numbers: dict[int, int] = {}
-        for worker in self._workers:
+        for worker in list(self._workers):
+            if not worker.process.is_alive():
+                worker = self._replace(worker)
             worker.has.clear()
             with contextlib.suppress(OSError):  # a dead one is noticed when it gets work
                 worker.pipe.send_bytes(_FORGET)
@@ -99,8 +103,9 @@ class Pool:
                         worker.unit = queue.popleft()
                         try:
                             self._send(worker, worker.unit, numbers)
-                        except OSError:
-                            yield from self._bury(worker, queue)
+                        except OSError:  # dead before it got the work: nobody died of that
+                            queue.appendleft(worker.unit)
+                            self._replace(worker)
                 busy = {w.pipe: w for w in self._workers if w.unit}
                 for pipe in wait(list(busy)) if busy else []:  # none, if all sends met the dead
                     worker = busy[pipe]  # type: ignore[index]
@@ -185,12 +190,8 @@ class Pool:
             work.append([request.client, request.message.header.decode(), blobs])
         worker.pipe.send_bytes(_UNIT + json.dumps(work).encode())
 
-    def _bury(
-        self, worker: Worker, queue: deque[Unit]
-    ) -> Iterator[tuple[ClientId, Message | None]]:
-        """Replace a dead worker and put its work back, each request by itself."""
-        unit = worker.unit
-        assert unit is not None
+    def _replace(self, worker: Worker) -> Worker:
+        """A new worker in the place of a dead one."""
         worker.pipe.close()
         worker.process.join()
         place = self._workers.index(worker)
@@ -198,6 +199,15 @@ class Pool:
         fresh = self._start()
         self._workers.insert(place, fresh)
         self._await_ready(fresh)
+        return fresh
+
+    def _bury(
+        self, worker: Worker, queue: deque[Unit]
+    ) -> Iterator[tuple[ClientId, Message | None]]:
+        """Replace a dead worker and put its work back, each request by itself."""
+        unit = worker.unit
+        assert unit is not None
+        self._replace(worker)
         if unit.deaths + 1 >= _TRIES:
             yield from ((r.client, None) for r in unit.requests)
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +22,8 @@ from coterie.data.population import Population
 from coterie.door.door import FETCH, SCORE
 from coterie.door.wire import Decoded, Message, Wire
 from coterie.engines.store import Store
-from coterie.errors import CoterieError
-from coterie.federation import ClientId, Upload
+from coterie.errors import CoterieError, TrainingError
+from coterie.federation import Array, ClientId, Upload
 from coterie.method import Method
 from coterie.weights import Weights
 
@@ -74,9 +76,7 @@ class Site:
 
     def answer(self, requests: Sequence[tuple[ClientId, Message]]) -> list[Message]:
         """Carry out a unit of work; what a client does wrong is an answer too."""
-        bodies = [
-            (client, self.wire.unpack(message, self._decoded)) for client, message in requests
-        ]
+        bodies = [(c, self.wire.unpack(m, self._decoded) | {"message": m}) for c, m in requests]
         if bodies[0][1]["task"] == SCORE:
             return self._score_all(bodies)
         return [self._guarded(client, body, self._carry_out) for client, body in bodies]
@@ -106,9 +106,11 @@ class Site:
         return Client(id, data.train, data.val, state, body["round"], self.bench)
 
     def _carry_out(self, id: ClientId, body: Mapping[str, Any]) -> Message:
-        stored = self.store.answered(id, body["order"])
-        if stored is not None:
-            return stored
+        version, expects = body["order"], body.get("expects", "")
+        if self.store.holds(id, version):
+            stored = self.store.answered(id, version, _digest(body["message"]))
+            if stored is not None:
+                return stored
         client = self._client(id, body)
         if body["task"] == FETCH:
             model = self.plan.method.assemble(client, body["arrays"])
@@ -116,14 +118,20 @@ class Site:
         task = self.plan.method.tasks.get(body["task"])
         if task is None:
             raise CoterieError(f"method '{self.plan.method.name}' has no task '{body['task']}'")
+        before = {name: _vector(array)._version for name, array in body["arrays"].items()}
         upload = task(client, body["arrays"], body["config"])
+        for name, array in body["arrays"].items():
+            if _vector(array)._version != before[name]:
+                raise TrainingError(
+                    f"task '{body['task']}' of method '{self.plan.method.name}' changed the array "
+                    f"'{name}' that it received. Others receive the same one: copy it first"
+                )
         assert isinstance(client.state, Staged)
         if not client.state.changed:
             return self._reply(client, upload)
-        version, expects = body["order"], body.get("expects", "")
         reply = self._reply(client, upload, version)
-        self.store.write(id, version, client.state, reply)
-        self.store.keep(id, [version, expects, *body.get("keep", [])], newest=version)
+        self.store.write(id, version, client.state, _digest(body["message"]), reply)
+        self.store.keep(id, [version, expects, *body.get("keep", [])])
         return reply
 
     def _reply(self, client: Client, upload: Upload, version: str = "") -> Message:
@@ -152,18 +160,26 @@ class Site:
     def _to_score(self, id: ClientId, body: Mapping[str, Any]) -> tuple[Client, Weights]:
         """A client and the model it is scored with: as received, adapted, or trained alone."""
         client, config = self._client(id, body), body["config"]
-        alone = bool(config.get("alone", False))
+        alone = int(config.get("alone", 0))
         model = client.base if alone else self.plan.method.assemble(client, body["arrays"])
+        for round in range(alone):  # as method `local` would
+            client.round = round
+            model = client.fit(model).weights
         epochs = int(config.get("adapt_epochs", 0))
         if epochs:
-            stream = "alone" if alone else "adapt"
-            model = client.fit(model, stream=stream, epochs=epochs, steps=None).weights
+            model = client.fit(model, stream="adapt", epochs=epochs, steps=None).weights
         return client, model
 
     def _score(self, sharers: Sequence[tuple[int, Client, Weights]]) -> dict[int, Message]:
         data = [self.plan.population.clients[client.id] for _, client, _ in sharers]
         parts = [s for d in data for s in (d.val, d.test)]
-        out = outputs(self.bench.model, sharers[0][2], torch.cat([s.x for s in parts]))
+
+        def forward(id: ClientId, body: Mapping[str, Any]) -> Tensor:
+            return outputs(self.bench.model, sharers[0][2], torch.cat([s.x for s in parts]))
+
+        out = self._guarded(sharers[0][1].id, {"task": SCORE}, forward)
+        if isinstance(out, Message):
+            return {place: out for place, _, _ in sharers}
         pieces = iter(torch.split(out, [len(s) for s in parts]))
         answers = {}
         for place, client, _ in sharers:
@@ -186,3 +202,17 @@ class Site:
         if len(y):
             found |= {name: float(f(out, y)) for name, f in self.plan.metrics.items()}
         return found
+
+
+def _vector(array: Array) -> Tensor:
+    return array.vector if isinstance(array, Weights) else array
+
+
+def _digest(message: Message) -> str:
+    """What an order asks for, as a short name; which old versions to keep is no part of that."""
+    body = json.loads(message.header)["body"]
+    body.pop("keep", None)
+    digest = hashlib.blake2b(json.dumps(body).encode(), digest_size=16)
+    for payload in message.payloads:
+        digest.update(payload)
+    return digest.hexdigest()

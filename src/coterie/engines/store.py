@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coterie.door.wire import Message
 from coterie.errors import RunDirError
 from coterie.federation import ClientId
-from coterie.tree import read_tree, sync, write_atomic, write_tree
+from coterie.tree import read_tree, sync, write_tree
 from coterie.weights import Layout
 
 
@@ -17,8 +19,8 @@ class Store:
     """Versions of each client's state, a folder a client, a file a version.
 
     A version is named after the order that made it and is never changed. ``""`` is the empty state
-    that everybody begins with. The reply that came with a version is kept beside it until the
-    next one, so that an order which arrives twice is answered, not carried out, again.
+    that everybody begins with. With a version go a digest of its order and the reply to it, so
+    that an order which arrives twice is answered, not carried out, again.
     """
 
     def __init__(self, folder: Path, layout: Layout) -> None:
@@ -35,30 +37,40 @@ class Store:
                 f"client {client} no longer holds version {version} of its state (in "
                 f"{path.parent}): the run cannot go on from there. Start it again in a new folder"
             )
-        state: dict[str, Any] = read_tree(path, self.layout)
+        state: dict[str, Any] = read_tree(path, self.layout)["state"]
         return state
 
-    def answered(self, client: ClientId, version: str) -> Message | None:
-        """The reply already given to the order that made this version."""
-        reply = self._path(client, version).with_suffix(".reply")
-        if self._path(client, version).exists() and reply.exists():
-            return Message.from_bytes(reply.read_bytes())
-        return None
+    def holds(self, client: ClientId, version: str) -> bool:
+        """Whether there is such a version, good or not."""
+        return self._path(client, version).exists()
+
+    def answered(self, client: ClientId, version: str, order: str) -> Message | None:
+        """The reply already given to the order with this digest, if it made this version.
+
+        What another order of the same name left, or a crash damaged, is no answer.
+        """
+        try:
+            found = read_tree(self._path(client, version), self.layout)
+        except RunDirError:
+            return None
+        return (
+            Message.from_bytes(bytes(found["reply"].numpy())) if found["order"] == order else None
+        )
 
     def write(
-        self, client: ClientId, version: str, state: Mapping[str, Any], reply: Message
+        self, client: ClientId, version: str, state: Mapping[str, Any], order: str, reply: Message
     ) -> None:
-        """Add a version: the reply first, so that a version without its reply never exists."""
+        """Add a version, made by the order with this digest."""
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path.with_suffix(".reply"), reply.to_bytes(), durable=False)
-        write_tree(path, dict(state), self.layout, durable=False)
+        sent = torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8)
+        tree = {"state": dict(state), "order": order, "reply": sent}
+        write_tree(path, tree, self.layout, durable=False)
 
-    def keep(self, client: ClientId, versions: Collection[str], newest: str) -> None:
-        """Drop every other version, and every reply but the newest."""
+    def keep(self, client: ClientId, versions: Collection[str]) -> None:
+        """Drop every other version."""
         wanted = {self._path(client, v) for v in versions if v}
-        wanted.add(self._path(client, newest).with_suffix(".reply"))
-        for path in self._path(client, newest).parent.glob("*"):
+        for path in self._path(client, "x").parent.glob("*"):
             if path not in wanted:
                 path.unlink(missing_ok=True)
 

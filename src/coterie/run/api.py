@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from coterie.client.fit import Criterion, Schedule
+from coterie.client.fit import Criterion
 from coterie.data import Population, from_clients
 from coterie.engines.site import Metric
 from coterie.errors import ConfigError, unknown
 from coterie.method import Method
 from coterie.methods import make as make_method
 from coterie.models import make_model
-from coterie.run.config import Config, criterion_of, experiment_of, parse, read_start
-from coterie.run.experiment import Experiment, Settings, Watch, execute, reinitialised
+from coterie.run.config import (
+    Config,
+    assign,
+    criterion_of,
+    experiment_of,
+    parse,
+    read_start,
+    schedule_of,
+    settings_of,
+)
+from coterie.run.experiment import Experiment, Watch, execute, reinitialised
 from coterie.run.result import Result
 from coterie.run.toml import read_toml
 
@@ -75,12 +84,8 @@ def simulate(
     >>> sorted(result.groups)
     [0, 1, 2, 3]
     """
-    of_schedule = {f.name for f in fields(Schedule)}
-    of_run = {f.name for f in fields(Settings)} - {"rounds"}
-    for name in settings:
-        if name not in of_schedule | of_run:
-            raise ConfigError(unknown("setting", name, of_schedule | of_run))
-    chosen = Settings(rounds=rounds, **{k: v for k, v in settings.items() if k in of_run})
+    config = _checked({"rounds": rounds, **settings})
+    chosen = settings_of(config)
     population = (
         clients
         if isinstance(clients, Population)
@@ -103,14 +108,14 @@ def simulate(
         population=population,
         model=_factory(model, population, dict(model_parameters or {})),
         method=made,
-        criterion=loss if callable(loss) else criterion_of(loss, population),
-        schedule=Schedule(**{k: v for k, v in settings.items() if k in of_schedule}),
+        criterion=_aligned(loss, population) if callable(loss) else criterion_of(loss, population),
+        schedule=schedule_of(config),
         settings=chosen,
         # A module comes with weights, and these are what its owner wants to start from.
         start=model.state_dict() if start is None and isinstance(model, nn.Module) else start,
         freeze=tuple(freeze),
         bn=bn,
-        metrics=dict(metrics or {}),
+        metrics={name: _aligned(f, population) for name, f in (metrics or {}).items()},
         config={"python": {"made_by": "coterie.simulate", "method": made.name}},
     )
     return execute(experiment, Path(directory) if directory else None, resume, watch)
@@ -127,3 +132,29 @@ def _factory(
     if model == "text" and population.vocabulary is not None:
         parameters.setdefault("vocabulary", len(population.vocabulary))
     return lambda: make_model(model, population.shape, population.targets, **parameters)
+
+
+def _checked(settings: Mapping[str, Any]) -> Config:
+    """Settings by their plain names, as a configuration: its bounds hold here too."""
+    places = {"evaluate_every": "evaluation.every"}
+    for table in ("train", "run", "evaluation"):
+        section = Config.model_fields[table].annotation
+        assert section is not None
+        places |= {key: f"{table}.{key}" for key in section.model_fields}
+    for name in ("loss", "every"):
+        del places[name]
+    tree: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in places:
+            raise ConfigError(unknown("setting", name, places))
+        assign(tree, places[name], value)
+    return parse(tree)
+
+
+def _aligned(function: Callable[..., Any], population: Population) -> Callable[..., Any]:
+    """A user's loss or metric; in a regression it gets outputs in the shape of the targets."""
+    return function if population.classes is not None else partial(_in_shape, function)
+
+
+def _in_shape(function: Callable[..., Any], outputs: torch.Tensor, y: torch.Tensor) -> Any:
+    return function(outputs.reshape(y.shape), y)

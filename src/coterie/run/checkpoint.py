@@ -64,6 +64,12 @@ class Checkpoints:
             if path.stem not in kept:
                 path.unlink(missing_ok=True)
 
+    def forget_after(self, rounds: int) -> None:
+        """Remove checkpoints newer than the one that the run goes on from: they are bad."""
+        for note in self._notes():
+            if note.stem > f"round-{rounds:06d}":
+                note.unlink()
+
     def _notes(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.json"))
 

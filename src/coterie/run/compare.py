@@ -101,7 +101,8 @@ def _row(title: str, result: Result, alone: Result | None, judged_by: str) -> di
 def _gains(result: Result, alone: Result, judged_by: str) -> list[float]:
     key = f"received_{judged_by}"
     pairs = zip(result.clients, alone.clients, strict=True)
-    return [a[key] - b[key] for a, b in pairs if a[key] != "" and b[key] != ""]
+    both = [(a.get(key, ""), b.get(key, "")) for a, b in pairs]
+    return [a - b for a, b in both if a != "" and b != ""]
 
 
 def agreement(result: Result) -> float | None:

@@ -287,7 +287,6 @@ def experiment_of(config: Config, population: Population | None = None) -> Exper
     if config.run.engine not in ENGINES:
         raise ConfigError(unknown("engine", config.run.engine, ENGINES))
     optimiser_class(config.train.optimizer)
-    check_device(config.run.device)
     start = read_start(config.model.start) if config.model.start else None
     if population is None:
         population = population_of(config)
@@ -300,20 +299,13 @@ def experiment_of(config: Config, population: Population | None = None) -> Exper
     def model() -> torch.nn.Module:
         return make_model(config.model.name, shape, targets, **parameters)
 
-    known = {f.name for f in fields(Schedule)}
     experiment = Experiment(
         population=population,
         model=model,
         method=method,
         criterion=criterion_of(config.train.loss, population),
-        schedule=Schedule(**{k: v for k, v in config.train if k in known}),
-        settings=Settings(
-            **dict(config.run),
-            evaluate_every=config.evaluation.every,
-            adapt_every=config.evaluation.adapt_every,
-            adapt_epochs=config.evaluation.adapt_epochs,
-            alone=config.evaluation.alone,
-        ),
+        schedule=schedule_of(config),
+        settings=settings_of(config),
         start=start,
         freeze=tuple(config.model.freeze),
         bn=config.model.bn,
@@ -321,6 +313,19 @@ def experiment_of(config: Config, population: Population | None = None) -> Exper
     )
     experiment.plan(Path())  # what does not fit is said before anything is written
     return experiment
+
+
+def schedule_of(config: Config) -> Schedule:
+    """How clients train."""
+    known = {f.name for f in fields(Schedule)}
+    return Schedule(**{k: v for k, v in config.train if k in known})
+
+
+def settings_of(config: Config) -> Settings:
+    """How the run goes."""
+    check_device(config.run.device)
+    measured = dict(config.evaluation)
+    return Settings(**dict(config.run), evaluate_every=measured.pop("every"), **measured)
 
 
 def _placed(tree: dict[str, Any]) -> dict[str, Any]:

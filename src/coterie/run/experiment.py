@@ -26,7 +26,7 @@ from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.engines.site import Metric, Plan
 from coterie.engines.store import Store
-from coterie.errors import ConfigError, TrainingError, unknown
+from coterie.errors import ConfigError, RunDirError, TrainingError, unknown
 from coterie.federation import ClientId
 from coterie.method import Method, Round, Setup, State
 from coterie.run.checkpoint import Checkpoint, Checkpoints
@@ -93,6 +93,8 @@ class Experiment:
         module = self.fresh(0)
         freeze(module, self.freeze)
         layout = Layout.of(module, self.bn)
+        if not layout.trainable:
+            raise ConfigError("every layer is frozen: there is nothing to train")
         start = Weights.from_tensors(layout, self.start or module.state_dict())
         return Plan(
             self.population,
@@ -113,6 +115,11 @@ class Experiment:
 
         def fresh(number: int) -> Weights:
             drawn = Weights.from_tensors(start.layout, self.fresh(number).state_dict())
+            if torch.equal(drawn.parameters, start.parameters):
+                raise ConfigError(
+                    "the model cannot be drawn anew: each try gives the same weights. Pass a "
+                    "function that makes the module, not the module"
+                )
             frozen = [e.name for e in start.layout.entries if e.kind == "frozen"]
             return start.only(frozen).onto(drawn) if frozen else drawn
 
@@ -136,8 +143,8 @@ class Experiment:
             self.settings.seed,
             self.settings.cohort,
             self.bn,
-            start.layout.names,
-            getattr(self.criterion, "__qualname__", ""),
+            start.layout.entries,
+            getattr(getattr(self.criterion, "func", self.criterion), "__qualname__", ""),
             repr(self.fresh(0)),
         ]
         digest.update(json.dumps(parts, default=str).encode())
@@ -210,7 +217,12 @@ def execute(
             run.write_config(experiment.config)
         engine = ENGINES[experiment.settings.engine](plan, experiment.settings.workers)
         stack.callback(engine.close)
-        live.run(engine)
+        try:
+            live.run(engine)
+        except ConfigError:
+            if run is not None and not resume and not live.history:
+                run.discard()  # the method refused: let the corrected command have the folder
+            raise
         return Result(
             history=live.history,
             clients=live.rows,
@@ -248,6 +260,7 @@ class _Live:
         self.retained: list[dict[ClientId, str]] = []
         self.best: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
+        self.received: Scores = {}
         self.rows: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
 
@@ -256,15 +269,36 @@ class _Live:
         if not resume or self.checkpoints is None or self.run_dir is None:
             return
         if not self.checkpoints:
-            self.run_dir.rewind(0)
+            if self.run_dir.read_events():
+                raise RunDirError(
+                    f"{self.run_dir.path} has finished rounds but no checkpoint any more: it "
+                    "cannot be resumed. Start the run again in a new folder"
+                )
             return
-        good = self.checkpoints.load(self.layout)
+        good = self._whole(self.checkpoints.load(self.layout))
         last = good[-1]
+        if last.rounds > self.settings.rounds:
+            raise ConfigError(
+                f"run.rounds = {self.settings.rounds}, but {last.rounds} rounds are done already"
+            )
+        self.checkpoints.forget_after(last.rounds)
         self.state, self.done, self.best = last.state, last.rounds, dict(last.best)
         self.ledger = Ledger.from_tree(last.door["ledger"])
         self.versions = dict(last.door["versions"])
         self.retained = [dict(c.door["versions"]) for c in good[-KEPT:]]
         self.history = self.run_dir.rewind(self.done)
+
+    def _whole(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+        """Those up to the newest whose versions of client state are all there and sound."""
+        while True:
+            try:
+                for client, version in checkpoints[-1].door["versions"].items():
+                    self.store.read(client, version)
+                return checkpoints
+            except RunDirError:
+                if len(checkpoints) == 1:
+                    raise
+                checkpoints = checkpoints[:-1]
 
     def run(self, engine: Engine) -> None:
         """All rounds that are left, then the closing evaluation."""
@@ -314,7 +348,8 @@ class _Live:
         found: dict[str, Any] = {}
         every, adapt = self.settings.evaluate_every, self.settings.adapt_every
         if self._last(number) or (every and (number + 1) % every == 0):
-            found["received"] = summarise(self._scores(), self.judged_by)
+            self.received = self._scores()
+            found["received"] = summarise(self.received, self.judged_by)
             value = found["received"].get("val")
             if value is not None and value > self.best.get("val", -float("inf")):
                 self.best = {"val": value, "round": number + 1, "received": found["received"]}
@@ -332,15 +367,14 @@ class _Live:
         return self.door.score(sends, {"adapt_epochs": adapt_epochs} if adapt_epochs else {})
 
     def _alone(self) -> Scores:
-        """Every client trains alone for as many epochs as it had on average, and is scored."""
+        """Every client trains alone for as many rounds as it had on average, and is scored."""
         share = cohort_size(self.settings.cohort, len(self.ids)) / len(self.ids)
         turns = max(1, round(self.settings.rounds * share))
-        config = {"alone": True, "adapt_epochs": turns * self.experiment.schedule.epochs}
-        return self.door.score({c: {} for c in self.ids}, config)
+        return self.door.score({c: {} for c in self.ids}, {"alone": turns})
 
     def _finish(self) -> None:
         self.door.begin(self.settings.rounds - 1, stage="final")
-        received = self._scores()
+        received = self.received or self._scores()
         adapted = self._scores(self._adapt_epochs) if self._adapt_epochs else received
         alone = self._alone() if self.settings.alone else {}
         if not received:

@@ -45,6 +45,8 @@ class Result:
     @property
     def accuracy(self) -> float:
         """The mean score of the model that clients received last (R² for a regression)."""
+        if not self.summary["received"]:
+            raise ConfigError("no client has test data: set test_fraction above 0")
         return float(self.summary["received"][self.summary["judged_by"]])
 
     @property

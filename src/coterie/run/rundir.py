@@ -6,7 +6,9 @@ import csv
 import fcntl
 import io
 import json
+import math
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,11 +91,15 @@ class RunDir:
         """The configuration as resolved."""
         write_atomic(self.config, to_toml(tree).encode(), durable=True)
 
+    def discard(self) -> None:
+        """Remove a directory that this process has just created."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def append(self, event: Mapping[str, Any]) -> None:
         """Add a line to the events."""
         try:
             with self.events.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(event) + "\n")
+                file.write(json.dumps(finite(event), allow_nan=False) + "\n")
         except OSError as error:
             raise RunDirError(
                 f"cannot write {self.events}: {error.strerror}. Free some space; continue with "
@@ -130,7 +136,24 @@ class RunDir:
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """The summary at the end."""
-        write_atomic(self.result, json.dumps(result, indent=1).encode(), durable=False)
+        write_atomic(
+            self.result,
+            json.dumps(finite(result), indent=1, allow_nan=False).encode(),
+            durable=False,
+        )
+
+
+def finite(tree: Any) -> Any:
+    """The same with null for NaN and infinity, which JSON does not have.
+
+    >>> finite({"a": [1.0, float("nan")]})
+    {'a': [1.0, None]}
+    """
+    if isinstance(tree, Mapping):
+        return {k: finite(v) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(v) for v in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
