@@ -10,7 +10,7 @@ from coterie.door.wire import Wire
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.weights import Layout, Weights
-from support import drive, on_quadratics
+from support import Constant, drive, on_quadratics
 
 
 def test_a_message_by_hand():
@@ -53,6 +53,7 @@ class Counting(Loop):
 
 def test_the_ledger_holds_what_the_engine_moved(tmp_path):
     made = on_quadratics(coterie.ifca(k=3), [[1.0], [2.0]])
+    object.__setattr__(made, "model", lambda: Constant(float(torch.rand(1))))
     _, door, engine = drive(made, tmp_path, Counting, rounds=2)
     assert (door.ledger.total.down, door.ledger.total.up) == (engine.down, engine.up)
 
@@ -61,7 +62,7 @@ def test_ifca_pays_for_k_models_down_and_one_up(tmp_path):
     class Wide(nn.Module):
         def __init__(self):
             super().__init__()
-            self.theta = nn.Parameter(torch.zeros(100_000))
+            self.theta = nn.Parameter(torch.rand(100_000))
 
         def forward(self, x):
             return self.theta[:1].expand(len(x))

@@ -260,7 +260,6 @@ class _Live:
         self.retained: list[dict[ClientId, str]] = []
         self.best: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
-        self.received: Scores = {}
         self.rows: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
 
@@ -348,8 +347,7 @@ class _Live:
         found: dict[str, Any] = {}
         every, adapt = self.settings.evaluate_every, self.settings.adapt_every
         if self._last(number) or (every and (number + 1) % every == 0):
-            self.received = self._scores()
-            found["received"] = summarise(self.received, self.judged_by)
+            found["received"] = summarise(self._scores(), self.judged_by)
             value = found["received"].get("val")
             if value is not None and value > self.best.get("val", -float("inf")):
                 self.best = {"val": value, "round": number + 1, "received": found["received"]}
@@ -374,7 +372,7 @@ class _Live:
 
     def _finish(self) -> None:
         self.door.begin(self.settings.rounds - 1, stage="final")
-        received = self.received or self._scores()
+        received = self._scores()  # again, so that a finished run, resumed, counts the same bytes
         adapted = self._scores(self._adapt_epochs) if self._adapt_epochs else received
         alone = self._alone() if self.settings.alone else {}
         if not received:
