@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -42,7 +43,11 @@ def commit() -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", help="the folder of Fashion-MNIST's files (else downloaded)")
+    parser.add_argument(
+        "--folder",
+        default=os.environ.get("COTERIE_DATA"),
+        help="the folder of Fashion-MNIST's files (default: COTERIE_DATA, else downloaded)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--keep", type=Path, help="write the figures to this JSON file")

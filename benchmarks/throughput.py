@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing as mp
+import os
 import statistics
 import tempfile
 import time
@@ -187,8 +188,6 @@ def proportional_memory(pids: list[int]) -> int:
 
 
 def memory(folder: str | None, workers: int) -> None:
-    import os
-
     config = parse(configuration(folder, 1000, 100, workers))
     population = population_of(config)
     experiment = experiment_of(config, population)
@@ -207,7 +206,11 @@ def memory(folder: str | None, workers: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", help="the folder of Fashion-MNIST's files (else downloaded)")
+    parser.add_argument(
+        "--folder",
+        default=os.environ.get("COTERIE_DATA"),
+        help="the folder of Fashion-MNIST's files (default: COTERIE_DATA, else downloaded)",
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--workers", type=int, default=available_cores())
     parser.add_argument("--memory", action="store_true", help="measure memory instead")

@@ -303,7 +303,7 @@ def methods(
         return
     factory = find(name)
     out.print(f"[bold]{escape(name)}[/]  {escape(parameters(factory))}")
-    out.print(inspect.getdoc(factory) or "", highlight=False, markup=False)
+    out.print(inspect.getdoc(factory) or "", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("data")
