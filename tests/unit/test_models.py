@@ -161,6 +161,7 @@ def test_one_sample_is_enough_to_train_on(name, shape):
     # A client's last batch may hold one sample; batch norm refuses one value per channel.
     model = small(name, shape).train()
     model(torch.randn(1, *shape)).sum().backward()
+    assert all(bool(torch.isfinite(p.grad).all()) for p in model.parameters())
 
 
 @pytest.mark.parametrize(
