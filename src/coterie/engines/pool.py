@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pickle import PicklingError
@@ -98,26 +98,14 @@ class Pool:
                 worker.pipe.send_bytes(_FORGET)
         try:
             while queue or any(w.unit for w in self._workers):
-                for worker in self._workers:
-                    if queue and worker.unit is None:
-                        worker.unit = queue.popleft()
-                        try:
-                            self._send(worker, worker.unit, numbers)
-                        except OSError:  # dead before it got the work: nobody died of that
-                            queue.appendleft(worker.unit)
-                            self._replace(worker)
+                self._feed(queue, numbers)
                 busy = {w.pipe: w for w in self._workers if w.unit}
+                arrived: list[tuple[ClientId, bytes | None]] = []
                 for pipe in wait(list(busy)) if busy else []:  # none, if all sends met the dead
-                    worker = busy[pipe]  # type: ignore[index]
-                    assert worker.unit is not None
-                    try:
-                        answers = [worker.pipe.recv_bytes() for _ in worker.unit.requests]
-                    except (EOFError, OSError):
-                        yield from self._bury(worker, queue)
-                        continue
-                    done, worker.unit = worker.unit, None
-                    for request, answer in zip(done.requests, answers, strict=True):
-                        yield request.client, Message.from_bytes(answer)
+                    arrived += self._receive(busy[pipe], queue)  # type: ignore[index]
+                self._feed(queue, numbers)  # first the next work, then what has to be thought about
+                for client, answer in arrived:
+                    yield client, None if answer is None else Message.from_bytes(answer)
         finally:
             # An exchange that was broken off leaves no answers behind for the next one to find.
             for worker in self._workers:
@@ -179,6 +167,28 @@ class Pool:
             'try fewer workers (run.workers) or the loop engine (run.engine = "loop")'
         )
 
+    def _feed(self, queue: deque[Unit], numbers: dict[int, int]) -> None:
+        """Give every idle worker something to do."""
+        for worker in list(self._workers):
+            if queue and worker.unit is None:
+                worker.unit = queue.popleft()
+                try:
+                    self._send(worker, worker.unit, numbers)
+                except OSError:  # dead before it got the work: nobody died of that
+                    queue.appendleft(worker.unit)
+                    self._replace(worker)
+
+    def _receive(self, worker: Worker, queue: deque[Unit]) -> list[tuple[ClientId, bytes | None]]:
+        """A worker's answers; or, when it died, what that means for its work."""
+        unit = worker.unit
+        assert unit is not None
+        try:
+            answers = [worker.pipe.recv_bytes() for _ in unit.requests]
+        except (EOFError, OSError):
+            return self._bury(worker, unit, queue)
+        worker.unit = None
+        return [(r.client, a) for r, a in zip(unit.requests, answers, strict=True)]
+
     def _send(self, worker: Worker, unit: Unit, numbers: dict[int, int]) -> None:
         work = []
         for request in unit.requests:
@@ -202,18 +212,16 @@ class Pool:
         return fresh
 
     def _bury(
-        self, worker: Worker, queue: deque[Unit]
-    ) -> Iterator[tuple[ClientId, Message | None]]:
-        """Replace a dead worker and put its work back, each request by itself."""
-        unit = worker.unit
-        assert unit is not None
+        self, worker: Worker, unit: Unit, queue: deque[Unit]
+    ) -> list[tuple[ClientId, bytes | None]]:
+        """Replace a worker that died of its work, and put the work back or give it up for lost."""
         self._replace(worker)
         if unit.deaths + 1 >= _TRIES:
-            yield from ((r.client, None) for r in unit.requests)
-            return
+            return [(r.client, None) for r in unit.requests]
         # A batch is kept whole, for its bits depend on it, until it has killed twice.
         parts = [unit.requests] if unit.deaths == 0 else [[r] for r in unit.requests]
         queue.extendleft(Unit(part, unit.deaths + 1) for part in reversed(parts))
+        return []
 
 
 def available_cores() -> int:
