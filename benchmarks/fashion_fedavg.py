@@ -52,6 +52,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--keep", type=Path, help="write the figures to this JSON file")
     arguments = parser.parse_args()
+    code = commit()  # now: the checkout may move while this runs
     found = {}
     for partition, (low, high) in EXPECTED.items():
         began = time.perf_counter()
@@ -77,7 +78,7 @@ if __name__ == "__main__":
         about = {
             "command": "python "
             + " ".join([sys.argv[0], "--folder DATA", f"--seed {arguments.seed}"]),
-            "commit": commit(),
+            "commit": code,
             "seed": arguments.seed,
             "date": date.today().isoformat(),
             "torch": __import__("torch").__version__,

@@ -97,6 +97,20 @@ def same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+class Stop(Exception):
+    """A run is broken off here."""
+
+
+def stop_after(round: int) -> Any:
+    """Something to watch a run with that breaks it off after this round."""
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["round"] == round:
+            raise Stop
+
+    return watch
+
+
 # --- quadratics: each client's loss is the mean of (θ − y)², its optimum the mean of its y ------
 
 

@@ -11,7 +11,7 @@ from coterie.errors import TrainingError
 from coterie.method import State
 from coterie.run.experiment import ENGINES, execute
 from coterie.tree import read_tree, same, write_tree
-from support import ROWS, drive, experiment, models, same_bits
+from support import ROWS, Stop, drive, experiment, models, same_bits, stop_after
 
 every_method = pytest.mark.parametrize("name", ROWS)
 PARTIAL = {"rounds": 4, "cohort": 0.5}
@@ -153,15 +153,8 @@ def test_resumed_is_as_if_never_stopped(name, tmp_path):
     made = experiment(ROWS[name](), settings=PARTIAL)
     whole = execute(made, tmp_path / "whole")
 
-    class Stop(Exception):
-        pass
-
-    def stop(event):
-        if event["round"] == 2:
-            raise Stop
-
     with pytest.raises(Stop):
-        execute(made, tmp_path / "parts", watch=stop)
+        execute(made, tmp_path / "parts", watch=stop_after(2))
     resumed = execute(made, tmp_path / "parts", resume=True)
     for client in range(6):
         assert same(whole.weights(client), resumed.weights(client))
@@ -180,15 +173,8 @@ def test_a_second_life_with_another_fate_is_not_answered_from_the_first(name, tm
     def lossy(plan, workers=None):
         return Faulty(Loop(plan), lose_order=lambda c, o: (c, o) == (0, "1.0"))
 
-    class Stop(Exception):
-        pass
-
-    def stop(event):
-        if event["round"] == 2:
-            raise Stop
-
     with pytest.raises(Stop):
-        execute(made, tmp_path / "lives", watch=stop)
+        execute(made, tmp_path / "lives", watch=stop_after(2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ENGINES, "loop", lossy)
         second = execute(made, tmp_path / "lives", resume=True)

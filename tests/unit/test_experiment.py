@@ -10,19 +10,7 @@ import coterie
 from coterie.errors import ConfigError, RunDirError, TrainingError
 from coterie.run.experiment import Settings, cohort, cohort_size, execute, reinitialised
 from coterie.tree import same
-from support import digits, experiment, on_quadratics
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after(round):
-    def watch(event):
-        if event["round"] == round:
-            raise Stop
-
-    return watch
+from support import Stop, digits, experiment, on_quadratics, stop_after
 
 
 def test_cohorts_change_from_round_to_round_and_are_all_used():

@@ -1,8 +1,9 @@
 """2x2 max-pooling without branches.
 
 PyTorch's kernel for this walks the windows with a comparison that a processor cannot foresee. On
-one CPU thread, maxima of whole slices take a fifth of its time forward and half of it with the
-backward pass; small maps are left to PyTorch.
+one CPU thread, maxima of whole slices took about a sixth of its time forward, and 60 % of it with
+the backward pass, on maps of LeNet-5's first layer; small maps are left to PyTorch. Scoring that
+network became twice as fast; of training it is a few hundredths.
 """
 
 from __future__ import annotations
