@@ -154,7 +154,7 @@ def throughput(folder: str | None, rounds: int, workers: int) -> None:
         times: dict[str, list[float]] = {"bare": [], "pool": [], "score": []}
         rates: dict[str, list[float]] = {"bare": [], "pool": []}
         for number in range(rounds + 1):
-            people = cohort(experiment.settings, number, 100)
+            people = cohort(experiment.settings, number, range(100))
             samples = EPOCHS * sum(len(population.clients[c].train) for c in people)
             runners = {"bare": bare, "pool": pooled}
             first = list(runners) if number % 2 else list(runners)[::-1]  # neither always leads
@@ -195,7 +195,7 @@ def memory(folder: str | None, workers: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         pooled = Pooled(experiment, workers, Path(scratch))
         for number in range(3):
-            pooled.round(cohort(experiment.settings, number, 1000))
+            pooled.round(cohort(experiment.settings, number, range(1000)))
             pooled.score()
             peak = max(peak, proportional_memory([os.getpid(), *pooled.pool.pids]))
         pooled.pool.close()

@@ -28,6 +28,13 @@ ROWS = {
     "fedper": lambda: coterie.fedper(k=1),
     "ifca": lambda: coterie.ifca(k=2),
     "oracle": coterie.oracle,
+    "fedclust": lambda: coterie.fedclust(clusters=2, warmup_epochs=1),
+    "dc-pfl": lambda: coterie.dc_pfl(start=1, alpha=2, share=0.9, gamma=0.9),
+    "fedtsdp": lambda: coterie.fedtsdp(hopkins=0.4, eps_outputs=0.001, shrink=0.7, public_batch=20),
+    "user-centric": lambda: coterie.user_centric(streams=2),
+    "user-centric all": coterie.user_centric,
+    "fedavg layer-wise": lambda: coterie.layer_wise(coterie.fedavg(), 2, share=0.95, start=1),
+    "ifca layer-wise": lambda: coterie.layer_wise(coterie.ifca(k=2), 2, share=0.95, start=1),
 }
 
 
@@ -41,6 +48,7 @@ def digits(clients: int = 6, groups: int = 2, samples: int = 360, seed: int = 0)
         shift="rotation",
         shift_params={"groups": groups},
         samples=samples,
+        public=60,
         seed=seed,
     )
 
@@ -81,8 +89,9 @@ def drive(
     state = experiment.method.init(door, experiment.setup(plan.start))
     for number in range(rounds or experiment.settings.rounds):
         door.begin(number)
-        people = cohort(experiment.settings, number, len(experiment.population.clients))
-        state = experiment.method.round(door, state, Round(number, people))
+        people = cohort(experiment.settings, number, experiment.members)
+        info = Round(number, people, experiment.public)
+        state = replace(experiment.method.round(door, state, info), notes={})
     return state, door, running
 
 

@@ -2,12 +2,26 @@
 
 >>> import coterie
 >>> sorted(coterie.METHODS)[:2]
-['fedavg', 'fedper']
+['dc-pfl', 'fedavg']
 """
 
 __version__ = "0.1.0"
 
 from coterie.client import Client, Fit, Objective, Penalty, Schedule, erm, proximal
+from coterie.compose import (
+    Assign,
+    Local,
+    Sharing,
+    all_but_last,
+    all_layers,
+    alone,
+    by_loss,
+    everyone,
+    grouped,
+    minimise,
+    no_layer,
+    true_groups,
+)
 from coterie.data import ClientData, Population, Split
 from coterie.errors import CoterieError
 from coterie.federation import (
@@ -18,25 +32,21 @@ from coterie.federation import (
     Upload,
     chosen,
 )
-from coterie.method import (
-    Assign,
-    Local,
-    Method,
-    Round,
-    Setup,
-    State,
-    all_but_last,
-    all_layers,
-    alone,
-    by_loss,
-    everyone,
-    grouped,
-    method,
-    minimise,
-    no_layer,
-    true_groups,
+from coterie.layerwise import layer_wise
+from coterie.method import Method, Public, Round, Setup, State, method
+from coterie.methods import (
+    METHODS,
+    dc_pfl,
+    fedavg,
+    fedclust,
+    fedper,
+    fedprox,
+    fedtsdp,
+    ifca,
+    local,
+    oracle,
+    user_centric,
 )
-from coterie.methods import METHODS, fedavg, fedper, fedprox, ifca, local, oracle
 from coterie.run.api import run, simulate
 from coterie.run.result import Result
 from coterie.seeds import seed_for
@@ -58,11 +68,13 @@ __all__ = [
     "Order",
     "Penalty",
     "Population",
+    "Public",
     "Reply",
     "Result",
     "Round",
     "Schedule",
     "Setup",
+    "Sharing",
     "Split",
     "State",
     "Upload",
@@ -72,13 +84,17 @@ __all__ = [
     "alone",
     "by_loss",
     "chosen",
+    "dc_pfl",
     "erm",
     "everyone",
     "fedavg",
+    "fedclust",
     "fedper",
     "fedprox",
+    "fedtsdp",
     "grouped",
     "ifca",
+    "layer_wise",
     "local",
     "method",
     "minimise",
@@ -89,4 +105,5 @@ __all__ = [
     "seed_for",
     "simulate",
     "true_groups",
+    "user_centric",
 ]

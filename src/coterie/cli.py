@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -22,6 +22,9 @@ from coterie import __version__
 from coterie.errors import ConfigError, CoterieError, Interrupted
 from coterie.run.experiment import Watch
 from coterie.run.stopping import heeding, stoppable, stopped_with
+
+if TYPE_CHECKING:
+    from coterie.run.scenarios import Chosen
 
 app = typer.Typer(
     help="Federated learning among clients whose data differ.",
@@ -56,10 +59,18 @@ Momentum = Annotated[float | None, typer.Option(help="Momentum of local SGD.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 EngineName = Annotated[str | None, typer.Option("--engine", help="loop or pool.")]
 Workers = Annotated[int | None, typer.Option(help="Worker processes of the pool.")]
+Holdout = Annotated[
+    int | None, typer.Option(help="Clients that stay outside and join after the last round.")
+]
+AdmitEpochs = Annotated[int | None, typer.Option(help="Epochs that those who join then adapt for.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+ScenarioName = Annotated[
+    str | None,
+    typer.Option("--scenario", help="A paper's set-up (see `coterie scenarios`); all else wins."),
+]
 
 _COMPARED = "local,fedavg,fedprox,fedper,ifca:k=4,oracle"
 _FLAGS = {
@@ -79,6 +90,8 @@ _FLAGS = {
     "seed": "run.seed",
     "engine": "run.engine",
     "workers": "run.workers",
+    "holdout": "run.holdout",
+    "admit_epochs": "run.admit_epochs",
     "alone": "evaluation.alone",
 }
 
@@ -100,6 +113,22 @@ def resolve(config: Path | None, sets: list[str] | None, **flags: Any) -> dict[s
             assign(tree, _FLAGS[flag], str(value) if isinstance(value, Path) else value)
     assign_texts(tree, sets or [])
     return tree
+
+
+def _chosen(scenario: str | None, given: dict[str, Any]) -> Chosen | None:
+    """The scenario with the user's own tables laid over it, if one was named."""
+    if scenario is None:
+        return None
+    from coterie.run.scenarios import choose
+    from coterie.run.scenarios import scenario as find
+
+    return choose(find(scenario), given)
+
+
+def _tell(chosen: Chosen | None) -> None:
+    """Say that another data set is used than the scenario's."""
+    if chosen is not None and chosen.warning:
+        err.print(f"[yellow]note:[/] {escape(chosen.warning)}", highlight=False, soft_wrap=True)
 
 
 def _from_environment(folder: Path) -> bool:
@@ -126,7 +155,10 @@ def run(
     seed: Seed = None,
     engine: EngineName = None,
     workers: Workers = None,
+    holdout: Holdout = None,
+    admit_epochs: AdmitEpochs = None,
     sets: Sets = None,
+    scenario: ScenarioName = None,
     alone: Annotated[
         bool, typer.Option("--alone", help="Also train each client alone, for its gain.")
     ] = False,
@@ -139,32 +171,42 @@ def run(
 ) -> None:
     """Run one method and keep the run in a directory."""
     from coterie.report.progress import progress
-    from coterie.report.tables import print_summary
+    from coterie.report.tables import print_paper, print_summary
     from coterie.run.config import experiment_of, parse
     from coterie.run.evaluation import headline
     from coterie.run.experiment import execute
+    from coterie.run.scenarios import recall, remember
 
     flags = {k: v for k, v in locals().items() if k in _FLAGS}
     if resume is not None:
-        tree = _resumed(resume, config, directory, sets, flags)
+        tree = _resumed(resume, config or scenario, directory, sets, flags)
+        about = recall(resume, tree)
     else:
         tree = resolve(config, sets, **flags)
+        chosen = _chosen(scenario, tree)
+        tree = tree if chosen is None else chosen.tree
+        _tell(chosen)
+        about = None if chosen is None else chosen.about()
     experiment = experiment_of(parse(tree))
     place = resume or directory or _new_directory(experiment.method.name)
     judged_by = headline(experiment.population.classes is None)
     name, total = experiment.method.name, experiment.settings.rounds
     more = f" --rounds {rounds}" if resume is not None and rounds is not None else ""
     shown = progress(err, name, total, judged_by, quiet)
-    with stopped_with(lambda: _how_to_go_on(place, more)), shown as watch:
+    stopped = stopped_with(lambda: _how_to_go_on(place, more))
+    with stopped, remember(place, about), shown as watch:
         result = execute(experiment, place, resume is not None, heeding(watch))
     if as_json:
-        typer.echo(json.dumps({**result.summary, "directory": str(place)}))
+        known = {} if about is None else {"scenario": about}
+        typer.echo(json.dumps({**result.summary, **known, "directory": str(place)}))
     else:
         print_summary(out, result.summary, place)
+        if about is not None:
+            print_paper(out, about)
 
 
 def _resumed(
-    resume: Path, config: Path | None, directory: Path | None, sets: Any, flags: dict[str, Any]
+    resume: Path, config: object, directory: Path | None, sets: Any, flags: dict[str, Any]
 ) -> dict[str, Any]:
     """The run's own configuration; only what cannot change its course may be given anew."""
     from coterie.run.config import assign, parse
@@ -172,7 +214,7 @@ def _resumed(
     from coterie.run.toml import read_toml
 
     free = {"rounds", "engine", "workers", "alone"}
-    given = [k for k, v in flags.items() if v not in (None, False) and k not in free]
+    given = [k for k, v in flags.items() if v is not None and v is not False and k not in free]
     given = [k for k in given if not (k == "folder" and _from_environment(flags[k]))]
     if config or directory or sets or given:
         raise ConfigError(
@@ -228,7 +270,8 @@ def compare(
         str | None,
         typer.Option(
             help="Methods, with parameters as in ifca:k=4, separated by commas. "
-            f"(default: {_COMPARED}; oracle where the true groups are known)"
+            f"(default: {_COMPARED}; oracle where the true groups are known; those of a "
+            "scenario's table)"
         ),
     ] = None,
     data: DataSet = None,
@@ -246,7 +289,10 @@ def compare(
     seed: Seed = None,
     engine: EngineName = None,
     workers: Workers = None,
+    holdout: Holdout = None,
+    admit_epochs: AdmitEpochs = None,
     sets: Sets = None,
+    scenario: ScenarioName = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where to keep the runs (default: runs/…).")
     ] = None,
@@ -254,32 +300,50 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and print them side by side."""
     from coterie.report.progress import progress
-    from coterie.report.tables import comparison
+    from coterie.report.tables import comparison, paper_notes
     from coterie.run.compare import compare as compare_methods
-    from coterie.run.compare import method_list
+    from coterie.run.compare import folder_of, method_list
     from coterie.run.config import parse
+    from coterie.run.scenarios import remember
 
     flags = {k: v for k, v in locals().items() if k in _FLAGS}
-    chosen = method_list(methods or _COMPARED)
-    configs = []
-    for _, name, parameters in chosen:
+    chosen = method_list(methods or _of_the_table(scenario) or _COMPARED)
+    configs, abouts = [], dict[str, dict[str, Any]]()
+    for title, name, parameters in chosen:
         tree = resolve(config, sets, **flags)
         tree["method"] = {"name": name, **parameters}
-        configs.append(parse(tree))
+        scene = _chosen(scenario, tree)
+        configs.append(parse(tree if scene is None else scene.tree))
+        if scene is not None:
+            if not abouts:
+                _tell(scene)
+            abouts[title] = scene.about()
     place = directory or _new_directory("compare")
     names = [title for title, _, _ in chosen]
 
     @contextmanager
     def watching(name: str, total: int, by: str) -> Iterator[Watch]:
-        with progress(err, f"{name:12}", total, by, quiet) as watch:
+        shown = progress(err, f"{name:12}", total, by, quiet)
+        with remember(place / folder_of(name), abouts.get(name)), shown as watch:
             yield heeding(watch)
 
     with stopped_with(lambda: f"stopped. Finished methods are kept in {place}"):
         rows, judged_by = compare_methods(
             names, configs, place, watching, oracle_if_possible=methods is None
         )
-    show(comparison(rows, judged_by))
+    show(comparison(rows, judged_by, abouts))
+    for line in paper_notes(list(abouts.values())):
+        out.print(escape(line), highlight=False, soft_wrap=True)
     out.print(f"kept in {escape(str(place))}", soft_wrap=True)
+
+
+def _of_the_table(scenario: str | None) -> str:
+    """The methods of a scenario's table that there are, as --methods takes them."""
+    if scenario is None:
+        return ""
+    from coterie.run.scenarios import scenario as find
+
+    return ",".join(find(scenario).methods())
 
 
 def show(table: Table) -> None:
@@ -304,6 +368,24 @@ def methods(
     factory = find(name)
     out.print(f"[bold]{escape(name)}[/]  {escape(parameters(factory))}")
     out.print(inspect.getdoc(factory) or "", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def scenarios(
+    name: Annotated[str | None, typer.Argument(help="One scenario, in full.")] = None,
+    folder: Folder = None,
+) -> None:
+    """List the set-ups of papers' experiments, or show one with all its figures."""
+    from coterie.report.tables import print_scenario, scenario_listing
+    from coterie.run.scenarios import SCENARIOS, stand_in
+    from coterie.run.scenarios import scenario as find
+
+    if name is None:
+        used = {s.data: stand_in(s.data, folder) for s in SCENARIOS.values()}
+        show(scenario_listing(list(SCENARIOS.values()), used))
+        return
+    chosen = find(name)
+    print_scenario(out, chosen, stand_in(chosen.data, folder))
 
 
 @app.command("data")
@@ -345,6 +427,7 @@ def probe(
     shift: ShiftName = None,
     seed: Seed = None,
     sets: Sets = None,
+    scenario: ScenarioName = None,
     picture: Annotated[
         Path | None, typer.Option(help="Also write the picture to this HTML file.")
     ] = None,
@@ -356,7 +439,10 @@ def probe(
     from coterie.run.config import parse, population_of
 
     flags = {k: v for k, v in locals().items() if k in _FLAGS}
-    population = population_of(parse(resolve(config, sets, **flags)))
+    tree = resolve(config, sets, **flags)
+    chosen = _chosen(scenario, tree)
+    _tell(chosen)
+    population = population_of(parse(tree if chosen is None else chosen.tree))
     if population.classes is not None:
         counts = label_table(population)
         show(label_picture(counts, population.classes, population.groups))
@@ -394,6 +480,42 @@ def export(
     target = to or Path(f"client-{client}.safetensors")
     export_model(reopen(run), client, target)
     out.print(f"client {client}'s model is in {escape(str(target))}", soft_wrap=True)
+
+
+@app.command()
+def admit(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    client: Annotated[
+        Path,
+        typer.Option(
+            help="The newcomer's labelled data: .npz (x and y), .csv, or a folder with x.npy and "
+            "y.npy."
+        ),
+    ],
+    epochs: Annotated[int, typer.Option(help="Epochs that it adapts the model for.")] = 5,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The model's file (default: DATA.safetensors).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+) -> None:
+    """Let a new client join a run, adapt the model to its data, and write that to a file."""
+    from coterie.report.tables import print_admitted
+    from coterie.run.admit import admit_client, check_target, export_admitted, newcomer_data
+    from coterie.run.evaluation import headline
+    from coterie.run.export import reopen
+    from coterie.run.rundir import finite
+
+    target = to or Path(f"{client.resolve().stem}.safetensors")
+    check_target(target)
+    result = reopen(run)
+    population = result.plan.population
+    admitted = admit_client(result, newcomer_data(client, run, population), epochs)
+    export_admitted(admitted, result, target)
+    found = admitted.to_dict()
+    if as_json:
+        typer.echo(json.dumps(finite({**found, "model": str(target)})))
+    else:
+        print_admitted(out, found, headline(population.classes is None), target)
 
 
 @app.command()

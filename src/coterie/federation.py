@@ -58,7 +58,10 @@ class Reply:
 
 @dataclass(frozen=True)
 class Mean:
-    """A weighted mean of replies, and who contributed: orders can go unanswered."""
+    """A weighted mean of replies, and who contributed: orders can go unanswered.
+
+    Metrics are plain means over those who report them: a loss is everybody's alike.
+    """
 
     arrays: Mapping[str, Array]
     examples: int
@@ -142,12 +145,17 @@ def _mean(members: Sequence[tuple[float, Reply]]) -> Mean:
         arrays={k: _weighted(shares, [r.arrays[k] for r in replies]) for k in first.arrays},
         examples=sum(r.examples for r in replies),
         clients=tuple(r.client for r in replies),
-        metrics={
-            k: sum(p * r.metrics[k] for p, r in zip(shares, replies, strict=True))
-            for k in first.metrics
-            if all(k in r.metrics for r in replies)
-        },
+        metrics=_means_of_metrics(replies),
     )
+
+
+def _means_of_metrics(replies: Sequence[Reply]) -> dict[str, float]:
+    """The plain mean of each metric over those who report it."""
+    found: dict[str, list[float]] = {}
+    for reply in replies:
+        for name, value in reply.metrics.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def _weighted(shares: Sequence[float], arrays: Sequence[Array]) -> Array:

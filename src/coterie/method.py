@@ -9,27 +9,24 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
-from coterie.client import Client, Fit, Objective, Task
+from coterie.client import Client, Task
 from coterie.errors import ConfigError, unknown
 from coterie.federation import (
     Array,
     ClientId,
     Federation,
     Mean,
-    Order,
-    Scalar,
     Slot,
-    Upload,
-    chosen,
 )
 from coterie.tree import Tree
-from coterie.weights import Layout, Weights
+from coterie.weights import Weights
 
 P = ParamSpec("P")
 
@@ -39,24 +36,30 @@ class State:
     """All that the server remembers between rounds: models by slot, who is in which group, memory.
 
     ``memory`` is a tree of whatever else a method needs. It is saved and restored exactly.
+    ``notes`` are what the last step has to show (plain JSON values): the run writes them to its
+    events and forgets them.
     """
 
     models: Mapping[Slot, Weights] = field(default_factory=dict)
     groups: Mapping[ClientId, Slot] = field(default_factory=dict)
     memory: Mapping[str, Tree] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     def moved(self, means: Mapping[Slot, Mean]) -> State:
-        """Each model replaced by its slot's mean; those that contributed are its group.
+        """Each model replaced by its slot's mean; a slot that nobody answered keeps its model.
 
-        A slot that nobody answered keeps its model.
+        Layers that a mean does not have stay as they are.
         """
-        models, groups = dict(self.models), dict(self.groups)
+        models = dict(self.models)
         for slot, mean in means.items():
-            groups.update(dict.fromkeys(mean.clients, slot))
             model = mean.arrays.get("model")
             if isinstance(model, Weights):
                 models[slot] = model.onto(models[slot])
-        return replace(self, models=models, groups=groups)
+        return replace(self, models=models)
+
+    def joined(self, places: Mapping[ClientId, Slot], **memory: Tree) -> State:
+        """With these clients in these groups, and these things remembered."""
+        return replace(self, groups={**self.groups, **places}, memory={**self.memory, **memory})
 
     def to_tree(self) -> dict[str, Tree]:
         """As a tree of plain values."""
@@ -72,12 +75,27 @@ class State:
         return State(tree["models"], tree["groups"], tree["memory"])
 
 
+def matrix(values: Any, most: int = 200) -> list[list[float]] | None:
+    """A matrix as a note, to six digits; none beyond ``most`` rows, where nobody could read it."""
+    if len(values) > most:
+        return None
+    return [[float(f"{v:.6g}") for v in row] for row in values]
+
+
+@dataclass(frozen=True)
+class Public:
+    """Unlabelled samples that the server holds, and a way to run models on them."""
+
+    x: Tensor
+    outputs: Callable[[Weights, Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a method starts from.
 
     ``start`` is θ⁰, ``fresh(i)`` the i-th further random initialisation, ``groups`` the true
-    groups of the scenario if it has any.
+    groups of the scenario if it has any, ``public`` the server's own samples if it has any.
     """
 
     start: Weights
@@ -85,14 +103,16 @@ class Setup:
     seed: int
     fresh: Callable[[int], Weights]
     groups: Mapping[ClientId, int] | None = None
+    public: Public | None = None
 
 
 @dataclass(frozen=True)
 class Round:
-    """The present round: its number from 0 and who takes part."""
+    """The present round: its number from 0, who takes part, and the server's own samples."""
 
     number: int
     cohort: Sequence[ClientId]
+    public: Public | None = None
 
 
 @dataclass(frozen=True)
@@ -120,8 +140,9 @@ class Method:
     ``init(fed, setup)`` and ``round(fed, state, info)`` are the server's; ``tasks`` the client's,
     by name. ``sends(state, client)`` is what the server would hand a client now and
     ``assemble(client, arrays)``, on the client, lays it over what the client keeps: the model it
-    uses, and the one that is scored. ``sees`` is what the server learns of one client: "nothing",
-    "means" (it is hidden in a sum) or "each" (its own vectors).
+    uses, and the one that is scored. ``admit(fed, state, info)`` finds a place for newcomers, the
+    cohort of ``info``; those who do not answer stay outside. ``sees`` is what the server learns of
+    one client: "nothing", "means" (it is hidden in a sum) or "each" (its own vectors).
     """
 
     name: str
@@ -130,6 +151,7 @@ class Method:
     sends: Callable[[State, ClientId], Mapping[str, Array]]
     tasks: Mapping[str, Task]
     assemble: Callable[[Client, Mapping[str, Array]], Weights]
+    admit: Callable[[Federation, State, Round], State] | None = None
     sees: str = "means"
     source: Source | None = None
 
@@ -170,172 +192,3 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
         )
 
     return make
-
-
-# --- composition ------------------------------------------------------------------------------
-
-Shared = Callable[[Layout], Collection[str]]
-
-
-@dataclass(frozen=True)
-class Assign:
-    """A grouping rule: the models and groups to begin with.
-
-    With ``picks`` every client is offered every model and takes the one that fits its training
-    data best; otherwise it gets the model of its group.
-    """
-
-    start: Callable[[Federation, Setup], State]
-    picks: bool = False
-
-
-@dataclass(frozen=True)
-class Local:
-    """How a client trains the model it received, and which model it then uses."""
-
-    train: Callable[[Client, Weights], Fit]
-    uses: Callable[[Client, Weights], Weights]
-
-
-def minimise(objective: Objective) -> Local:
-    """Train what was received on an objective, and use what is received."""
-    return Local(lambda client, start: client.fit(start, objective), lambda _, received: received)
-
-
-def everyone() -> Assign:
-    """One group of all."""
-    return Assign(lambda _, setup: State({0: setup.start}, dict.fromkeys(setup.clients, 0)))
-
-
-def alone() -> Assign:
-    """Each client by itself, the server without a model."""
-    return Assign(lambda _, setup: State({}, {c: c for c in setup.clients}))
-
-
-def true_groups() -> Assign:
-    """The scenario's own groups."""
-
-    def start(_: Federation, setup: Setup) -> State:
-        if setup.groups is None:
-            raise ConfigError(
-                "method oracle needs a scenario with known groups: give the data a shift by group "
-                "(such as --shift rotation) or a partition with groups"
-            )
-        models: dict[Slot, Weights] = dict.fromkeys(sorted(set(setup.groups.values())), setup.start)
-        return State(models, setup.groups)
-
-    return Assign(start)
-
-
-def by_loss(k: int) -> Assign:
-    """Groups by the lowest training loss among k models; the first model is θ⁰."""
-
-    def start(_: Federation, setup: Setup) -> State:
-        models: dict[Slot, Weights] = {0: setup.start}
-        return State(models | {i: setup.fresh(i) for i in range(1, k)})
-
-    return Assign(start, picks=True)
-
-
-def all_layers(layout: Layout) -> Collection[str]:
-    """Share the whole model."""
-    return layout.names
-
-
-def no_layer(_: Layout) -> Collection[str]:
-    """Share nothing."""
-    return ()
-
-
-def all_but_last(k: int) -> Shared:
-    """Share all layers except the last ``k``."""
-
-    def shared(layout: Layout) -> Collection[str]:
-        if k > len(layout.layers):
-            raise ConfigError(
-                f"{k} personal layers asked for, but the model has {len(layout.layers)}: "
-                f"{', '.join(layout.layers)}"
-            )
-        kept = set(layout.layers[len(layout.layers) - k :])
-        if k and all(e.kind == "frozen" for e in layout.entries if e.layer in kept):
-            raise ConfigError(
-                f"the personal layers ({', '.join(sorted(kept))}) are frozen: nothing would be "
-                "personal. Freeze others, or keep more layers personal"
-            )
-        return [e.name for e in layout.entries if e.layer not in kept]
-
-    return shared
-
-
-def grouped(name: str, assign: Assign, train: Local, shared: Shared = all_layers) -> Method:
-    """A method from three pieces: who learns together, how each trains, which layers are shared.
-
-    What is not shared (personal layers, local statistics) stays in the client's state under
-    ``own``; what is frozen is everybody's from the start and never travels.
-    """
-
-    def travelling(layout: Layout) -> Layout:
-        wanted = set(shared(layout))
-        return layout.only([n for n in layout.shareable if n in wanted])
-
-    def staying(layout: Layout) -> Layout:
-        gone = set(travelling(layout).names)
-        return layout.only(
-            [e.name for e in layout.entries if e.name not in gone and e.kind != "frozen"]
-        )
-
-    def offer(state: State, slots: Collection[Slot]) -> dict[str, Array]:
-        models = {str(s): state.models[s] for s in slots if s in state.models}
-        parts = {s: m.part(travelling(m.layout)) for s, m in models.items()}
-        return {s: p for s, p in parts.items() if p.layout.size}
-
-    def sends(state: State, client: ClientId) -> Mapping[str, Array]:
-        known = client in state.groups
-        return offer(state, [state.groups[client]] if known else list(state.models))
-
-    def received(client: Client, arrays: Mapping[str, Array]) -> tuple[str, Weights]:
-        """The model that training starts from: the offer that fits best, over what is kept."""
-        own = client.kept("own")
-        base = client.base if own is None else own.onto(client.base)
-        offers = {s: w.onto(base) for s, w in arrays.items() if isinstance(w, Weights)}
-        if not offers:
-            return "", base
-        if len(offers) == 1:
-            return next(iter(offers.items()))
-        losses = {s: client.loss(w) for s, w in offers.items()}
-        best = min(losses, key=lambda s: losses[s])
-        return best, offers[best]
-
-    def task(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        slot, start = received(client, arrays)
-        result = train.train(client, start)
-        layout = result.weights.layout
-        own = staying(layout)
-        if own.size:
-            client.state["own"] = result.weights.part(own)
-        metrics = {"loss": result.loss}
-        if assign.picks:
-            metrics["slot"] = float(slot or 0)
-        if not slot:
-            return Upload({}, metrics)
-        return Upload(
-            {"model": result.weights.part(travelling(layout))}, metrics, since={"model": slot}
-        )
-
-    def round(fed: Federation, state: State, info: Round) -> State:
-        orders = []
-        for c in info.cohort:
-            arrays = offer(state, list(state.models) if assign.picks else [state.groups[c]])
-            orders.append(Order(c, "train", arrays, apart=not arrays))
-        into = chosen("slot") if assign.picks else {c: {state.groups[c]: 1.0} for c in info.cohort}
-        return state.moved(fed.reduce(orders, into))
-
-    return Method(
-        name=name,
-        init=assign.start,
-        round=round,
-        sends=sends,
-        tasks={"train": task},
-        assemble=lambda client, arrays: train.uses(client, received(client, arrays)[1]),
-        sees="nothing" if shared is no_layer else "means",
-    )

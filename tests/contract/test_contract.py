@@ -88,20 +88,50 @@ def test_an_order_that_arrives_twice_counts_once(name, tmp_path):
 @every_method
 def test_nobody_answers(name, tmp_path):
     made = experiment(ROWS[name]())
-    state, door, _ = drive(made, tmp_path, lambda p: Faulty(Loop(p), lose_reply=lambda c, o: True))
+
+    def mute(plan):  # all answer before the first round, nobody afterwards
+        return Faulty(Loop(plan), lose_reply=lambda c, o: not o.startswith("init"))
+
+    state, door, _ = drive(made, tmp_path, mute)
+    lost = door.ledger.lost
+    door.begin(0, stage="init")
     begun = made.method.init(door, made.setup(made.plan(tmp_path).start))
-    assert door.ledger.lost == 3 * 6
-    assert same(state.to_tree(), begun.to_tree())
+    assert lost == 3 * 6
+    assert same(state.to_tree()["models"], begun.to_tree()["models"])
+    assert same(state.to_tree()["groups"], begun.to_tree()["groups"])
     assert door.versions == {}
+
+
+@pytest.mark.parametrize("name", ["fedclust", "user-centric", "user-centric all"])
+def test_nobody_answers_the_first_question(name, tmp_path):
+    def mute(plan):
+        return Faulty(Loop(plan), lose_reply=lambda c, o: True)
+
+    with pytest.raises(TrainingError, match="no client"):
+        drive(experiment(ROWS[name]()), tmp_path, mute)
+
+
+@pytest.mark.parametrize("name", ["fedclust", "user-centric", "user-centric all"])
+def test_a_client_whose_first_answer_was_lost_is_admitted_at_its_turn(name, tmp_path):
+    def hit(c, o):
+        return c == 3 and o == "init.0"
+
+    state, _, _ = outcome(name, tmp_path, lambda p: Faulty(Loop(p), lose_reply=hit))
+    assert sorted(state.groups) == [0, 1, 2, 3, 4, 5]
 
 
 @every_method
 def test_partial_participation_trains_only_the_cohort(name, tmp_path):
     made = experiment(ROWS[name](), settings={"rounds": 1, "cohort": 2})
-    _, door, _ = drive(made, tmp_path)
-    busy = {c for c, b in door.ledger.method.items() if b.total}
-    kept = set(door.versions)
-    assert len(busy | kept) == 2
+    busy = set()
+
+    def note(client, order):
+        if not order.startswith("init"):
+            busy.add(client)
+        return False
+
+    _, door, _ = drive(made, tmp_path, lambda p: Faulty(Loop(p), lose_order=note))
+    assert len(busy | set(door.versions)) == 2
 
 
 @every_method

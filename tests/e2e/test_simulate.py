@@ -10,9 +10,9 @@ from torch import nn
 
 import coterie
 from coterie.client import erm
+from coterie.compose import Local, everyone, grouped, minimise
 from coterie.data import from_clients
 from coterie.errors import ConfigError, DataError, RunDirError, TrainingError
-from coterie.method import Local, everyone, grouped, minimise
 
 QUICK = {"rounds": 2, "engine": "loop", "batch_size": 8, "lr": 0.1}
 

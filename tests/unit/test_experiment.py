@@ -15,12 +15,12 @@ from support import Stop, digits, experiment, on_quadratics, stop_after
 
 def test_cohorts_change_from_round_to_round_and_are_all_used():
     settings = Settings(cohort=0.3, seed=4)
-    drawn = [cohort(settings, r, 10) for r in range(40)]
+    drawn = [cohort(settings, r, range(10)) for r in range(40)]
     assert all(len(set(c)) == 3 and c == sorted(c) for c in drawn)
     assert len({tuple(c) for c in drawn}) > 20
     assert {client for c in drawn for client in c} == set(range(10))
-    assert drawn == [cohort(settings, r, 10) for r in range(40)]
-    assert drawn != [cohort(Settings(cohort=0.3, seed=5), r, 10) for r in range(40)]
+    assert drawn == [cohort(settings, r, range(10)) for r in range(40)]
+    assert drawn != [cohort(Settings(cohort=0.3, seed=5), r, range(10)) for r in range(40)]
 
 
 @pytest.mark.parametrize("asked", [0.01, 11, 2.5e9])

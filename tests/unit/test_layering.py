@@ -10,12 +10,16 @@ import coterie
 SRC = Path(coterie.__file__).parent
 FORBIDDEN = {
     "weights": {"federation", "client", "method", "methods", "door", "engines", "run", "data"},
+    "grouping": {"federation", "client", "method", "methods", "door", "engines", "run", "data"}
+    | {"models", "weights"},
     "tree": {"federation", "client", "method", "methods", "door", "engines", "run"},
     "federation": {"client", "method", "methods", "door", "engines", "run"},
     "client": {"method", "methods", "door", "engines", "run"},
     "data": {"client", "method", "methods", "door", "engines", "run", "models"},
     "models": {"client", "method", "methods", "door", "engines", "run", "data"},
-    "method": {"methods", "door", "engines", "run"},
+    "method": {"compose", "methods", "door", "engines", "run"},
+    "compose": {"methods", "door", "engines", "run"},
+    "layerwise": {"methods", "door", "engines", "run"},
     "methods": {"door", "engines", "run"},
     "door": {"methods", "run"},
     "engines": {"methods", "run"},

@@ -14,7 +14,7 @@ from coterie.client.objectives import Objective, erm
 from coterie.data.population import Split
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import Array, ClientId, Scalar, Upload
-from coterie.seeds import seed_for
+from coterie.seeds import seed_for, torch_generator
 from coterie.weights import Weights
 
 StateValue = Array | Scalar
@@ -129,9 +129,15 @@ class Client:
         with torch.no_grad():
             return float(self._bench.criterion(out, data.y))
 
-    def gradient(self, model: Weights) -> Weights:
-        """The gradient of the mean training loss over all of this client's data."""
-        return data_gradient(self._bench.model, model, self.train, self._bench.criterion)[0]
+    def gradient(self, model: Weights, rows: Tensor | None = None) -> Weights:
+        """The gradient of the mean training loss over this client's data, or these rows of it."""
+        data = self.train if rows is None else Split(self.train.x[rows], self.train.y[rows])
+        return data_gradient(self._bench.model, model, data, self._bench.criterion)[0]
+
+    def shuffled(self, stream: str) -> Tensor:
+        """The rows of this client's training data in a random order of its own."""
+        seed = seed_for(self._bench.seed, "order", self.round, self.id, stream)
+        return torch.randperm(len(self.train), generator=torch_generator(seed))
 
     def outputs(self, model: Weights, x: Tensor) -> Tensor:
         """What a model answers to ``x``."""

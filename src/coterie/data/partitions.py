@@ -8,7 +8,7 @@ sizes and class shares allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +26,13 @@ from coterie.data.dealing import (
     partition_generator,
     present_classes,
 )
+from coterie.data.heterogeneity import pairwise_kl
 from coterie.data.raw import Array
 from coterie.data.splits import apportion
-from coterie.errors import ConfigError, DataError
+from coterie.errors import ConfigError, DataError, unknown
+
+LEVELS = ("low", "mid", "high")
+DRAWS = 100
 
 
 @dataclass(frozen=True)
@@ -133,14 +137,21 @@ def shards(labels: Array, clients: int, seed: int, per_client: int = 2) -> Parti
 
 
 def primary_secondary(
-    labels: Array, clients: int, seed: int, size: int | None = None, balanced: bool = False
+    labels: Array,
+    clients: int,
+    seed: int,
+    size: int | None = None,
+    balanced: bool = False,
+    level: str | None = None,
 ) -> Partition:
     """Equal sizes; one class makes up 40-60 % of a client's data, another 20-40 %.
 
     The rest is spread evenly over the other classes (DC-PFL's set-up). ``size`` is the number of
     samples of each client; without it the largest that the classes allow. As in the paper each
     client draws its two classes at random; ``balanced=True`` deals them out in turn instead, so
-    that no class runs out early and more of the data is used.
+    that no class runs out early and more of the data is used. ``level``, "low", "mid" or "high",
+    draws 100 such partitions and takes the first whose mean pairwise divergence of labels (see
+    ``pairwise_kl``) lies in that third of the range that they span, as in the paper's tables.
 
     >>> y = np.repeat(np.arange(10), 100)
     >>> held = primary_secondary(y, 5, seed=0, size=50).indices
@@ -154,16 +165,48 @@ def primary_secondary(
             f"primary-secondary needs at least 3 classes, the data has {len(present)}; "
             "use 'dirichlet' instead"
         )
-    rng = partition_generator(seed, "primary-secondary")
-    tastes = _draw_tastes(clients, len(present), balanced, rng)
     supply = np.array([np.count_nonzero(labels == label) for label in present])
-    counts = _counts_at(_feasible_size(tastes, supply, size), tastes)
+
+    def draw(number: int) -> tuple[Array, np.random.Generator]:
+        stream = "primary-secondary" + (f" {number}" if number else "")
+        rng = partition_generator(seed, stream)
+        tastes = _draw_tastes(clients, len(present), balanced, rng)
+        return _counts_at(_feasible_size(tastes, supply, size), tastes), rng
+
+    counts, rng = draw(0) if level is None else _draw_at(level, draw)
     held: list[list[int]] = [[] for _ in range(clients)]
     for place, label in enumerate(present):
         members = rng.permutation(np.flatnonzero(labels == label))
         for client, part in enumerate(np.split(members, np.cumsum(counts[:, place]))[:clients]):
             held[client].extend(part.tolist())
     return Partition(as_sorted_arrays(held))
+
+
+def _draw_at(
+    level: str, draw: Callable[[int], tuple[Array, np.random.Generator]]
+) -> tuple[Array, np.random.Generator]:
+    """The first of ``DRAWS`` draws whose divergence lies in the third of their range asked for."""
+    if level not in LEVELS:
+        raise ConfigError(unknown("level of primary-secondary", level, LEVELS))
+    drawn = [draw(number) for number in range(DRAWS)]
+    inside = np.flatnonzero(thirds([pairwise_kl(counts) for counts, _ in drawn]) == level)
+    if not len(inside):
+        raise DataError(
+            f"primary-secondary: none of {DRAWS} draws has the level '{level}'; change clients or "
+            "the seed"
+        )
+    return drawn[int(inside[0])]
+
+
+def thirds(values: Sequence[float]) -> Array:
+    """For each value, in which third of the range of them all it lies.
+
+    >>> thirds([0.0, 1.0, 0.4, 0.3]).tolist()
+    ['low', 'high', 'mid', 'low']
+    """
+    edges = np.linspace(min(values), max(values), len(LEVELS) + 1)[1:-1]
+    third: Array = np.array(LEVELS)[np.digitize(values, edges)]
+    return third
 
 
 @dataclass(frozen=True)

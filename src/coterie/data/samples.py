@@ -1,16 +1,17 @@
-"""Unlabelled samples of the kind that a population holds, from a file, for prediction."""
+"""Samples of the kind that a population holds, from a file: to predict, or a newcomer's own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.data.population import Population
-from coterie.data.raw import Array, check_finite
-from coterie.data.tables import _npz_arrays, _read_sheet, read_npy
+from coterie.data.population import Population, Split
+from coterie.data.raw import Array, check_finite, same_length
+from coterie.data.tables import _npz_arrays, _read_sheet, _Sheet, read_npy
 from coterie.data.text import encode
 from coterie.errors import DataError, unknown
 
@@ -30,7 +31,7 @@ def samples_like(path: Path, population: Population) -> Tensor:
     if not path.is_file():
         raise DataError(f"there is no file {path}: correct the path")
     if ending == ".csv":
-        x = _from_csv(path, population)
+        x = _from_sheet(_read_sheet(path, ","), population)
     else:
         x = _prepared(_array(path), path, population)
     if not len(x):
@@ -38,13 +39,99 @@ def samples_like(path: Path, population: Population) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
+def labelled_like(
+    path: Path,
+    population: Population,
+    label: str = "label",
+    text: str = "text",
+    delimiter: str = ",",
+) -> Split:
+    """Samples and their labels as the population's own: read, checked, prepared in the same way.
+
+    Arrays ``x`` and ``y`` of an .npz file, ``x.npy`` and ``y.npy`` in a folder, or the rows of a
+    .csv file, labelled in the column ``label``. Labels are class names; whole numbers are the
+    places of the classes from 0, unless the classes' own names are numbers.
+    """
+    if not path.exists():
+        raise DataError(f"there is no file or folder {path}: correct the path")
+    if path.suffix.lower() == ".csv":
+        sheet = _read_sheet(path, delimiter)
+        x = _from_sheet(sheet, population, text, label)
+        y = _sheet_targets(sheet, label, population)
+    else:
+        x, y = _labelled_arrays(path)
+        if x.ndim == 0 or y.ndim == 0:
+            raise DataError(f"{path}: a single number is not a list of samples or labels")
+        same_length(x, y, str(path))
+        x, y = _prepared(x, path, population), _targets(y, path, population)
+    return Split(*(torch.from_numpy(np.ascontiguousarray(part)) for part in (x, y)))
+
+
+def _labelled_arrays(path: Path) -> tuple[Array, Array]:
+    if path.is_dir():
+        for name in ("x.npy", "y.npy"):
+            if not (path / name).is_file():
+                raise DataError(f"{path}: there is no {name} in it; a folder has x.npy and y.npy")
+        return read_npy(path / "x.npy"), read_npy(path / "y.npy")
+    if path.suffix.lower() != ".npz":
+        raise DataError(
+            f"{path}: labelled samples come in an .npz file with x and y, a .csv file, or a folder "
+            "with x.npy and y.npy"
+        )
+    return _member(path, "x"), _member(path, "y")
+
+
+def _sheet_targets(sheet: _Sheet, label: str, population: Population) -> Array:
+    if population.classes is None:
+        return _targets(sheet.numbers(label), sheet.path, population)
+    texts = [text.strip() for text in sheet.texts(label)]
+    return _places(texts, population.classes, [f"{sheet.path}, line {n}" for n in sheet.lines])
+
+
+def _targets(values: Array, path: Path, population: Population) -> Array:
+    """Labels as places among the population's classes, or its kind of regression targets."""
+    if population.classes is not None:
+        if values.ndim != 1:
+            raise DataError(f"{path}: labels must be one per sample, not of shape {values.shape}")
+        return _labels(values, path, population.classes)
+    wanted = tuple(population.clients[0].train.y.shape[1:])
+    if values.dtype.kind not in "fiu" or values.shape[1:] != wanted:
+        raise DataError(
+            f"{path}: the run's targets are numbers of shape ({', '.join(['N', *map(str, wanted)])}"
+            f"), these are {values.dtype} of shape {values.shape}"
+        )
+    return _finite_floats(values, path)
+
+
+def _labels(values: Array, path: Path, classes: tuple[str, ...]) -> Array:
+    if values.dtype.kind not in "fiubUS":
+        raise DataError(f"{path}: labels must be numbers or texts, not {values.dtype}")
+    check_finite(values, str(path))
+    if values.dtype.kind == "b" or (values.dtype.kind == "f" and (values % 1 == 0).all()):
+        values = values.astype(np.int64)
+    named = values.dtype.kind in "US" or all(c.removeprefix("-").isdecimal() for c in classes)
+    known = classes if named else tuple(str(i) for i in range(len(classes)))
+    texts = [str(v) for v in values.astype(str).tolist()]
+    return _places(texts, known, [f"{path}, row {i} (counted from 0)" for i in range(len(texts))])
+
+
+def _places(texts: Sequence[str], classes: Sequence[str], where: Sequence[str]) -> Array:
+    place = {name: i for i, name in enumerate(classes)}
+    for text, row in zip(texts, where, strict=True):
+        if text not in place:
+            raise DataError(f"{row}: {unknown('label', text, classes)}")
+    return np.array([place[text] for text in texts], np.int64)
+
+
 def _array(path: Path) -> Array:
-    if path.suffix.lower() == ".npy":
-        return read_npy(path)
+    return read_npy(path) if path.suffix.lower() == ".npy" else _member(path, "x")
+
+
+def _member(path: Path, name: str) -> Array:
     arrays = _npz_arrays(path)
-    if "x" not in arrays:
-        raise DataError(f"{path}: there is no array 'x' in it, only {sorted(arrays)}")
-    return arrays["x"]
+    if name not in arrays:
+        raise DataError(f"{path}: there is no array '{name}' in it, only {sorted(arrays)}")
+    return arrays[name]
 
 
 def _prepared(values: Array, path: Path, population: Population) -> Array:
@@ -119,16 +206,18 @@ def _finite_floats(values: Array, path: Path) -> Array:
     return floats
 
 
-def _from_csv(path: Path, population: Population) -> Array:
+def _from_sheet(
+    sheet: _Sheet, population: Population, text: str = "text", label: str | None = None
+) -> Array:
+    """The samples in a CSV file's rows; the column ``label`` is no feature."""
+    path = sheet.path
     if population.kind == "image":
         raise DataError(f"{path}: images come as arrays, in an .npy or .npz file")
-    sheet = _read_sheet(path, ",")
     if population.kind == "text":
         if population.vocabulary is None:
             raise DataError(f"{path}: the run has no vocabulary to read texts with")
-        texts = sheet.texts("text")
-        return encode(texts, population.vocabulary, population.shape[0])
-    names = list(population.features or sheet.columns)
+        return encode(sheet.texts(text), population.vocabulary, population.shape[0])
+    names = list(population.features or (c for c in sheet.columns if c != label))
     for name in names:
         if name not in sheet.columns:
             raise DataError(f"{path}: {unknown('column', name, sheet.columns)}")

@@ -9,10 +9,28 @@ from typing import Any
 from coterie.errors import ConfigError, unknown
 from coterie.method import Method
 from coterie.methods.clustered import ifca, oracle
+from coterie.methods.dc_pfl import dc_pfl
+from coterie.methods.fedclust import fedclust
+from coterie.methods.fedtsdp import fedtsdp
 from coterie.methods.global_ import fedavg, fedprox, local
 from coterie.methods.personal import fedper
+from coterie.methods.user_centric import user_centric
 
-__all__ = ["METHODS", "fedavg", "fedper", "fedprox", "find", "ifca", "local", "make", "oracle"]
+__all__ = [
+    "METHODS",
+    "dc_pfl",
+    "fedavg",
+    "fedclust",
+    "fedper",
+    "fedprox",
+    "fedtsdp",
+    "find",
+    "ifca",
+    "local",
+    "make",
+    "oracle",
+    "user_centric",
+]
 
 METHODS: dict[str, Callable[..., Method]] = {
     "local": local,
@@ -21,6 +39,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedper": fedper,
     "ifca": ifca,
     "oracle": oracle,
+    "fedclust": fedclust,
+    "dc-pfl": dc_pfl,
+    "fedtsdp": fedtsdp,
+    "user-centric": user_centric,
 }
 
 

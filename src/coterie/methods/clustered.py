@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from coterie.client import erm
+from coterie.compose import by_loss, grouped, minimise, true_groups
 from coterie.errors import ConfigError
-from coterie.method import Method, by_loss, grouped, method, minimise, true_groups
+from coterie.method import Method, method
 
 
 @method

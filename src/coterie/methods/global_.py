@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from coterie.client import erm, proximal
+from coterie.compose import alone, everyone, grouped, minimise, no_layer
 from coterie.errors import ConfigError
-from coterie.method import Method, alone, everyone, grouped, method, minimise, no_layer
+from coterie.method import Method, method
 
 
 @method

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from coterie.client import erm
+from coterie.compose import all_but_last, everyone, grouped, minimise
 from coterie.errors import ConfigError
-from coterie.method import Method, all_but_last, everyone, grouped, method, minimise
+from coterie.method import Method, method
 
 
 @method

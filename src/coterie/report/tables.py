@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from coterie.run.toml import to_toml
+
+if TYPE_CHECKING:
+    from coterie.run.scenarios import Scenario
+
+# The title of a column, its key, how a value is shown, and whether the highest is the best.
+Column = tuple[str, str, Callable[[Any], str], bool | None]
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -28,13 +36,13 @@ def size(bytes: float, digits: int = 2) -> str:
     raise AssertionError
 
 
-def percent(value: float | None) -> str:
+def percent(value: float | None, digits: int = 1) -> str:
     """A share as a percentage, or a dash.
 
     >>> percent(0.7153), percent(None)
     ('71.5', '–')
     """
-    return "–" if value is None else f"{100 * value:.1f}"
+    return "–" if value is None else f"{100 * value:.{digits}f}"
 
 
 def score(value: float | None, judged_by: str) -> str:
@@ -63,8 +71,15 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
     return "  ".join(parts)
 
 
-def comparison(rows: Sequence[Mapping[str, Any]], judged_by: str) -> Table:
-    """Methods side by side, the best of each column in bold."""
+def comparison(
+    rows: Sequence[Mapping[str, Any]],
+    judged_by: str,
+    abouts: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Table:
+    """Methods side by side, the best of each column in bold.
+
+    ``abouts`` tells of a scenario, by method: the paper's figures then have a column.
+    """
     table = Table(
         title=f"{'Accuracy in %' if judged_by == 'accuracy' else 'R²'} on each client's own test "
         "data, mean over clients",
@@ -74,9 +89,11 @@ def comparison(rows: Sequence[Mapping[str, Any]], judged_by: str) -> Table:
         pad_edge=False,
         title_justify="left",
     )
-    columns: list[tuple[str, str, Callable[[Any], str], bool | None]] = [
+    columns: list[Column] = [
         ("received", "received", lambda v: score(v, judged_by), True),
         ("adapted", "adapted", lambda v: score(v, judged_by), True),
+        *_newcomers_column(rows, judged_by),
+        *_paper_column(abouts or {}),
         ("worst\nclient", "worst", lambda v: score(v, judged_by), True),
         ("over\nlocal", "gain", lambda v: _signed(v, judged_by), True),
         ("better\noff", "better", lambda v: v or "–", None),
@@ -95,11 +112,114 @@ def comparison(rows: Sequence[Mapping[str, Any]], judged_by: str) -> Table:
         if higher
     }
     for row in rows:
+        row = {**row, "paper": (abouts or {}).get(row["method"])}
         cells = [
             _mark(show(row[key]), key in best and row[key] == best[key])
             for _, key, show, _ in columns
         ]
         table.add_row(escape(row["method"]), *cells)
+    return table
+
+
+def _newcomers_column(rows: Sequence[Mapping[str, Any]], judged_by: str) -> list[Column]:
+    """The adapted score of those who joined at the end, if anybody did."""
+    if all(row.get("newcomers") is None for row in rows):
+        return []
+    return [("new-\ncomers", "newcomers", lambda v: score(v, judged_by), True)]
+
+
+def _paper_column(abouts: Mapping[str, Mapping[str, Any]]) -> list[Column]:
+    """The column of published figures, if there are any."""
+    if all(about["figure"] is None for about in abouts.values()):
+        return []
+    return [("paper", "paper", lambda about: "–" if about is None else _figure(about), None)]
+
+
+def _figure(about: Mapping[str, Any]) -> str:
+    """A published accuracy in per cent, with a star where the data are others."""
+    starred = about["figure"] is not None and about["instead"]
+    return percent(about["figure"]) + ("*" if starred else "")
+
+
+def paper_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines under published figures: where they are from, and why ours may differ."""
+    if not abouts:
+        return []
+    about, lines = abouts[0], []
+    if any(a["figure"] is not None for a in abouts):
+        lines.append(f"paper: {about['paper']}, {about['table']}; {_comparable(about)}")
+        if about["instead"]:
+            lines.append(f"* ours {about['instead']}")
+    changed = list(dict.fromkeys(c for a in abouts for c in a["changed"]))
+    if changed:
+        lines.append(f"not the scenario's settings: {'; '.join(changed)}")
+    return lines
+
+
+def _comparable(about: Mapping[str, Any]) -> str:
+    if about["score"] == "unknown":
+        return "it does not say whether these are received or adapted scores"
+    return f"comparable with our {about['score']} score{' of newcomers' * about['newcomers']}"
+
+
+def print_paper(out: Console, about: Mapping[str, Any]) -> None:
+    """What a paper published for the run that has just ended."""
+    figure = f"no figure for {about['method']} with these parameters"
+    if about["figure"] is not None:
+        spread = f" ± {percent(about['spread'])}" if about["spread"] is not None else ""
+        figure = f"{_figure(about)}{spread} % for {about['method']}"
+    out.print(f"    [bold]paper[/]  {escape(figure)}", highlight=False, soft_wrap=True)
+    for line in paper_notes([about]):
+        text = escape(line.removeprefix("paper: "))
+        out.print(f"           {text}", highlight=False, soft_wrap=True)
+
+
+def scenario_listing(scenarios: Sequence[Scenario], used: Mapping[str, str]) -> Table:
+    """All scenarios; ``used`` says which set is used for which, by what is at hand."""
+    table = Table(title="Scenarios: the set-ups of papers' experiments")
+    table.add_column("name", style="bold", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("paper's figure in %")
+    table.add_column("data here")
+    for s in scenarios:
+        key = s.key(s.config["method"])
+        figure = "–" if key is None else f"{percent(s.figures[key])} {s.method} ({s.table})"
+        data = s.data if used[s.data] == s.data else f"{used[s.data]} instead of {s.data}"
+        table.add_row(*(escape(cell) for cell in (s.name, s.description, figure, data)))
+    return table
+
+
+def print_scenario(out: Console, scenario: Scenario, used: str) -> None:
+    """One scenario in full: settings as TOML, figures, notes."""
+
+    def say(text: str) -> None:
+        out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    title = f"[bold]{escape(scenario.name)}[/]  {escape(scenario.description)}"
+    out.print(title, highlight=False, soft_wrap=True)
+    say(f"{scenario.paper}, {scenario.table}")
+    if used != scenario.data:
+        say(f"data: {scenario.data} is not at hand; {used} would be used instead")
+    say("\n" + to_toml(scenario.tree()))
+    for method, tables in scenario.per_method.items():
+        changed = [f"{t}.{k} = {v}" for t, table in tables.items() for k, v in table.items()]
+        say(f"for {method}: {', '.join(changed)}")
+    if scenario.figures:
+        out.print(_published(scenario))
+        about = {"score": scenario.score, "newcomers": scenario.newcomers}
+        say(f"- The paper's figures: {_comparable(about)}.")
+    for note in scenario.notes:
+        say(f"- {note}")
+
+
+def _published(scenario: Scenario) -> Table:
+    table = Table(title="Published accuracy in %", title_justify="left", box=None)
+    table.add_column("method", style="bold", no_wrap=True)
+    for title in ("mean", "±", "worst client"):
+        table.add_column(title, justify="right")
+    for method in {**scenario.figures, **scenario.worst}:
+        numbers = (scenario.figures, scenario.spread, scenario.worst)
+        table.add_row(escape(method), *(percent(n.get(method), 2) for n in numbers))
     return table
 
 
@@ -201,6 +321,8 @@ def print_summary(out: Console, summary: Mapping[str, Any], place: Path) -> None
                 f"{score(s['p10'], by)}{unit} 10th percentile   loss {s['loss']:.3f}",
                 soft_wrap=True,
             )
+    for line in newcomer_lines(summary.get("newcomers"), by):
+        out.print(line, soft_wrap=True)
     best = summary["best_on_validation"]
     if best:
         out.print(
@@ -215,3 +337,56 @@ def print_summary(out: Console, summary: Mapping[str, Any], place: Path) -> None
         soft_wrap=True,
     )
     out.print(f"     [bold]kept[/]  {escape(str(place))}", soft_wrap=True)
+
+
+def newcomer_lines(came: Mapping[str, Any] | None, judged_by: str) -> list[str]:
+    """Those who joined at the end: how good, where, at what cost, and who did not answer."""
+    if came is None:
+        return []
+    unit = " %" if judged_by == "accuracy" else ""
+    joined, moved = Counter(came["groups"]), came["bytes"]
+    means = "not scored"
+    if came["received"]:
+        received, adapted = (score(came[k][judged_by], judged_by) for k in ("received", "adapted"))
+        means = f"{received}{unit} received, {adapted}{unit} adapted"
+    lines = [
+        f"[bold]newcomers[/]  {means} after {_epochs(came)}   "
+        f"{size(moved['down'])} down, {size(moved['up'])} up to join"
+    ]
+    if joined:
+        # Where each has a group of its own, as without sharing, the list would say nothing.
+        alone = len(joined) > 1 and max(joined.values()) == 1
+        shares = [f"{n} in group {group}" for group, n in sorted(joined.items(), key=_by_size)]
+        where = "each in a group of its own" if alone else ", ".join(shares)
+        lines.append(f"           {len(came['clients'])} joined: {escape(where)}")
+    if came["unanswered"]:
+        names = ", ".join(str(c) for c in came["unanswered"])
+        lines.append(f"           {len(came['unanswered'])} did not answer: {names}")
+    return lines
+
+
+def _epochs(found: Mapping[str, Any]) -> str:
+    return f"{found['epochs']} epoch{'s' * (found['epochs'] != 1)}"
+
+
+def _by_size(item: tuple[Any, int]) -> tuple[int, str]:
+    return -item[1], str(item[0])
+
+
+def print_admitted(out: Console, found: Mapping[str, Any], judged_by: str, model: Path) -> None:
+    """A newcomer in its place, in a few lines."""
+    unit = " %" if judged_by == "accuracy" else ""
+    held = found["samples"]
+    means = f"after {_epochs(found)} on its {held['train']} training samples"
+    lines = [f"   [bold]joined[/]  group {escape(str(found['group']))}"]
+    if held["test"]:
+        for title, how in (("received", f"on its {held['test']} test samples"), ("adapted", means)):
+            value = score(found[title][judged_by], judged_by)
+            lines.append(f"[bold]{title:>9}[/]  {value}{unit} {how}")
+    else:
+        lines.append(f"  [bold]adapted[/]  {means}; it has no test samples, so there is no score")
+    moved = found["bytes"]
+    lines.append(f"    [bold]bytes[/]  {size(moved['down'])} down, {size(moved['up'])} up to join")
+    lines.append(f"    [bold]model[/]  {escape(str(model))}")
+    for line in lines:
+        out.print(line, highlight=False, soft_wrap=True)

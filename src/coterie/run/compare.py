@@ -72,12 +72,21 @@ def compare(
     judged_by = headline(population.classes is None)
     results: list[Result] = []
     for title, experiment in zip(titles, experiments, strict=True):
-        place = directory / re.sub(r"[\s/]+", "-", title)
+        place = directory / folder_of(title)
         with show(title, experiment.settings.rounds, judged_by) as watch:
             results.append(execute(experiment, place, watch=watch))
     alone = next((r for t, r in zip(titles, results, strict=True) if t == "local"), None)
     rows = [_row(t, r, alone, judged_by) for t, r in zip(titles, results, strict=True)]
     return rows, judged_by
+
+
+def folder_of(title: str) -> str:
+    """The name of the folder that a method's run is kept in.
+
+    >>> folder_of("ifca k=4")
+    'ifca-k=4'
+    """
+    return re.sub(r"[\s/]+", "-", title)
 
 
 def _row(title: str, result: Result, alone: Result | None, judged_by: str) -> dict[str, Any]:
@@ -87,6 +96,7 @@ def _row(title: str, result: Result, alone: Result | None, judged_by: str) -> di
         "method": title,
         "received": summary["received"].get(judged_by),
         "adapted": summary["adapted"].get(judged_by),
+        "newcomers": _of_newcomers(result, "adapted", {}).get(judged_by),
         "worst": summary["received"].get("worst"),
         "gain": sum(gains) / len(gains) if gains else None,
         "better": f"{sum(g > 0 for g in gains)}/{len(gains)}" if gains else None,
@@ -98,10 +108,17 @@ def _row(title: str, result: Result, alone: Result | None, judged_by: str) -> di
     }
 
 
+def _of_newcomers(result: Result, key: str, default: Any) -> Any:
+    """What the summary says of clients that joined at the end; others are not meant by scores."""
+    return result.summary.get("newcomers", {}).get(key, default)
+
+
 def _gains(result: Result, alone: Result, judged_by: str) -> list[float]:
     key = f"received_{judged_by}"
+    outside = set(_of_newcomers(result, "clients", []))
     pairs = zip(result.clients, alone.clients, strict=True)
-    both = [(a.get(key, ""), b.get(key, "")) for a, b in pairs]
+    kept = [(a, b) for a, b in pairs if a["client"] not in outside]
+    both = [(a.get(key, ""), b.get(key, "")) for a, b in kept]
     return [a - b for a, b in both if a != "" and b != ""]
 
 

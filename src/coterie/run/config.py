@@ -108,6 +108,8 @@ class RunSection(Section):
     workers: int | None = Field(None, ge=1)
     device: str = "cpu"
     checkpoint_every: int = Field(1, ge=1)
+    holdout: int = Field(0, ge=0)
+    admit_epochs: int = Field(5, ge=0)
 
 
 class EvaluationSection(Section):
@@ -290,7 +292,8 @@ def experiment_of(config: Config, population: Population | None = None) -> Exper
     start = read_start(config.model.start) if config.model.start else None
     if population is None:
         population = population_of(config)
-    cohort_size(config.run.cohort, len(population.clients))
+    if config.run.holdout < len(population.clients):  # otherwise the experiment says so itself
+        cohort_size(config.run.cohort, len(population.clients) - config.run.holdout)
     parameters = config.model.parameters
     if config.model.name == "text" and population.vocabulary is not None:
         parameters.setdefault("vocabulary", len(population.vocabulary))

@@ -7,16 +7,17 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from coterie.client.fit import Criterion, Schedule
+from coterie.client.fit import Criterion, FlatModel, Schedule, outputs
 from coterie.data.population import Population
 from coterie.door.door import KEPT, Door
 from coterie.door.ledger import Bytes, Ledger
@@ -27,12 +28,12 @@ from coterie.engines.pool import Pool
 from coterie.engines.site import Metric, Plan
 from coterie.engines.store import Store
 from coterie.errors import ConfigError, RunDirError, TrainingError, unknown
-from coterie.federation import ClientId
-from coterie.method import Method, Round, Setup, State
+from coterie.federation import ClientId, Slot
+from coterie.method import Method, Public, Round, Setup, State
 from coterie.run.checkpoint import Checkpoint, Checkpoints
 from coterie.run.evaluation import Scores, headline, summarise
 from coterie.run.result import Result, client_rows
-from coterie.run.rundir import RunDir
+from coterie.run.rundir import RunDir, rounds_of
 from coterie.seeds import numpy_generator, seed_for
 from coterie.weights import Layout, Weights
 
@@ -50,7 +51,9 @@ class Settings:
     ``cohort`` is a number of clients, or a fraction of them when it is at most 1 and not an int.
     Scores of the model received are taken every ``evaluate_every`` rounds, those of the adapted
     model every ``adapt_every`` (0: at the end only) after ``adapt_epochs`` of training (None: as
-    many as a round's). ``alone`` also trains every client alone, for its gain.
+    many as a round's). ``alone`` also trains every client alone, for its gain. ``holdout`` clients
+    stay outside while the others train; they are admitted at the end and adapt what they receive
+    for ``admit_epochs``.
     """
 
     rounds: int = 20
@@ -64,6 +67,8 @@ class Settings:
     adapt_epochs: int | None = None
     alone: bool = False
     checkpoint_every: int = 1
+    holdout: int = 0
+    admit_epochs: int = 5
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,12 @@ class Experiment:
             return self.model()
 
     def plan(self, folder: Path) -> Plan:
-        """What the clients' side needs to know."""
+        """What the clients' side needs to know; refused if nobody trains, or nobody can join."""
+        if self.newcomers and self.method.admit is None:
+            raise ConfigError(
+                f"method {self.method.name} has no way to admit newcomers: leave out --holdout, "
+                "or choose another method"
+            )
         module = self.fresh(0)
         freeze(module, self.freeze)
         layout = Layout.of(module, self.bn)
@@ -124,9 +134,35 @@ class Experiment:
             return start.only(frozen).onto(drawn) if frozen else drawn
 
         groups = self.population.groups
-        ids = range(len(self.population.clients))
-        known = None if groups is None else dict(zip(ids, groups, strict=True))
-        return Setup(start, list(ids), self.settings.seed, fresh, known)
+        known = None if groups is None else dict(enumerate(groups))
+        return Setup(start, self.members, self.settings.seed, fresh, known, self.public)
+
+    @property
+    def newcomers(self) -> list[ClientId]:
+        """Who is held out until the end, drawn from a seed of its own."""
+        clients, count = len(self.population.clients), self.settings.holdout
+        if count >= clients:
+            raise ConfigError(
+                f"run.holdout = {count} leaves nobody of {clients} clients to train: hold out fewer"
+            )
+        generator = numpy_generator(seed_for(self.settings.seed, "holdout"))
+        return sorted(int(c) for c in generator.choice(clients, count, replace=False))
+
+    @property
+    def members(self) -> list[ClientId]:
+        """Who trains: everybody but the newcomers."""
+        outside = set(self.newcomers)
+        return [c for c in range(len(self.population.clients)) if c not in outside]
+
+    @cached_property
+    def public(self) -> Public | None:
+        """The server's own samples, with a model to run on them."""
+        if self.population.public is None:
+            return None
+        module = self.fresh(0)
+        freeze(module, self.freeze)
+        flat = FlatModel(module, self.settings.device, self.bn)
+        return Public(self.population.public, lambda weights, x: outputs(flat, weights, x))
 
     def fingerprint(self, start: Weights) -> str:
         """A name for all that decides the result, whatever the engine and number of rounds."""
@@ -142,6 +178,7 @@ class Experiment:
             asdict(self.schedule),
             self.settings.seed,
             self.settings.cohort,
+            self.settings.holdout,
             self.bn,
             start.layout.entries,
             getattr(getattr(self.criterion, "func", self.criterion), "__qualname__", ""),
@@ -185,11 +222,11 @@ def cohort_size(asked: int | float, clients: int) -> int:
     return count
 
 
-def cohort(settings: Settings, round: int, clients: int) -> list[ClientId]:
+def cohort(settings: Settings, round: int, members: Sequence[ClientId]) -> list[ClientId]:
     """Who takes part in a round, drawn from a seed of its own."""
     generator = numpy_generator(seed_for(settings.seed, "cohort", round))
-    count = cohort_size(settings.cohort, clients)
-    return sorted(int(c) for c in generator.choice(clients, count, replace=False))
+    count = cohort_size(settings.cohort, len(members))
+    return sorted(int(members[i]) for i in generator.choice(len(members), count, replace=False))
 
 
 def execute(
@@ -231,6 +268,7 @@ def execute(
             plan=plan,
             versions=dict(live.door.versions),
             rounds=experiment.settings.rounds,
+            begun=live.begun,
             directory=directory,
             scratch=scratch,
         )
@@ -245,7 +283,7 @@ class _Live:
         self.experiment, self.settings = experiment, experiment.settings
         self.plan, self.run_dir, self.watch = plan, run, watch
         self.layout = plan.start.layout
-        self.ids = list(range(len(plan.population.clients)))
+        self.ids, self.newcomers = experiment.members, experiment.newcomers
         cohort_size(self.settings.cohort, len(self.ids))
         self.judged_by = headline(plan.population.classes is None)
         self.store = Store(plan.folder, self.layout)
@@ -259,6 +297,7 @@ class _Live:
         self.ledger, self.versions = Ledger(), dict[ClientId, str]()
         self.retained: list[dict[ClientId, str]] = []
         self.best: dict[str, Any] = {}
+        self.begun: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
@@ -268,11 +307,12 @@ class _Live:
         if not resume or self.checkpoints is None or self.run_dir is None:
             return
         if not self.checkpoints:
-            if self.run_dir.read_events():
+            if rounds_of(self.run_dir.read_events()):
                 raise RunDirError(
                     f"{self.run_dir.path} has finished rounds but no checkpoint any more: it "
                     "cannot be resumed. Start the run again in a new folder"
                 )
+            self.run_dir.rewind(-1)
             return
         good = self._whole(self.checkpoints.load(self.layout))
         last = good[-1]
@@ -285,7 +325,9 @@ class _Live:
         self.ledger = Ledger.from_tree(last.door["ledger"])
         self.versions = dict(last.door["versions"])
         self.retained = [dict(c.door["versions"]) for c in good[-KEPT:]]
-        self.history = self.run_dir.rewind(self.done)
+        events = self.run_dir.rewind(self.done)
+        self.history = rounds_of(events)
+        self.begun = next((e for e in events if e.get("event") == "init"), {})
 
     def _whole(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
         """Those up to the newest whose versions of client state are all there and sound."""
@@ -302,27 +344,51 @@ class _Live:
     def run(self, engine: Engine) -> None:
         """All rounds that are left, then the closing evaluation."""
         self.door = Door(engine, Wire(self.layout), self.ledger, self.versions, self.retained)
-        method = self.experiment.method
         if self.done < 0:
-            self.door.begin(0, stage="init")
-            self.state = method.init(self.door, self.experiment.setup(self.plan.start))
-            self.done = 0
-            self._save(0)
+            self._init()
         for number in range(self.done, self.settings.rounds):
             self._round(number)
         self._finish()
 
+    def _init(self) -> None:
+        self.door.begin(0, stage="init")
+        setup = self.experiment.setup(self.plan.start)
+        self.state = self.experiment.method.init(self.door, setup)
+        self.done = 0
+        self.begun = {
+            "round": 0,
+            "event": "init",
+            "groups": self._groups(),
+            "bytes": asdict(self.ledger.total),
+        }
+        if self.state.notes or self.ledger.total.total:
+            self._note(self.begun)
+        self._save(0)
+
+    def _groups(self) -> list[Slot | None]:
+        """Each client's group, in client order; newcomers have none before they come."""
+        return [self.state.groups.get(c) for c in range(len(self.plan.population.clients))]
+
+    def _note(self, event: dict[str, Any]) -> None:
+        """Record an event, with what the method has to show of it."""
+        if self.state.notes:
+            event["notes"] = dict(self.state.notes)
+            self.state = replace(self.state, notes={})
+        if self.run_dir is not None:
+            self.run_dir.append(event)
+
     def _round(self, number: int) -> None:
         began, before, lost = time.perf_counter(), self.ledger.total, self.ledger.lost
-        people = cohort(self.settings, number, len(self.ids))
+        people = cohort(self.settings, number, self.ids)
         self.door.begin(number)
-        self.state = self.experiment.method.round(self.door, self.state, Round(number, people))
+        info = Round(number, people, self.experiment.public)
+        self.state = self.experiment.method.round(self.door, self.state, info)
         trained = time.perf_counter()
         total = self.ledger.total
         event: dict[str, Any] = {
             "round": number + 1,
             "cohort": people,
-            "groups": [self.state.groups.get(c) for c in self.ids],
+            "groups": self._groups(),
             "bytes": asdict(Bytes(total.down - before.down, total.up - before.up)),
             "total_bytes": asdict(total),
             "lost": self.ledger.lost - lost,
@@ -332,9 +398,8 @@ class _Live:
             "train": round(trained - began, 4),
             "score": round(time.perf_counter() - trained, 4),
         }
+        self._note(event)
         self.history.append(event)
-        if self.run_dir is not None:
-            self.run_dir.append(event)
         if (number + 1) % self.settings.checkpoint_every == 0 or self._last(number):
             self._save(number + 1)
         if self.watch is not None:
@@ -360,8 +425,9 @@ class _Live:
         asked = self.settings.adapt_epochs
         return self.experiment.schedule.epochs if asked is None else asked
 
-    def _scores(self, adapt_epochs: int = 0) -> Scores:
-        sends = {c: self.experiment.method.sends(self.state, c) for c in self.ids}
+    def _scores(self, adapt_epochs: int = 0, clients: Sequence[ClientId] | None = None) -> Scores:
+        people = self.ids if clients is None else clients
+        sends = {c: self.experiment.method.sends(self.state, c) for c in people}
         return self.door.score(sends, {"adapt_epochs": adapt_epochs} if adapt_epochs else {})
 
     def _alone(self) -> Scores:
@@ -377,10 +443,19 @@ class _Live:
         alone = self._alone() if self.settings.alone else {}
         if not received:
             raise TrainingError("no client could be scored: none of them answered")
-        self.rows = client_rows(
-            self.plan.population, self.state, self.ledger, self.judged_by, received, adapted, alone
-        )
         total = self.ledger.total
+        groups = len(set(self.state.groups.values()))
+        newcomers, *scores = self._admit() if self.newcomers else ({}, {}, {})
+        received_by_all = {**received, **scores[0]}, {**adapted, **scores[1]}
+        self.rows = client_rows(
+            self.plan.population,
+            self.state,
+            self.ledger,
+            self.judged_by,
+            *received_by_all,
+            alone,
+            self.newcomers,
+        )
         self.summary = {
             "method": self.experiment.method.name,
             "rounds": self.settings.rounds,
@@ -389,17 +464,42 @@ class _Live:
             "adapted": summarise(adapted, self.judged_by),
             "best_on_validation": self.best,
             "bytes": {**asdict(total), "apart": asdict(self.ledger.apart)},
-            "groups": len(set(self.state.groups.values())),
+            "groups": groups,
             "sees": self.experiment.method.sees,
             "seconds": round(sum(sum(e["seconds"].values()) for e in self.history), 3),
             "train_seconds": round(sum(e["seconds"]["train"] for e in self.history), 3),
             "lost": self.ledger.lost,
         }
+        if newcomers:
+            self.summary["newcomers"] = newcomers
         if alone:
             self.summary["alone"] = summarise(alone, self.judged_by)
         if self.run_dir is not None:
             self.run_dir.write_table(self.rows)
             self.run_dir.write_result(self.summary)
+
+    def _admit(self) -> tuple[dict[str, Any], Scores, Scores]:
+        """Let the newcomers in and score them, as they come and after they have adapted."""
+        admit, before = self.experiment.method.admit, self.ledger.total
+        assert admit is not None
+        self.door.begin(self.settings.rounds - 1, stage="admit")
+        info = Round(self.settings.rounds, self.newcomers, self.experiment.public)
+        self.state = admit(self.door, self.state, info)
+        came = [c for c in self.newcomers if c in self.state.groups]
+        total, epochs = self.ledger.total, self.settings.admit_epochs
+        received = self._scores(clients=came)
+        adapted = self._scores(epochs, came) if epochs else received
+        found: dict[str, Any] = {
+            "clients": came,
+            "unanswered": [c for c in self.newcomers if c not in came],
+            "groups": [self.state.groups[c] for c in came],
+            "epochs": epochs,
+            "received": summarise(received, self.judged_by),
+            "adapted": summarise(adapted, self.judged_by),
+            "bytes": asdict(Bytes(total.down - before.down, total.up - before.up)),
+        }
+        self._note({"round": self.settings.rounds, "event": "admission", **found})
+        return found, received, adapted
 
     def _save(self, rounds: int) -> None:
         if self.checkpoints is None or self.run_dir is None:

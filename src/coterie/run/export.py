@@ -13,7 +13,7 @@ from coterie.errors import ConfigError, RunDirError
 from coterie.run.checkpoint import Checkpoints
 from coterie.run.config import experiment_of, parse
 from coterie.run.result import Result
-from coterie.run.rundir import RunDir
+from coterie.run.rundir import RunDir, rounds_of
 from coterie.run.toml import read_toml
 from coterie.tree import write_atomic
 
@@ -38,7 +38,7 @@ def reopen(directory: Path) -> Result:
             f"{directory}"
         ) from error
     return Result(
-        history=run.read_events(),
+        history=rounds_of(run.read_events()),
         clients=[],
         summary=summary,
         state=last.state,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from coterie.weights import Weights
 class Result:
     """A finished run: its history, its clients, and their models.
 
-    ``history`` has an entry a round, ``clients`` a row a client, ``summary`` the scores at the end.
+    ``history`` has an entry a round, ``clients`` a row a client, ``summary`` the scores at the
+    end; ``begun`` is what the method did and found before the first round.
     """
 
     history: Sequence[Mapping[str, Any]]
@@ -39,6 +40,7 @@ class Result:
     plan: Plan
     versions: Mapping[ClientId, str]
     rounds: int
+    begun: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
@@ -59,11 +61,22 @@ class Result:
         known = range(len(self.plan.population.clients))
         if client not in known:
             raise ConfigError(f"there is no client {client}; they are 0 to {len(known) - 1}")
+        if client in self._outside:
+            raise ConfigError(
+                f"client {client} was held out, and a checkpoint is from before it joined: its "
+                "model is not in the run directory. Let it join with: coterie admit"
+            )
         # The method's own assemble, on the client's own state, on a plain engine.
         door = Door(Loop(replace(self.plan, device="cpu")), Wire(self.plan.start.layout))
         door.versions.update(self.versions)
         door.begin(self.rounds - 1, stage="export")
         return door.fetch(client, self.plan.method.sends(self.state, client))
+
+    @property
+    def _outside(self) -> set[ClientId]:
+        """Those held out whom this state has no place for: it is from before they came."""
+        came = self.summary.get("newcomers", {})
+        return {*came.get("clients", ()), *came.get("unanswered", ())} - set(self.state.groups)
 
     def model(self, client: ClientId) -> nn.Module:
         """The same as a module, ready for use."""
@@ -85,8 +98,9 @@ def client_rows(
     received: Scores,
     adapted: Scores,
     alone: Scores,
+    newcomers: Collection[ClientId] = (),
 ) -> list[dict[str, Any]]:
-    """The per-client table."""
+    """The per-client table; ``newcomers`` are marked in a column of their own, if there are any."""
     rows = []
     for id, client in enumerate(population.clients):
         moved = ledger.method.get(id, Bytes())
@@ -95,6 +109,7 @@ def client_rows(
             "name": client.name,
             "group": state.groups.get(id, ""),
             "true_group": "" if population.groups is None else population.groups[id],
+            **({"newcomer": int(id in newcomers)} if newcomers else {}),
             "train": len(client.train),
             "val": len(client.val),
             "test": len(client.test),

@@ -123,8 +123,13 @@ class RunDir:
         return events
 
     def rewind(self, rounds: int) -> list[dict[str, Any]]:
-        """Keep only the events up to this round: what came later will be done again."""
-        events = [e for e in self.read_events() if e["round"] <= rounds]
+        """Keep only the events up to this round: what came later will be done again.
+
+        An admission comes after the last round, and is done again too.
+        """
+        events = [
+            e for e in self.read_events() if e["round"] <= rounds and e.get("event") != "admission"
+        ]
         write_atomic(
             self.events, "".join(json.dumps(e) + "\n" for e in events).encode(), durable=True
         )
@@ -141,6 +146,11 @@ class RunDir:
             json.dumps(finite(result), indent=1, allow_nan=False).encode(),
             durable=False,
         )
+
+
+def rounds_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events that are rounds; the beginning and admissions are marked as such."""
+    return [e for e in events if "event" not in e]
 
 
 def finite(tree: Any) -> Any:

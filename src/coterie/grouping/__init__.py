@@ -1,0 +1,48 @@
+"""Who is like whom: distances between clients and the groups that follow from them.
+
+Pure functions of arrays, one row (or basis, or block of probabilities) per client. Nothing here
+knows of models, rounds or messages. Labels are always canonical: group 0 is client 0's.
+"""
+
+from __future__ import annotations
+
+from coterie.grouping.angles import (
+    basis,
+    paired_angle_matrix,
+    principal_angles,
+    smallest_angle_matrix,
+)
+from coterie.grouping.density import dbscan, hopkins
+from coterie.grouping.distances import cosine, euclidean, jensen_shannon, min_max, scaled_l1
+from coterie.grouping.hierarchy import (
+    LINKAGES,
+    Cut,
+    Dendrogram,
+    agglomerate,
+    best_cut,
+    canonical,
+)
+from coterie.grouping.kmeans import Streams, best_k, kmeans
+
+__all__ = [
+    "LINKAGES",
+    "Cut",
+    "Dendrogram",
+    "Streams",
+    "agglomerate",
+    "basis",
+    "best_cut",
+    "best_k",
+    "canonical",
+    "cosine",
+    "dbscan",
+    "euclidean",
+    "hopkins",
+    "jensen_shannon",
+    "kmeans",
+    "min_max",
+    "paired_angle_matrix",
+    "principal_angles",
+    "scaled_l1",
+    "smallest_angle_matrix",
+]

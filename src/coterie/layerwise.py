@@ -1,0 +1,226 @@
+"""Layer-wise aggregation: layers in which a group's clients hardly differ are averaged less often.
+
+A piece that any averaging method can use: it wraps the method's federation on the server and its
+tasks on the client, and the method itself does not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coterie.client import Client, Task
+from coterie.errors import ConfigError
+from coterie.federation import (
+    Array,
+    Chosen,
+    ClientId,
+    Federation,
+    Mean,
+    Mixing,
+    Order,
+    Reply,
+    Scalar,
+    Slot,
+    Upload,
+)
+from coterie.grouping import min_max
+from coterie.method import Method, Round, State
+from coterie.weights import Layout, Weights
+
+KEY = "layer-wise"  # its place in the server's memory, in a client's state and among metrics
+WHOLE = "whole"  # an order with this in its config is answered with all layers
+
+
+def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5) -> Method:
+    """The same method, its quiet layers averaged every ``alpha`` rounds only.
+
+    Rule: a client compares the model it sent with the mean it then receives, layer by layer:
+    D_l = ‖S(w_l,i) − S(w_l,g)‖₁/dim, S scaling a layer to [0, 1]. After the first ``start`` rounds
+    a layer whose D_l, averaged over the group, is below ``share`` of the mean over layers is due
+    every ``alpha`` rounds, the others every round. A layer that is not due is not sent in either
+    direction and each client goes on with its own. In every ``alpha``-th round all are due, and D_l
+    is measured anew. A client that missed a layer's last mean gets it when it comes back.
+    """
+    if alpha < 1 or start < 1 or not 0 <= share <= 1:
+        raise ConfigError(
+            f"layer-wise aggregation: alpha and start must be 1 or more and share from 0 to 1, not "
+            f"{alpha}, {start} and {share}"
+        )
+    if alpha == 1:
+        return inner
+
+    def round(fed: Federation, state: State, info: Round) -> State:
+        whole = info.number < start or (info.number - start) % alpha == alpha - 1
+        paced = _Paced(fed, Pace.remembered(state), info.number, whole, share)
+        moved = inner.round(paced, state, info)
+        quiet = {slot: sorted(layers) for slot, layers in paced.pace.quiet.items()}
+        notes: dict[str, Any] = {"all_due": whole, "quiet": quiet}
+        if paced.measured:
+            notes["discrepancy"] = paced.measured
+        return replace(
+            moved,
+            memory={**moved.memory, KEY: paced.pace.to_tree()},
+            notes={**moved.notes, "layers": notes},
+        )
+
+    def sends(state: State, client: ClientId) -> Mapping[str, Array]:
+        return Pace.remembered(state).lacking(client, inner.sends(state, client))
+
+    def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
+        return inner.assemble(client, _filled(client, arrays))
+
+    tasks = {name: _paced_task(task) for name, task in inner.tasks.items()}
+    return replace(inner, round=round, sends=sends, assemble=assemble, tasks=tasks)
+
+
+@dataclass
+class Pace:
+    """What the server knows of layers: when each was last averaged, and who has which.
+
+    ``had[client]`` is the slot and the round of the client's last upload; ``fresh[slot][layer]``
+    the round of the layer's last mean: a client lacks the layers averaged in or after the round of
+    its upload, and all of a slot that is not its own. ``quiet[slot]`` are the layers that can wait.
+    """
+
+    had: dict[ClientId, tuple[str, int]] = field(default_factory=dict)
+    fresh: dict[str, dict[str, int]] = field(default_factory=dict)
+    quiet: dict[str, list[str]] = field(default_factory=dict)
+
+    @staticmethod
+    def remembered(state: State) -> Pace:
+        """From the server's memory; its own copy."""
+        kept = state.memory.get(KEY, {})
+        return Pace(
+            dict(kept.get("had", {})),
+            {slot: dict(rounds) for slot, rounds in kept.get("fresh", {}).items()},
+            dict(kept.get("quiet", {})),
+        )
+
+    def to_tree(self) -> dict[str, Any]:
+        """For the server's memory."""
+        return {"had": self.had, "fresh": self.fresh, "quiet": self.quiet}
+
+    def lacking(self, client: ClientId, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """What of these models the client does not have already."""
+        slot, last = self.had.get(client, ("", -1))
+        found = dict(arrays)
+        for name, model in arrays.items():
+            if isinstance(model, Weights) and name == slot:
+                rounds = self.fresh.get(name, {})
+                layers = layers_of(model.layout)
+                found[name] = model.only([y for y in layers if rounds.get(y, last) >= last])
+        return found
+
+
+@dataclass
+class _Paced:
+    """A federation through which only due layers travel."""
+
+    fed: Federation
+    pace: Pace
+    round: int
+    whole: bool
+    share: float
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def clients(self) -> Sequence[ClientId]:
+        return self.fed.clients
+
+    def gather(self, orders: Sequence[Order]) -> list[Reply]:
+        """Whoever wants to see each reply gets whole models; all layers count as averaged."""
+        replies = self.fed.gather(orders)
+        offered = {o.client: list(o.arrays) for o in orders}
+        for reply in replies:
+            model, slots = reply.arrays.get("model"), offered[reply.client]
+            if isinstance(model, Weights) and len(slots) == 1:
+                self._averaged(slots[0], model.layout, [reply.client])
+        return replies
+
+    def reduce(
+        self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        means = self.fed.reduce([self._order(o, into) for o in orders], into, by_examples)
+        offered = {o.client: set(o.arrays) for o in orders}
+        for slot, mean in means.items():
+            model = mean.arrays.get("model")
+            if not isinstance(model, Weights):
+                continue
+            # Where a reply goes into many means, the client's own is the one it started from.
+            own = [c for c in mean.clients if str(slot) in offered[c] or not offered[c]]
+            self._averaged(str(slot), model.layout, own)
+            self._judge(str(slot), mean.metrics)
+        return means
+
+    def _order(self, order: Order, into: Mixing) -> Order:
+        arrays = self.pace.lacking(order.client, order.arrays)
+        slots = order.arrays if isinstance(into, Chosen) else into.get(order.client, {})
+        quiet = [set(self.pace.quiet.get(str(s), [])) for s in slots]
+        resting = set.intersection(*quiet) if quiet else set()
+        if self.whole or order.config.get(WHOLE) or not resting:
+            return replace(order, arrays=arrays)
+        config = {**order.config, KEY: ",".join(sorted(resting))}
+        return replace(order, arrays=arrays, config=config)
+
+    def _averaged(self, slot: str, layout: Layout, clients: Sequence[ClientId]) -> None:
+        self.pace.fresh.setdefault(slot, {}).update(dict.fromkeys(layers_of(layout), self.round))
+        self.pace.had.update(dict.fromkeys(clients, (slot, self.round)))
+
+    def _judge(self, slot: str, metrics: Mapping[str, float]) -> None:
+        """Which layers can wait, from the discrepancies that the group reports."""
+        prefix = f"{KEY}."
+        found = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+        if found:
+            mean = sum(found.values()) / len(found)
+            self.pace.quiet[slot] = [y for y, d in found.items() if d < self.share * mean]
+            self.measured[slot] = found
+
+
+def layers_of(layout: Layout) -> list[str]:
+    """The layers of a layout, in its own order; one that holds buffers only is a layer too."""
+    return list(dict.fromkeys(e.layer for e in layout.entries))
+
+
+def _filled(client: Client, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The models received, each completed with the client's own layers where some are missing."""
+    own, found = client.kept(KEY), dict(arrays)
+    for name, model in arrays.items():
+        if isinstance(model, Weights) and own is not None and model.layout.size < own.layout.size:
+            found[name] = model.onto(own)
+    return found
+
+
+def _paced_task(task: Task) -> Task:
+    """The task, with its models completed before and its upload thinned out after."""
+
+    def run(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+        before, resting = client.kept(KEY), str(config.get(KEY, ""))
+        plain = {k: v for k, v in config.items() if k not in (KEY, WHOLE)}
+        upload = task(client, _filled(client, arrays), plain)
+        model = upload.arrays.get("model")
+        if not isinstance(model, Weights):
+            return upload
+        client.state[KEY] = model
+        metrics = dict(upload.metrics)
+        whole = [a for a in arrays.values() if isinstance(a, Weights) and a.layout == model.layout]
+        if before is not None and len(whole) == len(arrays) == 1:
+            gaps = discrepancy(before, whole[0])
+            metrics |= {f"{KEY}.{layer}": gap for layer, gap in gaps.items()}
+        if resting:
+            due = [y for y in layers_of(model.layout) if y not in resting.split(",")]
+            model = model.only(due)
+        return replace(upload, arrays={**upload.arrays, "model": model}, metrics=metrics)
+
+    return run
+
+
+def discrepancy(sent: Weights, received: Weights) -> dict[str, float]:
+    """Layer by layer, the mean absolute difference of two models, each layer scaled to [0, 1]."""
+    found = {}
+    for layer in layers_of(sent.layout):
+        pair = [w.only([layer]).parameters.numpy()[None] for w in (sent, received)]
+        if pair[0].size:
+            found[layer] = float(abs(min_max(pair[0]) - min_max(pair[1])).mean())
+    return found

@@ -1,0 +1,358 @@
+"""DC-PFL: one group that splits while training, layers averaged at their own pace."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.client import Client
+from coterie.compose import Sharing, no_layer
+from coterie.errors import ConfigError
+from coterie.federation import (
+    Array,
+    ClientId,
+    Federation,
+    Mean,
+    Order,
+    Reply,
+    Scalar,
+    Slot,
+    Upload,
+    mix,
+)
+from coterie.grouping import Dendrogram, agglomerate, scaled_l1
+from coterie.layerwise import WHOLE, layer_wise
+from coterie.method import Method, Round, Setup, State, matrix, method
+from coterie.weights import Weights
+
+_SHARING = Sharing()
+_ALONE = Sharing(no_layer)
+
+
+@method
+def dc_pfl(
+    alpha: int = 3,
+    dynamic: bool = True,
+    gamma: float = 1.0,
+    share: float = 0.1,
+    step: float = 0.2,
+    smooth: int = 5,
+    observe: int = 3,
+    sleep: int = 6,
+    start: int = 5,
+) -> Method:
+    """One group that splits, when its loss stops falling fast, along a tree of model distances.
+
+    Rule: over the first ``start`` rounds the server averages the distances of clients' models,
+    D_ij = ‖S(w_i) − S(w_j)‖₁/d with S scaling a model to [0, 1], and builds a tree by average
+    linkage. The groups are its cut at γ̃ times its height, γ̃ = ``gamma`` at first. Clients report
+    the loss of the model they receive; from its mean, smoothed over ``smooth`` rounds, comes the
+    radius of curvature r = (1+l'²)^1.5/|l''|. When r(t) was smaller than in the ``observe`` rounds
+    after it, the rapid decrease has ended: γ̃ goes down by ``step`` until the groups differ. After
+    one round with all layers, clients train both their old and their new group's model; if the mean
+    training loss of the new ones is lower the groups change, else monitoring rests for ``sleep``
+    rounds. Groups only ever split. A client alone in its group trains by itself and reports its
+    loss only. Layers that hardly differ in a group are averaged every ``alpha`` rounds. A newcomer
+    trains each group's model for a round and joins the one that it moves least, by the same S.
+    Args:
+        alpha: rounds between means of quiet layers; 1 averages all layers always (NoLA).
+        dynamic: whether groups split; with False they are the cut at ``gamma`` for good (NoDC).
+        gamma: γ̃ to begin with, 0 to 1; 1 is one group.
+        share: a layer is quiet below this share of the mean discrepancy over layers.
+        step: by how much γ̃ goes down.
+        smooth: rounds that the loss is averaged over.
+        observe: rounds that must confirm the end of a rapid decrease.
+        sleep: rounds without monitoring after a trial that failed.
+        start: rounds before the tree is built and before layers rest.
+    Server sees: each client's model in the first ``start`` rounds; then means.
+    Departs: a pair of clients that never took part together counts as average apart. A client with
+    no reply in a trial stays with the majority's decision. With partial participation only those
+    who take part in a trial are asked.
+    Reference: Liu et al., Dynamic Clustering for Personalized Federated Learning on Heterogeneous
+    Edge Devices (DC-PFL).
+    """
+    if not (0 <= gamma <= 1 and 0 < step <= 1):
+        raise ConfigError(f"dc-pfl: gamma is 0 to 1 and step above 0 to 1, not {gamma}, {step}")
+    if min(smooth, observe, start) < 1 or sleep < 0:
+        raise ConfigError("dc-pfl: smooth, observe and start are 1 or more, sleep 0 or more")
+
+    def init(fed: Federation, setup: Setup) -> State:
+        pairs = torch.zeros(2, len(setup.clients), len(setup.clients), dtype=torch.float64)
+        memory = {"clients": list(setup.clients), "pairs": pairs, "alone": [], "losses": []}
+        memory |= {"level": 0, "phase": "watch"}
+        return State({"0/0": setup.start}, dict.fromkeys(setup.clients, "0/0"), memory)
+
+    def height(level: int) -> float:
+        return max(0.0, gamma - step * level)
+
+    def finer(state: State) -> dict[str, Any]:
+        """The next level down at which the groups differ; none when there is no such level."""
+        now = len(set(state.groups.values()))
+        for level in range(state.memory["level"] + 1, math.ceil(gamma / step) + 1):
+            if len(set(cut(state, level, height(level)).values())) > now:
+                return {"phase": "sync", "next": level}
+        return {"phase": "done"}
+
+    def round(fed: Federation, state: State, info: Round) -> State:
+        memory, phase = dict(state.memory), state.memory["phase"]
+        if phase == "trial":
+            return trial(fed, state, info)
+        orders = [order(state, c, whole=phase == "sync") for c in info.cohort]
+        if info.number < start:
+            replies = fed.gather(orders)
+            memory["pairs"] = compared(memory["clients"], memory["pairs"], replies)
+            if info.number == start - 1:
+                memory["merges"] = torch.from_numpy(tree_of(memory["pairs"]).merges)
+                state = replace(state, memory=memory)
+                state = replace(state, groups=cut(state, 0, height(0)))
+            means = mix(replies, {c: {s: 1.0} for c, s in state.groups.items()})
+        else:
+            level, both = memory.get("next", 0), [state.groups]
+            if phase == "sync":
+                both.append(cut(state, level, height(level)))
+            means = fed.reduce(orders, {c: {g[c]: 1.0 for g in both} for c in info.cohort})
+        state = moved(replace(state, memory=memory), means)
+        memory = {**state.memory, "losses": [*memory["losses"], *mean_loss(state.groups, means)]}
+        bends = radii(memory["losses"], smooth)
+        notes = shown(memory, height(memory["level"]), bends)
+        if info.number == start - 1:
+            notes |= tree_notes(memory)
+        if phase == "sync":
+            memory["phase"] = "trial"
+        elif phase == "rest" and info.number + 1 >= memory["until"]:
+            memory |= {"phase": "watch", "losses": []}
+        elif phase == "watch" and dynamic and "merges" in memory and ended(bends, observe):
+            memory |= finer(replace(state, memory=memory))
+        return replace(state, memory=memory, notes={**notes, "phase": memory["phase"]})
+
+    def trial(fed: Federation, state: State, info: Round) -> State:
+        level = state.memory["next"]
+        new = cut(state, level, height(level))
+        tries = [two_models(state, new, c) for c in info.cohort]
+        tried = fed.reduce(tries, {c: {"all": 1.0} for c in info.cohort}).get("all")
+        if tried is None:
+            return state
+        better = tried.metrics["new"] < tried.metrics["old"]
+        memory = {**state.memory, "losses": [], "phase": "rest", "until": info.number + 1 + sleep}
+        if better:
+            memory |= {"level": level, "phase": "watch"}
+            models = {s: state.models.get(s, state.models[state.groups[c]]) for c, s in new.items()}
+            state = replace(state, models={**state.models, **models}, groups=new)
+        state = replace(state, memory=memory)
+        asked = [c for c in tried.clients if c not in memory["alone"]]
+        orders = [verdict(state, c, "new" if better else "old") for c in asked]
+        state = moved(state, fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in asked}))
+        used = {s: m for s, m in state.models.items() if s in set(state.groups.values())}
+        notes = shown(memory, height(memory["level"]), []) | {"alone": state.memory["alone"]}
+        return replace(
+            state, models=used, notes={**notes, "trial": {**tried.metrics, "adopted": better}}
+        )
+
+    def admit(fed: Federation, state: State, info: Round) -> State:
+        lone = {state.groups[c] for c in state.memory["alone"]}
+        slots = [s for s in state.models if s not in lone] or list(state.models)
+        offer = _SHARING.offer(state.models, slots)
+        replies = fed.gather([Order(c, "measure", offer) for c in info.cohort])
+        return state.joined({r.client: min(offer, key=r.metrics.__getitem__) for r in replies})
+
+    inner = Method(
+        name="dc-pfl",
+        init=init,
+        round=round,
+        sends=sends,
+        tasks={"train": train, "try": try_both, "settle": settle, "measure": measure},
+        assemble=lambda client, arrays: _SHARING.received(client, arrays)[1],
+        admit=admit,
+        sees="each",
+    )
+    return layer_wise(inner, alpha, share, start)
+
+
+# --- the server's smaller steps -----------------------------------------------------------------
+
+
+def cut(state: State, level: int, gamma: float) -> dict[ClientId, Slot]:
+    """The groups at a normalised height; newcomers go with most of their group."""
+    tree = Dendrogram(len(state.memory["clients"]), state.memory["merges"].numpy())
+    names = [f"{level}/{g}" for g in tree.cut_normalised(gamma)]
+    found: dict[ClientId, Slot] = dict(zip(state.memory["clients"], names, strict=True))
+    for c in sorted(state.groups.keys() - found.keys()):
+        counts = Counter(
+            found[o] for o in state.memory["clients"] if state.groups[o] == state.groups[c]
+        )
+        found[c] = min(counts, key=lambda s: (-counts[s], str(s)))
+    return found
+
+
+def order(state: State, client: ClientId, whole: bool = False) -> Order:
+    """Train the group's model; a client alone in its group keeps what it trained and sends none."""
+    config: dict[str, Scalar] = {WHOLE: True} if whole else {}
+    if list(state.groups.values()).count(state.groups[client]) == 1:
+        config["alone"] = True
+    return Order(client, "train", sends(state, client), config)
+
+
+def verdict(state: State, client: ClientId, take: str) -> Order:
+    """Send the model of the trial that was decided for."""
+    known = order(state, client, whole=True)
+    return replace(known, task="settle", arrays={}, config={**known.config, "take": take})
+
+
+def sends(state: State, client: ClientId) -> Mapping[str, Array]:
+    """The group's model, unless the client has gone on alone from it already."""
+    if client not in state.groups or client in state.memory["alone"]:
+        return {}
+    return _SHARING.offer(state.models, [state.groups[client]])
+
+
+def two_models(state: State, new: Mapping[ClientId, Slot], client: ClientId) -> Order:
+    """Train the old group's model and the new one's; one only where the group stays the same."""
+    old, arrays = state.groups[client], dict[str, Array]()
+    members = [{c for c in g if g[c] == g[client]} for g in (state.groups, new)]
+    if client not in state.memory["alone"]:
+        arrays["old"] = _SHARING.offer(state.models, [old])[str(old)]
+        if members[0] != members[1] and new[client] in state.models:
+            arrays["new"] = _SHARING.offer(state.models, [new[client]])[str(new[client])]
+    return Order(client, "try", arrays)
+
+
+def moved(state: State, means: Mapping[Slot, Mean]) -> State:
+    """With the means as models, also of slots that are new; who is alone is noted."""
+    models, sizes = dict(state.models), Counter(state.groups.values())
+    base = next(iter(models.values()))
+    for slot, mean in means.items():
+        model = mean.arrays.get("model")
+        if isinstance(model, Weights):
+            models[slot] = model.onto(models.get(slot, base))
+    lone = {c for s, m in means.items() if sizes[s] == 1 for c in m.clients}
+    alone = sorted({*state.memory["alone"], *lone})
+    return replace(state, models=models, memory={**state.memory, "alone": alone})
+
+
+def compared(clients: Sequence[ClientId], pairs: Tensor, replies: Sequence[Reply]) -> Tensor:
+    """The sums of distances of models, and how many each is a sum of, with these replies."""
+    sent = [r for r in replies if isinstance(r.arrays.get("model"), Weights)]
+    if len(sent) < 2:
+        return pairs
+    rows = np.stack([r.arrays["model"].parameters.numpy() for r in sent])  # type: ignore[union-attr]
+    at = np.ix_(*[[list(clients).index(r.client) for r in sent]] * 2)
+    found = pairs.numpy().copy()
+    found[0][at] += scaled_l1(rows)
+    found[1][at] += 1
+    return torch.from_numpy(found)
+
+
+def tree_of(pairs: Tensor) -> Dendrogram:
+    """The hierarchy by mean distances; a pair that never met counts as average apart."""
+    sums, counts = pairs.numpy()
+    met = (counts > 0) & ~np.eye(len(counts), dtype=bool)
+    mean = sums / np.maximum(counts, 1)
+    mean[~met] = mean[met].mean() if met.any() else 0.0
+    np.fill_diagonal(mean, 0.0)
+    return agglomerate(mean)
+
+
+def mean_loss(groups: Mapping[ClientId, Slot], means: Mapping[Slot, Mean]) -> list[float]:
+    """The mean over clients of the loss of the model received; nothing if nobody answered."""
+    slots = set(groups.values())
+    found = [(m.metrics["loss"], len(m.clients)) for s, m in means.items() if s in slots]
+    count = sum(n for _, n in found)
+    return [sum(loss * n for loss, n in found) / count] if count else []
+
+
+def radii(losses: Sequence[float], smooth: int) -> list[float]:
+    """The radius of curvature of the smoothed loss, from its third value on.
+
+    >>> [round(r, 3) for r in radii([4.0, 2.0, 1.0, 0.5], smooth=1)]
+    [2.828, 2.795]
+    """
+    level = [float(np.mean(losses[max(0, i + 1 - smooth) : i + 1])) for i in range(len(losses))]
+    slopes = np.diff(level)
+    bends = np.abs(np.diff(slopes))
+    return [
+        float((1 + s * s) ** 1.5 / b) if b > 0 else math.inf
+        for s, b in zip(slopes[1:], bends, strict=True)
+    ]
+
+
+def ended(radii: Sequence[float], observe: int) -> bool:
+    """Whether the radius was smaller ``observe`` rounds ago than in every round since.
+
+    >>> ended([9.0, 3.0, 4.0, 5.0, 3.5], 3), ended([9.0, 3.0, 4.0, 2.0, 5.0], 3)
+    (True, False)
+    """
+    return len(radii) > observe and all(radii[-1 - observe] < r for r in radii[-observe:])
+
+
+def shown(memory: Mapping[str, Any], gamma: float, bends: Sequence[float]) -> dict[str, Any]:
+    """What a round has to show."""
+    notes: dict[str, Any] = {"phase": memory["phase"], "gamma": gamma, "alone": memory["alone"]}
+    notes["loss"] = memory["losses"][-1] if memory["losses"] else None
+    notes["radius"] = bends[-1] if bends else None
+    return notes
+
+
+def tree_notes(memory: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree and the distances that it was made from."""
+    sums, counts = memory["pairs"].numpy()
+    return {
+        "clients": memory["clients"],
+        "distances": matrix(sums / np.maximum(counts, 1)),
+        "dendrogram": memory["merges"].tolist(),
+    }
+
+
+# --- the client's half --------------------------------------------------------------------------
+
+
+def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """Score the model received, then train it."""
+    _, begin = _SHARING.received(client, arrays)
+    loss, fit = client.loss(begin), client.fit(begin)
+    return sent(client, fit.weights, bool(config.get("alone")) or not arrays, {"loss": loss})
+
+
+def sent(client: Client, weights: Weights, alone: bool, metrics: Mapping[str, float]) -> Upload:
+    """What a group's member sends; one that is alone keeps it instead."""
+    if alone:
+        _ALONE.keep(client, weights)
+        return Upload(metrics=metrics)
+    return Upload({"model": _SHARING.keep(client, weights)}, metrics)
+
+
+def try_both(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """Train the old and the new group's model on the same batches; report both losses."""
+    losses = {}
+    for name, offer in (arrays or {"old": None}).items():
+        _, begin = _SHARING.received(client, {} if offer is None else {name: offer})
+        weights = client.fit(begin).weights
+        client.state[f"trial.{name}"], losses[name] = weights, client.loss(weights)
+    if not arrays:
+        _ALONE.keep(client, weights)
+    return Upload(metrics={"new": losses["old"], **losses})
+
+
+def settle(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """Send the model of the trial that was decided for."""
+    weights = client.kept(f"trial.{config['take']}") or client.kept("trial.old")
+    assert weights is not None
+    for name in [n for n in client.state if n.startswith("trial.")]:
+        del client.state[name]
+    return sent(client, weights, bool(config.get("alone")), {})
+
+
+def measure(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """How far a round of training moves each group's model."""
+    found = {}
+    for slot, offer in arrays.items():
+        begin = offer.onto(client.base)
+        pair = [begin, client.fit(begin, stream="measure").weights]
+        found[slot] = float(scaled_l1(np.stack([w.parameters.numpy() for w in pair]))[0, 1])
+    return Upload(metrics=found)

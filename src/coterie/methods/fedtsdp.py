@@ -1,0 +1,248 @@
+"""FedTSDP: two stages of clustering, by outputs and by weights, and personal layers that grow."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.client import Client
+from coterie.compose import Sharing, no_layer
+from coterie.errors import ConfigError
+from coterie.federation import Array, ClientId, Federation, Order, Scalar, Slot, Upload, mix
+from coterie.grouping import canonical, dbscan, euclidean, jensen_shannon
+from coterie.grouping import hopkins as statistic
+from coterie.method import Method, Public, Round, Setup, State, matrix, method
+from coterie.seeds import numpy_generator, seed_for
+from coterie.weights import Layout, Weights
+
+_ALL_STAY = Sharing(no_layer)
+_OFFSET = 1e-6  # what the paper adds to every difference of weights
+Matrix = np.ndarray[Any, Any]
+
+
+@method
+def fedtsdp(
+    stages: Literal["both", "first", "second"] = "both",
+    hopkins: float = 0.65,
+    eps_outputs: float = 0.15,
+    eps_weights: float = 3.5,
+    min_points: int = 2,
+    shrink: float = 0.98,
+    public_batch: int = 50,
+    weight_step: float | None = None,
+) -> Method:
+    """Clients cluster by outputs on public data, then by weights, whenever that has a tendency.
+
+    Rule: clients return their whole model and receive the shared layers of their cluster's mean.
+    The server runs the models on one batch of public samples. If the Hopkins statistic of the
+    outputs is above ``hopkins``, DBSCAN groups clients by the Jensen-Shannon divergence of their
+    outputs, and inside each group by the L2 distance of their weights; a client near nobody is a
+    cluster of its own. The batch's samples then become likelier to be drawn again and the number of
+    shared layers is multiplied by ``shrink``. Otherwise the clusters stay. Shared are the first
+    layers, at the grain of half a layer (weight, then the rest). A newcomer trains θ⁰ for a round
+    and joins the cluster whose model answers most like its own on public samples; it receives that
+    model whole.
+    Args:
+        stages: both stages, or only the "first" (outputs) or the "second" (weights).
+        hopkins: the statistic above which clients are clustered.
+        eps_outputs: DBSCAN's radius in the first stage (divergence, natural logarithm).
+        eps_weights: DBSCAN's radius in the second stage.
+        min_points: DBSCAN's neighbours for a dense point, itself counted.
+        shrink: what the number of shared layers is multiplied by at each clustering, above 0 to 1.
+        public_batch: public samples in a round.
+        weight_step: what is added to the sampling weight of a batch that showed clusters; all
+            public samples over the batch's when not given, as in the paper. That puts nearly all
+            weight on the first such batches.
+    Server sees: each client's whole model, every round.
+    Departs: the batch size is ours. The weights' distance adds the paper's constant symmetrically.
+    With partial participation those who take part are clustered, and the others stay with most of
+    their former cluster.
+    Reference: Zhu et al., Federated Two Stage Decoupling With Adaptive Personalization Layers,
+    Complex & Intelligent Systems 2024.
+    """
+    if not 0 < shrink <= 1 or not (eps_outputs > 0 and eps_weights > 0):
+        raise ConfigError("fedtsdp: shrink is above 0 to 1, eps_outputs and eps_weights above 0")
+    if min(public_batch, min_points) < 1 or not (weight_step is None or weight_step >= 0):
+        raise ConfigError(
+            "fedtsdp: public_batch and min_points are 1 or more, weight_step 0 or more"
+        )
+
+    def init(fed: Federation, setup: Setup) -> State:
+        count = len(public_of(setup.public).x)
+        weights = torch.full((count,), 1 / count, dtype=torch.float64)
+        layers = float(len(setup.start.layout.layers))
+        memory: dict[str, Any] = {"seed": setup.seed, "start": setup.start, "layers": layers}
+        memory |= {"weights": weights, "new": []}
+        return State({0: setup.start}, dict.fromkeys(setup.clients, 0), memory)
+
+    def round(fed: Federation, state: State, info: Round) -> State:
+        cohort = [c for c in info.cohort if c in state.groups]
+        replies = fed.gather([Order(c, "train", sends(state, c)) for c in cohort])
+        if not replies:
+            return state
+        memory, public = dict(state.memory), public_of(info.public)
+        memory["new"] = [c for c in memory["new"] if c not in {r.client for r in replies}]
+        base = state.memory["start"]
+        whole = {r.client: r.arrays["model"].onto(base) for r in replies}  # type: ignore[union-attr]
+        batch = drawn(memory, info.number, public_batch)
+        outputs = answers(public, list(whole.values()), batch)
+        generator = numpy_generator(seed_for(memory["seed"], "hopkins", info.number))
+        tendency = statistic(outputs.reshape(len(outputs), -1), generator)
+        groups, notes = dict(state.groups), {"hopkins": tendency, "layers": memory["layers"]}
+        if tendency > hopkins:
+            groups, more = clustered(state.groups, whole, outputs)
+            weights = memory["weights"].clone()
+            weights[batch] += len(weights) / len(batch) if weight_step is None else weight_step
+            memory |= {"weights": weights / weights.sum(), "layers": memory["layers"] * shrink}
+            notes |= more
+        means = mix(replies, {c: {s: 1.0} for c, s in groups.items()})
+        models = {s: m.arrays["model"].onto(base) for s, m in means.items()}  # type: ignore[union-attr]
+        for c, slot in groups.items():  # a cluster of absent clients keeps the model it had
+            models.setdefault(slot, state.models[state.groups[c]])
+        return State(models, groups, memory, notes)
+
+    def clustered(
+        before: Mapping[ClientId, Slot], whole: Mapping[ClientId, Weights], outputs: Matrix
+    ) -> tuple[dict[ClientId, Slot], dict[str, Any]]:
+        """The clusters of those present, and the others with most of their former cluster."""
+        rows = np.stack([w.parameters.numpy() for w in whole.values()])
+        labels, divergence = np.zeros(len(rows), int), jensen_shannon(outputs)
+        if stages != "second":
+            labels = dbscan(divergence, eps_outputs, min_points)
+        if stages != "first":
+            labels = refined(labels, euclidean(rows, offset=_OFFSET), eps_weights, min_points)
+        return followed(before, dict(zip(whole, labels.tolist(), strict=True))), {
+            "clients": list(whole),
+            "divergence": matrix(divergence),
+        }
+
+    def admit(fed: Federation, state: State, info: Round) -> State:
+        replies = fed.gather([Order(c, "show") for c in info.cohort])
+        if not replies:
+            return state
+        public, base = public_of(info.public), state.memory["start"]
+        batch = drawn(state.memory, info.number, public_batch)
+        theirs = [r.arrays["model"].onto(base) for r in replies]  # type: ignore[union-attr]
+        ours = answers(public, list(state.models.values()), batch)
+        gaps = jensen_shannon(answers(public, theirs, batch), ours)
+        places = [list(state.models)[g] for g in gaps.argmin(axis=1)]
+        joined = dict(zip([r.client for r in replies], places, strict=True))
+        return state.joined(joined, new=sorted({*state.memory["new"], *joined}))
+
+    return Method(
+        name="fedtsdp",
+        init=init,
+        round=round,
+        sends=sends,
+        tasks={"train": train, "show": show},
+        assemble=received,
+        admit=admit,
+        sees="each",
+    )
+
+
+def public_of(public: Public | None) -> Public:
+    """The public samples, which this method cannot do without."""
+    if public is None or not len(public.x):
+        raise ConfigError(
+            "method fedtsdp needs public samples to run models on: set data.public (--set "
+            "data.public=1000), or give simulate a population with public samples"
+        )
+    return public
+
+
+def drawn(memory: Mapping[str, Any], round: int, size: int) -> Tensor:
+    """The round's batch of public samples, by their sampling weights."""
+    weights = memory["weights"].numpy()
+    generator = numpy_generator(seed_for(memory["seed"], "public-batch", round))
+    count = min(size, int(np.count_nonzero(weights)))
+    return torch.from_numpy(
+        np.sort(generator.choice(len(weights), count, replace=False, p=weights))
+    )
+
+
+def answers(public: Public, models: Sequence[Weights], batch: Tensor) -> Matrix:
+    """Each model's probabilities on the batch: clients × samples × classes."""
+    x = public.x[batch]
+    found = [public.outputs(m, x).double().softmax(-1).numpy() for m in models]
+    if found[0].ndim != 2:
+        raise ConfigError("method fedtsdp needs classes: it compares the probabilities of answers")
+    return np.stack(found)
+
+
+def refined(labels: Matrix, distances: Matrix, eps: float, min_points: int) -> Matrix:
+    """Each group clustered again by itself."""
+    found = np.zeros(len(labels), int)
+    for group in np.unique(labels):
+        inside = np.flatnonzero(labels == group)
+        parts = dbscan(distances[np.ix_(inside, inside)], eps, min_points)
+        found[inside] = parts + found.max() + 1
+    return canonical(found)
+
+
+def followed(
+    before: Mapping[ClientId, Slot], present: Mapping[ClientId, int]
+) -> dict[ClientId, Slot]:
+    """New clusters for those present; an absent client goes where most of its old cluster went.
+
+    A cluster nobody of which is present stays together under a number of its own.
+    """
+    found: dict[ClientId, Slot] = {}
+    fresh: dict[Slot, int] = {}
+    for client, old in before.items():
+        went = Counter(present[c] for c in present if before[c] == old)
+        if client in present:
+            found[client] = present[client]
+        elif went:
+            found[client] = min(went, key=lambda g: (-went[g], g))
+        else:
+            found[client] = fresh.setdefault(old, max(present.values()) + 1 + len(fresh))
+    return found
+
+
+def first_tensors(layout: Layout, layers: float) -> list[str]:
+    """The tensors of the first layers, a fraction rounded to half layers: weight, then the rest."""
+    names: list[str] = []
+    halves = math.floor(2 * layers + 0.5)
+    for number, layer in enumerate(layout.layers):
+        own = sorted((e for e in layout.entries if e.layer == layer), key=lambda e: e.place)
+        if 2 * number < halves:
+            names += [e.name for e in own[:1]]
+        if 2 * number + 1 < halves:
+            names += [e.name for e in own[1:]]
+    return names
+
+
+def sends(state: State, client: ClientId) -> Mapping[str, Array]:
+    """The shared layers of the cluster's model; all of it to one who has just come."""
+    if client not in state.groups:
+        return {}
+    model = state.models[state.groups[client]]
+    layers = math.inf if client in state.memory["new"] else state.memory["layers"]
+    return Sharing(
+        lambda layout: layout.names if layers == math.inf else first_tensors(layout, layers)
+    ).offer({"model": model}, ["model"])
+
+
+def received(client: Client, arrays: Mapping[str, Array]) -> Weights:
+    """What came, over the client's own."""
+    return _ALL_STAY.received(client, arrays)[1]
+
+
+def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """Train what was received over one's own layers; keep all of it and send all that may go."""
+    weights = client.fit(received(client, arrays)).weights
+    _ALL_STAY.keep(client, weights)
+    return Upload({"model": weights.only(weights.layout.shareable)})
+
+
+def show(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """A newcomer's model after a round of training from θ⁰, kept by nobody."""
+    weights = client.fit(client.base, stream="show").weights
+    return Upload({"model": weights.only(weights.layout.shareable)})

@@ -1,0 +1,193 @@
+"""A newcomer joins a run that is over: it is placed, adapts what it receives, and has a model.
+
+The run itself stays as it is. What the newcomer keeps lives in a folder of its own meanwhile.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from coterie.client import Client
+from coterie.client.fit import FlatModel, outputs
+from coterie.data.population import ClientData, Population, Split
+from coterie.data.samples import labelled_like
+from coterie.data.splits import split_client
+from coterie.door.door import Door
+from coterie.door.ledger import Bytes
+from coterie.door.wire import Wire
+from coterie.engines.base import one_thread
+from coterie.engines.loop import Loop
+from coterie.engines.site import Plan
+from coterie.errors import ConfigError, DataError, RunDirError, TrainingError
+from coterie.federation import Array, ClientId, Slot
+from coterie.method import Method, Public, Round
+from coterie.run.config import Config, parse
+from coterie.run.export import reopen
+from coterie.run.result import Result
+from coterie.run.rundir import RunDir
+from coterie.run.toml import read_toml
+from coterie.tree import write_atomic
+from coterie.weights import Weights
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A newcomer in its place.
+
+    ``received`` and ``adapted`` are its scores on its own test data, as it came and after
+    ``epochs`` of training on its own training data; both empty if it has no test data. ``weights``
+    are those of the adapted model.
+    """
+
+    client: ClientId
+    group: Slot
+    epochs: int
+    samples: Mapping[str, int]
+    received: Mapping[str, float]
+    adapted: Mapping[str, float]
+    bytes: Bytes
+    weights: Weights
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the weights, as plain values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "weights"}
+        return {**values, "bytes": asdict(self.bytes)}
+
+
+def admit_client(run: Result | Path, data: ClientData, epochs: int = 5) -> Admitted:
+    """Let one more client into a run, finished or stopped, and adapt the model it receives.
+
+    ``data`` is encoded as the run's own (``newcomer_data`` reads it from a file). The method's
+    ``admit`` finds the place; scores and training are those of newcomers held out by a run.
+    """
+    result = run if isinstance(run, Result) else reopen(run)
+    admit = result.plan.method.admit
+    if admit is None:
+        raise ConfigError(f"method {result.plan.method.name} has no way to admit newcomers")
+    if epochs < 0:
+        raise ConfigError(f"epochs = {epochs}: give 0 or more")
+    id = len(result.plan.population.clients)
+    with ExitStack() as stack:
+        stack.enter_context(one_thread())
+        plan = _with_newcomer(result.plan, data, _states_of(result.plan.folder, stack))
+        door = _door(plan, result.rounds, "admit", result.versions)
+        state = admit(door, result.state, Round(result.rounds, [id], _public(plan)))
+        if id not in state.groups:
+            raise TrainingError("the newcomer has found no place: it did not answer the method")
+        moved, sends = door.ledger.total, plan.method.sends(state, id)
+        received = door.score({id: sends}, {})[id]
+        # A method whose clients use what they adapted: what is scored is what is handed over.
+        after = replace(plan, method=_adapting(plan.method, epochs))
+        adapted = _door(after, result.rounds, "adapt", door.versions)
+        return Admitted(
+            client=id,
+            group=state.groups[id],
+            epochs=epochs,
+            samples={part: len(getattr(data, part)) for part in ("train", "val", "test")},
+            received=_on_test(received),
+            adapted=_on_test(adapted.score({id: sends}, {})[id]),
+            bytes=moved,
+            weights=adapted.fetch(id, sends),
+        )
+
+
+def _with_newcomer(plan: Plan, data: ClientData, folder: Path) -> Plan:
+    """The run's plan with one client more, whose true group nobody knows."""
+    own, run = data.train.x, plan.population.clients[0].train.x
+    if own.shape[1:] != run.shape[1:] or own.dtype != run.dtype:
+        raise DataError(
+            f"the newcomer's samples are {own.dtype} of shape {tuple(own.shape[1:])}, the run's "
+            f"{run.dtype} of shape {tuple(run.shape[1:])}: encode them alike"
+        )
+    clients = (*plan.population.clients, data)
+    population = replace(plan.population, clients=clients, groups=None)
+    return replace(plan, population=population, folder=folder, device="cpu")
+
+
+def _states_of(folder: Path, stack: ExitStack) -> Path:
+    """A passing folder of client states that shows the run's own, and keeps what is written."""
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-admit-")))
+    if folder.is_dir():
+        shutil.copytree(folder.resolve(), place, copy_function=os.symlink, dirs_exist_ok=True)
+    return place
+
+
+def _door(plan: Plan, rounds: int, stage: str, versions: Mapping[ClientId, str]) -> Door:
+    door = Door(Loop(plan), Wire(plan.start.layout), versions=dict(versions))
+    door.begin(max(rounds - 1, 0), stage=stage)
+    return door
+
+
+def _public(plan: Plan) -> Public | None:
+    if plan.population.public is None:
+        return None
+    flat = FlatModel(copy.deepcopy(plan.module), bn=plan.bn)
+    return Public(plan.population.public, lambda weights, x: outputs(flat, weights, x))
+
+
+def _adapting(method: Method, epochs: int) -> Method:
+    """The same method for clients who train what they receive before they use it, as scores do."""
+
+    def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
+        model = method.assemble(client, arrays)
+        return client.fit(model, stream="adapt", epochs=epochs, steps=None).weights
+
+    return replace(method, assemble=assemble) if epochs else method
+
+
+def _on_test(scores: Mapping[str, float]) -> dict[str, float]:
+    if not scores.get("test_count"):
+        return {}
+    return {k.removeprefix("test_"): v for k, v in scores.items() if k.startswith("test_")}
+
+
+def newcomer_data(path: Path, run: Path, population: Population) -> ClientData:
+    """A newcomer's labelled data from a file, encoded and divided as the run's own clients' are."""
+    config = parse(read_toml(RunDir.open(run).config))
+    samples = labelled_like(path, population, **_columns(config))
+    fractions = config.data.test_fraction, config.data.val_fraction
+    id = len(population.clients)  # a client of its own has a random stream of its own
+    parts = split_client(samples.y.numpy(), *fractions, config.run.seed, id)
+    train, val, test = (Split(samples.x[p], samples.y[p]) for p in parts)
+    return ClientData(train, val, test, name=path.stem)
+
+
+def _columns(config: Config) -> dict[str, str]:
+    """How the run reads CSV files, if it reads any."""
+    options = config.data.options if config.data.set in ("csv", "text") else {}
+    return {k: str(options[k]) for k in ("label", "text", "delimiter") if k in options}
+
+
+def export_admitted(admitted: Admitted, result: Result, target: Path) -> None:
+    """The newcomer's adapted model as a safetensors file, described as ``export_model`` does."""
+    population = result.plan.population
+    about = {
+        "method": result.plan.method.name,
+        "client": str(admitted.client),
+        "rounds": str(result.rounds),
+        "classes": json.dumps(population.classes),
+        "shape": json.dumps(population.shape),
+        "group": str(admitted.group),
+        "epochs": str(admitted.epochs),
+        "admitted": "true",
+    }
+    check_target(target)
+    tensors = {k: v.clone() for k, v in admitted.weights.tensors().items()}
+    write_atomic(target, save(tensors, metadata=about), durable=False)
+
+
+def check_target(target: Path) -> None:
+    """Refuse a file that cannot be written for want of its folder, before the work is done."""
+    if not target.parent.is_dir():
+        raise RunDirError(f"cannot write {target}: there is no folder {target.parent}; create it")

@@ -1,0 +1,54 @@
+"""Scenarios: the settings of papers' experiments under a name, with the figures they published.
+
+>>> from coterie.run.scenarios import scenario
+>>> scenario("fedclust/fmnist-skew20").figures["fedclust"]
+0.9792
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import ConfigError, unknown
+from coterie.run.scenarios.hand import at_hand, stand_in
+from coterie.run.scenarios.papers import all_scenarios
+from coterie.run.scenarios.scenario import NOTE, Chosen, Scenario, choose, remember
+
+__all__ = [
+    "SCENARIOS",
+    "Chosen",
+    "Scenario",
+    "at_hand",
+    "choose",
+    "recall",
+    "remember",
+    "scenario",
+    "stand_in",
+]
+
+SCENARIOS: dict[str, Scenario] = {s.name: s for s in all_scenarios()}
+
+
+def scenario(name: str) -> Scenario:
+    """The scenario of that name.
+
+    >>> scenario("fedclust/svhn-skew25")
+    Traceback (most recent call last):
+    coterie.errors.ConfigError: unknown scenario 'fedclust/svhn-skew25'; did you mean ...
+    """
+    if name not in SCENARIOS:
+        raise ConfigError(unknown("scenario", name, SCENARIOS))
+    return SCENARIOS[name]
+
+
+def recall(place: Path, tree: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What to say of the scenario of a run that is continued with these tables, if it had one."""
+    try:
+        about = json.loads((place / NOTE).read_text())
+        found = SCENARIOS[about["name"]]
+    except (OSError, ValueError, KeyError):
+        return None
+    return Chosen(found, tree["data"]["set"], asked=True, tree=dict(tree)).about()
