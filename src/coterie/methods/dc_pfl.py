@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from coterie.client import Client
 from coterie.compose import Sharing, no_layer
@@ -83,99 +82,95 @@ def dc_pfl(
     if min(smooth, observe, start) < 1 or sleep < 0:
         raise ConfigError("dc-pfl: smooth, observe and start are 1 or more, sleep 0 or more")
 
-    def init(fed: Federation, setup: Setup) -> State:
-        pairs = torch.zeros(2, len(setup.clients), len(setup.clients), dtype=torch.float64)
-        memory = {"clients": list(setup.clients), "pairs": pairs, "alone": [], "losses": []}
-        memory |= {"level": 0, "phase": "watch"}
-        return State({"0/0": setup.start}, dict.fromkeys(setup.clients, "0/0"), memory)
-
-    def height(level: int) -> float:
-        return max(0.0, gamma - step * level)
+    def groups_at(state: State, level: int) -> dict[ClientId, Slot]:
+        return cut(state, level, max(0.0, gamma - step * level))
 
     def finer(state: State) -> dict[str, Any]:
         """The next level down at which the groups differ; none when there is no such level."""
         now = len(set(state.groups.values()))
         for level in range(state.memory["level"] + 1, math.ceil(gamma / step) + 1):
-            if len(set(cut(state, level, height(level)).values())) > now:
+            if len(set(groups_at(state, level).values())) > now:
                 return {"phase": "sync", "next": level}
         return {"phase": "done"}
 
     def round(fed: Federation, state: State, info: Round) -> State:
-        memory, phase = dict(state.memory), state.memory["phase"]
+        phase = state.memory["phase"]
         if phase == "trial":
             return trial(fed, state, info)
         orders = [order(state, c, whole=phase == "sync") for c in info.cohort]
         if info.number < start:
             replies = fed.gather(orders)
-            memory["pairs"] = compared(memory["clients"], memory["pairs"], replies)
+            state = compared(state, replies)
             if info.number == start - 1:
-                memory["merges"] = torch.from_numpy(tree_of(memory["pairs"]).merges)
-                state = replace(state, memory=memory)
-                state = replace(state, groups=cut(state, 0, height(0)))
+                state = with_tree(state)
+                state = replace(state, groups=groups_at(state, 0))
             means = mix(replies, {c: {s: 1.0} for c, s in state.groups.items()})
         else:
-            level, both = memory.get("next", 0), [state.groups]
-            if phase == "sync":
-                both.append(cut(state, level, height(level)))
+            finer_too = [groups_at(state, state.memory["next"])] if phase == "sync" else []
+            both = [state.groups, *finer_too]
             means = fed.reduce(orders, {c: {g[c]: 1.0 for g in both} for c in info.cohort})
-        state = moved(replace(state, memory=memory), means)
-        memory = {**state.memory, "losses": [*memory["losses"], *mean_loss(state.groups, means)]}
-        bends = radii(memory["losses"], smooth)
-        notes = shown(memory, height(memory["level"]), bends)
-        if info.number == start - 1:
-            notes |= tree_notes(memory)
+        state = moved(state, orders, means)
+        losses = [*state.memory["losses"], *mean_loss(state.groups, means)]
+        bends, memory = radii(losses, smooth), {**state.memory, "losses": losses}
         if phase == "sync":
             memory["phase"] = "trial"
         elif phase == "rest" and info.number + 1 >= memory["until"]:
             memory |= {"phase": "watch", "losses": []}
         elif phase == "watch" and dynamic and "merges" in memory and ended(bends, observe):
             memory |= finer(replace(state, memory=memory))
-        return replace(state, memory=memory, notes={**notes, "phase": memory["phase"]})
+        curve = {**state.notes, "loss": losses[-1:], "radius": bends[-1:]}
+        return replace(state, memory=memory, notes=shown(memory, gamma, step, curve))
 
     def trial(fed: Federation, state: State, info: Round) -> State:
         level = state.memory["next"]
-        new = cut(state, level, height(level))
+        new = groups_at(state, level)
         tries = [two_models(state, new, c) for c in info.cohort]
         tried = fed.reduce(tries, {c: {"all": 1.0} for c in info.cohort}).get("all")
         if tried is None:
             return state
         better = tried.metrics["new"] < tried.metrics["old"]
         memory = {**state.memory, "losses": [], "phase": "rest", "until": info.number + 1 + sleep}
-        if better:
-            memory |= {"level": level, "phase": "watch"}
-            models = {s: state.models.get(s, state.models[state.groups[c]]) for c, s in new.items()}
-            state = replace(state, models={**state.models, **models}, groups=new)
-        state = replace(state, memory=memory)
-        asked = [c for c in tried.clients if c not in memory["alone"]]
+        state = regrouped(state, new, level, memory) if better else replace(state, memory=memory)
+        asked = [c for c in tried.clients if c not in state.memory["alone"]]
         orders = [verdict(state, c, "new" if better else "old") for c in asked]
-        state = moved(state, fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in asked}))
+        means = fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in asked})
+        state = moved(state, orders, means)
         used = {s: m for s, m in state.models.items() if s in set(state.groups.values())}
-        notes = shown(memory, height(memory["level"]), []) | {"alone": state.memory["alone"]}
-        return replace(
-            state, models=used, notes={**notes, "trial": {**tried.metrics, "adopted": better}}
-        )
+        outcome = {"trial": {**tried.metrics, "adopted": better}}
+        return replace(state, models=used, notes=shown(state.memory, gamma, step, outcome))
 
-    def admit(fed: Federation, state: State, info: Round) -> State:
-        lone = {state.groups[c] for c in state.memory["alone"]}
-        slots = [s for s in state.models if s not in lone] or list(state.models)
-        offer = _SHARING.offer(state.models, slots)
-        replies = fed.gather([Order(c, "measure", offer) for c in info.cohort])
-        return state.joined({r.client: min(offer, key=r.metrics.__getitem__) for r in replies})
-
-    inner = Method(
-        name="dc-pfl",
-        init=init,
-        round=round,
-        sends=sends,
-        tasks={"train": train, "try": try_both, "settle": settle, "measure": measure},
-        assemble=lambda client, arrays: _SHARING.received(client, arrays)[1],
-        admit=admit,
-        sees="each",
-    )
+    tasks = {"train": train, "try": try_both, "settle": settle, "measure": measure}
+    inner = Method("dc-pfl", init, round, sends, tasks, assemble, admit, sees="each")
     return layer_wise(inner, alpha, share, start)
 
 
 # --- the server's smaller steps -----------------------------------------------------------------
+
+
+def init(fed: Federation, setup: Setup) -> State:
+    """One group of all, nothing known of anybody."""
+    pairs = torch.zeros(2, len(setup.clients), len(setup.clients), dtype=torch.float64)
+    memory = {"clients": list(setup.clients), "pairs": pairs, "alone": [], "losses": []}
+    memory |= {"level": 0, "phase": "watch"}
+    return State({"0/0": setup.start}, dict.fromkeys(setup.clients, "0/0"), memory)
+
+
+def admit(fed: Federation, state: State, info: Round) -> State:
+    """A newcomer joins the group whose model a round of training moves least."""
+    lone = {state.groups[c] for c in state.memory["alone"]}
+    slots = [s for s in state.models if s not in lone] or list(state.models)
+    offer = _SHARING.offer(state.models, slots)
+    replies = fed.gather([Order(c, "measure", offer) for c in info.cohort])
+    return state.joined({r.client: min(offer, key=r.metrics.__getitem__) for r in replies})
+
+
+def regrouped(
+    state: State, new: Mapping[ClientId, Slot], level: int, memory: Mapping[str, Any]
+) -> State:
+    """The finer groups in place of the old; one whose model is not known has its parent's."""
+    models = {s: state.models.get(s, state.models[state.groups[c]]) for c, s in new.items()}
+    memory = {**memory, "level": level, "phase": "watch"}
+    return replace(state, models={**state.models, **models}, groups=new, memory=memory)
 
 
 def cut(state: State, level: int, gamma: float) -> dict[ClientId, Slot]:
@@ -223,40 +218,44 @@ def two_models(state: State, new: Mapping[ClientId, Slot], client: ClientId) -> 
     return Order(client, "try", arrays)
 
 
-def moved(state: State, means: Mapping[Slot, Mean]) -> State:
-    """With the means as models, also of slots that are new; who is alone is noted."""
-    models, sizes = dict(state.models), Counter(state.groups.values())
+def moved(state: State, orders: Sequence[Order], means: Mapping[Slot, Mean]) -> State:
+    """With the means as models, also of slots that are new; who went on alone is noted."""
+    models = dict(state.models)
     base = next(iter(models.values()))
     for slot, mean in means.items():
         model = mean.arrays.get("model")
         if isinstance(model, Weights):
             models[slot] = model.onto(models.get(slot, base))
-    lone = {c for s, m in means.items() if sizes[s] == 1 for c in m.clients}
+    answered = {c for mean in means.values() for c in mean.clients}
+    lone = {o.client for o in orders if o.config.get("alone")} & answered
     alone = sorted({*state.memory["alone"], *lone})
     return replace(state, models=models, memory={**state.memory, "alone": alone})
 
 
-def compared(clients: Sequence[ClientId], pairs: Tensor, replies: Sequence[Reply]) -> Tensor:
-    """The sums of distances of models, and how many each is a sum of, with these replies."""
+def compared(state: State, replies: Sequence[Reply]) -> State:
+    """With the distances of these models: their sums, and how many each is a sum of."""
     sent = [r for r in replies if isinstance(r.arrays.get("model"), Weights)]
     if len(sent) < 2:
-        return pairs
+        return state
     rows = np.stack([r.arrays["model"].parameters.numpy() for r in sent])  # type: ignore[union-attr]
-    at = np.ix_(*[[list(clients).index(r.client) for r in sent]] * 2)
-    found = pairs.numpy().copy()
-    found[0][at] += scaled_l1(rows)
-    found[1][at] += 1
-    return torch.from_numpy(found)
+    at = np.ix_(*[[state.memory["clients"].index(r.client) for r in sent]] * 2)
+    pairs = state.memory["pairs"].numpy().copy()
+    pairs[0][at] += scaled_l1(rows)
+    pairs[1][at] += 1
+    return replace(state, memory={**state.memory, "pairs": torch.from_numpy(pairs)})
 
 
-def tree_of(pairs: Tensor) -> Dendrogram:
-    """The hierarchy by mean distances; a pair that never met counts as average apart."""
-    sums, counts = pairs.numpy()
+def with_tree(state: State) -> State:
+    """With the hierarchy by mean distances; a pair that never met counts as average apart."""
+    sums, counts = state.memory["pairs"].numpy()
     met = (counts > 0) & ~np.eye(len(counts), dtype=bool)
     mean = sums / np.maximum(counts, 1)
     mean[~met] = mean[met].mean() if met.any() else 0.0
     np.fill_diagonal(mean, 0.0)
-    return agglomerate(mean)
+    tree = agglomerate(mean)
+    memory = {**state.memory, "merges": torch.from_numpy(tree.merges)}
+    notes = {"clients": memory["clients"], "distances": matrix(mean), "dendrogram": tree.to_list()}
+    return replace(state, memory=memory, notes=notes)
 
 
 def mean_loss(groups: Mapping[ClientId, Slot], means: Mapping[Slot, Mean]) -> list[float]:
@@ -291,25 +290,22 @@ def ended(radii: Sequence[float], observe: int) -> bool:
     return len(radii) > observe and all(radii[-1 - observe] < r for r in radii[-observe:])
 
 
-def shown(memory: Mapping[str, Any], gamma: float, bends: Sequence[float]) -> dict[str, Any]:
-    """What a round has to show."""
-    notes: dict[str, Any] = {"phase": memory["phase"], "gamma": gamma, "alone": memory["alone"]}
-    notes["loss"] = memory["losses"][-1] if memory["losses"] else None
-    notes["radius"] = bends[-1] if bends else None
-    return notes
-
-
-def tree_notes(memory: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree and the distances that it was made from."""
-    sums, counts = memory["pairs"].numpy()
-    return {
-        "clients": memory["clients"],
-        "distances": matrix(sums / np.maximum(counts, 1)),
-        "dendrogram": memory["merges"].tolist(),
-    }
+def shown(
+    memory: Mapping[str, Any], gamma: float, step: float, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a round has to show; loss and radius come as lists of one, or none."""
+    height = max(0.0, gamma - step * memory["level"])
+    found = {"phase": memory["phase"], "gamma": round(height, 9), "alone": memory["alone"]}
+    curve = {k: more[k][0] if more[k] else None for k in ("loss", "radius") if k in more}
+    return {**more, **found, **curve}
 
 
 # --- the client's half --------------------------------------------------------------------------
+
+
+def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
+    """The group's model; that of a client on its own is its own."""
+    return _SHARING.received(client, arrays)[1]
 
 
 def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:

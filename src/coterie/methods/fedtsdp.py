@@ -94,33 +94,25 @@ def fedtsdp(
         outputs = answers(public, list(whole.values()), batch)
         generator = numpy_generator(seed_for(memory["seed"], "hopkins", info.number))
         tendency = statistic(outputs.reshape(len(outputs), -1), generator)
-        groups, notes = dict(state.groups), {"hopkins": tendency, "layers": memory["layers"]}
+        groups = dict(state.groups)
+        notes: dict[str, Any] = {"hopkins": tendency, "shared_layers": memory["layers"]}
         if tendency > hopkins:
-            groups, more = clustered(state.groups, whole, outputs)
+            rows, divergence = parameters(whole), jensen_shannon(outputs)
+            labels = np.zeros(len(rows), int)
+            if stages != "second":
+                labels = dbscan(divergence, eps_outputs, min_points)
+            if stages != "first":
+                labels = refined(labels, euclidean(rows, offset=_OFFSET), eps_weights, min_points)
+            groups = followed(state.groups, dict(zip(whole, labels.tolist(), strict=True)))
             weights = memory["weights"].clone()
             weights[batch] += len(weights) / len(batch) if weight_step is None else weight_step
             memory |= {"weights": weights / weights.sum(), "layers": memory["layers"] * shrink}
-            notes |= more
+            notes |= {"clients": list(whole), "divergence": matrix(divergence)}
         means = mix(replies, {c: {s: 1.0} for c, s in groups.items()})
         models = {s: m.arrays["model"].onto(base) for s, m in means.items()}  # type: ignore[union-attr]
         for c, slot in groups.items():  # a cluster of absent clients keeps the model it had
             models.setdefault(slot, state.models[state.groups[c]])
         return State(models, groups, memory, notes)
-
-    def clustered(
-        before: Mapping[ClientId, Slot], whole: Mapping[ClientId, Weights], outputs: Matrix
-    ) -> tuple[dict[ClientId, Slot], dict[str, Any]]:
-        """The clusters of those present, and the others with most of their former cluster."""
-        rows = np.stack([w.parameters.numpy() for w in whole.values()])
-        labels, divergence = np.zeros(len(rows), int), jensen_shannon(outputs)
-        if stages != "second":
-            labels = dbscan(divergence, eps_outputs, min_points)
-        if stages != "first":
-            labels = refined(labels, euclidean(rows, offset=_OFFSET), eps_weights, min_points)
-        return followed(before, dict(zip(whole, labels.tolist(), strict=True))), {
-            "clients": list(whole),
-            "divergence": matrix(divergence),
-        }
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         replies = fed.gather([Order(c, "show") for c in info.cohort])
@@ -135,16 +127,8 @@ def fedtsdp(
         joined = dict(zip([r.client for r in replies], places, strict=True))
         return state.joined(joined, new=sorted({*state.memory["new"], *joined}))
 
-    return Method(
-        name="fedtsdp",
-        init=init,
-        round=round,
-        sends=sends,
-        tasks={"train": train, "show": show},
-        assemble=received,
-        admit=admit,
-        sees="each",
-    )
+    tasks = {"train": train, "show": show}
+    return Method("fedtsdp", init, round, sends, tasks, received, admit, sees="each")
 
 
 def public_of(public: Public | None) -> Public:
@@ -174,6 +158,11 @@ def answers(public: Public, models: Sequence[Weights], batch: Tensor) -> Matrix:
     if found[0].ndim != 2:
         raise ConfigError("method fedtsdp needs classes: it compares the probabilities of answers")
     return np.stack(found)
+
+
+def parameters(models: Mapping[ClientId, Weights]) -> Matrix:
+    """The trained parameters of each model, a row each."""
+    return np.stack([w.parameters.numpy() for w in models.values()])
 
 
 def refined(labels: Matrix, distances: Matrix, eps: float, min_points: int) -> Matrix:
