@@ -7,7 +7,7 @@ tasks on the client, and the method itself does not notice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from coterie.client import Client, Task
@@ -26,10 +26,11 @@ from coterie.federation import (
     Upload,
 )
 from coterie.grouping import min_max
-from coterie.method import Method, Round, State
+from coterie.method import Method, Round, Source, State
 from coterie.weights import Layout, Weights
 
 KEY = "layer-wise"  # its place in the server's memory, in a client's state and among metrics
+SLOT = f"{KEY}.slot"  # whose mean a client's last upload went into, where its task says so
 WHOLE = "whole"  # an order with this in its config is answered with all layers
 
 
@@ -72,7 +73,14 @@ def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5
         return inner.assemble(client, _filled(client, arrays))
 
     tasks = {name: _paced_task(task) for name, task in inner.tasks.items()}
-    return replace(inner, round=round, sends=sends, assemble=assemble, tasks=tasks)
+    pace = {"alpha": alpha, "share": share, "start": start}
+    source = inner.source and Source(__name__, "paced", {"inner": asdict(inner.source), **pace})
+    return replace(inner, round=round, sends=sends, assemble=assemble, tasks=tasks, source=source)
+
+
+def paced(inner: Mapping[str, Any], **pace: Any) -> Method:
+    """A paced method again, from where the one inside comes from: so it travels by name."""
+    return layer_wise(Source(**inner).make(), **pace)
 
 
 @dataclass
@@ -202,11 +210,15 @@ def _paced_task(task: Task) -> Task:
         model = upload.arrays.get("model")
         if not isinstance(model, Weights):
             return upload
-        client.state[KEY] = model
+        # Of many models received, the mean that the last upload went into is the one to compare.
+        slot = upload.since.get("model", "")
+        received = arrays.get(slot) if slot else next(iter(arrays.values()), None)
+        same = client.state.get(SLOT, "") == slot and (slot or len(arrays) == 1)
+        client.state[KEY], client.state[SLOT] = model, slot
         metrics = dict(upload.metrics)
-        whole = [a for a in arrays.values() if isinstance(a, Weights) and a.layout == model.layout]
-        if before is not None and len(whole) == len(arrays) == 1:
-            gaps = discrepancy(before, whole[0])
+        whole = isinstance(received, Weights) and received.layout == model.layout
+        if before is not None and received is not None and same and whole:
+            gaps = discrepancy(before, received)
             metrics |= {f"{KEY}.{layer}": gap for layer, gap in gaps.items()}
         if resting:
             due = [y for y in layers_of(model.layout) if y not in resting.split(",")]

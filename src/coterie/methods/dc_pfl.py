@@ -103,12 +103,14 @@ def dc_pfl(
             state = compared(state, replies)
             if info.number == start - 1:
                 state = with_tree(state)
-                state = replace(state, groups=groups_at(state, 0))
+                state = regrouped(state, groups_at(state, 0), 0, state.memory)
             means = mix(replies, {c: {s: 1.0} for c, s in state.groups.items()})
         else:
             finer_too = [groups_at(state, state.memory["next"])] if phase == "sync" else []
             both = [state.groups, *finer_too]
-            means = fed.reduce(orders, {c: {g[c]: 1.0 for g in both} for c in info.cohort})
+            into = {c: {g[c]: 1.0 for g in both} for c in info.cohort}
+            # A newcomer may have joined a client that has gone on alone, which sends no model.
+            means = fed.reduce(orders, into | {c: {"alone": 1.0} for c in state.memory["alone"]})
         state = moved(state, orders, means)
         losses = [*state.memory["losses"], *mean_loss(state.groups, means)]
         bends, memory = radii(losses, smooth), {**state.memory, "losses": losses}
@@ -129,7 +131,8 @@ def dc_pfl(
         if tried is None:
             return state
         better = tried.metrics["new"] < tried.metrics["old"]
-        memory = {**state.memory, "losses": [], "phase": "rest", "until": info.number + 1 + sleep}
+        phase = "rest" if sleep else "watch"
+        memory = {**state.memory, "losses": [], "phase": phase, "until": info.number + 1 + sleep}
         state = regrouped(state, new, level, memory) if better else replace(state, memory=memory)
         asked = [c for c in tried.clients if c not in state.memory["alone"]]
         orders = [verdict(state, c, "new" if better else "old") for c in asked]
@@ -260,7 +263,7 @@ def with_tree(state: State) -> State:
 
 def mean_loss(groups: Mapping[ClientId, Slot], means: Mapping[Slot, Mean]) -> list[float]:
     """The mean over clients of the loss of the model received; nothing if nobody answered."""
-    slots = set(groups.values())
+    slots = {*groups.values(), "alone"}
     found = [(m.metrics["loss"], len(m.clients)) for s, m in means.items() if s in slots]
     count = sum(n for _, n in found)
     return [sum(loss * n for loss, n in found) / count] if count else []
@@ -326,6 +329,7 @@ def sent(client: Client, weights: Weights, alone: bool, metrics: Mapping[str, fl
 def try_both(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """Train the old and the new group's model on the same batches; report both losses."""
     losses = {}
+    forget(client)  # a verdict that was lost has left the last trial's models behind
     for name, offer in (arrays or {"old": None}).items():
         _, begin = _SHARING.received(client, {} if offer is None else {name: offer})
         weights = client.fit(begin).weights
@@ -339,9 +343,14 @@ def settle(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scala
     """Send the model of the trial that was decided for."""
     weights = client.kept(f"trial.{config['take']}") or client.kept("trial.old")
     assert weights is not None
+    forget(client)
+    return sent(client, weights, bool(config.get("alone")), {})
+
+
+def forget(client: Client) -> None:
+    """Keep no model of a trial."""
     for name in [n for n in client.state if n.startswith("trial.")]:
         del client.state[name]
-    return sent(client, weights, bool(config.get("alone")), {})
 
 
 def measure(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:

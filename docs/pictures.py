@@ -1,0 +1,131 @@
+"""Make the pictures of docs/methods from real runs on Fashion-MNIST.
+
+    OMP_NUM_THREADS=1 .venv/bin/python docs/pictures.py --folder DATA
+
+DATA holds Fashion-MNIST's four files, or a folder ``fashion-mnist`` with them; without ``--folder``
+they are downloaded. Each run is the command that its page shows. With ``--runs DIR`` the runs are
+kept, and a run that is already there is not done again; ``--only`` makes some of the pictures. All
+of it takes about ten minutes on one core.
+
+Writing PNG files needs two things that Coterie itself does not: kaleido (``.venv/bin/pip install
+kaleido``) and a Chrome or Chromium that it can find (on Debian ``apt-get install chromium``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from coterie.report import figures
+from coterie.run.rundir import RunDir
+
+Events = list[dict[str, Any]]
+OUT = Path(__file__).parent / "methods" / "pictures"
+COMMON = "--data fashion-mnist --clients 20 --seed 0 --engine loop"
+PERMUTED = "--shift label-permutation --set data.samples=6000 --lr 0.05 --momentum 0.5"
+TSDP = (
+    "--method fedtsdp --set data.public=10000 --epochs 2 --batch-size 50 --lr 0.05 --momentum 0.5 "
+    "--set train.lr_decay=0.95 --rounds 60"
+)
+RUNS = {  # each is `coterie run` with COMMON and these
+    "fedclust": f"{PERMUTED} --method fedclust --epochs 5 --rounds 20",
+    "fedclust-short": f"{PERMUTED} --method fedclust --set method.warmup_epochs=1 --epochs 5 "
+    "--rounds 20",
+    "user-centric": f"{PERMUTED} --method user-centric --set method.streams=auto --epochs 2 "
+    "--rounds 20",
+    "dc-pfl": "--partition primary-secondary --set data.samples=6000 --model cnn5 --lr 0.05 "
+    "--momentum 0.5 --method dc-pfl --epochs 5 --rounds 60",
+    "layers": "--partition primary-secondary --set data.samples=6000 --model cnn5 --lr 0.05 "
+    "--momentum 0.5 --method dc-pfl --set method.dynamic=false --set method.share=0.75 --epochs 2 "
+    "--rounds 30",
+    "fedtsdp": f"--partition dirichlet --set partition.alpha=0.2 --set data.samples=12000 {TSDP}",
+    "fedtsdp-permuted": f"--shift label-permutation --set data.samples=12000 {TSDP}",
+    "fedtsdp-two-classes": f"--partition shards --set data.samples=12000 {TSDP}",
+}
+
+
+def tree(events: Events) -> Any:
+    """The merge tree, with DC-PFL's later cuts."""
+    event = noting(events, "dendrogram")
+    groups = event["groups"] if event.get("event") == "init" else None
+    return figures.dendrogram(event["notes"], groups, figures.split_levels(events))
+
+
+def mixing(events: Events) -> Any:
+    """The weights, by the groups found."""
+    event = noting(events, "mixing")
+    return figures.mixing_matrix(event["notes"], event["groups"])
+
+
+def silhouettes(events: Events) -> Any:
+    """The silhouette by number of groups."""
+    return figures.silhouette(noting(events, "silhouette")["notes"])
+
+
+def noting(events: Events, key: str) -> dict[str, Any]:
+    """The first event with this note."""
+    return next(e for e in events if key in e.get("notes", {}))
+
+
+PICTURES: dict[str, tuple[str, Callable[[Events], Any], int]] = {  # run, figure, width
+    "fedclust-tree": ("fedclust", tree, 860),
+    "fedclust-silhouette": ("fedclust", silhouettes, 860),
+    "fedclust-short-tree": ("fedclust-short", tree, 860),
+    "user-centric-mixing": ("user-centric", mixing, 680),
+    "user-centric-silhouette": ("user-centric", silhouettes, 860),
+    "dc-pfl-loss": ("dc-pfl", figures.loss_and_trials, 860),
+    "dc-pfl-tree": ("dc-pfl", tree, 860),
+    "dc-pfl-groups": ("dc-pfl", figures.groups_over_rounds, 860),
+    "layers": ("layers", lambda events: figures.layer_intervals(events, 0.75), 860),
+    "fedtsdp-hopkins": ("fedtsdp", figures.hopkins_and_layers, 860),
+    "fedtsdp-permuted": ("fedtsdp-permuted", figures.hopkins_and_layers, 860),
+    "fedtsdp-groups": ("fedtsdp-two-classes", figures.groups_over_rounds, 860),
+}
+
+
+def events_of(name: str, runs: Path, folder: Path | None) -> Events:
+    """The events of a run, which is done now if it is not there."""
+    run = RunDir(runs / name)
+    if not run.result.exists():
+        arguments = [*shlex.split(f"{COMMON} {RUNS[name]}"), "--quiet", "--dir", str(run.path)]
+        print("coterie run", *arguments, flush=True)
+        source = [] if folder is None else ["--folder", str(folder)]
+        command = Path(sys.executable).with_name("coterie")
+        subprocess.run([str(command), "run", *arguments, *source], check=True)
+    return run.read_events()
+
+
+def write(figure: Any, path: Path, width: int) -> None:
+    """A PNG of few colours, which is enough for such pictures and small."""
+    image = Image.open(io.BytesIO(figure.to_image("png", width=width, scale=1.5)))
+    image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(f"{path} {path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is needed and draw it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--folder", type=Path, help="where Fashion-MNIST is")
+    parser.add_argument("--runs", type=Path, help="keep runs here (default: a temporary folder)")
+    parser.add_argument("--out", type=Path, default=OUT, help="where the pictures go")
+    parser.add_argument("--only", nargs="*", choices=list(PICTURES), default=list(PICTURES))
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="pictures-") as scratch:
+        for name in given.only:
+            run, draw, width = PICTURES[name]
+            events = events_of(run, given.runs or Path(scratch), given.folder)
+            write(draw(events), given.out / f"{name}.png", width)
+
+
+if __name__ == "__main__":
+    main()

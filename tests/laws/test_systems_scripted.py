@@ -1,0 +1,152 @@
+"""A federation whose replies are written by hand, and an engine that notes what passes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import coterie
+from coterie.door.door import Door
+from coterie.door.wire import Wire
+from coterie.engines.loop import Loop
+from coterie.federation import Order, Reply, Upload, mix
+from coterie.method import Round, Setup
+from coterie.weights import Layout, Weights
+from support import drive, on_quadratics
+
+
+@dataclass
+class Scripted:
+    """Answers by a script: an order gives an upload, or nothing where the reply is lost.
+
+    ``asked`` holds every exchange: "gather" or "reduce", its orders by client, and the mixing.
+    """
+
+    script: Callable[[Order], Upload | None]
+    clients: range
+    examples: Mapping[int, int] = field(default_factory=dict)
+    asked: list[tuple[str, dict[int, Order], Any]] = field(default_factory=list)
+
+    def gather(self, orders):
+        return self._exchange("gather", orders, None)
+
+    def reduce(self, orders, into, by_examples=True):
+        return mix(self._exchange("reduce", orders, into), into, by_examples)
+
+    def _exchange(self, kind, orders, into):
+        assert len({o.client for o in orders}) == len(orders)
+        self.asked.append((kind, {o.client: o for o in orders}, into))
+        uploads = {o.client: self.script(o) for o in orders}
+        return [
+            Reply(c, self.examples.get(c, 1), u.arrays, u.metrics)
+            for c, u in sorted(uploads.items())
+            if u is not None
+        ]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One order and its answer as they passed: the names of the tensors of each array, by array."""
+
+    client: int
+    order: str
+    task: str
+    config: Mapping[str, Any]
+    down: Mapping[str, tuple[str, ...]]
+    up: Mapping[str, tuple[str, ...]]
+    sent: Mapping[str, Weights]
+    metrics: Mapping[str, float]
+    payload: tuple[int, int]  # bytes of arrays, down and up
+
+
+class Spy(Loop):
+    """The reference engine, noting every order and its answer."""
+
+    def __init__(self, plan):
+        super().__init__(plan)
+        self.wire, self.seen = Wire(plan.start.layout), []
+
+    def exchange(self, requests):
+        asked = {r.client: r.message for r in requests}
+        for client, answer in super().exchange(requests):
+            order, reply = self.wire.unpack(asked[client]), self.wire.unpack(answer)
+            if "error" not in reply and not order["task"].startswith("$"):
+                self.seen.append(_noted(client, order, reply, asked[client], answer))
+            yield client, answer
+
+    def of(self, order):
+        """What was asked under this name, by client."""
+        return {s.client: s for s in self.seen if s.order == order}
+
+
+def _noted(client, order, reply, asked, answer):
+    down, up = (_tensors(body["arrays"]) for body in (order, reply))
+    sizes = tuple(sum(len(p) for p in m.payloads) for m in (asked, answer))
+    return Seen(
+        client, order["order"], order["task"], order["config"], down, up,
+        reply["arrays"], reply["metrics"], sizes,
+    )  # fmt: skip
+
+
+def _tensors(arrays):
+    return {k: v.layout.names for k, v in arrays.items() if isinstance(v, Weights)}
+
+
+def opened(made, folder, engine=Spy):
+    """A door to the clients of an experiment, its engine, and the plan."""
+    plan = made.plan(folder)
+    running = engine(plan)
+    return Door(running, Wire(plan.start.layout)), running, plan
+
+
+def setup(start, clients, **more):
+    """What a method starts from, with nobody to draw further models."""
+    return Setup(start, list(clients), 0, lambda i: start, **more)
+
+
+def linears(*sizes):
+    """The layout of a chain of linear layers, named 0, 1, ..."""
+    return Layout.of(nn.Sequential(*[nn.Linear(a, b) for a, b in sizes]))
+
+
+def weights(layout, *numbers):
+    return Weights(layout, torch.tensor([float(n) for n in numbers]))
+
+
+def test_the_script_gives_what_the_door_gives(tmp_path):
+    # FedAvg on quadratics by its own tasks, or by a script that does the same step by hand.
+    made = on_quadratics(coterie.fedavg(), [[1.0], [4.0, 6.0], [9.0]])
+    state, _, _ = drive(made, tmp_path, rounds=1)
+    goals, start = {0: 1.0, 1: 5.0, 2: 9.0}, made.plan(tmp_path).start
+
+    def step(order):
+        theta = float(order.arrays["0"].vector)
+        return Upload({"model": weights(start.layout, theta - 0.2 * (theta - goals[order.client]))})
+
+    fed = Scripted(step, range(3), {1: 2})
+    method = coterie.fedavg()
+    scripted = method.round(fed, method.init(fed, setup(start, range(3))), Round(0, [0, 1, 2]))
+    # 0.2·(1 + 2·5 + 9)/4 = 1
+    for found in (state, scripted):
+        assert abs(float(found.models[0].vector) - 1.0) < 1e-6
+    ((kind, orders, into),) = fed.asked
+    assert (kind, list(orders), into) == ("reduce", [0, 1, 2], {c: {0: 1.0} for c in range(3)})
+
+
+def test_the_spy_sees_every_order_and_changes_none(tmp_path):
+    made = on_quadratics(coterie.fedavg(), [[1.0], [2.0]])
+    plain, door, _ = drive(made, tmp_path / "a", rounds=2)
+    watched, spied, engine = drive(made, tmp_path / "b", Spy, rounds=2)
+    assert torch.equal(plain.models[0].vector, watched.models[0].vector)
+    assert door.ledger.total == spied.ledger.total
+    assert [(s.order, s.client) for s in engine.seen] == [
+        ("1.0", 0), ("1.0", 1), ("2.0", 0), ("2.0", 1)
+    ]  # fmt: skip
+    seen = engine.of("2.0")[1]
+    assert (seen.task, seen.down, seen.up, seen.payload) == (
+        "train", {"0": ("theta",)}, {"model": ("theta",)}, (4, 4)
+    )  # fmt: skip

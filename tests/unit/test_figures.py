@@ -1,0 +1,269 @@
+"""Pictures of what a method did: the data are really in the traces, wrong input is a sentence."""
+
+import json
+
+import pytest
+
+from coterie.errors import ConfigError
+from coterie.report import figures
+
+NESTED = [list("aaaa"), list("bbcc"), ["d", "e", "c2", "c2"]]
+
+
+def event(number, groups=(0, 0), **notes):
+    cohort = list(range(len(groups)))
+    return {"round": number, "cohort": cohort, "groups": list(groups), "notes": notes}
+
+
+def trace(figure, name):
+    (found,) = [t for t in figure.data if t.name == name]
+    return found
+
+
+def points(figure, name):
+    found = trace(figure, name)
+    return list(zip(found.x, found.y, strict=True))
+
+
+def check_dressed(figure, *axes):
+    """A title, names on the axes, and nothing that cannot be written as JSON."""
+    assert figure.layout.title.text
+    shown = [a.title.text for a in (*figure.select_xaxes(), *figure.select_yaxes())]
+    assert set(axes) <= set(shown)
+    json.loads(figure.to_json())
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def test_a_group_keeps_its_number_while_most_of_it_stays():
+    assert figures.followed(NESTED) == [[0, 0, 0, 0], [0, 0, 1, 1], [0, 2, 1, 1]]
+    assert figures.followed([["a", "a", "b"], ["b", "b", "a"]]) == [[0, 0, 1], [0, 0, 1]]
+    assert figures.followed([[None, 1], [4, 1]]) == [[None, 0], [1, 0]]
+
+
+def test_groups_over_rounds_has_every_client_in_every_round():
+    events = [event(i + 1, groups) for i, groups in enumerate(NESTED)]
+    figure = figures.groups_over_rounds(events)
+    heat = figure.data[0]
+    assert list(heat.x) == [1, 2, 3]
+    assert list(figure.layout.yaxis.ticktext) == ["0", "1", "2", "3"]
+    assert [list(row) for row in heat.z] == [[1, 1, 0], [1, 1, 0], [1, 2, 2], [1, 2, 2]]
+    assert [list(row) for row in heat.customdata][1] == ["a", "b", "e"]
+    assert {t.name for t in figure.data[2:]} == {
+        "group c2: 2 clients",
+        "alone in a group: 2 clients at the end",
+    }
+    check_dressed(figure, "round", "client, sorted by its last group")
+
+
+def test_groups_are_sorted_by_the_last_round_and_divided_by_lines():
+    figure = figures.groups_over_rounds([event(1, [0, 1, 0, 1]), event(2, [0, 1, 1, 0])])
+    assert list(figure.layout.yaxis.ticktext) == ["0", "3", "2", "1"]
+    borders = figure.data[1]
+    across = [y for y in borders.y if y is not None]
+    assert {0.5, 1.5, 2.5} <= set(across)
+
+
+def test_groups_of_the_beginning_count_and_admissions_do_not():
+    begun = {"round": 0, "event": "init", "groups": [0, 1, None]}
+    admission = {"round": 1, "event": "admission", "groups": [1]}
+    figure = figures.groups_over_rounds([begun, event(1, [0, 1, None]), admission])
+    assert list(figure.data[0].x) == [0, 1]
+    assert list(figure.data[0].z[0]) == [None, None]  # nobody's row comes first
+
+
+@pytest.mark.parametrize("clients", [20, 100])
+def test_many_clients_get_rows_that_can_be_told_apart(clients):
+    events = [event(r, [c % (1 + r % 12) for c in range(clients)]) for r in range(1, 31)]
+    figure = figures.groups_over_rounds(events)
+    assert len(figure.data[0].z) == clients
+    assert 420 <= figure.layout.height <= 1300
+    check_dressed(figure)
+
+
+# --- trees --------------------------------------------------------------------------------------
+
+TREE = {
+    "clients": [0, 1, 2, 3],
+    "dendrogram": [[0, 2, 1.0, 2], [1, 3, 2.0, 2], [4, 5, 8.0, 4]],
+    "threshold": 3.0,
+    "why": "the threshold was given",
+}
+
+
+def corners(figure):
+    return {y for t in figure.data if t.mode == "lines" for y in t.y if y is not None}
+
+
+def test_dendrogram_draws_every_merge_and_the_cut():
+    figure = figures.dendrogram(TREE)
+    assert corners(figure) == {0.0, 1.0, 2.0, 8.0}
+    assert list(figure.layout.xaxis.ticktext) == ["0", "2", "1", "3"]
+    assert [s.y0 for s in figure.layout.shapes] == [3.0]
+    assert [a.text for a in figure.layout.annotations] == ["cut at 3"]
+    assert figure.layout.title.subtitle.text == TREE["why"]
+    colours = [t.line.color for t in figure.data if t.mode == "lines"]
+    assert len(set(colours)) == 3  # two groups below the cut, and what is above
+    check_dressed(figure, "client", "distance at which groups merge")
+
+
+def test_dendrogram_of_dc_pfl_has_its_levels():
+    trial = {"old": 2.0, "new": 1.0, "adopted": True}
+    events = [event(7, [0, 0, 1], trial=trial, gamma=0.8), event(9, trial={"adopted": False})]
+    assert figures.split_levels(events) == {0.8: "γ̃ = 0.8, round 7: 2 groups"}
+    notes = {"dendrogram": TREE["dendrogram"], "gamma": 1.0}
+    figure = figures.dendrogram(notes, levels=figures.split_levels(events))
+    assert [s.y0 for s in figure.layout.shapes] == pytest.approx([8.0, 6.4])
+
+
+def test_dendrogram_can_be_coloured_by_other_groups():
+    figure = figures.dendrogram({**TREE, "threshold": None}, groups=[0, 0, 1, 1])
+    assert not figure.layout.shapes
+    leaves = [t for t in figure.data if t.mode == "markers"]
+    assert [list(t.x) for t in leaves] == [[0, 2], [1, 3]]  # clients 0 and 1, then 2 and 3
+
+
+def test_a_cut_far_above_the_tree_does_not_flatten_it():
+    assert not figures.dendrogram({**TREE, "threshold": 1e9}).layout.shapes
+
+
+# --- weights and silhouettes --------------------------------------------------------------------
+
+
+def test_mixing_matrix_is_ordered_by_group():
+    rows = [[0.6, 0.1, 0.3], [0.0, 1.0, 0.0], [0.4, 0.2, 0.4]]
+    figure = figures.mixing_matrix({"mixing": rows, "clients": [0, 1, 2]}, [5, 7, 5])
+    heat = figure.data[0]
+    assert [list(row) for row in heat.z] == [[0.6, 0.3, 0.1], [0.4, 0.4, 0.2], [0.0, 0.0, 1.0]]
+    assert list(figure.layout.xaxis.ticktext) == ["0", "2", "1"]
+    assert {s.x0 for s in figure.layout.shapes} == {1.5, -0.5}
+    check_dressed(figure, "client j, whose model is mixed in")
+
+
+@pytest.mark.parametrize("whole", [int, str])
+def test_silhouette_shows_each_number_of_groups_and_the_highest(whole):
+    scores = {whole(10): 0.05, whole(2): 0.2, whole(3): 0.5}
+    notes = {"silhouette": scores, "contrast": 1.2, "streams": 1}
+    figure = figures.silhouette(notes)
+    assert points(figure, "silhouette") == [(2, 0.2), (3, 0.5), (10, 0.05)]
+    assert points(figure, "highest: 3 groups, 0.500") == [(3, 0.5)]
+    assert set(trace(figure, "least that counts: 0.1").y) == {0.1}
+    assert figure.layout.title.subtitle.text == "contrast of the gradients 1.20: 1 stream chosen"
+    check_dressed(figure, "number of groups")
+
+
+# --- DC-PFL -------------------------------------------------------------------------------------
+
+DC = [
+    event(1, loss=2.0, radius=None, phase="watch", gamma=1.0, alone=[]),
+    event(2, loss=1.5, radius=30.0, phase="sync", gamma=1.0, alone=[]),
+    event(3, loss=1.2, radius=float("inf"), phase="trial", gamma=1.0, alone=[]),
+    event(
+        4,
+        [0, 1],
+        trial={"old": 0.9, "new": 0.7, "adopted": True},
+        phase="watch",
+        gamma=0.8,
+        alone=[0, 1],
+    ),
+    event(5, [0, 1], loss=0.6, radius=90.0, phase="watch", gamma=0.8, alone=[0, 1]),
+]
+
+
+def test_loss_and_trials():
+    figure = figures.loss_and_trials(DC)
+    assert points(figure, "loss of the model received") == [(1, 2.0), (2, 1.5), (3, 1.2), (5, 0.6)]
+    assert points(figure, "trial: old groups, after training") == [(4, 0.9)]
+    assert points(figure, "trial: new groups, after training") == [(4, 0.7)]
+    assert points(figure, "γ̃") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 0.8), (5, 0.8)]
+    assert points(figure, "number of groups")[2:4] == [(3, 1), (4, 2)]
+    assert points(figure, "radius of curvature") == [(2, 30.0), (5, 90.0)]
+    assert points(figure, "rapid decrease has ended") == [(2, 30.0)]
+    assert [a.text for a in figure.layout.annotations] == ["adopted<br>0.9 → 0.7"]
+    check_dressed(figure, "training loss", "radius", "round")
+
+
+def test_a_dc_pfl_run_without_trials_has_a_picture_too():
+    figure = figures.loss_and_trials([{"round": 0, "event": "init", "groups": [0]}, *DC[:3]])
+    assert points(figure, "trial: new groups, after training") == []
+
+
+# --- FedTSDP ------------------------------------------------------------------------------------
+
+
+def test_hopkins_and_layers():
+    events = [
+        event(1, [0, 0, 1], hopkins=0.7, shared_layers=2.0),
+        event(2, [0, 0, 1], hopkins=0.6, shared_layers=1.7),
+    ]
+    figure = figures.hopkins_and_layers(events)
+    assert points(figure, "Hopkins statistic") == [(1, 0.7), (2, 0.6)]
+    assert points(figure, "clustered anew") == [(1, 0.7)]
+    assert set(trace(figure, "threshold 0.65").y) == {0.65}
+    assert points(figure, "shared layers L") == [(1, 2.0), (2, 1.7)]
+    assert points(figure, "as sent: half layers") == [(1, 2.0), (2, 1.5)]
+    assert points(figure, "clusters") == [(1, 2), (2, 2)]
+    assert points(figure, "clusters of one client") == [(1, 1), (2, 1)]
+    check_dressed(figure, "Hopkins H", "layers", "clusters", "round")
+    scored = figures.hopkins_and_layers([{**e, "received": {"accuracy": 0.5}} for e in events])
+    assert points(scored, "accuracy received") == [(1, 0.5), (2, 0.5)]
+    check_dressed(scored, "accuracy")
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+
+def layered(number, all_due, quiet, discrepancy=None, **notes):
+    layers = {"all_due": all_due, "quiet": quiet}
+    if discrepancy:
+        layers["discrepancy"] = discrepancy
+    return event(number, ["0/0", "0/0", "0/1"], layers=layers, **notes)
+
+
+def test_layer_intervals_tell_who_did_not_send_what():
+    gaps = {"0/0": {"conv": 0.1, "head": 0.9}, "0/1": {"conv": 0.3, "head": 0.3}, "9/9": {"x": 1.0}}
+    events = [
+        layered(1, False, {"0/0": ["conv"], "0/1": []}, gaps),
+        layered(2, False, {"0/0": ["conv"], "0/1": []}),  # two of three clients leave conv out
+        layered(3, True, {"0/0": ["conv"], "0/1": ["conv"]}),  # all due
+        layered(4, False, {"0/0": ["conv"]}, phase="sync"),  # all of them leave it out
+        layered(5, False, {"0/0": ["conv"]}, phase="watch", alone=[0]),  # all due: DC-PFL's sync
+        layered(6, False, {"0/0": ["conv"]}),  # of those not alone, one of two
+    ]
+    figure = figures.layer_intervals(events)
+    heat = figure.data[0]
+    assert list(heat.y) == ["conv", "head"]
+    assert [list(row) for row in heat.z] == [pytest.approx([0, 2 / 3, 0, 1, 0, 0.5]), [0] * 6]
+    assert points(figure, "conv") == [(1, pytest.approx((0.2 + 1.0) / 2))]
+    assert set(trace(figure, "rests below 0.1").y) == {0.1}
+    check_dressed(figure, "layer at rest", "discrepancy / mean", "round")
+
+
+def test_layers_that_never_rest_are_said_so():
+    figure = figures.layer_intervals([layered(1, True, {}, {"0/0": {"head": 1.0}})])
+    assert figure.layout.title.subtitle.text == "no layer rested in any round"
+
+
+# --- wrong input --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (lambda: figures.groups_over_rounds([]), "who is in which group"),
+        (lambda: figures.groups_over_rounds([event(1, [None])]), "who is in which group"),
+        (lambda: figures.dendrogram({}), "no 'dendrogram': give FedClust's"),
+        (lambda: figures.dendrogram({"dendrogram": []}), "one client"),
+        (lambda: figures.mixing_matrix({"mixing": None}, [0]), "up to 200 clients"),
+        (lambda: figures.mixing_matrix({"mixing": [[1, 0], [0, 1]]}, [0]), "1 groups were given"),
+        (lambda: figures.silhouette({"why": "x"}), "no 'silhouette'"),
+        (lambda: figures.silhouette({"silhouette": {}}), "no number of groups has a silhouette"),
+        (lambda: figures.loss_and_trials([event(1, hopkins=0.5)]), "events of a DC-PFL run"),
+        (lambda: figures.hopkins_and_layers(DC), "events of a FedTSDP run"),
+        (lambda: figures.layer_intervals(DC), "layer-wise aggregation"),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_sentence(draw, words):
+    with pytest.raises(ConfigError, match=words):
+        draw()
