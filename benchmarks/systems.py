@@ -13,6 +13,7 @@ FedClust warms up for 10 epochs. The settings were chosen on seeds 3 to 6; these
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -66,7 +67,7 @@ def levels(result: coterie.Result) -> list[list[Any]]:
 
 def nested(partitions: list[list[Any]]) -> bool:
     """Whether no partition mixes what an earlier one separated."""
-    for before, after in zip(partitions, partitions[1:], strict=False):
+    for before, after in itertools.pairwise(partitions):
         parents = dict(zip(after, before, strict=True))
         if any(parents[a] != b for a, b in zip(after, before, strict=True)):
             return False

@@ -266,7 +266,7 @@ def test_any_averaging_method_can_use_it(name, tmp_path):
     settings = {"rounds": 6, "cohort": 0.7, "evaluate_every": 0}
     made, plain = (
         experiment(m, people, model=three_layers(people), settings=settings)
-        for m in (coterie.layer_wise(INNER[name](), 3, share=0.95, start=2), INNER[name]())
+        for m in (coterie.layer_wise(INNER[name](), 3, share=1.0, start=2), INNER[name]())
     )
     whole = execute(made, tmp_path / "whole")
     quiet = [any(e["notes"]["layers"]["quiet"].values()) for e in whole.history]

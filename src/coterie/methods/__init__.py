@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
 from coterie.errors import ConfigError, unknown
-from coterie.method import Method
+from coterie.layerwise import layer_wise
+from coterie.method import Method, Source
 from coterie.methods.clustered import ifca, oracle
 from coterie.methods.dc_pfl import dc_pfl
 from coterie.methods.fedclust import fedclust
@@ -57,10 +59,27 @@ def find(name: str) -> Callable[..., Method]:
     raise ConfigError(unknown("method", name, [*METHODS, *plugins]))
 
 
-def make(name: str, parameters: Mapping[str, Any] | None = None) -> Method:
-    """A method from its name and parameters.
+def make(
+    name: str,
+    parameters: Mapping[str, Any] | None = None,
+    layer_interval: int = 1,
+    layer_share: float = 0.1,
+) -> Method:
+    """A method from its name and parameters; quiet layers are averaged every so many rounds.
 
     >>> make("fedprox", {"mu": 0.01}).name
     'fedprox'
     """
-    return find(name)(**(parameters or {}))
+    method = find(name)(**(parameters or {}))
+    if layer_interval == 1:
+        return method
+    if name == "dc-pfl":
+        raise ConfigError("dc-pfl lets layers rest by itself: set method.alpha instead")
+    settings = {
+        "name": name,
+        "parameters": parameters or {},
+        "layer_interval": layer_interval,
+        "layer_share": layer_share,
+    }
+    paced = layer_wise(method, layer_interval, layer_share)
+    return replace(paced, source=Source(__name__, "make", settings))

@@ -65,9 +65,15 @@ class ModelSection(Named):
 
 
 class MethodSection(Named):
-    """Which method; its parameters are the other keys."""
+    """Which method; its parameters are the other keys.
+
+    With ``layer_interval`` above 1, layers in which clients differ by less than ``layer_share`` of
+    the mean over layers are averaged every so many rounds only.
+    """
 
     name: str = "fedavg"
+    layer_interval: int = Field(1, ge=1)
+    layer_share: float = Field(0.1, ge=0, le=1)
 
 
 class PartitionSection(Named):
@@ -278,7 +284,10 @@ def read_start(path: str) -> dict[str, torch.Tensor]:
 
 def method_of(config: Config) -> Method:
     """The method, with the parameters of its table."""
-    return make_method(config.method.name, config.method.parameters)
+    section = config.method
+    return make_method(
+        section.name, section.parameters, section.layer_interval, section.layer_share
+    )
 
 
 def experiment_of(config: Config, population: Population | None = None) -> Experiment:
