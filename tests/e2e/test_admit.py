@@ -256,6 +256,8 @@ def test_who_cannot_be_admitted(cli, small, monkeypatch):
     assert cli("run", *small, *words, "--dir", "f").code == 0
     cli("admit", "f", "--client", "new.npz", "--epochs", -1).says(2, "epochs = -1")
     cli("admit", "f", "--client", "new.npz", "--to", "no/m").says(4, "there is no folder no")
+    # Said before any work is done, and so before anything that is wrong with the data.
+    cli("admit", "f", "--client", "nowhere.npz", "--to", "no/m").says(4, "there is no folder no")
     cli("admit", "nowhere", "--client", "new.npz").says(4, "nowhere is not a run directory")
     assert not list(Path().glob("*.safetensors"))
 
@@ -387,6 +389,22 @@ def test_numbers_that_are_names_of_classes(cli):
     assert torch.equal(data.train.y, raw.long())
     np.savez("bad.npz", x=cells[:, :1], y=np.zeros(20, int))
     cli("admit", "r", "--client", "bad.npz").says(3, "unknown label '0'", "Known: 1, 3")
+
+
+def test_a_sheet_for_a_run_whose_columns_have_no_names(cli):
+    """The column label is the label; the others are the features, in their order."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 3)), np.arange(60) % 2
+    np.savez("own.npz", x=x, y=y)
+    words = ("run", "--data", "npz", "--folder", "own.npz", "--clients", 2, "--rounds", 1)
+    assert cli(*words, "--engine", "loop", "--dir", "r", "-q").code == 0
+    rows = [f"{a},{k},{b},{c}" for (a, b, c), k in zip(x[:20].tolist(), y, strict=False)]
+    Path("new.csv").write_text("\n".join(["a,label,b,c", *rows]))
+    np.savez("new.npz", x=x[:20], y=y[:20])
+    said = {cli("admit", "r", "--client", f"new.{e}", "--json").out for e in ("csv", "npz")}
+    assert len(said) == 1
+    Path("few.csv").write_text("a,label,b\n1,0,1\n")
+    cli("admit", "r", "--client", "few.csv").says(3, "2 columns (a, b)", "have 3 features")
 
 
 def test_texts_with_the_words_of_the_run(cli):

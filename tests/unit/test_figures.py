@@ -180,7 +180,7 @@ def test_loss_and_trials():
     assert points(figure, "number of groups")[2:4] == [(3, 1), (4, 2)]
     assert points(figure, "radius of curvature") == [(2, 30.0), (5, 90.0)]
     assert points(figure, "rapid decrease has ended") == [(2, 30.0)]
-    assert [a.text for a in figure.layout.annotations] == ["adopted<br>0.9 → 0.7"]
+    assert [a.text for a in figure.layout.annotations] == ["adopted<br>0.9<br>→ 0.7"]
     check_dressed(figure, "training loss", "radius", "round")
 
 

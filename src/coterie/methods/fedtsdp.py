@@ -74,7 +74,9 @@ def fedtsdp(
         )
 
     def init(fed: Federation, setup: Setup) -> State:
-        count = len(public_of(setup.public).x)
+        public = public_of(setup.public)
+        answers(public, [setup.start], torch.arange(1))  # refuses what has no classes
+        count = len(public.x)
         weights = torch.full((count,), 1 / count, dtype=torch.float64)
         layers = float(len(setup.start.layout.layers))
         memory: dict[str, Any] = {"seed": setup.seed, "start": setup.start, "layers": layers}
@@ -155,7 +157,7 @@ def answers(public: Public, models: Sequence[Weights], batch: Tensor) -> Matrix:
     """Each model's probabilities on the batch: clients × samples × classes."""
     x = public.x[batch]
     found = [public.outputs(m, x).double().softmax(-1).numpy() for m in models]
-    if found[0].ndim != 2:
+    if found[0].ndim != 2 or found[0].shape[1] < 2:
         raise ConfigError("method fedtsdp needs classes: it compares the probabilities of answers")
     return np.stack(found)
 

@@ -217,6 +217,9 @@ def dendrogram(
         _cut_line(figure, height * top, label, _INK, "dot")
     figure.update_xaxes(
         title="client",
+        ticks="outside",
+        ticklen=6,
+        tickcolor="white",
         tickvals=list(range(len(order))),
         ticktext=[str(clients[leaf]) for leaf in order],
         tickfont={"size": 8 if len(order) > 50 else 11},
@@ -457,7 +460,7 @@ def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Figure:
     ends = [(e["round"], share) for e in steps]
     figure.add_trace(_level(ends, share, f"rests below {share:g}"), row=2, col=1)
     figure.update_yaxes(title_text="layer at rest", autorange="reversed", row=1, col=1)
-    figure.update_yaxes(title_text="discrepancy / mean", type="log", dtick=1, row=2, col=1)
+    figure.update_yaxes(title_text="discrepancy / mean", type="log", dtick="D2", row=2, col=1)
     figure.update_xaxes(title_text="round", row=2, col=1)
     said = [] if any(rested) else ["no layer rested in any round"]
     return _styled(figure, "Layers at rest, and how much clients differ in each", 560, *said)
@@ -508,7 +511,7 @@ def _detected(events: Sequence[Event]) -> set[int]:
 def _verdict(trial: Mapping[str, Any]) -> str:
     """How a trial went, with the loss of the old groups and that of the new."""
     verdict = "adopted" if trial["adopted"] else "rejected"
-    return f"{verdict}<br>{trial['old']:.3g} → {trial['new']:.3g}"
+    return f"{verdict}<br>{trial['old']:.3g}<br>→ {trial['new']:.3g}"
 
 
 def _streams(notes: Mapping[str, Any]) -> str:
@@ -754,8 +757,9 @@ def _dots(points: Sequence[tuple[int, float]], name: str, colour: str, symbol: s
 
 def _styled(figure: Any, title: str, height: int, *subtitle: str) -> Any:
     """With a title, a font, and the legend between title and picture."""
-    named = sum(trace.showlegend is not False and trace.name is not None for trace in figure.data)
-    top = 52 + 26 * bool(subtitle) + 21 * math.ceil(named / 3)
+    named = [t.name for t in figure.data if t.showlegend is not False and t.name is not None]
+    entry = 10 + 6.5 * max(map(len, named), default=0)
+    top = 52 + 26 * bool(subtitle) + 21 * math.ceil(len(named) / max(1, 700 // (entry + 45)))
     legend = {"orientation": "h", "x": 0, "yref": "container", "y": 1 - (top - 8) / height}
     figure.update_layout(
         title={
@@ -771,7 +775,7 @@ def _styled(figure: Any, title: str, height: int, *subtitle: str) -> Any:
         font=_FONT,
         height=height,
         margin={"l": 70, "r": 30, "t": top, "b": 60},
-        legend={**legend, "yanchor": "bottom", "entrywidth": 205, "font": {"size": 12}},
+        legend={**legend, "yanchor": "bottom", "entrywidth": entry, "font": {"size": 12}},
     )
     figure.update_xaxes(title_font_size=14, title_standoff=8)
     figure.update_yaxes(title_font_size=14, title_standoff=8)

@@ -1,0 +1,266 @@
+"""The four systems where there is too little, nothing to tell apart, or something that breaks."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import coterie
+from coterie.client import Schedule
+from coterie.data import ClientData, Population, Split
+from coterie.errors import TrainingError
+from coterie.methods import make
+from coterie.models import make_model
+from coterie.run.experiment import Experiment, Settings, execute
+from coterie.run.export import reopen
+
+SYSTEMS = {
+    "fedclust": {},
+    "dc-pfl": {"start": 2, "smooth": 1, "observe": 1},
+    "fedtsdp": {},
+    "user-centric": {},
+}
+every_system = pytest.mark.parametrize("name", SYSTEMS)
+
+
+def flags(name):
+    """A system on the command line, with public samples where it needs them."""
+    words = ["--method", name]
+    for key, value in SYSTEMS[name].items():
+        words += ["--set", f"method.{key}={value}"]
+    return [*words, "--set", "data.public=30"]
+
+
+def weights(directory, clients):
+    result = reopen(Path(directory))
+    return [result.weights(c).vector for c in range(clients)]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# --- too few -------------------------------------------------------------------------------------
+
+
+@every_system
+def test_a_single_client_learns_as_it_would_alone(cli, small, name):
+    words = ("run", *small[2:], "--clients", 1, "--set", "data.public=30", "--rounds", 5, "-q")
+    for method in ("local", "fedavg"):
+        assert cli(*words, "--method", method, "--dir", method).code == 0
+    ended = cli(*words, *flags(name), "--dir", "r")
+    assert ended.code == 0, ended.err
+    assert same(weights("r", 1), weights("local", 1))
+    assert same(weights("r", 1), weights("fedavg", 1))
+
+
+@every_system
+def test_two_clients(cli, small, name):
+    words = ("run", *small[2:], "--clients", 2, "--rounds", 6, "-q")
+    ended = cli(*words, *flags(name), "--dir", "r")
+    assert ended.code == 0, ended.err
+    assert len(weights("r", 2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--method fedclust --set method.clusters=5", "4 clients cannot form 5 groups"),
+        ("--method user-centric --set method.streams=5", "5 streams for 4 clients"),
+        ("--method fedclust --set method.threshold=-1", "threshold must be 0 or more"),
+        ("--method fedclust --set method.threshold=nan", "threshold must be 0 or more"),
+        ("--method fedclust --set method.clusters=2 --set method.threshold=1", "not both"),
+        ("--method dc-pfl --set method.gamma=2", "gamma is 0 to 1"),
+        ("--method dc-pfl --set method.alpha=0", "alpha and start must be 1 or more"),
+        ("--method user-centric --set method.streams=some", "streams = 'some'"),
+        ("--method fedtsdp --set data.public=30 --set method.stages=third", "stages = 'third'"),
+        ("--method fedtsdp --set data.public=30 --set method.shrink=0", "shrink is above 0"),
+        ("--method fedtsdp", "needs public samples"),
+    ],
+)
+def test_what_is_refused_leaves_the_folder_to_the_corrected_command(cli, small, words, told):
+    run = ("run", *small, "--rounds", 1, "-q", "--dir", "r")
+    cli(*run, *words.split()).says(2, told)
+    assert not Path("r").exists() or not any(Path("r").iterdir())
+    assert cli(*run, "--method", "fedavg").code == 0
+
+
+def test_public_samples_are_asked_for_by_name(cli, small):
+    run = ("run", *small, "--rounds", 1, "--method", "fedtsdp", "--dir", "r")
+    cli(*run).says(2, "method fedtsdp needs public samples", "data.public")
+    assert not Path("r").exists() or not any(Path("r").iterdir())
+    assert cli(*run, "--set", "data.public=30", "-q").code == 0
+
+
+def test_fedtsdp_does_not_take_numbers_for_classes(cli, table):
+    words = ("run", "--data", "csv", "--folder", table, "--set", "data.options.label=target")
+    words += ("--set", 'data.options.columns=["site","kind"]', "--clients", 2, "--rounds", 2)
+    ended = cli(*words, "--engine", "loop", "--method", "fedtsdp", "--set", "data.public=20",
+                "--dir", "r")  # fmt: skip
+    ended.says(2, "method fedtsdp needs classes")
+    assert not Path("r").exists() or not any(Path("r").iterdir())
+
+
+@pytest.mark.parametrize("value", ["inf", "+inf", "1e999"])
+def test_an_infinite_threshold_is_a_threshold(cli, small, value):
+    run = ("run", *small, "--rounds", 2, "-q")
+    ended = cli(*run, "--method", "fedclust", "--set", f"method.threshold={value}", "--dir", "r")
+    assert ended.code == 0, ended.err
+    assert cli(*run, "--method", "fedavg", "--dir", "plain").code == 0
+    assert same(weights("r", 4), weights("plain", 4))
+    first = json.loads(Path("r/events.jsonl").read_text().splitlines()[0])
+    assert first["groups"] == [0, 0, 0, 0]
+    # As it was written, the run goes on, and so does the file it wrote.
+    assert cli("run", "--resume", "r", "--rounds", 3, "-q").code == 0
+    assert cli("run", "r/config.toml", "--rounds", 3, "-q", "--dir", "again").code == 0
+    assert same(weights("r", 4), weights("again", 4))
+
+
+# --- nothing to tell apart -----------------------------------------------------------------------
+
+
+def twins(count=4, samples=20):
+    """Clients with the very same data, and a few public samples."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples + 10, 3, generator=generator)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    train, held = Split(x[:samples], y[:samples]), Split(x[samples:], y[samples:])
+    people = tuple(ClientData(train, held, held) for _ in range(count))
+    return Population(people, "table", (3,), ("a", "b", "c"), 3, public=x[:8])
+
+
+def trained(method, population, **settings):
+    """Each client's weights after a few rounds of full batches: no order of samples, no noise."""
+    settings = {"rounds": 8, "engine": "loop", "batch_size": 1000, "lr": 0.2} | settings
+    result = coterie.simulate(population, "mlp", method, model_parameters={"hidden": (6,)}, **settings)
+    return result, [result.weights(c).vector for c in range(len(population.clients))]
+
+
+@every_system
+@pytest.mark.parametrize("cohort", [1.0, 0.5])
+def test_clients_that_are_all_the_same_learn_as_one(name, cohort):
+    result, ours = trained(make(name, SYSTEMS[name]), twins(), cohort=cohort)
+    _, theirs = trained("fedavg", twins(), cohort=1.0)
+    if name != "user-centric":
+        assert len(set(result.groups.values())) == 1
+    elif cohort == 0.5:
+        return  # those who sit out keep their model: that is not FedAvg's
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        coterie.fedclust(threshold=0.0), coterie.fedclust(threshold=1e-9),
+        coterie.user_centric(streams=3), coterie.user_centric("auto"),
+        coterie.user_centric(streams=2, parallel=True), coterie.dc_pfl(start=1, gamma=0.0),
+        coterie.fedtsdp(hopkins=0.1), coterie.fedtsdp(hopkins=0.1, stages="second"),
+    ],
+    ids=lambda m: f"{m.name} {m.source.parameters}",
+)  # fmt: skip
+def test_zero_distances_are_no_reason_to_part(method):
+    result, ours = trained(method, twins())
+    assert len(set(result.groups.values())) == 1
+    for vector in ours[1:]:
+        assert torch.equal(vector, ours[0])
+
+
+def test_two_kinds_of_twins_are_two_groups():
+    """Exactly equal inside, different across: distances are zero or large."""
+    people = twins(6)
+    other = people.clients[0].train
+    turned = ClientData(Split(other.x, 2 - other.y), *[people.clients[0].val] * 2)
+    mixed = replace(people, clients=tuple(turned if c % 2 else people.clients[0] for c in range(6)))
+    for method in (
+        coterie.fedclust(), coterie.fedclust(threshold=0.0), coterie.user_centric(streams=2),
+        coterie.user_centric("auto"), coterie.dc_pfl(start=2, gamma=0.5, alpha=1),
+        coterie.fedtsdp(hopkins=0.5, eps_outputs=1e-6, stages="first", public_batch=8),
+    ):  # fmt: skip
+        result, _ = trained(method, mixed)
+        groups = result.groups
+        assert {(c % 2, groups[c]) for c in range(6)} == {(0, groups[0]), (1, groups[1])}, method.name
+        assert groups[0] != groups[1], method.name
+
+
+# --- what breaks ---------------------------------------------------------------------------------
+
+
+@every_system
+def test_training_that_diverges_names_a_client(cli, small, name):
+    words = ("run", *small, "--rounds", 9, *flags(name), "--dir", "r")
+    ended = cli(*words, "--lr", "1e20")
+    ended.says(5, "client ", "train.lr")
+    assert Path("r/config.toml").exists()
+    again = cli("run", "--resume", "r")  # whatever was saved is sound: the same end again
+    again.says(5, "client ", "train.lr")
+
+
+@every_system
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_data_that_are_no_numbers_name_their_client(name, value):
+    people = twins()
+    bad = people.clients[2].train.x.clone()
+    bad[5, 1] = value
+    train = Split(bad, people.clients[2].train.y)
+    clients = [replace(c, train=train) if i == 2 else c for i, c in enumerate(people.clients)]
+    with pytest.raises(TrainingError, match="client 2"):
+        trained(make(name, SYSTEMS[name]), replace(people, clients=tuple(clients)))
+
+
+def sick(method, task, round, client=2):
+    """The same method, whose client sends a NaN in one round."""
+
+    def run(own, arrays, config):
+        number = own.round
+        upload = method.tasks[task](own, arrays, config)
+        if (own.id, number) != (client, round):
+            return upload
+        name, model = next(iter(upload.arrays.items()))
+        spoiled = replace(model, vector=model.vector * float("nan"))
+        return replace(upload, arrays={name: spoiled})
+
+    return replace(method, tasks={**method.tasks, task: run})
+
+
+def experiment_of(method, people, rounds):
+    return Experiment(
+        population=people,
+        model=lambda: make_model("mlp", people.shape, people.targets, hidden=(6,)),
+        method=method,
+        criterion=nn.functional.cross_entropy,
+        schedule=Schedule(batch_size=5, lr=0.2, momentum=0.5),
+        settings=Settings(rounds=rounds, engine="loop", cohort=0.75),
+    )
+
+
+@every_system
+def test_a_reply_with_nan_stops_the_run_and_what_was_saved_goes_on(name, tmp_path):
+    method, people = make(name, SYSTEMS[name]), twins()
+    whole = execute(experiment_of(method, people, 6), tmp_path / "whole")
+    spoiled = next(e["round"] for e in whole.history if e["round"] > 2 and 2 in e["cohort"])
+    ill = experiment_of(sick(method, "train", spoiled - 1), people, 6)
+    with pytest.raises(TrainingError, match=rf"client 2, round {spoiled}: 'model' from task 'train'"):
+        execute(ill, tmp_path / "r")
+    events = [json.loads(x) for x in (tmp_path / "r/events.jsonl").read_text().splitlines()]
+    assert max(e["round"] for e in events) == spoiled - 1
+    with pytest.raises(TrainingError, match=f"client 2, round {spoiled}"):  # still ill
+        execute(ill, tmp_path / "r", resume=True)
+    well = execute(experiment_of(method, people, 6), tmp_path / "r", resume=True)
+    for client in range(4):
+        assert torch.equal(well.weights(client).vector, whole.weights(client).vector)
+    assert [e["groups"] for e in well.history] == [e["groups"] for e in whole.history]
+
+
+@pytest.mark.parametrize(("name", "task"), [("fedclust", "warm-up"), ("user-centric", "probe")])
+def test_a_first_answer_with_nan_stops_the_run(name, task, tmp_path):
+    method, people = make(name, SYSTEMS[name]), twins()
+    with pytest.raises(TrainingError, match=f"client 2, round 1: '.*' from task '{task}'"):
+        execute(experiment_of(sick(method, task, 0), people, 3), tmp_path / "r")
+    well = execute(experiment_of(method, people, 3), tmp_path / "r", resume=True)
+    whole = execute(experiment_of(method, people, 3), tmp_path / "whole")
+    for client in range(4):
+        assert torch.equal(well.weights(client).vector, whole.weights(client).vector)
