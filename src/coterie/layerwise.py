@@ -56,6 +56,7 @@ def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5
         whole = info.number < start or (info.number - start) % alpha == alpha - 1
         paced = _Paced(fed, Pace.remembered(state), info.number, whole, share)
         moved = inner.round(paced, state, info)
+        paced.pace.forget_all_but({str(slot) for slot in moved.models})
         quiet = {slot: sorted(layers) for slot, layers in paced.pace.quiet.items()}
         notes: dict[str, Any] = {"all_due": whole, "quiet": quiet}
         if paced.measured:
@@ -109,6 +110,11 @@ class Pace:
     def to_tree(self) -> dict[str, Any]:
         """For the server's memory."""
         return {"had": self.had, "fresh": self.fresh, "quiet": self.quiet}
+
+    def forget_all_but(self, slots: set[str]) -> None:
+        """Models that are gone have no layers to keep account of."""
+        self.fresh = {s: rounds for s, rounds in self.fresh.items() if s in slots}
+        self.quiet = {s: layers for s, layers in self.quiet.items() if s in slots}
 
     def lacking(self, client: ClientId, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """What of these models the client does not have already."""

@@ -185,7 +185,9 @@ def test_user_centric_with_gradients_far_apart_is_local(settings, tmp_path):
 @cohorts
 def test_one_stream_in_parallel_is_one_stream(settings, tmp_path):
     one = trained(coterie.user_centric(streams=1), tmp_path / "a", settings=settings)
-    exact = trained(coterie.user_centric(streams=1, parallel=True), tmp_path / "b", settings=settings)
+    exact = trained(
+        coterie.user_centric(streams=1, parallel=True), tmp_path / "b", settings=settings
+    )
     assert same_bits(one, exact)
 
 

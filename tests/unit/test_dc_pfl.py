@@ -544,7 +544,7 @@ def test_who_is_alone_from_a_trial_on_keeps_its_model_whatever_is_lost(lost, tmp
 
     # The full round: from 5 a fifth of the way to 4 and 10, 4.8 and 6; their mean is 5.4.
     assert mine(7) == pytest.approx([0, 0, 5.4, 5.4], abs=1e-5)
-    # The trial, of 4.8 and 6 against 5.4: 4.64 for client 2; client 3 has its own of the full round.
+    # The trial, of 4.8 and 6 against 5.4: 4.64 for client 2; client 3 has that of the full round.
     assert mine(8) == pytest.approx([0, 0, 4.64, 6.0], abs=1e-5)
     assert state.memory["alone"] == [2]
     assert mine(9) == pytest.approx([0, 0, 4.512, 6.0], abs=1e-5)
@@ -582,7 +582,7 @@ def long_run(tmp_path_factory):
     door, engine, plan = opened(made, tmp_path_factory.mktemp("long"))
     state, notes, groups, bytes_up = method.init(door, made.setup(plan.start)), [], [], []
     for number in range(60):
-        before = {c: b for c, b in door.ledger.method.items()}
+        before = dict(door.ledger.method)
         door.begin(number)
         state = method.round(door, replace(state, notes={}), Round(number, range(8)))
         notes.append(state.notes)
@@ -621,7 +621,7 @@ def test_trials_and_the_rounds_before_them_are_full_whatever_the_pace_of_layers(
 
 
 def test_a_client_alone_sends_and_receives_no_model_but_its_loss(long_run):
-    notes, groups, engine, bytes_up = long_run
+    notes, _, engine, bytes_up = long_run
     alone = {c: next(i for i, n in enumerate(notes) if c in n["alone"]) for c in notes[-1]["alone"]}
     assert alone
     for client, since in alone.items():
@@ -646,7 +646,8 @@ def test_the_same_run_in_two_parts(tmp_path):
     from support import Stop, stop_after
 
     method = coterie.dc_pfl(smooth=1, observe=1, sleep=1, start=2, alpha=2, share=0.95)
-    made = experiment(method, permuted_digits(6), settings={"rounds": 14, "cohort": 0.7})
+    settings = {"rounds": 10, "cohort": 0.7, "evaluate_every": 0}
+    made = experiment(method, permuted_digits(6), settings=settings)
     whole = execute(made, tmp_path / "whole")
     phases = [e["notes"]["phase"] for e in whole.history]
     stops = [phases.index("sync"), phases.index("trial")]

@@ -1,4 +1,4 @@
-"""FedClust: who is grouped with whom, by final layers that are written by hand or really trained."""
+"""FedClust: who is grouped with whom, by final layers written by hand or really trained."""
 
 import json
 import math
@@ -73,6 +73,7 @@ def test_auto_finds_planted_groups_and_leaves_equals_together():
 def test_exact_duplicates_are_one_group_at_threshold_zero():
     twins = {0: (1, 1), 1: (2, 2), 2: (1, 1), 3: (2, 2.000001)}
     assert groups(twins, threshold=0.0) == {0: 0, 1: 1, 2: 0, 3: 2}
+    assert groups({0: (0, 0), 1: (1e-10, 0)}, threshold=0.0) == {0: 0, 1: 1}  # near is not equal
 
 
 def test_one_client_and_two():
@@ -106,7 +107,11 @@ def test_every_model_starts_at_the_common_start_and_moves_with_its_own_group():
     state = method.round(fed, state, Round(0, [0, 1, 2]))
     # (1·1 + 3·3)/4 = 2.5 in the first group; the second one's is its one member's who took part.
     assert [m.vector.tolist() for m in state.models.values()] == [[2.5] * 4, [10, 0, 0, 0]]
-    assert {c: list(o.arrays) for c, o in fed.asked[-1][1].items()} == {0: ["0"], 1: ["0"], 2: ["1"]}
+    assert {c: list(o.arrays) for c, o in fed.asked[-1][1].items()} == {
+        0: ["0"],
+        1: ["0"],
+        2: ["1"],
+    }
 
 
 def test_a_newcomer_joins_the_nearest_mean_of_warm_up_layers():
@@ -123,13 +128,15 @@ def test_a_newcomer_joins_the_nearest_mean_of_warm_up_layers():
     # From (6.2, 4): √(5.2² + 4²) = 6.56 to the first and 3.8 to the second.
     assert found.groups == {**state.groups, 4: 0, 5: 1}  # 6 did not answer: it stays outside
     assert {c: o.task for c, o in fed.asked[-1][1].items()} == dict.fromkeys([4, 5, 6], "warm-up")
-    assert all(torch.equal(o.arrays["model"].vector, START.vector) for o in fed.asked[-1][1].values())
+    assert all(
+        torch.equal(o.arrays["model"].vector, START.vector) for o in fed.asked[-1][1].values()
+    )
     assert method.sends(found, 4)["0"].vector.tolist() == [0, 0, 10, 4]
 
 
 def test_who_did_not_answer_at_first_is_placed_at_its_turn():
     finals = {**FINALS, 1: None}
-    fed = by_hand(finals, {c: (1, 1, 1, 1) for c in range(4)})
+    fed = by_hand(finals, dict.fromkeys(range(4), (1, 1, 1, 1)))
     method = coterie.fedclust(threshold=9.0)
     state = method.init(fed, setup(START, range(4)))
     assert state.groups == {0: 0, 2: 1, 3: 1}
@@ -167,7 +174,10 @@ def test_the_warm_up_costs_its_messages_to_the_byte(tmp_path):
     door, _, plan = opened(made, tmp_path)  # no rounds: what it counts is the warm-up
     door.begin(0, stage="init")
     made.method.init(door, made.setup(plan.start))
-    body = '{"order":"init.0","round":0,"task":"warm-up","arrays":{"model":{"$weights":0}},"config":{}}'
+    body = (
+        '{"order":"init.0","round":0,"task":"warm-up","arrays":{"model":{"$weights":0}},'
+        '"config":{}}'
+    )
     down = 4 + len(f'{{"body":{body},"arrays":[["f4",[910],3640]]}}') + 3640
     for client, moved in door.ledger.method.items():
         of = {"$weights": 0, "of": ["head.weight", "head.bias"]}

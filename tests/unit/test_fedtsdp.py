@@ -169,7 +169,7 @@ def test_sampling_weights_by_hand():
     first = play.batches[0]
     wanted = [0.45 if i in first else 0.05 for i in range(4)]
     assert play.state.memory["weights"].tolist() == pytest.approx(wanted)
-    # Again 2 for each of the batch, over 5: (0.45 + 2)/5 = 0.49, (0.05 + 2)/5 = 0.41, 0.45/5, 0.05/5.
+    # Again 2 for each of the batch, over 5: 2.45/5 = 0.49, 2.05/5 = 0.41, 0.45/5, 0.05/5.
     play.rounds()
     second = play.batches[0]
     wanted = [(w + 2 * (i in second)) / 5 for i, w in enumerate(wanted)]
@@ -178,7 +178,8 @@ def test_sampling_weights_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("step", "inside", "outside"), [(0.0, 0.25, 0.25), (0.25, 1 / 3, 1 / 6), (1.5, 1.75 / 4, 1 / 16)]
+    ("step", "inside", "outside"),
+    [(0.0, 0.25, 0.25), (0.25, 1 / 3, 1 / 6), (1.5, 1.75 / 4, 1 / 16)],
 )
 def test_the_step_of_sampling_weights_can_be_chosen(step, inside, outside):
     # (0.25 + step)/(1 + 2·step) for the two of the batch, 0.25/(1 + 2·step) for the others.
@@ -213,7 +214,9 @@ def test_shared_tensors_at_the_grain_of_half_a_layer(layers, count):
 def test_the_rest_of_a_layer_is_its_second_half():
     from torch import nn
 
-    normed = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1, bias=False)))
+    normed = Layout.of(
+        nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1, bias=False))
+    )
     rest = {"0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
     assert first_tensors(normed, 0.5) == ["0.weight"]
     assert set(first_tensors(normed, 1)) == {"0.weight"} | rest
@@ -335,7 +338,9 @@ def test_regression_is_refused_before_anybody_trains(width):
 
     fed = Scripted(lambda order: pytest.fail("somebody was asked"), range(2))
     with pytest.raises(ConfigError, match="needs classes"):
-        coterie.fedtsdp().init(fed, setup(START, range(2), public=Public(torch.zeros(3, 1), numbers)))
+        coterie.fedtsdp().init(
+            fed, setup(START, range(2), public=Public(torch.zeros(3, 1), numbers))
+        )
 
 
 def test_regression_is_refused_in_a_run(tmp_path):
@@ -343,9 +348,7 @@ def test_regression_is_refused_in_a_run(tmp_path):
     people = Population(people.clients, "table", (1,), None, 1, public=torch.zeros(4, 1))
     from torch import nn
 
-    made = experiment(
-        coterie.fedtsdp(), people, model=Constant, criterion=nn.functional.mse_loss
-    )
+    made = experiment(coterie.fedtsdp(), people, model=Constant, criterion=nn.functional.mse_loss)
     with pytest.raises(ConfigError, match="needs classes"):
         drive(made, tmp_path)
 

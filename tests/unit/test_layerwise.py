@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +9,6 @@ from torch import nn
 import coterie
 from coterie.data import ClientData, Population, Split
 from coterie.engines.faulty import Faulty
-from coterie.engines.pool import Pool
 from coterie.errors import ConfigError
 from coterie.layerwise import KEY, discrepancy
 from coterie.method import Round
@@ -103,7 +101,7 @@ def test_a_quiet_layer_travels_every_other_round(tmp_path):
 
 @pytest.mark.parametrize(("alpha", "start"), [(2, 1), (3, 1), (3, 4), (4, 2)])
 def test_a_quiet_layer_is_due_every_alpha_rounds_after_the_start(alpha, start, tmp_path):
-    _, states, _, engine = played(12, tmp_path, paced(alpha, start=start))
+    _, _, _, engine = played(12, tmp_path, paced(alpha, start=start))
     for number in range(12):
         full = number < max(start, 2) or (number - start) % alpha == alpha - 1
         ups = {s.up["model"] for s in engine.of(f"{number + 1}.0").values()}
@@ -118,7 +116,7 @@ def test_two_layers_by_hand(tmp_path):
     # 3.952 + 0.2·6.048 = 5.1616, mean 3.3616. (FedAvg: 2.952, 3.3616, for a mean of such steps is
     # the step of the mean; but its clients begin round 5 from 2.952.)
     # Layer b is averaged always: 0.2·(3, 5), and 1 − 0.8ʳ of (3, 5) after r rounds.
-    made, states, door, engine = played(5, tmp_path)
+    _, states, _, engine = played(5, tmp_path)
     server = [s.models[0].vector for s in states]
     assert [float(v[0]) for v in server] == pytest.approx([1, 1.8, 2.44, 2.44, 3.3616], abs=1e-5)
     for r, vector in enumerate(server, start=1):
@@ -169,19 +167,23 @@ def test_who_missed_a_mean_gets_it_when_it_comes_back(tmp_path):
     assert {c: s.down["0"] for c, s in engine.engine.of("4.0").items()} == {0: BOTH, 1: BOTH}
     assert float(states[2].models[0].vector[0]) == pytest.approx(1.44, abs=1e-5)  # client 0's alone
     # In round 4 from 1.44: client 1 goes to 1.44 + 0.2·8.56 = 3.152, then 3.152 + 0.2·6.848.
-    assert float(engine.engine.of("5.0")[1].sent["model"].vector[0]) == pytest.approx(4.5216, abs=1e-5)
+    assert float(engine.engine.of("5.0")[1].sent["model"].vector[0]) == pytest.approx(
+        4.5216, abs=1e-5
+    )
     # Client 1 misses round 4 instead: in round 5 it gets layer a's last mean, which client 0 has.
     _, _, _, engine = played(5, tmp_path / "b", engine=missing(1, "4.0"), targets=SHAPES)
     assert {c: s.down["0"] for c, s in engine.engine.of("5.0").items()} == {0: B, 1: BOTH}
     # From 2.44 to 2.44 + 0.2·7.56.
-    assert float(engine.engine.of("5.0")[1].sent["model"].vector[0]) == pytest.approx(3.952, abs=1e-5)
+    assert float(engine.engine.of("5.0")[1].sent["model"].vector[0]) == pytest.approx(
+        3.952, abs=1e-5
+    )
 
 
 def test_a_client_that_sits_out_many_rounds(tmp_path):
     def cohort(number):
         return [0, 1] if number in (0, 1, 2, 6) else [0]
 
-    made, states, door, engine = played(7, tmp_path, cohort=cohort, targets=SHAPES)
+    _, states, _, engine = played(7, tmp_path, cohort=cohort, targets=SHAPES)
     back = engine.of("7.0")
     # The last full round was the fifth, by client 0 alone; client 1 was there last in the third.
     assert {c: s.down["0"] for c, s in back.items()} == {0: B, 1: BOTH}
@@ -309,7 +311,10 @@ def test_ifca_compares_an_upload_with_the_mean_it_went_into(tmp_path):
     measured = 0
     for number in range(4):
         door.begin(number)
-        means, state = state.models, method.round(door, replace(state, notes={}), Round(number, range(6)))
+        means, state = (
+            state.models,
+            method.round(door, replace(state, notes={}), Round(number, range(6))),
+        )
         for client, seen in engine.of(f"{number + 1}.0").items():
             told = {k.removeprefix(f"{KEY}."): v for k, v in seen.metrics.items() if KEY in k}
             last = engine.of(f"{number}.0").get(client)

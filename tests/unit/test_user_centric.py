@@ -209,8 +209,8 @@ def test_in_parallel_every_client_trains_every_stream():
     state = method.round(fed, state, Round(0, [0, 1, 2]))
     first, second = fed.asked[1:]
     for (_, orders, into), slot in ((first, 0), (second, 1)):
-        assert {c: list(o.arrays) for c, o in orders.items()} == dict.fromkeys(range(3), [str(slot)])
-        assert {c: list(row) for c, row in into.items()} == dict.fromkeys(range(3), [slot])
+        assert [list(orders[c].arrays) for c in range(3)] == [[str(slot)]] * 3
+        assert [list(into[c]) for c in range(3)] == [[slot]] * 3
     assert numbers(state)[0] == pytest.approx([2.097495, 20.97495], rel=1e-5)
 
 
@@ -228,7 +228,7 @@ def test_in_parallel_it_costs_as_many_uploads_as_streams(tmp_path):
 
 def test_the_gradient_is_sent_once_and_nothing_else_of_a_single_client(tmp_path):
     made = experiment(coterie.user_centric(), settings={"rounds": 2})
-    _, door, engine = drive(made, tmp_path, Spy)
+    _, _, engine = drive(made, tmp_path, Spy)
     whole = made.plan(tmp_path).start.layout.names
     assert {(s.order, *s.up) for s in engine.seen} == {
         ("init.0", "gradient"), ("1.0", "model"), ("2.0", "model")
@@ -249,6 +249,13 @@ def test_auto_finds_planted_groups():
     assert state.groups == {c: c % 4 for c in range(8)}
     assert state.notes["streams"] == 4
     assert state.notes["contrast"] > 100
+
+
+def test_without_any_noise_every_difference_is_real():
+    g = {c: (c % 2, 0) for c in range(6)}
+    _, state = start(told(g, dict.fromkeys(g, 0.0), {}), streams="auto")
+    assert (state.notes["contrast"], state.notes["streams"]) == (math.inf, 2)
+    assert state.groups == {c: c % 2 for c in range(6)}
 
 
 def test_contrast_by_hand():

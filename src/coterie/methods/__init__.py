@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
 from coterie.errors import ConfigError, unknown
 from coterie.layerwise import layer_wise
-from coterie.method import Method, Source
+from coterie.method import Method
 from coterie.methods.clustered import ifca, oracle
 from coterie.methods.dc_pfl import dc_pfl
 from coterie.methods.fedclust import fedclust
@@ -75,11 +74,4 @@ def make(
         return method
     if name == "dc-pfl":
         raise ConfigError("dc-pfl lets layers rest by itself: set method.alpha instead")
-    settings = {
-        "name": name,
-        "parameters": parameters or {},
-        "layer_interval": layer_interval,
-        "layer_share": layer_share,
-    }
-    paced = layer_wise(method, layer_interval, layer_share)
-    return replace(paced, source=Source(__name__, "make", settings))
+    return layer_wise(method, layer_interval, layer_share)

@@ -106,9 +106,8 @@ def dc_pfl(
                 state = regrouped(state, groups_at(state, 0), 0, state.memory)
             means = mix(replies, {c: {s: 1.0} for c, s in state.groups.items()})
         else:
-            finer_too = [groups_at(state, state.memory["next"])] if phase == "sync" else []
-            both = [state.groups, *finer_too]
-            into = {c: {g[c]: 1.0 for g in both} for c in info.cohort}
+            more = [groups_at(state, state.memory["next"])] if phase == "sync" else []
+            into = {c: {g[c]: 1.0 for g in (state.groups, *more)} for c in info.cohort}
             # A newcomer may have joined a client that has gone on alone, which sends no model.
             means = fed.reduce(orders, into | {c: {"alone": 1.0} for c in state.memory["alone"]})
         state = moved(state, orders, means)
@@ -131,8 +130,8 @@ def dc_pfl(
         if tried is None:
             return state
         better = tried.metrics["new"] < tried.metrics["old"]
-        phase = "rest" if sleep else "watch"
-        memory = {**state.memory, "losses": [], "phase": phase, "until": info.number + 1 + sleep}
+        memory = {**state.memory, "losses": [], "until": info.number + 1 + sleep}
+        memory["phase"] = "rest" if sleep else "watch"
         state = regrouped(state, new, level, memory) if better else replace(state, memory=memory)
         asked = [c for c in tried.clients if c not in state.memory["alone"]]
         orders = [verdict(state, c, "new" if better else "old") for c in asked]

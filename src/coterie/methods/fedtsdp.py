@@ -74,13 +74,11 @@ def fedtsdp(
         )
 
     def init(fed: Federation, setup: Setup) -> State:
-        public = public_of(setup.public)
-        answers(public, [setup.start], torch.arange(1))  # refuses what has no classes
-        count = len(public.x)
+        answers(public_of(setup.public), [setup.start], torch.arange(1))  # refuses a regression
+        count = len(public_of(setup.public).x)
         weights = torch.full((count,), 1 / count, dtype=torch.float64)
-        layers = float(len(setup.start.layout.layers))
-        memory: dict[str, Any] = {"seed": setup.seed, "start": setup.start, "layers": layers}
-        memory |= {"weights": weights, "new": []}
+        memory: dict[str, Any] = {"seed": setup.seed, "start": setup.start, "weights": weights}
+        memory |= {"layers": float(len(setup.start.layout.layers)), "new": []}
         return State({0: setup.start}, dict.fromkeys(setup.clients, 0), memory)
 
     def round(fed: Federation, state: State, info: Round) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -159,7 +160,9 @@ def contrast(seen: Mapping[ClientId, Seen]) -> float:
     pairs = np.triu_indices(len(noise), 1)
     explained = (noise[:, None] + noise)[pairs].sum()
     found = squares[pairs].sum()
-    return float(found / explained) if explained > 0 else float(found > 0)
+    if not explained > 0:  # no noise at all: any difference is a real one
+        return math.inf if found > 0 else 0.0
+    return float(found / explained)
 
 
 def rows_of(models: Mapping[Slot, Weights], groups: Mapping[ClientId, Slot], w: Matrix) -> Tensor:

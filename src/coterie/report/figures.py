@@ -219,7 +219,7 @@ def dendrogram(
         title="client",
         ticks="outside",
         ticklen=6,
-        tickcolor="white",
+        tickcolor="rgba(0,0,0,0)",
         tickvals=list(range(len(order))),
         ticktext=[str(clients[leaf]) for leaf in order],
         tickfont={"size": 8 if len(order) > 50 else 11},
@@ -460,7 +460,15 @@ def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Figure:
     ends = [(e["round"], share) for e in steps]
     figure.add_trace(_level(ends, share, f"rests below {share:g}"), row=2, col=1)
     figure.update_yaxes(title_text="layer at rest", autorange="reversed", row=1, col=1)
-    figure.update_yaxes(title_text="discrepancy / mean", type="log", dtick="D2", row=2, col=1)
+    ticks = [m * 10**k for k in (-3, -2, -1, 0, 1) for m in (1, 2, 5)]
+    figure.update_yaxes(
+        title_text="discrepancy / mean",
+        type="log",
+        tickvals=ticks,
+        ticktext=[f"{t:g}" for t in ticks],
+        row=2,
+        col=1,
+    )
     figure.update_xaxes(title_text="round", row=2, col=1)
     said = [] if any(rested) else ["no layer rested in any round"]
     return _styled(figure, "Layers at rest, and how much clients differ in each", 560, *said)
@@ -751,7 +759,8 @@ def _stairs(
 
 def _dots(points: Sequence[tuple[int, float]], name: str, colour: str, symbol: str) -> Any:
     found = _line(points, name, colour)
-    found.update(mode="markers", marker={"color": colour, "size": 9, "symbol": symbol})
+    marker = {"color": colour, "size": 9, "symbol": symbol}
+    found.update(mode="markers", marker=marker, cliponaxis=False)
     return found
 
 
