@@ -32,7 +32,7 @@ def fedclust(
     layer and joins the group whose mean warm-up layer is nearest.
     Args:
         threshold: the height λ of the cut, 0 or more, or "auto": the cut with the best silhouette,
-            one group when none is above 0.1.
+            one group when none is above 0.1, as a mean over clients and as a mean over groups.
         clusters: the number of groups instead of a threshold.
         linkage: "average", "single" or "complete".
         warmup_epochs: epochs of the first training; as many as a round's when not given.

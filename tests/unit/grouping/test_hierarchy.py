@@ -284,3 +284,27 @@ def test_every_cut_is_the_same_in_any_order(linkage, seed):
 def test_one_blob_is_one_group(seed):
     matrix = euclidean(rng(seed).normal(size=(24, 200)))
     assert best_cut(matrix, agglomerate(matrix)).labels.tolist() == [0] * 24
+
+
+def apart(gap):
+    """Nine clients, each 1 from the others, and a tenth that is ``gap`` from them all."""
+    matrix = np.full((10, 10), 1.0)
+    matrix[9] = matrix[:, 9] = gap
+    np.fill_diagonal(matrix, 0.0)
+    return matrix
+
+
+def test_one_client_that_stands_out_by_chance_is_no_group():
+    # Nine clients have (1.2 − 1)/1.2 = 1/6, the tenth has 0: 0.15 over clients, 1/12 over groups.
+    matrix = apart(1.2)
+    found = best_cut(matrix, agglomerate(matrix))
+    assert found.scores[2] == pytest.approx(0.15)
+    assert set(found.labels) == {0}
+
+
+def test_one_client_that_is_really_different_is():
+    # (2 − 1)/2 for nine clients: 0.45 over clients, 0.25 over groups.
+    matrix = apart(2.0)
+    found = best_cut(matrix, agglomerate(matrix))
+    assert found.labels.tolist() == [0] * 9 + [1]
+    assert found.silhouette == pytest.approx(0.45)
