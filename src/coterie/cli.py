@@ -500,9 +500,9 @@ def admit(
 ) -> None:
     """Let a new client join a run, adapt the model to its data, and write that to a file."""
     from coterie.report.tables import print_admitted
-    from coterie.run.admit import admit_client, check_target, export_admitted, newcomer_data
+    from coterie.run.admit import admit_client, export_admitted, newcomer_data
     from coterie.run.evaluation import headline
-    from coterie.run.export import reopen
+    from coterie.run.export import check_target, reopen
     from coterie.run.rundir import finite
 
     target = to or Path(f"{client.resolve().stem}.safetensors")

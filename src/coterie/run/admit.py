@@ -6,7 +6,6 @@ The run itself stays as it is. What the newcomer keeps lives in a folder of its 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
 import tempfile
@@ -16,10 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
 from coterie.client import Client
-from coterie.client.fit import FlatModel, outputs
 from coterie.data.population import ClientData, Population, Split
 from coterie.data.samples import labelled_like
 from coterie.data.splits import split_client
@@ -29,15 +25,15 @@ from coterie.door.wire import Wire
 from coterie.engines.base import one_thread
 from coterie.engines.loop import Loop
 from coterie.engines.site import Plan
-from coterie.errors import ConfigError, DataError, RunDirError, TrainingError
+from coterie.errors import ConfigError, DataError, TrainingError
 from coterie.federation import Array, ClientId, Slot
-from coterie.method import Method, Public, Round
+from coterie.method import Method, Round
 from coterie.run.config import Config, parse
-from coterie.run.export import reopen
+from coterie.run.experiment import public_of
+from coterie.run.export import check_target, reopen, write_model
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir
 from coterie.run.toml import read_toml
-from coterie.tree import write_atomic
 from coterie.weights import Weights
 
 
@@ -82,7 +78,8 @@ def admit_client(run: Result | Path, data: ClientData, epochs: int = 5) -> Admit
         stack.enter_context(one_thread())
         plan = _with_newcomer(result.plan, data, _states_of(result.plan.folder, stack))
         door = _door(plan, result.rounds, "admit", result.versions)
-        state = admit(door, result.state, Round(result.rounds, [id], _public(plan)))
+        public = public_of(plan.population, copy.deepcopy(plan.module), plan.bn, "cpu")
+        state = admit(door, result.state, Round(result.rounds, [id], public))
         if id not in state.groups:
             raise TrainingError("the newcomer has found no place: it did not answer the method")
         moved, sends = door.ledger.total, plan.method.sends(state, id)
@@ -129,13 +126,6 @@ def _door(plan: Plan, rounds: int, stage: str, versions: Mapping[ClientId, str])
     return door
 
 
-def _public(plan: Plan) -> Public | None:
-    if plan.population.public is None:
-        return None
-    flat = FlatModel(copy.deepcopy(plan.module), bn=plan.bn)
-    return Public(plan.population.public, lambda weights, x: outputs(flat, weights, x))
-
-
 def _adapting(method: Method, epochs: int) -> Method:
     """The same method for clients who train what they receive before they use it, as scores do."""
 
@@ -171,23 +161,6 @@ def _columns(config: Config) -> dict[str, str]:
 
 def export_admitted(admitted: Admitted, result: Result, target: Path) -> None:
     """The newcomer's adapted model as a safetensors file, described as ``export_model`` does."""
-    population = result.plan.population
-    about = {
-        "method": result.plan.method.name,
-        "client": str(admitted.client),
-        "rounds": str(result.rounds),
-        "classes": json.dumps(population.classes),
-        "shape": json.dumps(population.shape),
-        "group": str(admitted.group),
-        "epochs": str(admitted.epochs),
-        "admitted": "true",
-    }
     check_target(target)
-    tensors = {k: v.clone() for k, v in admitted.weights.tensors().items()}
-    write_atomic(target, save(tensors, metadata=about), durable=False)
-
-
-def check_target(target: Path) -> None:
-    """Refuse a file that cannot be written for want of its folder, before the work is done."""
-    if not target.parent.is_dir():
-        raise RunDirError(f"cannot write {target}: there is no folder {target.parent}; create it")
+    more = {"group": admitted.group, "epochs": admitted.epochs, "admitted": "true"}
+    write_model(result, admitted.client, admitted.weights, target, **more)

@@ -157,12 +157,9 @@ class Experiment:
     @cached_property
     def public(self) -> Public | None:
         """The server's own samples, with a model to run on them."""
-        if self.population.public is None:
-            return None
         module = self.fresh(0)
         freeze(module, self.freeze)
-        flat = FlatModel(module, self.settings.device, self.bn)
-        return Public(self.population.public, lambda weights, x: outputs(flat, weights, x))
+        return public_of(self.population, module, self.bn, self.settings.device)
 
     def fingerprint(self, start: Weights) -> str:
         """A name for all that decides the result, whatever the engine and number of rounds."""
@@ -186,6 +183,14 @@ class Experiment:
         ]
         digest.update(json.dumps(parts, default=str).encode())
         return digest.hexdigest()
+
+
+def public_of(population: Population, module: nn.Module, bn: str, device: str) -> Public | None:
+    """The public samples of a population, and this module to run on them."""
+    if population.public is None:
+        return None
+    flat = FlatModel(module, device, bn)
+    return Public(population.public, lambda weights, x: outputs(flat, weights, x))
 
 
 def freeze(module: nn.Module, layers: tuple[str, ...]) -> None:
@@ -269,6 +274,7 @@ def execute(
             versions=dict(live.door.versions),
             rounds=experiment.settings.rounds,
             begun=live.begun,
+            newcomers=experiment.newcomers,
             directory=directory,
             scratch=scratch,
         )

@@ -16,6 +16,7 @@ from coterie.run.result import Result
 from coterie.run.rundir import RunDir, rounds_of
 from coterie.run.toml import read_toml
 from coterie.tree import write_atomic
+from coterie.weights import Weights
 
 
 def reopen(directory: Path) -> Result:
@@ -45,13 +46,21 @@ def reopen(directory: Path) -> Result:
         plan=plan,
         versions=last.door["versions"],
         rounds=last.rounds,
+        newcomers=experiment.newcomers,
         directory=directory,
     )
 
 
 def export_model(result: Result, client: int, target: Path) -> None:
     """One client's model as a safetensors file, with what it is in its metadata."""
-    tensors = {k: v.clone() for k, v in result.weights(client).tensors().items()}
+    check_target(target)
+    write_model(result, client, result.weights(client), target)
+
+
+def write_model(
+    result: Result, client: int, weights: Weights, target: Path, **more: object
+) -> None:
+    """These weights as a safetensors file that says whose they are."""
     population = result.plan.population
     about = {
         "method": result.plan.method.name,
@@ -59,10 +68,16 @@ def export_model(result: Result, client: int, target: Path) -> None:
         "rounds": str(result.rounds),
         "classes": json.dumps(population.classes),
         "shape": json.dumps(population.shape),
+        **{name: str(value) for name, value in more.items()},
     }
+    tensors = {k: v.clone() for k, v in weights.tensors().items()}
+    write_atomic(target, save(tensors, metadata=about), durable=False)
+
+
+def check_target(target: Path) -> None:
+    """Refuse a file that cannot be written for want of its folder, before the work is done."""
     if not target.parent.is_dir():
         raise RunDirError(f"cannot write {target}: there is no folder {target.parent}; create it")
-    write_atomic(target, save(tensors, metadata=about), durable=False)
 
 
 def predictions(result: Result, client: int, path: Path) -> list[dict[str, Any]]:

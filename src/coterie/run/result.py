@@ -30,7 +30,8 @@ class Result:
     """A finished run: its history, its clients, and their models.
 
     ``history`` has an entry a round, ``clients`` a row a client, ``summary`` the scores at the
-    end; ``begun`` is what the method did and found before the first round.
+    end; ``begun`` is what the method did and found before the first round; ``newcomers`` are the
+    clients that were held out.
     """
 
     history: Sequence[Mapping[str, Any]]
@@ -41,6 +42,7 @@ class Result:
     versions: Mapping[ClientId, str]
     rounds: int
     begun: Mapping[str, Any] = field(default_factory=dict)
+    newcomers: Sequence[ClientId] = ()
     directory: Path | None = None
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
@@ -61,7 +63,7 @@ class Result:
         known = range(len(self.plan.population.clients))
         if client not in known:
             raise ConfigError(f"there is no client {client}; they are 0 to {len(known) - 1}")
-        if client in self._outside:
+        if client in self.newcomers and client not in self.state.groups:
             raise ConfigError(
                 f"client {client} was held out, and a checkpoint is from before it joined: its "
                 "model is not in the run directory. Let it join with: coterie admit"
@@ -71,12 +73,6 @@ class Result:
         door.versions.update(self.versions)
         door.begin(self.rounds - 1, stage="export")
         return door.fetch(client, self.plan.method.sends(self.state, client))
-
-    @property
-    def _outside(self) -> set[ClientId]:
-        """Those held out whom this state has no place for: it is from before they came."""
-        came = self.summary.get("newcomers", {})
-        return {*came.get("clients", ()), *came.get("unanswered", ())} - set(self.state.groups)
 
     def model(self, client: ClientId) -> nn.Module:
         """The same as a module, ready for use."""
