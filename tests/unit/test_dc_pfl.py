@@ -14,7 +14,7 @@ from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError
 from coterie.federation import Upload
-from coterie.layerwise import WHOLE
+from coterie.layerwise import KEY, WHOLE
 from coterie.method import Round
 from coterie.methods.dc_pfl import ended, radii
 from coterie.run.experiment import execute
@@ -218,6 +218,19 @@ def test_the_full_round_after_detection_asks_for_all_and_fills_old_and_new_group
     assert play.state.groups == dict.fromkeys(range(4), "0/0")  # nothing is decided yet
 
 
+@pytest.mark.parametrize("phase", ["watch", "sync"])
+def test_layers_that_could_wait_do_not_wait_in_the_full_round(phase):
+    # As after a trial in vain, when the new groups are known too. All are due in another round.
+    play = actors(QUICK, alpha=3).rounds(4)
+    pace = {**play.state.memory[KEY], "quiet": {s: ["0"] for s in ("0/0", "1/0", "1/1")}}
+    memory = {**play.state.memory, KEY: pace, "phase": phase}
+    play.state = replace(play.state, memory=memory)
+    play.rounds(1)
+    assert not play.state.notes["layers"]["all_due"]
+    for order in play.last[0][1].values():
+        assert order.config.get(KEY) == (None if phase == "sync" else "0")
+
+
 def test_a_trial_sends_two_models_and_is_two_exchanges():
     play = actors(QUICK).rounds(6)
     (first, tries, mixed), (second, verdicts, into) = play.last
@@ -414,6 +427,10 @@ def test_a_newcomer_joins_the_group_whose_model_it_moves_least_and_is_never_spli
     assert play.state.groups == {0: "4/0", 1: "4/0", 2: "4/1", 3: "4/2", 4: "4/1"}
     play.rounds(1, everybody)
     assert sorted(c for c, o in play.last[0][1].items() if o.config.get("alone")) == [3]
+    # The model of one who has gone on alone is not offered: the server's is out of date.
+    fed = Scripted(lambda order: Upload(metrics={"4/0": 3.0, "4/1": 2.0, "4/2": 1.0}), range(6))
+    assert play.method.admit(fed, play.state, Round(13, [5])).groups[5] == "4/1"
+    assert list(fed.asked[0][1][5].arrays) == ["4/0", "4/1"]
 
 
 def test_a_newcomer_among_clients_who_are_all_alone():
@@ -454,6 +471,15 @@ def at(state, phase, models=None, **memory):
 def play(method, door, state, number, cohort=(0, 1, 2, 3)):
     door.begin(number)
     return replace(method.round(door, state, Round(number, list(cohort))), notes={})
+
+
+def test_the_loss_reported_is_that_of_the_model_received(tmp_path):
+    method = coterie.dc_pfl(start=1, alpha=1)
+    _, door, engine, state = begun(method, [[0.0], [2.0], [8.0], [10.0]], tmp_path)
+    play(method, door, at(state, "watch", {"0/0": 5.0}), 7)
+    # (5 − y)², not that of the trained model: (0.8·5)² = 16 and so on.
+    losses = {c: s.metrics["loss"] for c, s in engine.of("8.0").items()}
+    assert losses == pytest.approx({0: 25, 1: 9, 2: 9, 3: 25})
 
 
 def test_a_trial_costs_two_models_down_and_one_up_to_the_byte(tmp_path):
@@ -501,6 +527,20 @@ def test_a_trial_on_the_same_batches_sends_what_was_tried(tmp_path):
     assert sent == pytest.approx({0: 4.0, 1: 4.4, 2: 5.6, 3: 6.0}, abs=1e-6)
     assert refused.groups == dict.fromkeys(range(4), "0/0")
     assert float(refused.models["0/0"].vector) == pytest.approx(5.0)
+
+
+def test_both_models_of_a_trial_see_the_same_batches(tmp_path):
+    """From the same weights, over shuffled batches and dropout, they end at the same loss."""
+    method = coterie.dc_pfl(start=1, alpha=1)
+    made = experiment(method, permuted_digits(4))
+    door, engine, plan = opened(made, tmp_path)
+    state = method.init(door, made.setup(plan.start))
+    memory = {**state.memory, "merges": MERGES, "phase": "trial", "next": 1}
+    models = dict.fromkeys(["0/0", "1/0", "1/1"], plan.start)
+    play(method, door, replace(state, models=models, memory=memory), 7)
+    for seen in engine.of("8.0").values():
+        assert sorted(seen.down) == ["new", "old"]
+        assert seen.metrics["old"] == seen.metrics["new"] != 0
 
 
 def test_what_an_earlier_trial_left_behind_is_never_sent(tmp_path):
@@ -552,6 +592,9 @@ def test_who_is_alone_from_a_trial_on_keeps_its_model_whatever_is_lost(lost, tmp
     assert state.memory["alone"] == [2, 3]
     assert mine(11) == pytest.approx([0, 0, 4.32768, 6.8], abs=1e-5)
     assert mine(12) == pytest.approx([0, 0, 4.262144, 7.44], abs=1e-5)
+    # The others' trial is a round of training for those who are alone.
+    state = at(state, "trial", {"4/0": 5.0, "5/0": 1.0, "5/1": 1.0}, next=5)
+    assert mine(13) == pytest.approx([0.8, 0.8, 4.2097152, 7.952], abs=1e-5)
 
 
 def models_now(made, state, door):
@@ -618,6 +661,12 @@ def test_trials_and_the_rounds_before_them_are_full_whatever_the_pace_of_layers(
             assert seen.payload[0] == 0
             assert seen.payload[1] == (0 if seen.config.get("alone") else whole)
     assert any(0 < s.payload[1] < whole for s in engine.seen)  # layers do rest elsewhere
+
+
+def test_layers_rest_from_the_tree_on(long_run):
+    notes, _, _, _ = long_run
+    full = [i for i, n in enumerate(notes) if n["layers"]["all_due"]]
+    assert full == [0, 1, 2, *range(5, 60, 3)]  # three rounds before the tree, then every third
 
 
 def test_a_client_alone_sends_and_receives_no_model_but_its_loss(long_run):

@@ -39,10 +39,14 @@ class Two(nn.Module):
         return theta.expand(len(x), len(theta))
 
 
-def people(*targets):
-    splits = [Split(torch.zeros(1, 1), torch.tensor([t])) for t in targets]
-    width = len(targets[0])
-    return Population(tuple(ClientData(s, s, s) for s in splits), "table", (1,), None, width)
+def people(*targets, spread=0.0):
+    """A client for each target: two samples, on both sides of it."""
+    clients = []
+    for target in targets:
+        held = Split(torch.zeros(1, 1), torch.tensor([target]))
+        train = Split(torch.zeros(2, 1), held.y + torch.tensor([[spread], [-spread]]))
+        clients.append(ClientData(train, held, held))
+    return Population(tuple(clients), "table", (1,), None, len(targets[0]))
 
 
 # The loss is the mean over k numbers, so lr k/10 goes k/10·2/k = 0.2 of the way to the target.
@@ -56,9 +60,9 @@ SHAPES = [[0.0, 0.0, 10.0, 4.0], [10.0, 6.0, 0.0, 10.0]]
 A, B, BOTH = ("a.theta",), ("b.theta",), ("a.theta", "b.theta")
 
 
-def on_two_layers(method, targets=PULL, **changes):
+def on_two_layers(method, targets=PULL, spread=0.0, **changes):
     return experiment(
-        method, people(*targets), model=lambda: Two(len(targets[0])),
+        method, people(*targets, spread=spread), model=lambda: Two(len(targets[0])),
         criterion=nn.functional.mse_loss,
         schedule={"lr": 0.1 * len(targets[0]), "momentum": 0.0}, **changes,
     )  # fmt: skip
@@ -273,12 +277,29 @@ def test_any_averaging_method_can_use_it(name, tmp_path):
     whole = execute(made, tmp_path / "whole")
     quiet = [any(e["notes"]["layers"]["quiet"].values()) for e in whole.history]
     assert any(quiet[1:3])
+    for layers in (e["notes"]["layers"] for e in whole.history):
+        for slot, gaps in layers.get("discrepancy", {}).items():
+            mean = sum(gaps.values()) / len(gaps)
+            assert layers["quiet"][slot] == sorted(y for y, d in gaps.items() if d < mean)
     assert whole.summary["bytes"]["up"] < drive(plain, tmp_path / "plain")[1].ledger.total.up
     with pytest.raises(Stop):  # in a round in which layers rest
         execute(made, tmp_path / "parts", watch=stop_after(4))
     parts = execute(made, tmp_path / "parts", resume=True)
     for client in range(6):
         assert torch.equal(whole.weights(client).vector, parts.weights(client).vector)
+
+
+@pytest.mark.parametrize("name", ["user-centric", "user-centric all", "fedclust"])
+def test_clients_of_every_group_are_spared_the_layers_they_have(name, tmp_path):
+    """Also where a reply goes into the means of many groups: its own is the one it started from."""
+    targets = [*SHAPES, [20.0, 9.0, 1.0, 4.0], [9.0, 5.0, 8.0, 1.0]]
+    method = coterie.layer_wise(INNER[name](), 2, share=0.5, start=1)
+    _, states, _, engine = played(5, tmp_path, method, targets=targets, spread=9.0)
+    assert len(set(states[-1].groups.values())) > 1
+    for number, way in ((4, (BOTH, B)), (5, (B, BOTH))):
+        for seen in engine.of(f"{number}.0").values():
+            ((_, down),) = seen.down.items()
+            assert (down, seen.up["model"]) == way
 
 
 @pytest.mark.parametrize("name", [*INNER, "fedavg"])

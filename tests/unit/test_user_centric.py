@@ -152,6 +152,19 @@ def test_batches_have_an_equal_share_and_every_sample_once(tmp_path):
     assert abs(half - round(half)) < 1e-2
 
 
+def test_what_a_client_tells_does_not_depend_on_when_it_is_asked(tmp_path):
+    targets = [[2.0**i for i in range(12)]] * 3
+    made = on_quadratics(coterie.user_centric(variance_batch=6), targets)
+    door, engine, plan = opened(made, tmp_path)
+    tells = []
+    for number in (0, 1, 5):
+        door.begin(number, stage=f"at {number}")
+        made.method.init(door, made.setup(plan.start))
+        tells.append([s.metrics["variance"] for s in engine.of(f"at {number}.0").values()])
+    assert tells[0] == tells[1] == tells[2]
+    assert len(set(tells[0])) == 3  # each has batches of its own
+
+
 # --- rounds --------------------------------------------------------------------------------------
 
 SENT = {0: (1, 10), 1: (2, 20), 2: (4, 40)}

@@ -108,7 +108,7 @@ def fedclust(
 def chosen_because(best: Cut) -> str:
     """Why the automatic cut is where it is."""
     if len(set(best.labels)) == 1:
-        return "no cut has a silhouette above 0.1: one group"
+        return "no cut has a silhouette above 0.1 over clients and over groups: one group"
     return f"silhouette {best.silhouette:.3f}, the best of all cuts"
 
 
