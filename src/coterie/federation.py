@@ -69,6 +69,17 @@ class Mean:
     metrics: Mapping[str, float]
 
 
+def check_finite(client: ClientId, round: int, task: str, arrays: Mapping[str, Array]) -> None:
+    """Refuse arrays that hold NaN or infinity, in words for the user."""
+    for name, array in arrays.items():
+        vector = array.vector if isinstance(array, Weights) else array
+        if vector.is_floating_point() and not bool(torch.isfinite(vector).all()):
+            raise TrainingError(
+                f"client {client}, round {round + 1}: '{name}' from task '{task}' is no longer "
+                "finite. Lower the learning rate (train.lr) or clip gradients (train.clip)"
+            )
+
+
 @dataclass(frozen=True)
 class Chosen:
     """The slot is the client's own choice, named in this metric of its reply."""

@@ -1,5 +1,7 @@
 """Versions of client state."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from coterie.door.wire import Wire
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.store import Store
-from coterie.errors import RunDirError
+from coterie.errors import RunDirError, TrainingError
 from coterie.method import Method
 from coterie.weights import Layout
 from support import drive, experiment
@@ -76,3 +78,16 @@ def test_a_damaged_version_is_noticed(tmp_path):
     with pytest.raises(RunDirError, match="checksum is wrong"):
         store.read(7, "1.0")
     assert store.answered(7, "1.0", "asked") is None  # it will be carried out again
+
+
+def test_a_reply_that_is_not_finite_is_never_stored(tmp_path):
+    """Otherwise a resumed run would be answered with it for ever."""
+
+    def diverges(client, arrays, config):
+        client.state["seen"] = 1
+        return coterie.Upload({"model": arrays["0"] * float("nan")})
+
+    method = replace(coterie.fedavg(), tasks={"train": diverges})
+    with pytest.raises(TrainingError, match="no longer finite"):
+        drive(experiment(method), tmp_path)
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]

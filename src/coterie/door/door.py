@@ -12,13 +12,20 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.wire import Encoded, Wire
 from coterie.engines.base import Engine, Request
 from coterie.errors import CoterieError, TrainingError, error_named
-from coterie.federation import ClientId, Mean, Mixing, Order, Reply, Slot, mix
+from coterie.federation import (
+    ClientId,
+    Mean,
+    Mixing,
+    Order,
+    Reply,
+    Slot,
+    check_finite,
+    mix,
+)
 from coterie.tree import Tree
 from coterie.weights import Weights
 
@@ -124,14 +131,7 @@ class Door:
     def _reply(self, client: ClientId, order: Order, body: Mapping[str, Any]) -> Reply:
         if "error" in body:
             raise error_named(body["error"])(body["text"])
-        for name, array in body["arrays"].items():
-            vector = array.vector if isinstance(array, Weights) else array
-            if vector.is_floating_point() and not bool(torch.isfinite(vector).all()):
-                raise TrainingError(
-                    f"client {client}, round {self.round + 1}: '{name}' from task '{order.task}' "
-                    "is no longer finite. Lower the learning rate (train.lr) or clip gradients "
-                    "(train.clip)"
-                )
+        check_finite(client, self.round, order.task, body["arrays"])
         if "version" in body:
             self.versions[client] = body["version"]
         return Reply(client, body["examples"], body["arrays"], body["metrics"])

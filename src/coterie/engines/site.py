@@ -23,7 +23,7 @@ from coterie.door.door import FETCH, SCORE
 from coterie.door.wire import Decoded, Message, Wire
 from coterie.engines.store import Store
 from coterie.errors import CoterieError, TrainingError
-from coterie.federation import Array, ClientId, Upload
+from coterie.federation import Array, ClientId, Upload, check_finite
 from coterie.method import Method
 from coterie.weights import Weights
 
@@ -129,6 +129,7 @@ class Site:
         assert isinstance(client.state, Staged)
         if not client.state.changed:
             return self._reply(client, upload)
+        check_finite(id, client.round, body["task"], upload.arrays)  # a stored reply is final
         reply = self._reply(client, upload, version)
         self.store.write(id, version, client.state, _digest(body["message"]), reply)
         self.store.keep(id, [version, expects, *body.get("keep", [])])
