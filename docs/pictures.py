@@ -37,9 +37,9 @@ TSDP = (
     "--set train.lr_decay=0.95 --rounds 60"
 )
 RUNS = {  # each is `coterie run` with COMMON and these
-    "fedclust": f"{PERMUTED} --method fedclust --epochs 5 --rounds 20",
+    "fedclust": f"{PERMUTED} --method fedclust --set method.warmup_epochs=5 --epochs 5 --rounds 20",
     "fedclust-short": "--shift label-permutation --set data.samples=6000 --model cnn5 --lr 0.01 "
-    "--momentum 0.5 --method fedclust --epochs 5 --rounds 1",
+    "--momentum 0.5 --method fedclust --set method.warmup_epochs=5 --rounds 1",
     "user-centric": f"{PERMUTED} --method user-centric --set method.streams=auto --epochs 2 "
     "--rounds 20",
     "dc-pfl": "--partition primary-secondary --set data.samples=6000 --model cnn5 --lr 0.05 "

@@ -30,6 +30,7 @@ from coterie.method import Method, Round, Source, State
 from coterie.weights import Layout, Weights
 
 KEY = "layer-wise"  # its place in the server's memory, in a client's state and among metrics
+ROUND = f"{KEY}.round"  # of a client's last upload
 SLOT = f"{KEY}.slot"  # whose mean a client's last upload went into, where its task says so
 WHOLE = "whole"  # an order with this in its config is answered with all layers
 
@@ -220,7 +221,9 @@ def _paced_task(task: Task) -> Task:
         slot = upload.since.get("model", "")
         received = arrays.get(slot) if slot else next(iter(arrays.values()), None)
         same = client.state.get(SLOT, "") == slot and (slot or len(arrays) == 1)
-        client.state[KEY], client.state[SLOT] = model, slot
+        # Only the mean of the round of that upload tells how far apart the group was.
+        same = same and client.round == int(str(client.state.get(ROUND, -2))) + 1
+        client.state[KEY], client.state[SLOT], client.state[ROUND] = model, slot, client.round
         metrics = dict(upload.metrics)
         whole = isinstance(received, Weights) and received.layout == model.layout
         if before is not None and received is not None and same and whole:

@@ -216,8 +216,8 @@ def test_the_final_layer_is_that_of_the_layout():
 
 @pytest.mark.parametrize(
     ("asked", "share"),
-    [({}, 0.2), ({"warmup_epochs": 1}, 0.2), ({"warmup_epochs": 2}, 0.36)],
-    ids=["a round's", "one", "two"],
+    [({}, 1 - 0.8**10), ({"warmup_epochs": 1}, 0.2), ({"warmup_epochs": 2}, 0.36)],
+    ids=["ten", "one", "two"],
 )
 def test_newcomers_warm_up_as_everybody_did(asked, share, tmp_path):
     # From 0 a step goes 0.2 of the way to ȳ, two steps 0.2 + 0.8·0.2 = 0.36 of it; whatever the

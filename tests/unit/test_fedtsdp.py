@@ -297,9 +297,9 @@ def test_newcomers_join_by_their_answers_and_receive_a_whole_model_once():
     newcomers = {5: (0.8, 1.5, 0, 0, 0, 0, 0, 0), 6: (0.2, 5, 0, 0, 0, 0, 0, 0), 7: None}
     play.sent |= newcomers
     play.state = play.method.admit(play.fed, play.state, Round(1, [5, 6, 7], play.public))
-    assert {c: (o.task, dict(o.arrays)) for c, o in play.orders.items()} == dict.fromkeys(
-        newcomers, ("show", {})
-    )
+    assert {c: o.task for c, o in play.orders.items()} == dict.fromkeys(newcomers, "show")
+    begin = play.state.memory["start"].vector  # they train θ⁰, and it is sent to them
+    assert all(torch.equal(o.arrays["model"].vector, begin) for o in play.orders.values())
     assert {c: play.state.groups.get(c) for c in newcomers} == {5: 0, 6: 1, 7: None}
     assert play.method.sends(play.state, 5)["model"].layout.names == NAMES
     assert play.method.sends(play.state, 0)["model"].layout.names == NAMES[:4]

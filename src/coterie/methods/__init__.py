@@ -74,4 +74,8 @@ def make(
         return method
     if name == "dc-pfl":
         raise ConfigError("dc-pfl lets layers rest by itself: set method.alpha instead")
+    if name == "fedtsdp":
+        raise ConfigError(
+            "fedtsdp runs whole models on the server in every round: no layer can rest"
+        )
     return layer_wise(method, layer_interval, layer_share)

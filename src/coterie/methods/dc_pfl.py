@@ -59,7 +59,9 @@ def dc_pfl(
     training loss of the new ones is lower the groups change, else monitoring rests for ``sleep``
     rounds. Groups only ever split. A client alone in its group trains by itself and reports its
     loss only. Layers that hardly differ in a group are averaged every ``alpha`` rounds. A newcomer
-    trains each group's model for a round and joins the one that it moves least, by the same S.
+    trains each group's model for a round and joins the one that it moves least, by the same S;
+    groups of one are left out unless there are no others, for the server has only the model from
+    which they went on alone.
     Args:
         alpha: rounds between means of quiet layers; 1 averages all layers always (NoLA).
         dynamic: whether groups split; with False they are the cut at ``gamma`` for good (NoDC).
@@ -70,7 +72,8 @@ def dc_pfl(
         observe: rounds that must confirm the end of a rapid decrease.
         sleep: rounds without monitoring after a trial that failed.
         start: rounds before the tree is built and before layers rest.
-    Server sees: each client's model in the first ``start`` rounds; then means.
+    Server sees: each client's model in the first ``start`` rounds; then means, among them the
+    model of a client that is about to be alone.
     Departs: a pair of clients that never took part together counts as average apart. A client with
     no reply in a trial stays with the majority's decision. With partial participation only those
     who take part in a trial are asked.

@@ -22,7 +22,7 @@ def fedclust(
     threshold: float | Literal["auto"] = "auto",
     clusters: int | None = None,
     linkage: Literal["average", "single", "complete"] = "average",
-    warmup_epochs: int | None = None,
+    warmup_epochs: int = 10,
 ) -> Method:
     """Groups by the final layer after a short training, found once; FedAvg inside each.
 
@@ -35,7 +35,8 @@ def fedclust(
             one group when none is above 0.1, as a mean over clients and as a mean over groups.
         clusters: the number of groups instead of a threshold.
         linkage: "average", "single" or "complete".
-        warmup_epochs: epochs of the first training; as many as a round's when not given.
+        warmup_epochs: epochs of the first training. With too few the final layers hold more noise
+            than difference, and "auto" may group clients by chance.
     Server sees: each client's final layer, once; then means.
     Departs: "auto" is ours (the paper leaves the choice of λ open). A client whose first reply was
     lost is admitted like a newcomer when its turn comes. Two clients have no silhouette: "auto"
@@ -45,15 +46,17 @@ def fedclust(
     """
     if threshold != "auto" and not threshold >= 0:
         raise ConfigError(f"fedclust: threshold must be 0 or more, or 'auto', not {threshold}")
-    if clusters is not None and (clusters < 1 or threshold != "auto"):
-        raise ConfigError("fedclust: give clusters (1 or more) or a threshold, not both")
-    if warmup_epochs is not None and warmup_epochs < 1:
+    if clusters is not None and clusters < 1:
+        raise ConfigError(f"fedclust: clusters must be 1 or more, not {clusters}")
+    if clusters is not None and threshold != "auto":
+        raise ConfigError("fedclust: give clusters or a threshold, not both")
+    if warmup_epochs < 1:
         raise ConfigError(f"fedclust: warmup_epochs must be 1 or more, not {warmup_epochs}")
 
     def warm_up(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         client.round = 0  # a newcomer warms up as everybody did: same learning rate, same stream
-        epochs: dict[str, Any] = {} if warmup_epochs is None else {"epochs": warmup_epochs}
-        fit = client.fit(arrays["model"].onto(client.base), stream="warm-up", **epochs)
+        start = arrays["model"].onto(client.base)
+        fit = client.fit(start, stream="warm-up", epochs=warmup_epochs)
         return Upload({"final": fit.weights.part(final_layer(fit.weights.layout))})
 
     def final_layers(

@@ -68,15 +68,14 @@ def fedtsdp(
     """
     if not 0 < shrink <= 1 or not (eps_outputs > 0 and eps_weights > 0):
         raise ConfigError("fedtsdp: shrink is above 0 to 1, eps_outputs and eps_weights above 0")
-    if min(public_batch, min_points) < 1 or not (weight_step is None or weight_step >= 0):
-        raise ConfigError(
-            "fedtsdp: public_batch and min_points are 1 or more, weight_step 0 or more"
-        )
+    if not hopkins >= 0 or not (weight_step is None or weight_step >= 0):
+        raise ConfigError("fedtsdp: hopkins and weight_step are 0 or more")
+    if min(public_batch, min_points) < 1:
+        raise ConfigError("fedtsdp: public_batch and min_points are 1 or more")
 
     def init(fed: Federation, setup: Setup) -> State:
         answers(public_of(setup.public), [setup.start], torch.arange(1))  # refuses a regression
-        count = len(public_of(setup.public).x)
-        weights = torch.full((count,), 1 / count, dtype=torch.float64)
+        weights = uniform(len(public_of(setup.public).x))
         memory: dict[str, Any] = {"seed": setup.seed, "start": setup.start, "weights": weights}
         memory |= {"layers": float(len(setup.start.layout.layers)), "new": []}
         return State({0: setup.start}, dict.fromkeys(setup.clients, 0), memory)
@@ -108,6 +107,7 @@ def fedtsdp(
             weights[batch] += len(weights) / len(batch) if weight_step is None else weight_step
             memory |= {"weights": weights / weights.sum(), "layers": memory["layers"] * shrink}
             notes |= {"clients": list(whole), "divergence": matrix(divergence)}
+            notes["samples_in_play"] = float(1 / memory["weights"].square().sum())
         means = mix(replies, {c: {s: 1.0} for c, s in groups.items()})
         models = {s: m.arrays["model"].onto(base) for s, m in means.items()}  # type: ignore[union-attr]
         for c, slot in groups.items():  # a cluster of absent clients keeps the model it had
@@ -115,14 +115,15 @@ def fedtsdp(
         return State(models, groups, memory, notes)
 
     def admit(fed: Federation, state: State, info: Round) -> State:
-        replies = fed.gather([Order(c, "show") for c in info.cohort])
+        public, base = public_of(info.public), state.memory["start"]
+        offer = Sharing().offer({"model": base}, ["model"])
+        replies = fed.gather([Order(c, "show", offer) for c in info.cohort])
         if not replies:
             return state
-        public, base = public_of(info.public), state.memory["start"]
         batch = drawn(state.memory, info.number, public_batch)
         theirs = [r.arrays["model"].onto(base) for r in replies]  # type: ignore[union-attr]
-        ours = answers(public, list(state.models.values()), batch)
-        gaps = jensen_shannon(answers(public, theirs, batch), ours)
+        both = [answers(public, m, batch) for m in (theirs, list(state.models.values()))]
+        gaps = jensen_shannon(*both)
         places = [list(state.models)[g] for g in gaps.argmin(axis=1)]
         joined = dict(zip([r.client for r in replies], places, strict=True))
         return state.joined(joined, new=sorted({*state.memory["new"], *joined}))
@@ -139,6 +140,11 @@ def public_of(public: Public | None) -> Public:
             "data.public=1000), or give simulate a population with public samples"
         )
     return public
+
+
+def uniform(count: int) -> Tensor:
+    """Equal sampling weights."""
+    return torch.full((count,), 1 / count, dtype=torch.float64)
 
 
 def drawn(memory: Mapping[str, Any], round: int, size: int) -> Tensor:
@@ -233,5 +239,5 @@ def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar
 
 def show(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """A newcomer's model after a round of training from θ⁰, kept by nobody."""
-    weights = client.fit(client.base, stream="show").weights
+    weights = client.fit(arrays["model"].onto(client.base), stream="show").weights
     return Upload({"model": weights.only(weights.layout.shareable)})

@@ -52,7 +52,8 @@ def user_centric(
         variance_batch: samples in a batch for σ²; a third of the client's when not given (the
             paper takes 100 for label shift). There are always two batches at least.
         penalty: what each further stream must earn in silhouette.
-    Server sees: each client's gradient at θ⁰, once; then weighted means.
+    Server sees: each client's gradient at θ⁰, once; then weighted means. With "all" there are as
+    many means as clients and their weights are known: every model can be computed from them.
     Departs: noise alone can have a silhouette well above 0.1, hence the second condition of "auto".
     σ is floored at 0.001 of the clients' mean, where a client has too few samples. A
     client whose first reply was lost is admitted like a newcomer when its turn comes.
@@ -61,6 +62,8 @@ def user_centric(
     """
     if not isinstance(streams, str) and streams < 1:
         raise ConfigError(f"user-centric: streams must be 1 or more, auto or all, not {streams}")
+    if not penalty >= 0:
+        raise ConfigError(f"user-centric: penalty must be 0 or more, not {penalty}")
     if variance_batch is not None and variance_batch < 1:
         raise ConfigError(f"user-centric: variance_batch must be 1 or more, not {variance_batch}")
 
