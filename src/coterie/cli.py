@@ -434,7 +434,7 @@ def probe(
 ) -> None:
     """Describe how much clients' data differ, with a picture."""
     from coterie.data import describe, label_table
-    from coterie.report.figures import label_heatmap, target_boxes
+    from coterie.report.data_figures import label_heatmap, target_boxes
     from coterie.report.tables import label_picture, target_picture
     from coterie.run.config import parse, population_of
 

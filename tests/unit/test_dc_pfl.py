@@ -18,7 +18,7 @@ from coterie.layerwise import KEY, WHOLE
 from coterie.method import Round
 from coterie.methods.dc_pfl import ended, radii
 from coterie.run.experiment import execute
-from laws.test_systems_scripted import Scripted, Spy, linears, opened, setup, weights
+from scripted import Scripted, Spy, linears, opened, setup, weights
 from support import drive, experiment, models, on_quadratics, same_bits
 
 FOUR = linears((1, 1), (1, 1))  # four numbers in two layers

@@ -15,7 +15,7 @@ from coterie.federation import Upload
 from coterie.method import Round
 from coterie.methods.fedclust import final_layer
 from coterie.weights import Layout
-from laws.test_systems_scripted import Scripted, Spy, linears, opened, setup, weights
+from scripted import Scripted, Spy, linears, opened, setup, weights
 from support import drive, experiment, on_quadratics
 
 TWO = linears((1, 1), (1, 1))  # layers 0 and 1 of two numbers each; 1 is the final one

@@ -13,7 +13,7 @@ from coterie.federation import Upload
 from coterie.method import Public, Round
 from coterie.methods.fedtsdp import first_tensors, followed
 from coterie.weights import Layout
-from laws.test_systems_scripted import Scripted, Spy, linears, setup, weights
+from scripted import Scripted, Spy, linears, setup, weights
 from support import Constant, digits, drive, experiment, models, quadratics, same_bits
 
 EIGHT = linears((1, 1), (1, 1), (1, 1), (1, 1))  # four layers of a weight and a bias

@@ -13,7 +13,7 @@ from coterie.errors import ConfigError
 from coterie.layerwise import KEY, discrepancy
 from coterie.method import Round
 from coterie.run.experiment import execute
-from laws.test_systems_scripted import Spy, linears, opened, weights
+from scripted import Spy, linears, opened, weights
 from support import Stop, digits, drive, experiment, models, same_bits, stop_after
 
 # --- two layers of quadratics --------------------------------------------------------------------

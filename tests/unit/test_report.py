@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import RunDirError
-from coterie.report.figures import label_heatmap, target_boxes
+from coterie.report.data_figures import label_heatmap, target_boxes
 from coterie.report.progress import progress
 from coterie.report.tables import (
     comparison,

@@ -11,7 +11,7 @@ import coterie
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import Upload
 from coterie.method import Round
-from laws.test_systems_scripted import Scripted, Spy, linears, opened, setup, weights
+from scripted import Scripted, Spy, linears, opened, setup, weights
 from support import drive, experiment, models, on_quadratics, quadratics, with_groups
 
 TWO = linears((1, 1))  # a weight and a bias
