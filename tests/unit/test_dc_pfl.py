@@ -726,3 +726,11 @@ def test_a_single_client_is_alone_from_the_tree_on(tmp_path):
     theirs = replace(one, method=coterie.local())
     alone, door2, _ = drive(theirs, tmp_path / "b")
     assert same_bits(models(one, state, door), models(theirs, alone, door2))
+
+
+def test_the_loss_is_that_of_the_model_received_before_training():
+    # From 0 the targets 2 and 4 have losses 4 and 16, whatever two epochs then make of them.
+    made = on_quadratics(
+        coterie.dc_pfl(), [[2.0], [4.0]], schedule={"epochs": 2}, settings={"rounds": 1}
+    )
+    assert execute(made).history[0]["notes"]["loss"] == pytest.approx(10.0)

@@ -1,6 +1,7 @@
 """FedTSDP: two stages of clustering, sampling weights and half layers, on replies made by hand."""
 
 import math
+import sys
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -12,6 +13,7 @@ from coterie.errors import ConfigError
 from coterie.federation import Upload
 from coterie.method import Public, Round
 from coterie.methods.fedtsdp import first_tensors, followed
+from coterie.run.experiment import execute
 from coterie.weights import Layout
 from scripted import Scripted, Spy, linears, setup, weights
 from support import Constant, digits, drive, experiment, models, quadratics, same_bits
@@ -376,3 +378,17 @@ def test_the_public_batch_and_the_statistic_have_streams_of_their_own(tmp_path):
         play.state = replace(play.state, memory={**play.state.memory, "seed": seed})
         drawn.append(play.rounds().batches[0])
     assert drawn[0] != drawn[1]
+
+
+def test_every_round_draws_its_own_points_for_the_statistic(monkeypatch):
+    first = []
+
+    def noted(points, generator):
+        first.append(float(generator.random()))
+        return 0.5
+
+    monkeypatch.setattr(sys.modules["coterie.methods.fedtsdp"], "statistic", noted)
+    for _ in range(2):
+        execute(experiment(coterie.fedtsdp(public_batch=5), settings={"rounds": 3}))
+    assert len(set(first[:3])) == 3
+    assert first[:3] == first[3:]  # and the same ones when the run is repeated
