@@ -311,7 +311,8 @@ def compare(
     configs, abouts = [], dict[str, dict[str, Any]]()
     for title, name, parameters in chosen:
         tree = resolve(config, sets, **flags)
-        tree["method"] = {"name": name, **parameters}
+        pace = {k: v for k, v in tree.get("method", {}).items() if k.startswith("layer_")}
+        tree["method"] = {"name": name, **pace, **parameters}
         scene = _chosen(scenario, tree)
         configs.append(parse(tree if scene is None else scene.tree))
         if scene is not None:

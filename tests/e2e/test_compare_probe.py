@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import ClassVar
 
@@ -125,3 +126,19 @@ def test_probe_describes_numbers(cli, table):
     html = Path("p.html").read_text()
     assert "plotly.js v" in html
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)\s*=", html)
+
+
+def test_layer_intervals_hold_for_every_method_compared(cli):
+    words = [
+        "compare",
+        "--methods",
+        "fedavg,fedprox:layer_interval=3",
+        "--rounds",
+        1,
+        "--clients",
+        3,
+    ]
+    words += ["--set", "method.layer_interval=2", "--clients", 3, "--engine", "loop", "--dir", "c"]
+    assert cli(*words).code == 0
+    found = [tomllib.loads(p.read_text()) for p in sorted(Path("c").glob("*/config.toml"))]
+    assert [f["method"]["layer_interval"] for f in found] == [2, 3]
