@@ -61,7 +61,10 @@ def test_any_finite_rows_give_a_symmetric_matrix_without_nan(x):
         assert (found >= 0).all()
     assert (cosine(x) <= 2).all()
     assert (cosine(x, -x) <= 2).all()
-    np.testing.assert_allclose(euclidean(x), cdist(x, x), rtol=1e-7, atol=1e-200)
+    # math.dist scales each pair; ours scales by the largest number, so that a difference
+    # 150 decades below it squares to zero.
+    exact = [[math.dist(a, b) for b in x.tolist()] for a in x.tolist()]
+    np.testing.assert_allclose(euclidean(x), exact, rtol=1e-7, atol=1e-150 * np.abs(x).max())
     np.testing.assert_allclose(scaled_l1(x), naive_scaled_l1(x, x), atol=1e-12)
 
 
