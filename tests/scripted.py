@@ -35,6 +35,9 @@ class Scripted:
     def reduce(self, orders, into, by_examples=True):
         return mix(self._exchange("reduce", orders, into), into, by_examples)
 
+    def average(self, replies, into, by_examples=True):
+        return mix(replies, into, by_examples)
+
     def _exchange(self, kind, orders, into):
         assert len({o.client for o in orders}) == len(orders)
         self.asked.append((kind, {o.client: o for o in orders}, into))

@@ -10,14 +10,25 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coterie.client import Client, Fit, Objective, Task
+from coterie.client import Client, Fit, Objective, Task, erm
 from coterie.errors import ConfigError
-from coterie.federation import Array, ClientId, Federation, Order, Scalar, Slot, Upload, chosen
+from coterie.federation import (
+    Array,
+    ClientId,
+    Federation,
+    Order,
+    Reply,
+    Scalar,
+    Slot,
+    Upload,
+    chosen,
+)
 from coterie.method import Method, Round, Setup, State
 from coterie.weights import Layout, Weights
 
 Shared = Callable[[Layout], Collection[str]]
 Admit = Callable[[Federation, State, Round], State]
+Check = Callable[[Setup], None]
 
 # --- which layers are shared --------------------------------------------------------------------
 
@@ -30,6 +41,21 @@ def all_layers(layout: Layout) -> Collection[str]:
 def no_layer(_: Layout) -> Collection[str]:
     """Share nothing."""
     return ()
+
+
+def only_last(k: int) -> Shared:
+    """Share the last ``k`` layers only."""
+
+    def shared(layout: Layout) -> Collection[str]:
+        if k > len(layout.layers):
+            raise ConfigError(
+                f"{k} shared layers asked for, but the model has {len(layout.layers)}: "
+                f"{', '.join(layout.layers)}"
+            )
+        wanted = set(layout.layers[len(layout.layers) - k :])
+        return [e.name for e in layout.entries if e.layer in wanted]
+
+    return shared
 
 
 def all_but_last(k: int) -> Shared:
@@ -104,20 +130,49 @@ class Sharing:
 # --- how a client trains ------------------------------------------------------------------------
 
 
+Adapt = Callable[[Client, Weights, int], Weights]
+
+
 @dataclass(frozen=True)
 class Local:
-    """How a client trains the model it received, and which model it then uses."""
+    """How a client trains the model it received, and which model it then uses.
+
+    ``adapt(client, model, epochs)`` is how it adapts the model that it uses, where that is not
+    plain training; ``check`` refuses what does not fit.
+    """
 
     train: Callable[[Client, Weights], Fit]
-    uses: Callable[[Client, Weights], Weights]
+    uses: Callable[[Client, Weights], Weights] = lambda _, received: received
+    adapt: Adapt | None = None
+    check: Check | None = None
 
 
 def minimise(objective: Objective) -> Local:
     """Train what was received on an objective, and use what is received."""
-    return Local(lambda client, start: client.fit(start, objective), lambda _, received: received)
+    return Local(lambda client, start: client.fit(start, objective))
+
+
+def keeping(name: str, train: Callable[[Client, Weights], Fit]) -> Local:
+    """A client uses the model that ``train`` leaves in its state under this name.
+
+    It is scored as it stands, adapted to the client already. A client that has not trained yet
+    uses, and adapts, what it receives.
+    """
+
+    def uses(client: Client, received: Weights) -> Weights:
+        return client.kept(name) or received
+
+    def adapt(client: Client, model: Weights, epochs: int) -> Weights:
+        return client.adapt(model, epochs) if client.kept(name) is None else model
+
+    return Local(train, uses, adapt)
 
 
 # --- who learns together ------------------------------------------------------------------------
+
+
+More = Callable[[Collection[ClientId]], list[Reply]]
+Sorts = Callable[[State, Round, list[Reply], More], tuple[State, list[Reply]]]
 
 
 @dataclass(frozen=True)
@@ -127,7 +182,12 @@ class Assign:
     A client gets the model of its group and trains it; or, if it ``picks``, it is offered every
     model and takes the one that fits its training data best; or, if ``parallel``, it trains every
     model. What it sends goes into its group's mean, or where ``mixes(state, client)`` says, in
-    those shares. Without ``admit`` a newcomer picks. ``tasks`` are what the rule asks of clients.
+    those shares. Without ``admit`` a newcomer picks. ``tasks`` are what the rule asks of clients,
+    ``tells(state)`` what it has to say to those who train; ``check`` refuses what does not fit.
+
+    A rule that ``sorts`` looks at single replies, in the rounds in which ``looks(info)``: from the
+    state, what the cohort sent, and a way to have ``more`` clients train as well, come the state
+    with the new groups, and the replies that go into their means.
     """
 
     start: Callable[[Federation, Setup], State]
@@ -137,6 +197,10 @@ class Assign:
     mixes: Callable[[State, ClientId], Mapping[Slot, float]] | None = None
     tasks: Mapping[str, Task] = field(default_factory=dict)
     sees: str = "means"
+    tells: Callable[[State], Mapping[str, Scalar]] = lambda _: {}
+    check: Check | None = None
+    sorts: Sorts | None = None
+    looks: Callable[[Round], bool] = lambda _: True
 
 
 def everyone() -> Assign:
@@ -187,19 +251,44 @@ def by_loss(k: int) -> Assign:
         models: dict[Slot, Weights] = {0: setup.start}
         return State(models | {i: setup.fresh(i) for i in range(1, k)})
 
-    return Assign(start, picks=True)
+    def check(setup: Setup) -> None:
+        if k > len(setup.clients):
+            raise ConfigError(f"k = {k} models for {len(setup.clients)} clients: take fewer")
+
+    return Assign(start, picks=True, check=check)
 
 
 # --- the whole ----------------------------------------------------------------------------------
 
 
-def grouped(name: str, assign: Assign, train: Local, shared: Shared = all_layers) -> Method:
+@dataclass(frozen=True)
+class Pieces:
+    """What a method is made of; ``None`` is as in FedAvg.
+
+    ``around`` wraps the finished method: a server's optimiser, a robust mean.
+    """
+
+    assign: Assign | None = None
+    train: Local | None = None
+    shared: Shared | None = None
+    around: Callable[[Method], Method] | None = None
+
+
+def grouped(
+    name: str,
+    assign: Assign | None = None,
+    train: Local | None = None,
+    shared: Shared | None = None,
+) -> Method:
     """A method from three pieces: who learns together, how each trains, which layers are shared.
 
-    A client of the cohort that has no group yet, because its first reply was lost, is admitted
-    before it trains.
+    A piece that is not given is FedAvg's: everyone, the loss of the data, all layers. A client of
+    the cohort that has no group yet, because its first reply was lost, is admitted before it
+    trains.
     """
-    sharing = Sharing(shared)
+    pieces = Pieces(assign, train, shared)
+    assign, train = assign or everyone(), train or minimise(erm())
+    sharing = Sharing(shared or all_layers)
 
     def sends(state: State, client: ClientId) -> Mapping[str, Array]:
         known = client in state.groups
@@ -213,25 +302,35 @@ def grouped(name: str, assign: Assign, train: Local, shared: Shared = all_layers
         return Upload({"model": travels}, metrics, {"model": slot}) if slot else Upload({}, metrics)
 
     def pick(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        return Upload(metrics={"slot": float(sharing.received(client, arrays)[0] or 0)})
+        return Upload(
+            metrics={"slot": float(list(arrays).index(sharing.received(client, arrays)[0]))}
+        )
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         if assign.admit is not None:
             return assign.admit(fed, state, info)
-        offer = sharing.offer(state.models, list(state.models))
+        slots = list(state.models)
+        offer = sharing.offer(state.models, slots)
         replies = fed.gather([Order(c, "pick", offer) for c in info.cohort])
-        return state.joined({r.client: int(r.metrics["slot"]) for r in replies})
+        return state.joined({r.client: slots[int(r.metrics["slot"])] for r in replies})
+
+    def orders(state: State, trains: Mapping[ClientId, Slot]) -> list[Order]:
+        offers = {c: sharing.offer(state.models, [s]) for c, s in trains.items()}
+        told = assign.tells(state)
+        return [Order(c, "train", o, told, apart=not o) for c, o in offers.items()]
 
     def round(fed: Federation, state: State, info: Round) -> State:
-        strangers = [c for c in info.cohort if c not in state.groups]
         if assign.picks:
             offer = sharing.offer(state.models, list(state.models))
-            orders = [Order(c, "train", offer, apart=not offer) for c in info.cohort]
-            means = fed.reduce(orders, chosen("slot"))
+            asked = [Order(c, "train", offer, apart=not offer) for c in info.cohort]
+            means = fed.reduce(asked, chosen("slot"))
             return state.moved(means).joined({c: s for s, m in means.items() for c in m.clients})
+        strangers = [c for c in info.cohort if c not in state.groups]
         if strangers:
             state = admit(fed, state, replace(info, cohort=strangers))
         cohort = [c for c in info.cohort if c in state.groups]
+        if assign.sorts is not None and assign.looks(info):
+            return sorted_anew(fed, state, replace(info, cohort=cohort), assign.sorts)
         rows = {
             c: assign.mixes(state, c) if assign.mixes else {state.groups[c]: 1.0} for c in cohort
         }
@@ -239,15 +338,26 @@ def grouped(name: str, assign: Assign, train: Local, shared: Shared = all_layers
         means = {}
         for slot in [s for s in state.models if s in home] if assign.parallel else [None]:
             trains = {c: state.groups[c] if slot is None else slot for c in cohort}
-            offers = {c: sharing.offer(state.models, [s]) for c, s in trains.items()}
-            orders = [Order(c, "train", offers[c], apart=not offers[c]) for c in cohort]
             into = {
                 c: {s: w for s, w in row.items() if s in home and slot in (None, s)}
                 for c, row in rows.items()
             }
-            means |= fed.reduce(orders, into, by_examples=assign.mixes is None)
+            means |= fed.reduce(orders(state, trains), into, by_examples=assign.mixes is None)
         answered = {s: {state.groups[c] for c in m.clients} for s, m in means.items()}
         return state.moved({s: m for s, m in means.items() if s in answered[s]})
+
+    def sorted_anew(fed: Federation, state: State, info: Round, sorts: Sorts) -> State:
+        def more(clients: Collection[ClientId]) -> list[Reply]:
+            return fed.gather(orders(state, {c: state.groups[c] for c in clients}))
+
+        state, replies = sorts(state, info, more(info.cohort), more)
+        return state.moved(fed.average(replies, {c: {s: 1.0} for c, s in state.groups.items()}))
+
+    def check(setup: Setup) -> None:
+        sharing.travelling(setup.start.layout)
+        for piece in (assign, train):
+            if piece.check is not None:
+                piece.check(setup)
 
     return Method(
         name=name,
@@ -258,4 +368,39 @@ def grouped(name: str, assign: Assign, train: Local, shared: Shared = all_layers
         assemble=lambda client, arrays: train.uses(client, sharing.received(client, arrays)[1]),
         admit=admit,
         sees="nothing" if shared is no_layer else assign.sees,
+        adapt=train.adapt,
+        check=check,
+        pieces=pieces,
     )
+
+
+def combined(name: str, parts: Mapping[str, Method]) -> Method:
+    """One method from the pieces of several, each of which brings what the others leave open."""
+    found: dict[str, tuple[str, Any]] = {}
+    whole = [part for part, made in parts.items() if made.pieces is None]
+    for part, made in parts.items():
+        for piece, words in _PIECES.items():
+            own = getattr(made.pieces, piece, None)
+            if own is None:
+                continue
+            if piece in found:
+                raise ConfigError(
+                    f"method {name}: {found[piece][0]} and {part} both say {words}: take one"
+                )
+            found[piece] = part, own
+    inner = {piece: own for piece, (_, own) in found.items() if piece != "around"}
+    if whole and (len(whole) > 1 or inner):
+        raise ConfigError(
+            f"method {name}: {whole[0]} has a conversation of its own; it can be combined with a "
+            "server's optimiser or a robust mean only"
+        )
+    made = replace(parts[whole[0]], name=name) if whole else grouped(name, **inner)
+    return found["around"][1](made) if "around" in found else made
+
+
+_PIECES = {
+    "assign": "who learns together",
+    "train": "how a client trains",
+    "shared": "which layers are shared",
+    "around": "how the server takes the mean",
+}

@@ -113,6 +113,12 @@ class Federation(Protocol):
         """Only weighted means, one per slot; a slot that nobody answered is absent."""
         ...
 
+    def average(
+        self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """The same means, of replies that a rule has looked at."""
+        ...
+
 
 def mix(replies: Iterable[Reply], into: Mixing, by_examples: bool = True) -> dict[Slot, Mean]:
     """The weighted mean of each slot.

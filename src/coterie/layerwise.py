@@ -169,6 +169,11 @@ class _Paced:
             self._judge(str(slot), mean.metrics)
         return means
 
+    def average(
+        self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        return self.fed.average(replies, into, by_examples)
+
     def _order(self, order: Order, into: Mixing) -> Order:
         arrays = self.pace.lacking(order.client, order.arrays)
         slots = order.arrays if isinstance(into, Chosen) else into.get(order.client, {})

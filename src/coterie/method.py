@@ -11,12 +11,12 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec, get_type_hints
+from typing import Annotated, Any, ParamSpec, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from coterie.client import Client, Task
+from coterie.client import Client, Schedule, Task
 from coterie.errors import ConfigError, unknown
 from coterie.federation import (
     Array,
@@ -29,6 +29,13 @@ from coterie.tree import Tree
 from coterie.weights import Weights
 
 P = ParamSpec("P")
+
+# Ranges of parameters: a factory that says them has them checked, and shown to users.
+Natural = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,8 @@ class Setup:
     """What a method starts from.
 
     ``start`` is θ⁰, ``fresh(i)`` the i-th further random initialisation, ``groups`` the true
-    groups of the scenario if it has any, ``public`` the server's own samples if it has any.
+    groups of the scenario if it has any, ``public`` the server's own samples if it has any,
+    ``schedule`` how clients train.
     """
 
     start: Weights
@@ -104,6 +112,7 @@ class Setup:
     fresh: Callable[[int], Weights]
     groups: Mapping[ClientId, int] | None = None
     public: Public | None = None
+    schedule: Schedule = field(default_factory=Schedule)
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,9 @@ class Method:
     uses, and the one that is scored. ``admit(fed, state, info)`` finds a place for newcomers, the
     cohort of ``info``; those who do not answer stay outside. ``sees`` is what the server learns of
     one client: "nothing", "means" (it is hidden in a sum) or "each" (its own vectors).
+    ``adapt(client, model, epochs)`` is how a client adapts the model it uses, where that is not
+    plain training. ``check(setup)`` refuses what does not fit, before anything is trained.
+    ``pieces`` are what the method is put together from, if it can be taken apart (``compose``).
     """
 
     name: str
@@ -154,6 +166,9 @@ class Method:
     admit: Callable[[Federation, State, Round], State] | None = None
     sees: str = "means"
     source: Source | None = None
+    adapt: Callable[[Client, Weights, int], Weights] | None = None
+    check: Callable[[Setup], None] | None = None
+    pieces: Any = None
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:
@@ -178,13 +193,16 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigError(f"method {label}: {error}") from None
-        hints = get_type_hints(factory)
+        hints = get_type_hints(factory, include_extras=True)
         for name, value in bound.arguments.items():
             try:
                 # As JSON, in which a method travels: a list is then as good as a tuple.
                 TypeAdapter(hints.get(name, Any)).validate_json(json.dumps(value), strict=True)
             except ValidationError as error:
                 reason = error.errors()[0]["msg"].lower()
+                reason = reason.replace("input should be", "must be")
+                reason = reason.replace("greater than or equal to", "at least")
+                reason = reason.replace("less than or equal to", "at most")
                 raise ConfigError(f"method {label}: {name} = {value!r}: {reason}") from None
         return replace(
             factory(*args, **kwargs),

@@ -75,10 +75,10 @@ def orders_of_samples(folder, settings, people):
     seen = []
     original = module.fit
 
-    def spy(model, start, data, criterion, objective, schedule, order_seed, dropout_seed):
+    def spy(model, start, data, criterion, objective, schedule, order_seed, dropout_seed, part):
         seen.append((order_seed, dropout_seed))
         return original(
-            model, start, data, criterion, objective, schedule, order_seed, dropout_seed
+            model, start, data, criterion, objective, schedule, order_seed, dropout_seed, part
         )
 
     module.fit = spy

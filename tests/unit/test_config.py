@@ -105,7 +105,7 @@ def test_a_wrong_key_or_value_is_named(tree, told):
         ({"method": {"name": "ifca"}}, "'k'"),
         ({"method": {"name": "ifca", "k": "abc"}}, "k = 'abc'"),
         ({"method": {"name": "ifca", "k": 2.5}}, "k = 2.5"),
-        ({"method": {"name": "ifca", "k": 0}}, "k must be 1 or more"),
+        ({"method": {"name": "ifca", "k": 0}}, "k = 0: must be at least 1"),
         ({"method": {"name": "fedprox", "mu": [1]}}, "mu = [1]"),
         ({"model": {"name": "mpl"}}, "did you mean 'mlp'"),
         ({"model": {"name": "mlp", "hiden": [3]}}, "did you mean 'hidden'"),

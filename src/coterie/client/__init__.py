@@ -2,16 +2,31 @@
 
 from coterie.client.client import Client, Task
 from coterie.client.fit import Fit, FlatModel, Schedule
-from coterie.client.objectives import Objective, Penalty, erm, proximal
+from coterie.client.objectives import (
+    Batch,
+    Descent,
+    Objective,
+    Penalty,
+    Slope,
+    contrastive,
+    erm,
+    linear,
+    proximal,
+)
 
 __all__ = [
+    "Batch",
     "Client",
+    "Descent",
     "Fit",
     "FlatModel",
     "Objective",
     "Penalty",
     "Schedule",
+    "Slope",
     "Task",
+    "contrastive",
     "erm",
+    "linear",
     "proximal",
 ]

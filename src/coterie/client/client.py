@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,8 @@ class Client:
     """One client while it carries out one order.
 
     ``base`` is the model that everybody starts from; ``state`` is what this client keeps between
-    rounds and leaves it only if a task sends it. Test data is out of reach of any task.
+    rounds and leaves it only if a task sends it; ``told`` is the order's config. Test data is out
+    of reach of any task.
     """
 
     def __init__(
@@ -71,12 +72,14 @@ class Client:
         state: MutableMapping[str, StateValue],
         round: int,
         bench: Bench,
+        told: Mapping[str, Scalar] | None = None,
     ) -> None:
         self.id = id
         self.train = train
         self.val = val
         self.state = state
         self.round = round
+        self.told = told or {}
         self._bench = bench
 
     @property
@@ -95,14 +98,19 @@ class Client:
         return replace(base, **({"lr": base.lr * base.lr_decay**self.round} | changes))
 
     def fit(
-        self, start: Weights, objective: Objective | None = None, stream: str = "", **changes: Any
+        self,
+        start: Weights,
+        objective: Objective | None = None,
+        stream: str = "",
+        part: Collection[str] | None = None,
+        **changes: Any,
     ) -> Fit:
-        """Train ``start`` on this client's training data.
+        """Train ``start``, or only this ``part`` of its layers, on this client's training data.
 
         ``changes`` replace settings of the schedule; a second training in the same round names a
         ``stream`` of its own, so that it does not repeat the first one's batches.
         """
-        seeds = (
+        order, dropout = (
             seed_for(self._bench.seed, purpose, self.round, self.id, stream)
             for purpose in ("order", "dropout")
         )
@@ -114,13 +122,19 @@ class Client:
                 self._bench.criterion,
                 objective or erm(),
                 self.schedule(**changes),
-                *seeds,
+                order,
+                dropout,
+                None if part is None else start.layout.only(part),
             )
         except TrainingError as error:
             raise TrainingError(
                 f"client {self.id}, round {self.round + 1}: {error}. Lower the learning rate "
                 "(train.lr) or clip gradients (train.clip)"
             ) from error
+
+    def adapt(self, model: Weights, epochs: int) -> Weights:
+        """A model after so many epochs on this client's training data, kept by nobody."""
+        return self.fit(model, stream="adapt", epochs=epochs, steps=None).weights
 
     def loss(self, model: Weights, split: str = "train") -> float:
         """The mean loss of a model on this client's training or validation data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -11,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.client.objectives import Objective
+from coterie.client.objectives import Batch, Objective, Slope
 from coterie.data.population import Split
 from coterie.errors import ConfigError, TrainingError, unknown
-from coterie.seeds import torch_generator
+from coterie.seeds import seed_for, torch_generator
 from coterie.weights import Layout, Weights
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -61,6 +62,7 @@ class FlatModel:
         self.layout = Layout.of(module, bn)
         self.vector = torch.empty(self.layout.size, device=self.device)
         self.gradient = torch.zeros(self.layout.trainable, device=self.device)
+        self._twins: list[FlatModel] = []
         self.has_batch_norm = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
         )
@@ -90,6 +92,26 @@ class FlatModel:
         """A copy of the present weights, on the CPU."""
         return Weights(self.layout, self.vector.detach().cpu().clone())
 
+    def represent(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs, and the representation: what the last layer gets, a row for each sample."""
+        seen: list[Tensor] = []
+        head = self.module.get_submodule(self.layout.layers[-1])
+        hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(1)))
+        try:
+            return self.module(x), seen[-1]
+        finally:
+            hook.remove()
+
+    def twin(self, number: int, weights: Weights) -> FlatModel:
+        """A second model of the same kind with these weights, in evaluation mode."""
+        while len(self._twins) <= number:
+            twin = FlatModel(copy.deepcopy(self.module), str(self.device))
+            twin.layout = self.layout
+            self._twins.append(twin)
+        self._twins[number].load(weights)
+        self._twins[number].module.eval()
+        return self._twins[number]
+
 
 def decode(x: Tensor) -> Tensor:
     """What the model sees: bytes become floats in [−1, 1], everything else stays as it is."""
@@ -105,31 +127,70 @@ def fit(
     schedule: Schedule,
     order_seed: int,
     dropout_seed: int,
+    part: Layout | None = None,
 ) -> Fit:
-    """Train ``start`` on ``data``; every random choice comes from the two seeds."""
+    """Train ``start`` on ``data``; every random choice comes from the two seeds.
+
+    With ``part`` only its tensors change, whatever the optimiser; the rest is as it was.
+    """
     model.load(start)
     model.module.train()
     theta, gradient = model.vector[: model.layout.trainable], model.gradient
-    origin = theta.clone() if objective.penalties else theta
-    clear, step = _optimiser(theta, gradient, schedule, plain=not objective.penalties)
+    origin = theta.clone() if objective.penalties or part else theta
+    rest = None if part is None else _outside(model, part)
+    plain = objective == Objective() and part is None
+    clear, step = _optimiser(theta, gradient, schedule, plain)
+    terms = [term(model) for term in objective.terms]
     losses: list[Tensor] = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(dropout_seed)
-        for x, y in _batches(model, data, schedule, torch_generator(order_seed)):
-            clear()
+
+    def backward(batch: Batch) -> Tensor:
+        x, y = batch
+        if terms:
+            out, hidden = model.represent(x)
+            loss = criterion(out, y)
+            sum((term(x, hidden) for term in terms), loss).backward()  # type: ignore[no-untyped-call]
+        else:
             loss = criterion(model.module(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def anew(batch: Batch) -> Tensor:
+        gradient.zero_()
+        return backward(batch)
+
+    descent, slope = objective.descent, Slope(model.vector, theta, gradient, anew)
+    seeds = [order_seed] + [
+        seed_for(order_seed, "batches", stream=str(i))
+        for i in range(1, descent.batches if descent else 1)
+    ]
+    streams = [_batches(model, data, schedule, torch_generator(s)) for s in seeds]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(dropout_seed)
+        for batches in zip(*streams, strict=True):
+            clear()
+            loss = descent.look(slope, batches) if descent else backward(batches[0])
             for penalty in objective.penalties:
                 penalty.add_gradient(gradient, theta, origin)
             if schedule.clip is not None:
                 norm = torch.linalg.vector_norm(gradient)
                 gradient.mul_(torch.clamp(schedule.clip / (norm + 1e-12), max=1.0))
             step()
-            losses.append(loss.detach())
+            if rest is not None:
+                torch.where(rest, origin, theta, out=theta)
+            losses.append(loss)
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
     if not (math.isfinite(mean_loss) and bool(torch.isfinite(model.vector).all())):
         raise TrainingError("the training loss or the weights are no longer finite")
-    return Fit(model.weights(), len(losses), mean_loss)
+    trained = model.weights()
+    return Fit(trained.part(part).onto(start) if part else trained, len(losses), mean_loss)
+
+
+def _outside(model: FlatModel, part: Layout) -> Tensor:
+    """Which parameters are not of this part."""
+    rest = torch.ones(model.layout.size, dtype=torch.bool, device=model.device)
+    for here, _ in model.layout.runs(part):
+        rest[here] = False
+    return rest[: model.layout.trainable]
 
 
 def _optimiser(

@@ -77,6 +77,12 @@ class Door:
             self.exposed.add("means")
         return mix(replies, into, by_examples)
 
+    def average(
+        self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """The same means, of replies that a rule has looked at."""
+        return mix(replies, into, by_examples)
+
     def score(
         self, sends: Mapping[ClientId, Mapping[str, Any]], config: Mapping[str, Any]
     ) -> dict[ClientId, dict[str, float]]:

@@ -103,7 +103,9 @@ class Site:
     def _client(self, id: ClientId, body: Mapping[str, Any]) -> Client:
         data = self.plan.population.clients[id]
         state = Staged(self.store.read(id, body.get("expects", "")))
-        return Client(id, data.train, data.val, state, body["round"], self.bench)
+        return Client(
+            id, data.train, data.val, state, body["round"], self.bench, body.get("config")
+        )
 
     def _carry_out(self, id: ClientId, body: Mapping[str, Any]) -> Message:
         version, expects = body["order"], body.get("expects", "")
@@ -168,7 +170,8 @@ class Site:
             model = client.fit(model).weights
         epochs = int(config.get("adapt_epochs", 0))
         if epochs:
-            model = client.fit(model, stream="adapt", epochs=epochs, steps=None).weights
+            own = None if alone else self.plan.method.adapt
+            model = (own or Client.adapt)(client, model, epochs)
         return client, model
 
     def _score(self, sharers: Sequence[tuple[int, Client, Weights]]) -> dict[int, Message]:

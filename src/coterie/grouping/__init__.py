@@ -23,6 +23,7 @@ from coterie.grouping.hierarchy import (
     canonical,
 )
 from coterie.grouping.kmeans import Streams, best_k, kmeans
+from coterie.grouping.one_shot import local_centres, nearest_seed, seed_centres
 
 __all__ = [
     "LINKAGES",
@@ -40,9 +41,12 @@ __all__ = [
     "hopkins",
     "jensen_shannon",
     "kmeans",
+    "local_centres",
     "min_max",
+    "nearest_seed",
     "paired_angle_matrix",
     "principal_angles",
     "scaled_l1",
+    "seed_centres",
     "smallest_angle_matrix",
 ]

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import Any
 
+from coterie.compose import combined
 from coterie.errors import ConfigError, unknown
 from coterie.layerwise import layer_wise
-from coterie.method import Method
+from coterie.method import Method, Source
 from coterie.methods.clustered import ifca, oracle
 from coterie.methods.dc_pfl import dc_pfl
 from coterie.methods.fedclust import fedclust
 from coterie.methods.fedtsdp import fedtsdp
 from coterie.methods.global_ import fedavg, fedprox, local
 from coterie.methods.personal import fedper
+from coterie.methods.serverside import fedadam, fedavgm, fedyogi, krum, median, trimmed_mean
 from coterie.methods.user_centric import user_centric
 
 __all__ = [
     "METHODS",
     "dc_pfl",
+    "fedadam",
     "fedavg",
+    "fedavgm",
     "fedclust",
     "fedper",
     "fedprox",
     "fedtsdp",
+    "fedyogi",
     "find",
     "ifca",
+    "join",
+    "krum",
     "local",
     "make",
+    "median",
     "oracle",
+    "trimmed_mean",
     "user_centric",
 ]
 
@@ -44,6 +55,12 @@ METHODS: dict[str, Callable[..., Method]] = {
     "dc-pfl": dc_pfl,
     "fedtsdp": fedtsdp,
     "user-centric": user_centric,
+    "fedavgm": fedavgm,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "median": median,
+    "trimmed-mean": trimmed_mean,
+    "krum": krum,
 }
 
 
@@ -66,16 +83,55 @@ def make(
 ) -> Method:
     """A method from its name and parameters; quiet layers are averaged every so many rounds.
 
+    Names joined by ``+`` make one method of several ones' pieces. A parameter goes to the part that
+    has it; where two have it, it is written with its part.
+
     >>> make("fedprox", {"mu": 0.01}).name
     'fedprox'
+    >>> make("ifca+fedper", {"ifca.k": 3, "fedper.k": 1}).name
+    'ifca+fedper'
     """
-    method = find(name)(**(parameters or {}))
+    names = name.split("+")
+    made = find(name)(**(parameters or {})) if len(names) == 1 else join(name, parameters or {})
     if layer_interval == 1:
-        return method
-    if name == "dc-pfl":
+        return made
+    if "dc-pfl" in names:
         raise ConfigError("dc-pfl lets layers rest by itself: set method.alpha instead")
-    if name == "fedtsdp":
+    if "fedtsdp" in names:
         raise ConfigError(
             "fedtsdp runs whole models on the server in every round: no layer can rest"
         )
-    return layer_wise(method, layer_interval, layer_share)
+    return layer_wise(made, layer_interval, layer_share)
+
+
+def join(name: str, parameters: Mapping[str, Any]) -> Method:
+    """A method from the pieces of those named in ``name``, joined by ``+``."""
+    names = name.split("+")
+    for part in names:
+        if not part or names.count(part) > 1:
+            raise ConfigError(f"method {name}: write each part once, as in ifca+ditto")
+    given = shared_out(name, {part: find(part) for part in names}, parameters)
+    made = combined(name, {part: find(part)(**given[part]) for part in names})
+    return replace(made, source=Source(__name__, "join", {"name": name, "parameters": parameters}))
+
+
+def shared_out(
+    name: str, factories: Mapping[str, Callable[..., Method]], parameters: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Each part's own parameters: those written ``part.key``, and those that only it has."""
+    found: dict[str, dict[str, Any]] = {part: {} for part in factories}
+    known = {part: list(signature(f).parameters) for part, f in factories.items()}
+    for key, value in parameters.items():
+        part, dot, own = key.partition(".")
+        if part in found and (dot or isinstance(value, Mapping)):
+            found[part] |= {own: value} if dot else dict(value)
+            continue
+        owners = [p for p, keys in known.items() if key in keys]
+        if not owners:
+            every = [k for keys in known.values() for k in keys]
+            raise ConfigError(unknown(f"parameter of {name}", key, every or ["(it takes none)"]))
+        if len(owners) > 1:
+            ways = " or ".join(f"{p}.{key}" for p in owners)
+            raise ConfigError(f"method {name}: both parts have a parameter {key}: write {ways}")
+        found[owners[0]][key] = value
+    return found

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from coterie.client import erm
-from coterie.compose import by_loss, grouped, minimise, true_groups
-from coterie.errors import ConfigError
-from coterie.method import Method, method
+from coterie.compose import by_loss, grouped, true_groups
+from coterie.method import Count, Method, method
 
 
 @method
-def ifca(k: int) -> Method:
+def ifca(k: Count) -> Method:
     """Each client joins the model that fits its training data best.
 
     Rule: the server sends k models; a client takes the one with the lowest training loss, trains
@@ -18,13 +16,13 @@ def ifca(k: int) -> Method:
     Args:
         k: the number of models, 1 or more; 1 is FedAvg to the bit.
     Server sees: means, and each client's choice.
+    Travels: k models down, one up.
+    Newcomers: get all k models and join the one with the lowest loss on their training data.
     Departs: weighted by n_i (the paper's analysis takes equal sizes). A client is scored on the
     model it chose when it last trained; one that never trained chooses by training loss.
     Reference: Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020.
     """
-    if k < 1:
-        raise ConfigError(f"ifca: k must be 1 or more, not {k}")
-    return grouped("ifca", by_loss(k), minimise(erm()))
+    return grouped("ifca", by_loss(k))
 
 
 @method
@@ -33,6 +31,9 @@ def oracle() -> Method:
 
     Rule: FedAvg inside each true group.
     Server sees: means.
+    Travels: one model down, one up.
+    Newcomers: join their true group; whoever's group the scenario does not know is refused.
     Departs: no paper; needs a scenario that knows its groups.
+    Reference: none.
     """
-    return grouped("oracle", true_groups(), minimise(erm()))
+    return grouped("oracle", true_groups())

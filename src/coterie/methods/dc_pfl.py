@@ -24,7 +24,6 @@ from coterie.federation import (
     Scalar,
     Slot,
     Upload,
-    mix,
 )
 from coterie.grouping import Dendrogram, agglomerate, scaled_l1
 from coterie.layerwise import WHOLE, layer_wise
@@ -58,22 +57,24 @@ def dc_pfl(
     one round with all layers, clients train both their old and their new group's model; if the mean
     training loss of the new ones is lower the groups change, else monitoring rests for ``sleep``
     rounds. Groups only ever split. A client alone in its group trains by itself and reports its
-    loss only. Layers that hardly differ in a group are averaged every ``alpha`` rounds. A newcomer
-    trains each group's model for a round and joins the one that it moves least, by the same S;
-    groups of one are left out unless there are no others, for the server has only the model from
-    which they went on alone.
+    loss only. Layers that hardly differ in a group are averaged every ``alpha`` rounds.
     Args:
-        alpha: rounds between means of quiet layers; 1 averages all layers always (NoLA).
+        alpha: rounds between means of quiet layers, 1 or more; 1 averages all layers always (NoLA).
         dynamic: whether groups split; with False they are the cut at ``gamma`` for good (NoDC).
         gamma: γ̃ to begin with, 0 to 1; 1 is one group.
-        share: a layer is quiet below this share of the mean discrepancy over layers.
-        step: by how much γ̃ goes down.
-        smooth: rounds that the loss is averaged over.
-        observe: rounds that must confirm the end of a rapid decrease.
-        sleep: rounds without monitoring after a trial that failed.
-        start: rounds before the tree is built and before layers rest.
+        share: a layer is quiet below this share of the mean discrepancy over layers, 0 to 1.
+        step: by how much γ̃ goes down, above 0 to 1.
+        smooth: rounds that the loss is averaged over, 1 or more.
+        observe: rounds that must confirm the end of a rapid decrease, 1 or more.
+        sleep: rounds without monitoring after a trial that failed, 0 or more.
+        start: rounds before the tree is built and before layers rest, 1 or more.
     Server sees: each client's model in the first ``start`` rounds; then means, among them the
     model of a client that is about to be alone.
+    Travels: one model down, one up; less when layers rest, two down in a trial, none for a client
+    alone in its group.
+    Newcomers: train each group's model for a round and join the one that this moves least, by the
+    same S. Groups of one are left out unless there are no others, for the server has only the
+    model from which they went on alone. When its group splits, a newcomer goes with most of it.
     Departs: a pair of clients that never took part together counts as average apart. A client with
     no reply in a trial stays with the majority's decision. With partial participation only those
     who take part in a trial are asked.
@@ -107,7 +108,7 @@ def dc_pfl(
             if info.number == start - 1:
                 state = with_tree(state)
                 state = regrouped(state, groups_at(state, 0), 0, state.memory)
-            means = mix(replies, {c: {s: 1.0} for c, s in state.groups.items()})
+            means = fed.average(replies, {c: {s: 1.0} for c, s in state.groups.items()})
         else:
             more = [groups_at(state, state.memory["next"])] if phase == "sync" else []
             into = {c: {g[c]: 1.0 for g in (state.groups, *more)} for c in info.cohort}

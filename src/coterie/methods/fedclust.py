@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coterie.client import Client, erm
-from coterie.compose import Assign, grouped, minimise
+from coterie.client import Client
+from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
 from coterie.grouping import Cut, agglomerate, best_cut, euclidean
@@ -28,16 +28,19 @@ def fedclust(
 
     Rule: all clients train θ⁰ for ``warmup_epochs`` and send their final layer only; the server
     clusters these by L2 distance (agglomerative) and cuts the tree at ``threshold``. Each group's
-    model starts at θ⁰; then FedAvg inside each group. A newcomer warms up alike, sends its final
-    layer and joins the group whose mean warm-up layer is nearest.
+    model starts at θ⁰; then FedAvg inside each group.
     Args:
-        threshold: the height λ of the cut, 0 or more, or "auto": the cut with the best silhouette,
-            one group when none is above 0.1, as a mean over clients and as a mean over groups.
-        clusters: the number of groups instead of a threshold.
-        linkage: "average", "single" or "complete".
-        warmup_epochs: epochs of the first training. With too few the final layers hold more noise
-            than difference, and "auto" may group clients by chance.
+        threshold: the height λ of the cut, 0 or more (inf is FedAvg, 0 is every client alone), or
+            "auto": the cut with the best silhouette, one group when none is above 0.1, as a mean
+            over clients and as a mean over groups.
+        clusters: the number of groups instead of a threshold, 1 or more.
+        linkage: how the distance of two groups comes from those of their clients.
+        warmup_epochs: epochs of the first training, 1 or more. With too few the final layers hold
+            more noise than difference, and "auto" may group clients by chance.
     Server sees: each client's final layer, once; then means.
+    Travels: one model down, one up; before the first round θ⁰ down and a final layer up.
+    Newcomers: warm up from θ⁰ alike, send their final layer and join the group whose mean warm-up
+    layer is nearest.
     Departs: "auto" is ours (the paper leaves the choice of λ open). A client whose first reply was
     lost is admitted like a newcomer when its turn comes. Two clients have no silhouette: "auto"
     keeps them together.
@@ -105,7 +108,7 @@ def fedclust(
         return state.joined(dict(zip(people, nearest.tolist(), strict=True)))
 
     rule = Assign(start, admit, tasks={"warm-up": warm_up}, sees="each")
-    return grouped("fedclust", rule, minimise(erm()))
+    return grouped("fedclust", rule)
 
 
 def chosen_because(best: Cut) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.client import Client
 from coterie.compose import Sharing, no_layer
 from coterie.errors import ConfigError
-from coterie.federation import Array, ClientId, Federation, Order, Scalar, Slot, Upload, mix
+from coterie.federation import Array, ClientId, Federation, Order, Scalar, Slot, Upload
 from coterie.grouping import canonical, dbscan, euclidean, jensen_shannon
 from coterie.grouping import hopkins as statistic
 from coterie.method import Method, Public, Round, Setup, State, matrix, method
@@ -45,21 +45,22 @@ def fedtsdp(
     outputs, and inside each group by the L2 distance of their weights; a client near nobody is a
     cluster of its own. The batch's samples then become likelier to be drawn again and the number of
     shared layers is multiplied by ``shrink``. Otherwise the clusters stay. Shared are the first
-    layers, at the grain of half a layer (weight, then the rest). A newcomer trains θ⁰ for a round
-    and joins the cluster whose model answers most like its own on public samples; it receives that
-    model whole.
+    layers, at the grain of half a layer (weight, then the rest).
     Args:
         stages: both stages, or only the "first" (outputs) or the "second" (weights).
-        hopkins: the statistic above which clients are clustered.
-        eps_outputs: DBSCAN's radius in the first stage (divergence, natural logarithm).
-        eps_weights: DBSCAN's radius in the second stage.
-        min_points: DBSCAN's neighbours for a dense point, itself counted.
+        hopkins: the statistic above which clients are clustered, 0 or more.
+        eps_outputs: DBSCAN's radius in the first stage (divergence, natural logarithm), above 0.
+        eps_weights: DBSCAN's radius in the second stage, above 0.
+        min_points: DBSCAN's neighbours for a dense point, itself counted, 1 or more.
         shrink: what the number of shared layers is multiplied by at each clustering, above 0 to 1.
-        public_batch: public samples in a round.
-        weight_step: what is added to the sampling weight of a batch that showed clusters; all
-            public samples over the batch's when not given, as in the paper. That puts nearly all
-            weight on the first such batches.
+        public_batch: public samples in a round, 1 or more.
+        weight_step: what is added to the sampling weight of a batch that showed clusters, 0 or
+            more; all public samples over the batch's when not given, as in the paper. That puts
+            nearly all weight on the first such batches.
     Server sees: each client's whole model, every round.
+    Travels: the shared layers down, one model up.
+    Newcomers: train θ⁰ for a round and join the cluster whose model answers most like their own on
+    public samples; they receive that model whole.
     Departs: the batch size is ours. The weights' distance adds the paper's constant symmetrically.
     With partial participation those who take part are clustered, and the others stay with most of
     their former cluster.
@@ -108,7 +109,7 @@ def fedtsdp(
             memory |= {"weights": weights / weights.sum(), "layers": memory["layers"] * shrink}
             notes |= {"clients": list(whole), "divergence": matrix(divergence)}
             notes["samples_in_play"] = float(1 / memory["weights"].square().sum())
-        means = mix(replies, {c: {s: 1.0} for c, s in groups.items()})
+        means = fed.average(replies, {c: {s: 1.0} for c, s in groups.items()})
         models = {s: m.arrays["model"].onto(base) for s, m in means.items()}  # type: ignore[union-attr]
         for c, slot in groups.items():  # a cluster of absent clients keeps the model it had
             models.setdefault(slot, state.models[state.groups[c]])

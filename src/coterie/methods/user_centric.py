@@ -13,8 +13,8 @@ import torch
 from scipy.special import softmax as scipy_softmax
 from torch import Tensor
 
-from coterie.client import Client, erm
-from coterie.compose import Assign, grouped, minimise
+from coterie.client import Client
+from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload, mix
 from coterie.grouping import best_k, euclidean, kmeans
@@ -42,18 +42,21 @@ def user_centric(
     rows summing to 1, and in each round θ_i ← Σ_j w_ij θ_j. With ``streams`` the rows are clustered
     by k-means and the clients of a cluster share its centroid row and one model. With partial
     participation rows are renormalised over those who answered; a model none of whose clients
-    answered stays as it is. A newcomer sends the same two things: it gets a row (all) or the stream
-    with the nearest row.
+    answered stays as it is.
     Args:
         streams: how many models the server sends, 1 or more; "all", one for each client; "auto",
             the number with the best silhouette − penalty·k, one when no silhouette is above 0.1
             or when the gradients differ by no more than 1.5 times what sampling noise explains.
         parallel: every client trains every stream (the exact variant; uplink times the streams).
-        variance_batch: samples in a batch for σ²; a third of the client's when not given (the
-            paper takes 100 for label shift). There are always two batches at least.
-        penalty: what each further stream must earn in silhouette.
+        variance_batch: samples in a batch for σ², 1 or more; a third of the client's when not
+            given (the paper takes 100 for label shift). There are always two batches at least.
+        penalty: what each further stream must earn in silhouette, with "auto", 0 or more.
     Server sees: each client's gradient at θ⁰, once; then weighted means. With "all" there are as
     many means as clients and their weights are known: every model can be computed from them.
+    Travels: one model down, one up; ``parallel``: as many as streams, both ways. Before the first
+    round θ⁰ down and a gradient up.
+    Newcomers: send the same two things and get a row of their own ("all") or the stream with the
+    nearest row.
     Departs: noise alone can have a silhouette well above 0.1, hence the second condition of "auto".
     σ is floored at 0.001 of the clients' mean, where a client has too few samples. A
     client whose first reply was lost is admitted like a newcomer when its turn comes.
@@ -121,7 +124,7 @@ def user_centric(
         return dict(zip(state.models, column.tolist(), strict=True))
 
     rule = Assign(start, admit, parallel=parallel, mixes=mixes, tasks={"probe": probe}, sees="each")
-    return grouped("user-centric", rule, minimise(erm()))
+    return grouped("user-centric", rule)
 
 
 def asked(

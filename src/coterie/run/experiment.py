@@ -106,6 +106,8 @@ class Experiment:
         if not layout.trainable:
             raise ConfigError("every layer is frozen: there is nothing to train")
         start = Weights.from_tensors(layout, self.start or module.state_dict())
+        if self.method.check is not None:
+            self.method.check(self.setup(start))
         return Plan(
             self.population,
             module,
@@ -135,7 +137,9 @@ class Experiment:
 
         groups = self.population.groups
         known = None if groups is None else dict(enumerate(groups))
-        return Setup(start, self.members, self.settings.seed, fresh, known, self.public)
+        return Setup(
+            start, self.members, self.settings.seed, fresh, known, self.public, self.schedule
+        )
 
     @property
     def newcomers(self) -> list[ClientId]:
