@@ -52,6 +52,8 @@ def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5
         )
     if alpha == 1:
         return inner
+    if inner.needs_all_layers:
+        raise ConfigError(f"{inner.name} {inner.needs_all_layers}: leave out layer_interval")
 
     def round(fed: Federation, state: State, info: Round) -> State:
         whole = info.number < start or (info.number - start) % alpha == alpha - 1
@@ -77,7 +79,16 @@ def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5
     tasks = {name: _paced_task(task) for name, task in inner.tasks.items()}
     pace = {"alpha": alpha, "share": share, "start": start}
     source = inner.source and Source(__name__, "paced", {"inner": asdict(inner.source), **pace})
-    return replace(inner, round=round, sends=sends, assemble=assemble, tasks=tasks, source=source)
+    return replace(
+        inner,
+        round=round,
+        sends=sends,
+        assemble=assemble,
+        tasks=tasks,
+        source=source,
+        pieces=None,
+        needs_all_layers="lets layers rest already",
+    )
 
 
 def paced(inner: Mapping[str, Any], **pace: Any) -> Method:
@@ -205,9 +216,11 @@ def layers_of(layout: Layout) -> list[str]:
 
 def _filled(client: Client, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The models received, each completed with the client's own layers where some are missing."""
-    own, found = client.kept(KEY), dict(arrays)
+    own, slot, found = client.kept(KEY), client.state.get(SLOT, ""), dict(arrays)
     for name, model in arrays.items():
-        if isinstance(model, Weights) and own is not None and model.layout.size < own.layout.size:
+        if not isinstance(model, Weights) or own is None or slot not in ("", name):
+            continue
+        if model.layout.size < own.layout.size:
             found[name] = model.onto(own)
     return found
 

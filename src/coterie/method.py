@@ -36,6 +36,7 @@ Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+AboveZeroToOne = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ class Method:
     ``adapt(client, model, epochs)`` is how a client adapts the model it uses, where that is not
     plain training. ``check(setup)`` refuses what does not fit, before anything is trained.
     ``pieces`` are what the method is put together from, if it can be taken apart (``compose``).
+    ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so.
     """
 
     name: str
@@ -169,6 +171,7 @@ class Method:
     adapt: Callable[[Client, Weights, int], Weights] | None = None
     check: Callable[[Setup], None] | None = None
     pieces: Any = None
+    needs_all_layers: str = ""
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:

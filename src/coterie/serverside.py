@@ -57,7 +57,12 @@ def stepping(inner: Method, step: Step) -> Method:
             models[slot] = Weights(model.layout, vector)
         return replace(after, models=models, memory={**after.memory, KEY: memory})
 
-    return replace(inner, round=round)
+    return replace(
+        inner,
+        round=round,
+        pieces=None,
+        needs_all_layers="has a server that moves every layer in each round",
+    )
 
 
 def robust(inner: Method, centre: Centre, whole: bool = False) -> Method:
@@ -71,7 +76,13 @@ def robust(inner: Method, centre: Centre, whole: bool = False) -> Method:
     def round(fed: Federation, state: State, info: Round) -> State:
         return inner.round(_Robust(fed, centre, whole), state, info)
 
-    return replace(inner, round=round, sees="nothing" if inner.sees == "nothing" else "each")
+    return replace(
+        inner,
+        round=round,
+        sees="nothing" if inner.sees == "nothing" else "each",
+        pieces=None,
+        needs_all_layers="compares whole models in each round",
+    )
 
 
 @dataclass

@@ -91,17 +91,9 @@ def make(
     >>> make("ifca+fedper", {"ifca.k": 3, "fedper.k": 1}).name
     'ifca+fedper'
     """
-    names = name.split("+")
-    made = find(name)(**(parameters or {})) if len(names) == 1 else join(name, parameters or {})
-    if layer_interval == 1:
-        return made
-    if "dc-pfl" in names:
-        raise ConfigError("dc-pfl lets layers rest by itself: set method.alpha instead")
-    if "fedtsdp" in names:
-        raise ConfigError(
-            "fedtsdp runs whole models on the server in every round: no layer can rest"
-        )
-    return layer_wise(made, layer_interval, layer_share)
+    joined = "+" in name
+    made = join(name, parameters or {}) if joined else find(name)(**(parameters or {}))
+    return layer_wise(made, layer_interval, layer_share) if layer_interval > 1 else made
 
 
 def join(name: str, parameters: Mapping[str, Any]) -> Method:

@@ -13,7 +13,6 @@ import torch
 
 from coterie.client import Client
 from coterie.compose import Sharing, no_layer
-from coterie.errors import ConfigError
 from coterie.federation import (
     Array,
     ClientId,
@@ -27,7 +26,18 @@ from coterie.federation import (
 )
 from coterie.grouping import Dendrogram, agglomerate, scaled_l1
 from coterie.layerwise import WHOLE, layer_wise
-from coterie.method import Method, Round, Setup, State, matrix, method
+from coterie.method import (
+    AboveZeroToOne,
+    Count,
+    Method,
+    Natural,
+    Round,
+    Setup,
+    Share,
+    State,
+    matrix,
+    method,
+)
 from coterie.weights import Weights
 
 _SHARING = Sharing()
@@ -36,15 +46,15 @@ _ALONE = Sharing(no_layer)
 
 @method
 def dc_pfl(
-    alpha: int = 3,
+    alpha: Count = 3,
     dynamic: bool = True,
-    gamma: float = 1.0,
-    share: float = 0.1,
-    step: float = 0.2,
-    smooth: int = 5,
-    observe: int = 3,
-    sleep: int = 6,
-    start: int = 5,
+    gamma: Share = 1.0,
+    share: Share = 0.1,
+    step: AboveZeroToOne = 0.2,
+    smooth: Count = 5,
+    observe: Count = 3,
+    sleep: Natural = 6,
+    start: Count = 5,
 ) -> Method:
     """One group that splits, when its loss stops falling fast, along a tree of model distances.
 
@@ -70,7 +80,7 @@ def dc_pfl(
         start: rounds before the tree is built and before layers rest, 1 or more.
     Server sees: each client's model in the first ``start`` rounds; then means, among them the
     model of a client that is about to be alone.
-    Travels: one model down, one up; less when layers rest, two down in a trial, none for a client
+    Travels: 1 model down, 1 up; less when layers rest, two down in a trial, none for a client
     alone in its group.
     Newcomers: train each group's model for a round and join the one that this moves least, by the
     same S. Groups of one are left out unless there are no others, for the server has only the
@@ -81,10 +91,6 @@ def dc_pfl(
     Reference: Liu et al., Dynamic Clustering for Personalized Federated Learning on Heterogeneous
     Edge Devices (DC-PFL).
     """
-    if not (0 <= gamma <= 1 and 0 < step <= 1):
-        raise ConfigError(f"dc-pfl: gamma is 0 to 1 and step above 0 to 1, not {gamma}, {step}")
-    if min(smooth, observe, start) < 1 or sleep < 0:
-        raise ConfigError("dc-pfl: smooth, observe and start are 1 or more, sleep 0 or more")
 
     def groups_at(state: State, level: int) -> dict[ClientId, Slot]:
         return cut(state, level, max(0.0, gamma - step * level))
@@ -147,7 +153,8 @@ def dc_pfl(
 
     tasks = {"train": train, "try": try_both, "settle": settle, "measure": measure}
     inner = Method("dc-pfl", init, round, sends, tasks, assemble, admit, sees="each")
-    return layer_wise(inner, alpha, share, start)
+    paced = layer_wise(inner, alpha, share, start)
+    return replace(paced, needs_all_layers="lets layers rest by itself (method.alpha)")
 
 
 # --- the server's smaller steps -----------------------------------------------------------------

@@ -13,16 +13,16 @@ from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
 from coterie.grouping import Cut, agglomerate, best_cut, euclidean
-from coterie.method import Method, Round, Setup, State, matrix, method
+from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
 from coterie.weights import Layout, Weights
 
 
 @method
 def fedclust(
-    threshold: float | Literal["auto"] = "auto",
-    clusters: int | None = None,
+    threshold: NonNegative | Literal["auto"] = "auto",
+    clusters: Count | None = None,
     linkage: Literal["average", "single", "complete"] = "average",
-    warmup_epochs: int = 10,
+    warmup_epochs: Count = 10,
 ) -> Method:
     """Groups by the final layer after a short training, found once; FedAvg inside each.
 
@@ -38,7 +38,7 @@ def fedclust(
         warmup_epochs: epochs of the first training, 1 or more. With too few the final layers hold
             more noise than difference, and "auto" may group clients by chance.
     Server sees: each client's final layer, once; then means.
-    Travels: one model down, one up; before the first round θ⁰ down and a final layer up.
+    Travels: 1 model down, 1 up; before the first round θ⁰ down and a final layer up.
     Newcomers: warm up from θ⁰ alike, send their final layer and join the group whose mean warm-up
     layer is nearest.
     Departs: "auto" is ours (the paper leaves the choice of λ open). A client whose first reply was
@@ -47,14 +47,8 @@ def fedclust(
     Reference: Islam et al., FedClust: Tackling Data Heterogeneity in Federated Learning through
     Weight-Driven Client Clustering, ICPP 2024.
     """
-    if threshold != "auto" and not threshold >= 0:
-        raise ConfigError(f"fedclust: threshold must be 0 or more, or 'auto', not {threshold}")
-    if clusters is not None and clusters < 1:
-        raise ConfigError(f"fedclust: clusters must be 1 or more, not {clusters}")
     if clusters is not None and threshold != "auto":
         raise ConfigError("fedclust: give clusters or a threshold, not both")
-    if warmup_epochs < 1:
-        raise ConfigError(f"fedclust: warmup_epochs must be 1 or more, not {warmup_epochs}")
 
     def warm_up(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         client.round = 0  # a newcomer warms up as everybody did: same learning rate, same stream

@@ -17,7 +17,19 @@ from coterie.errors import ConfigError
 from coterie.federation import Array, ClientId, Federation, Order, Scalar, Slot, Upload
 from coterie.grouping import canonical, dbscan, euclidean, jensen_shannon
 from coterie.grouping import hopkins as statistic
-from coterie.method import Method, Public, Round, Setup, State, matrix, method
+from coterie.method import (
+    AboveZeroToOne,
+    Count,
+    Method,
+    NonNegative,
+    Positive,
+    Public,
+    Round,
+    Setup,
+    State,
+    matrix,
+    method,
+)
 from coterie.seeds import numpy_generator, seed_for
 from coterie.weights import Layout, Weights
 
@@ -29,13 +41,13 @@ Matrix = np.ndarray[Any, Any]
 @method
 def fedtsdp(
     stages: Literal["both", "first", "second"] = "both",
-    hopkins: float = 0.65,
-    eps_outputs: float = 0.15,
-    eps_weights: float = 3.5,
-    min_points: int = 2,
-    shrink: float = 0.98,
-    public_batch: int = 50,
-    weight_step: float | None = None,
+    hopkins: NonNegative = 0.65,
+    eps_outputs: Positive = 0.15,
+    eps_weights: Positive = 3.5,
+    min_points: Count = 2,
+    shrink: AboveZeroToOne = 0.98,
+    public_batch: Count = 50,
+    weight_step: NonNegative | None = None,
 ) -> Method:
     """Clients cluster by outputs on public data, then by weights, whenever that has a tendency.
 
@@ -58,7 +70,7 @@ def fedtsdp(
             more; all public samples over the batch's when not given, as in the paper. That puts
             nearly all weight on the first such batches.
     Server sees: each client's whole model, every round.
-    Travels: the shared layers down, one model up.
+    Travels: the shared layers down, 1 model up.
     Newcomers: train θ⁰ for a round and join the cluster whose model answers most like their own on
     public samples; they receive that model whole.
     Departs: the batch size is ours. The weights' distance adds the paper's constant symmetrically.
@@ -67,12 +79,6 @@ def fedtsdp(
     Reference: Zhu et al., Federated Two Stage Decoupling With Adaptive Personalization Layers,
     Complex & Intelligent Systems 2024.
     """
-    if not 0 < shrink <= 1 or not (eps_outputs > 0 and eps_weights > 0):
-        raise ConfigError("fedtsdp: shrink is above 0 to 1, eps_outputs and eps_weights above 0")
-    if not hopkins >= 0 or not (weight_step is None or weight_step >= 0):
-        raise ConfigError("fedtsdp: hopkins and weight_step are 0 or more")
-    if min(public_batch, min_points) < 1:
-        raise ConfigError("fedtsdp: public_batch and min_points are 1 or more")
 
     def init(fed: Federation, setup: Setup) -> State:
         answers(public_of(setup.public), [setup.start], torch.arange(1))  # refuses a regression
@@ -130,7 +136,15 @@ def fedtsdp(
         return state.joined(joined, new=sorted({*state.memory["new"], *joined}))
 
     tasks = {"train": train, "show": show}
-    return Method("fedtsdp", init, round, sends, tasks, received, admit, sees="each")
+    return Method(
+        "fedtsdp", init, round, sends, tasks, received, admit, sees="each", check=check,
+        needs_all_layers="runs whole models on the server in every round",
+    )  # fmt: skip
+
+
+def check(setup: Setup) -> None:
+    """Refuse to begin without public samples."""
+    public_of(setup.public)
 
 
 def public_of(public: Public | None) -> Public:

@@ -18,7 +18,7 @@ from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload, mix
 from coterie.grouping import best_k, euclidean, kmeans
-from coterie.method import Method, Round, Setup, State, matrix, method
+from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
 from coterie.weights import Weights
 
 Matrix = np.ndarray[Any, Any]
@@ -30,10 +30,10 @@ softmax = partial(scipy_softmax, axis=1)
 
 @method
 def user_centric(
-    streams: int | Literal["auto", "all"] = "all",
+    streams: Count | Literal["auto", "all"] = "all",
     parallel: bool = False,
-    variance_batch: int | None = None,
-    penalty: float = 0.0,
+    variance_batch: Count | None = None,
+    penalty: NonNegative = 0.0,
 ) -> Method:
     """Each client's model is its own weighted mean of all clients' models.
 
@@ -53,7 +53,7 @@ def user_centric(
         penalty: what each further stream must earn in silhouette, with "auto", 0 or more.
     Server sees: each client's gradient at θ⁰, once; then weighted means. With "all" there are as
     many means as clients and their weights are known: every model can be computed from them.
-    Travels: one model down, one up; ``parallel``: as many as streams, both ways. Before the first
+    Travels: 1 model down, 1 up; ``parallel``: as many as streams, both ways. Before the first
     round θ⁰ down and a gradient up.
     Newcomers: send the same two things and get a row of their own ("all") or the stream with the
     nearest row.
@@ -63,12 +63,6 @@ def user_centric(
     Reference: Mestoukirdi et al., User-Centric Federated Learning: Trading off Wireless Resources
     for Personalization, IEEE TMLCN 2023.
     """
-    if not isinstance(streams, str) and streams < 1:
-        raise ConfigError(f"user-centric: streams must be 1 or more, auto or all, not {streams}")
-    if not penalty >= 0:
-        raise ConfigError(f"user-centric: penalty must be 0 or more, not {penalty}")
-    if variance_batch is not None and variance_batch < 1:
-        raise ConfigError(f"user-centric: variance_batch must be 1 or more, not {variance_batch}")
 
     def probe(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         client.round = 0  # the same batches whenever it is asked
