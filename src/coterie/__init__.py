@@ -7,7 +7,19 @@
 
 __version__ = "0.1.0"
 
-from coterie.client import Client, Fit, Objective, Penalty, Schedule, erm, proximal
+from coterie.client import (
+    Client,
+    Descent,
+    Fit,
+    Objective,
+    Penalty,
+    Schedule,
+    Slope,
+    contrastive,
+    erm,
+    linear,
+    proximal,
+)
 from coterie.compose import (
     Assign,
     Local,
@@ -18,8 +30,10 @@ from coterie.compose import (
     by_loss,
     everyone,
     grouped,
+    keeping,
     minimise,
     no_layer,
+    only_last,
     true_groups,
 )
 from coterie.data import ClientData, Population, Split
@@ -37,19 +51,26 @@ from coterie.method import Method, Public, Round, Setup, State, method
 from coterie.methods import (
     METHODS,
     dc_pfl,
+    fedadam,
     fedavg,
+    fedavgm,
     fedclust,
     fedper,
     fedprox,
     fedtsdp,
+    fedyogi,
     ifca,
+    krum,
     local,
+    median,
     oracle,
+    trimmed_mean,
     user_centric,
 )
 from coterie.run.api import run, simulate
 from coterie.run.result import Result
 from coterie.seeds import seed_for
+from coterie.serverside import robust, stepping
 from coterie.weights import Layout, Weights
 
 __all__ = [
@@ -58,6 +79,7 @@ __all__ = [
     "Client",
     "ClientData",
     "CoterieError",
+    "Descent",
     "Federation",
     "Fit",
     "Layout",
@@ -75,6 +97,7 @@ __all__ = [
     "Schedule",
     "Setup",
     "Sharing",
+    "Slope",
     "Split",
     "State",
     "Upload",
@@ -84,26 +107,38 @@ __all__ = [
     "alone",
     "by_loss",
     "chosen",
+    "contrastive",
     "dc_pfl",
     "erm",
     "everyone",
+    "fedadam",
     "fedavg",
+    "fedavgm",
     "fedclust",
     "fedper",
     "fedprox",
     "fedtsdp",
+    "fedyogi",
     "grouped",
     "ifca",
+    "keeping",
+    "krum",
     "layer_wise",
+    "linear",
     "local",
+    "median",
     "method",
     "minimise",
     "no_layer",
+    "only_last",
     "oracle",
     "proximal",
+    "robust",
     "run",
     "seed_for",
     "simulate",
+    "stepping",
+    "trimmed_mean",
     "true_groups",
     "user_centric",
 ]
