@@ -34,8 +34,16 @@ ROWS = {
     "user-centric": lambda: coterie.user_centric(streams=2),
     "user-centric all": coterie.user_centric,
     "fedavg layer-wise": lambda: coterie.layer_wise(coterie.fedavg(), 2, share=0.95, start=1),
+    "fedavgm": coterie.fedavgm,
+    "fedadam": coterie.fedadam,
+    "fedyogi": coterie.fedyogi,
+    "median": coterie.median,
+    "trimmed-mean": lambda: coterie.trimmed_mean(share=0.2),
+    "krum": coterie.krum,
     "ifca layer-wise": lambda: coterie.layer_wise(coterie.ifca(k=2), 2, share=0.95, start=1),
 }
+# What a method's row needs to be trained with, where it is not the usual.
+SCHEDULES: dict[str, dict[str, Any]] = {"scaffold": {"momentum": 0.0}}
 
 
 def digits(clients: int = 6, groups: int = 2, samples: int = 360, seed: int = 0) -> Population:
@@ -56,9 +64,8 @@ def digits(clients: int = 6, groups: int = 2, samples: int = 360, seed: int = 0)
 def experiment(method: Method, population: Population | None = None, **changes: Any) -> Experiment:
     """A quick experiment on digits with a small network that has dropout."""
     people = population or digits()
-    schedule = {"epochs": 1, "batch_size": 8, "lr": 0.1, "momentum": 0.5} | changes.pop(
-        "schedule", {}
-    )
+    schedule = {"epochs": 1, "batch_size": 8, "lr": 0.1, "momentum": 0.5}
+    schedule |= SCHEDULES.get(method.name, {}) | changes.pop("schedule", {})
     settings = {"rounds": 3, "engine": "loop"} | changes.pop("settings", {})
     network = changes.pop(
         "model",

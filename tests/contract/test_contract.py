@@ -73,7 +73,8 @@ def test_a_lost_reply_is_as_if_the_order_had_been_lost(name, client, order, tmp_
     assert same_bits(worked, never)
     assert done.versions == idle.versions
     assert done.ledger.lost == 1
-    assert not same_bits(worked, whole)
+    if name != "krum":  # it takes one client's model: another's loss may not matter
+        assert not same_bits(worked, whole)
 
 
 @every_method

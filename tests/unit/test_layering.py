@@ -22,6 +22,7 @@ FORBIDDEN = {
     "method": {"compose", "methods", "door", "engines", "run"},
     "compose": {"methods", "door", "engines", "run"},
     "layerwise": {"methods", "door", "engines", "run"},
+    "serverside": {"methods", "door", "engines", "run"},
     "methods": {"door", "engines", "run"},
     "door": {"methods", "run"},
     "engines": {"methods", "run"},
