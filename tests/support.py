@@ -17,6 +17,7 @@ from coterie.door.wire import Wire
 from coterie.engines.base import Engine
 from coterie.engines.loop import Loop
 from coterie.method import Method, Round, State
+from coterie.methods import make
 from coterie.models import make_model
 from coterie.run.experiment import Experiment, Settings, cohort
 
@@ -34,6 +35,29 @@ ROWS = {
     "user-centric": lambda: coterie.user_centric(streams=2),
     "user-centric all": coterie.user_centric,
     "fedavg layer-wise": lambda: coterie.layer_wise(coterie.fedavg(), 2, share=0.95, start=1),
+    "fednova": coterie.fednova,
+    "scaffold": coterie.scaffold,
+    "moon": coterie.moon,
+    "feddyn": coterie.feddyn,
+    "fedrep": lambda: coterie.fedrep(head_epochs=2),
+    "lg-fedavg": lambda: coterie.lg_fedavg(g=1),
+    "ditto": coterie.ditto,
+    "pfedme": lambda: coterie.pfedme(inner_steps=2, beta=0.5),
+    "per-fedavg": lambda: coterie.per_fedavg(order="hessian-free", beta=0.1),
+    "apfl": coterie.apfl,
+    "fedfomo": lambda: coterie.fedfomo(m=2),
+    "cfl": lambda: coterie.cfl(eps1=0.99, eps2=0.5),
+    "fl-hc": lambda: coterie.fl_hc(rounds=1, clusters=2),
+    "pacfl": lambda: coterie.pacfl(clusters=2),
+    "clusterfl": lambda: coterie.clusterfl(k=2, every=2),
+    "flis": lambda: coterie.flis(threshold=0.99),
+    "adaptive": lambda: coterie.adaptive(every=2),
+    "k-fed": lambda: coterie.k_fed(k=4),
+    "ifca+ditto": lambda: make("ifca+ditto", {"k": 2}),
+    "cfl+fedrep+fedadam": lambda: make(
+        "cfl+fedrep+fedadam", {"eps1": 0.99, "eps2": 0.5, "head_epochs": 1}
+    ),
+    "ditto layer-wise": lambda: coterie.layer_wise(coterie.ditto(), 2, share=0.95, start=1),
     "fedavgm": coterie.fedavgm,
     "fedadam": coterie.fedadam,
     "fedyogi": coterie.fedyogi,

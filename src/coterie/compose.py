@@ -138,13 +138,15 @@ class Local:
     """How a client trains the model it received, and which model it then uses.
 
     ``adapt(client, model, epochs)`` is how it adapts the model that it uses, where that is not
-    plain training; ``check`` refuses what does not fit.
+    plain training; ``check`` refuses what does not fit. One that ``gives_way`` is left out where
+    it is combined with another.
     """
 
     train: Callable[[Client, Weights], Fit]
     uses: Callable[[Client, Weights], Weights] = lambda _, received: received
     adapt: Adapt | None = None
     check: Check | None = None
+    gives_way: bool = False
 
 
 def minimise(objective: Objective) -> Local:
@@ -201,6 +203,7 @@ class Assign:
     check: Check | None = None
     sorts: Sorts | None = None
     looks: Callable[[Round], bool] = lambda _: True
+    needs_all_layers: str = ""
 
 
 def everyone() -> Assign:
@@ -371,6 +374,7 @@ def grouped(
         adapt=train.adapt,
         check=check,
         pieces=pieces,
+        needs_all_layers=assign.needs_all_layers,
     )
 
 
@@ -381,9 +385,9 @@ def combined(name: str, parts: Mapping[str, Method]) -> Method:
     for part, made in parts.items():
         for piece, words in _PIECES.items():
             own = getattr(made.pieces, piece, None)
-            if own is None:
+            if own is None or (piece in found and getattr(own, "gives_way", False)):
                 continue
-            if piece in found:
+            if piece in found and not getattr(found[piece][1], "gives_way", False):
                 raise ConfigError(
                     f"method {name}: {found[piece][0]} and {part} both say {words}: take one"
                 )

@@ -12,6 +12,7 @@ from coterie.grouping.angles import (
     principal_angles,
     smallest_angle_matrix,
 )
+from coterie.grouping.bipartition import Halves, bipartition
 from coterie.grouping.density import dbscan, hopkins
 from coterie.grouping.distances import cosine, euclidean, jensen_shannon, min_max, scaled_l1
 from coterie.grouping.hierarchy import (
@@ -29,11 +30,13 @@ __all__ = [
     "LINKAGES",
     "Cut",
     "Dendrogram",
+    "Halves",
     "Streams",
     "agglomerate",
     "basis",
     "best_cut",
     "best_k",
+    "bipartition",
     "canonical",
     "cosine",
     "dbscan",

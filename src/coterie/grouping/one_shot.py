@@ -6,30 +6,43 @@ Nothing is drawn at random, and neither the order of the points nor that of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.spatial.distance import cdist
 
 from coterie.errors import ConfigError
-from coterie.grouping.arrays import Array, Labels, table
-from coterie.grouping.distances import euclidean
+from coterie.grouping.angles import basis
+from coterie.grouping.arrays import Array, Labels, one_thread, table
 from coterie.grouping.kmeans import kmeans
 
 
 def local_centres(points: ArrayLike, k: int) -> tuple[Labels, Array]:
     """The client's half: k-means of its own points, with fewer centres if fewer points differ.
 
+    Points are first projected on their ``k`` strongest singular vectors, which keeps the centres
+    apart and leaves most of the noise behind; centres are means of the points themselves.
+
     >>> local_centres([[1.0], [9.0], [1.0]], 5)
     (array([0, 1, 0]), array([[1.],
            [9.]]))
     """
-    rows = table(points)
-    for count in range(min(k, len(np.unique(rows, axis=0))), 1, -1):
-        try:
-            return kmeans(rows, count)
-        except ConfigError:  # rows that differ by less than rounding count as copies
-            continue
-    return kmeans(rows, 1)
+    rows = table(points).astype(np.float64)
+    distinct, copy_of = np.unique(rows, axis=0, return_inverse=True)
+    copy_of = copy_of.reshape(-1)
+    order = np.argsort(copy_of, kind="stable")  # the same however the points came
+    rows = rows[order]
+    strongest = basis(rows.T, min(k, *rows.shape))
+    with one_thread():
+        flat = (distinct @ strongest)[copy_of]
+    labels = np.zeros(len(rows), np.int64)
+    for count in range(min(k, len(distinct)), 1, -1):
+        with suppress(ConfigError):  # points that differ by less than rounding count as copies
+            labels = kmeans(flat, count)[0]
+            break
+    groups = labels[order]
+    return labels, np.stack([rows[groups == g].mean(axis=0) for g in range(labels.max() + 1)])
 
 
 def seed_centres(centres: Sequence[ArrayLike], k: int) -> Array:
@@ -42,29 +55,28 @@ def seed_centres(centres: Sequence[ArrayLike], k: int) -> Array:
     >>> seed_centres([[[0.0], [1.0]], [[2.0], [9.0]], [[5.0]]], 4).ravel()
     array([2., 9., 5., 0.])
     """
-    clients = [table(c).astype(np.float64) for c in centres]
+    # Sorted, so that neither ties nor the seeds' numbers depend on the order of anything.
+    clients = [np.unique(table(c).astype(np.float64), axis=0) for c in centres]
     first = max(clients, key=lambda own: (len(own), _closest(own), own.tobytes()))
-    if not len(first) <= k:
+    if len(first) > k:
         raise ConfigError(f"{k} groups cannot begin with the {len(first)} centres of one client")
-    everyone = np.concatenate(clients)
-    # In an order of their own, so that ties do not fall by the order of the clients.
-    rows = everyone[sorted(range(len(everyone)), key=lambda i: everyone[i].tobytes())]
+    rows = np.unique(np.concatenate(clients), axis=0)
     seeds = list(first)
-    nearest = euclidean(rows, first).min(axis=1)
+    nearest = cdist(rows, first).min(axis=1)
     while len(seeds) < k and nearest.max() > 0:
         seeds.append(rows[nearest.argmax()])
-        nearest = np.minimum(nearest, euclidean(rows, seeds[-1][None])[:, 0])
+        nearest = np.minimum(nearest, cdist(rows, seeds[-1][None])[:, 0])
     return np.stack(seeds)
 
 
 def nearest_seed(centres: ArrayLike, seeds: ArrayLike) -> Labels:
     """The group of each centre: that of the nearest seed (ties: the first)."""
-    found: Labels = euclidean(centres, seeds).argmin(axis=1)
+    found: Labels = cdist(table(centres), table(seeds)).argmin(axis=1)
     return found
 
 
 def _closest(rows: Array) -> float:
     """The distance of the closest two rows."""
-    apart = euclidean(rows)
+    apart = cdist(rows, rows)
     np.fill_diagonal(apart, np.inf)
     return float(apart.min())

@@ -12,34 +12,61 @@ from coterie.compose import combined
 from coterie.errors import ConfigError, unknown
 from coterie.layerwise import layer_wise
 from coterie.method import Method, Source
+from coterie.methods.cfl import cfl
 from coterie.methods.clustered import ifca, oracle
+from coterie.methods.control import feddyn, scaffold
 from coterie.methods.dc_pfl import dc_pfl
 from coterie.methods.fedclust import fedclust
+from coterie.methods.fedfomo import fedfomo
+from coterie.methods.fednova import fednova
 from coterie.methods.fedtsdp import fedtsdp
 from coterie.methods.global_ import fedavg, fedprox, local
-from coterie.methods.personal import fedper
+from coterie.methods.k_fed import k_fed
+from coterie.methods.meta import apfl, per_fedavg, pfedme
+from coterie.methods.moon import moon
+from coterie.methods.pacfl import pacfl
+from coterie.methods.personal import ditto, fedper, fedrep, lg_fedavg
+from coterie.methods.regrouped import adaptive, clusterfl, fl_hc, flis
 from coterie.methods.serverside import fedadam, fedavgm, fedyogi, krum, median, trimmed_mean
 from coterie.methods.user_centric import user_centric
 
 __all__ = [
     "METHODS",
+    "adaptive",
+    "apfl",
+    "cfl",
+    "clusterfl",
     "dc_pfl",
+    "ditto",
     "fedadam",
     "fedavg",
     "fedavgm",
     "fedclust",
+    "feddyn",
+    "fedfomo",
+    "fednova",
     "fedper",
     "fedprox",
+    "fedrep",
     "fedtsdp",
     "fedyogi",
     "find",
+    "fl_hc",
+    "flis",
     "ifca",
     "join",
+    "k_fed",
     "krum",
+    "lg_fedavg",
     "local",
     "make",
     "median",
+    "moon",
     "oracle",
+    "pacfl",
+    "per_fedavg",
+    "pfedme",
+    "scaffold",
     "trimmed_mean",
     "user_centric",
 ]
@@ -48,19 +75,37 @@ METHODS: dict[str, Callable[..., Method]] = {
     "local": local,
     "fedavg": fedavg,
     "fedprox": fedprox,
-    "fedper": fedper,
-    "ifca": ifca,
-    "oracle": oracle,
-    "fedclust": fedclust,
-    "dc-pfl": dc_pfl,
-    "fedtsdp": fedtsdp,
-    "user-centric": user_centric,
+    "fednova": fednova,
+    "scaffold": scaffold,
+    "moon": moon,
+    "feddyn": feddyn,
     "fedavgm": fedavgm,
     "fedadam": fedadam,
     "fedyogi": fedyogi,
     "median": median,
     "trimmed-mean": trimmed_mean,
     "krum": krum,
+    "fedper": fedper,
+    "fedrep": fedrep,
+    "lg-fedavg": lg_fedavg,
+    "ditto": ditto,
+    "pfedme": pfedme,
+    "per-fedavg": per_fedavg,
+    "apfl": apfl,
+    "fedfomo": fedfomo,
+    "ifca": ifca,
+    "cfl": cfl,
+    "fl-hc": fl_hc,
+    "pacfl": pacfl,
+    "clusterfl": clusterfl,
+    "flis": flis,
+    "adaptive": adaptive,
+    "k-fed": k_fed,
+    "oracle": oracle,
+    "fedclust": fedclust,
+    "dc-pfl": dc_pfl,
+    "fedtsdp": fedtsdp,
+    "user-centric": user_centric,
 }
 
 

@@ -16,7 +16,7 @@ def ifca(k: Count) -> Method:
     Args:
         k: the number of models, 1 or more; 1 is FedAvg to the bit.
     Server sees: means, and each client's choice.
-    Travels: k models down, one up.
+    Travels: k models down, 1 up.
     Newcomers: get all k models and join the one with the lowest loss on their training data.
     Departs: weighted by n_i (the paper's analysis takes equal sizes). A client is scored on the
     model it chose when it last trained; one that never trained chooses by training loss.
@@ -31,7 +31,7 @@ def oracle() -> Method:
 
     Rule: FedAvg inside each true group.
     Server sees: means.
-    Travels: one model down, one up.
+    Travels: 1 model down, 1 up.
     Newcomers: join their true group; whoever's group the scenario does not know is refused.
     Departs: no paper; needs a scenario that knows its groups.
     Reference: none.

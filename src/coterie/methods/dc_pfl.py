@@ -80,7 +80,7 @@ def dc_pfl(
         start: rounds before the tree is built and before layers rest, 1 or more.
     Server sees: each client's model in the first ``start`` rounds; then means, among them the
     model of a client that is about to be alone.
-    Travels: 1 model down, 1 up; less when layers rest, two down in a trial, none for a client
+    Travels: 1 model down, 1 up; less when layers rest, 2 down in a trial, none for a client
     alone in its group.
     Newcomers: train each group's model for a round and join the one that this moves least, by the
     same S. Groups of one are left out unless there are no others, for the server has only the

@@ -12,8 +12,9 @@ from coterie.client import Client
 from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
-from coterie.grouping import Cut, agglomerate, best_cut, euclidean
-from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
+from coterie.grouping import euclidean
+from coterie.method import Count, Method, NonNegative, Round, Setup, State, method
+from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
 from coterie.weights import Layout, Weights
 
 
@@ -21,7 +22,7 @@ from coterie.weights import Layout, Weights
 def fedclust(
     threshold: NonNegative | Literal["auto"] = "auto",
     clusters: Count | None = None,
-    linkage: Literal["average", "single", "complete"] = "average",
+    linkage: Linkage = "average",
     warmup_epochs: Count = 10,
 ) -> Method:
     """Groups by the final layer after a short training, found once; FedAvg inside each.
@@ -47,8 +48,7 @@ def fedclust(
     Reference: Islam et al., FedClust: Tackling Data Heterogeneity in Federated Learning through
     Weight-Driven Client Clustering, ICPP 2024.
     """
-    if clusters is not None and threshold != "auto":
-        raise ConfigError("fedclust: give clusters or a threshold, not both")
+    one_of("fedclust", threshold, clusters)
 
     def warm_up(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         client.round = 0  # a newcomer warms up as everybody did: same learning rate, same stream
@@ -69,30 +69,11 @@ def fedclust(
         people, rows = final_layers(fed, setup.start, setup.clients)
         if not people:
             raise TrainingError("fedclust: no client answered the warm-up: nobody can be grouped")
-        distances = euclidean(rows)
-        tree = agglomerate(distances, linkage)
-        best = best_cut(distances, tree)
-        height: float | None = best.height
-        labels, why = best.labels, chosen_because(best)
-        if clusters is not None:
-            labels, height, why = tree.cut_count(clusters), None, "the number of groups was given"
-        elif threshold != "auto":
-            labels, height, why = tree.cut(threshold), threshold, "the threshold was given"
+        labels, notes = cut_tree(people, euclidean(rows), linkage, threshold, clusters)
         groups = {c: int(g) for c, g in zip(people, labels, strict=True)}
         centres = np.stack([rows[labels == g].mean(0) for g in range(labels.max() + 1)])
-        return State(
-            dict.fromkeys(range(len(centres)), setup.start),
-            groups,
-            {"start": setup.start, "centres": torch.from_numpy(centres)},
-            notes={
-                "clients": people,
-                "distances": matrix(distances),
-                "dendrogram": tree.to_list(),
-                "threshold": height,
-                "why": why,
-                "silhouette": dict(best.scores),
-            },
-        )
+        memory = {"start": setup.start, "centres": torch.from_numpy(centres)}
+        return State(dict.fromkeys(range(len(centres)), setup.start), groups, memory, notes)
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         people, rows = final_layers(fed, state.memory["start"], info.cohort)
@@ -101,15 +82,9 @@ def fedclust(
         nearest = euclidean(rows, state.memory["centres"].numpy()).argmin(axis=1)
         return state.joined(dict(zip(people, nearest.tolist(), strict=True)))
 
-    rule = Assign(start, admit, tasks={"warm-up": warm_up}, sees="each")
+    check = no_more("fedclust", "clusters", clusters)
+    rule = Assign(start, admit, tasks={"warm-up": warm_up}, sees="each", check=check)
     return grouped("fedclust", rule)
-
-
-def chosen_because(best: Cut) -> str:
-    """Why the automatic cut is where it is."""
-    if len(set(best.labels)) == 1:
-        return "no cut has a silhouette above 0.1 over clients and over groups: one group"
-    return f"silhouette {best.silhouette:.3f}, the best of all cuts"
 
 
 def final_layer(layout: Layout) -> Layout:

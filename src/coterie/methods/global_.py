@@ -27,7 +27,7 @@ def fedavg() -> Method:
 
     Rule: θ ← Σ_S n_i θ_i / Σ_S n_i, each θ_i trained from θ.
     Server sees: means.
-    Travels: one model down, one up.
+    Travels: 1 model down, 1 up.
     Newcomers: get the model.
     Departs: nowhere.
     Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
@@ -45,7 +45,7 @@ def fedprox(mu: NonNegative = 0.1) -> Method:
     Args:
         mu: strength of the pull, 0 or more; 0 is FedAvg to the bit.
     Server sees: means.
-    Travels: one model down, one up.
+    Travels: 1 model down, 1 up.
     Newcomers: get the model.
     Departs: all clients do the same number of epochs (the paper also drops that).
     Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.

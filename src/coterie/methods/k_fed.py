@@ -25,14 +25,15 @@ Seen = tuple[Matrix, Matrix]  # centres, and how many points each has
 def k_fed(k: Count, local: Count | None = None) -> Method:
     """Groups by a clustering of all clients' data in one exchange; FedAvg inside each group.
 
-    Rule: each client clusters its training inputs (as the model sees them) by k'-means and sends
-    the centres, each with its number of points. The server takes one client's centres, adds the
-    centre farthest from those taken until there are ``k``, and assigns every centre to the nearest:
-    k clusters of the data. A client joins the group of the cluster that holds most of its points
-    (ties: the lowest). Models start at θ⁰; then FedAvg inside each group.
+    Rule: each client clusters its training inputs (as the model sees them, projected on their
+    first k' singular vectors) by k'-means and sends the centres, each with its number of points.
+    The server takes one client's centres, adds the centre farthest from those taken until there
+    are ``k``, and assigns every centre to the nearest: k clusters of the data. A client joins the
+    group of the cluster that holds most of its points (ties: the lowest). Models start at θ⁰; then
+    FedAvg inside each group.
     Args:
-        k: clusters of the data, 1 or more; 1 is FedAvg to the bit. A cluster in which nobody has
-            most of his points has no model, so there may be fewer groups.
+        k: clusters of the data, 1 or more, no more than all clients' k' together; 1 is FedAvg to
+            the bit. A cluster that holds the most points of no client has no model.
         local: k', centres of each client, 1 to k; √k, rounded, when not given. A client of fewer
             distinct points sends as many centres.
     Server sees: each client's centres and their numbers of points, once; then means.
@@ -40,9 +41,10 @@ def k_fed(k: Count, local: Count | None = None) -> Method:
     as many numbers as a sample has, and k' counts.
     Newcomers: send their centres, which are assigned likewise, and join the group that holds most
     of their points among those that have a model.
-    Departs: local k-means starts farthest-first and is not preceded by a projection on singular
-    vectors. The server begins with the client whose centres are farthest apart (the paper: with
-    any), so nothing is random.
+    Departs: the server begins with the client that sent most centres, of several the one whose
+    centres are farthest apart (the paper: with any); k'-means starts farthest-first: nothing is
+    random. The last steps of the paper's local clustering, Lloyd's from the points three times
+    nearer to one centre than to all others, are left out.
     Reference: Dennis et al., Heterogeneity for the Win: One-Shot Federated Clustering, ICML 2021.
     """
     each = round(k**0.5) if local is None else local
@@ -78,8 +80,8 @@ def k_fed(k: Count, local: Count | None = None) -> Method:
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         seeds, seen = state.memory["seeds"].numpy(), asked(fed, info.cohort)
-        open_ = [int(slot) for slot in state.models]
-        return state.joined({c: home(*own, seeds, open_) for c, own in seen.items()})
+        slots = [int(slot) for slot in state.models]
+        return state.joined({c: home(*own, seeds, slots) for c, own in seen.items()})
 
     def check(setup: Setup) -> None:
         if k > each * len(setup.clients):

@@ -15,18 +15,17 @@ from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Slot, Upload
 from coterie.grouping import (
-    agglomerate,
     basis,
-    best_cut,
     paired_angle_matrix,
     smallest_angle_matrix,
 )
-from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
-from coterie.methods.fedclust import chosen_because
+from coterie.method import Count, Method, NonNegative, Round, Setup, State, method
+from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
 from coterie.weights import Weights
 
 Matrix = np.ndarray[Any, Any]
-_ROUNDING = float(np.finfo(np.float32).eps)  # of inputs: they are float32
+_ROUNDING = float(np.finfo(np.float32).eps)  # of inputs and of what is sent: both are float32
+_FINEST = 1e-4  # degrees: smaller angles between such vectors are rounding
 
 
 @method
@@ -35,7 +34,7 @@ def pacfl(
     clusters: Count | None = None,
     p: Count = 3,
     measure: Literal["smallest", "sum"] = "smallest",
-    linkage: Literal["average", "single", "complete"] = "average",
+    linkage: Linkage = "average",
 ) -> Method:
     """Groups by the angles between the subspaces of clients' data, found once; FedAvg inside each.
 
@@ -45,7 +44,8 @@ def pacfl(
     the tree at ``threshold``. Each group's model starts at θ⁰; then FedAvg inside each group.
     Args:
         threshold: the height of the cut in degrees, 0 or more, or "auto": the cut with the best
-            silhouette, one group when none is above 0.1, over clients and over groups.
+            silhouette, one group when none is above 0.1, over clients and over groups. With few
+            samples, and with "sum" of weak vectors, it may group alike clients by chance.
         clusters: the number of groups instead of a threshold, 1 to the number of clients.
         p: singular vectors of each client, 1 or more; a client whose data have a lower rank (or
             fewer samples) sends fewer.
@@ -64,8 +64,7 @@ def pacfl(
     Reference: Vahidian et al., Efficient Distribution Similarity Identification in Clustered
     Federated Learning via Principal Angles Between Client Data Subspaces, AAAI 2023.
     """
-    if clusters is not None and threshold != "auto":
-        raise ConfigError("method pacfl: give clusters or a threshold, not both")
+    one_of("pacfl", threshold, clusters)
 
     def span(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         vectors = directions(inputs(client, "pacfl"), p)
@@ -80,22 +79,7 @@ def pacfl(
         if not bases:
             raise TrainingError("pacfl: no client sent its vectors: nobody can be grouped")
         angles = proximity(bases.values(), measure)
-        tree = agglomerate(angles, linkage)
-        best = best_cut(angles, tree)
-        labels, height, why = best.labels, best.height, chosen_because(best)
-        if threshold != "auto":
-            labels, height, why = tree.cut(threshold), threshold, "the threshold was given"
-        notes = {
-            "clients": list(bases),
-            "distances": matrix(angles),
-            "dendrogram": tree.to_list(),
-            "threshold": height,
-            "why": why,
-            "silhouette": dict(best.scores),
-        }
-        if clusters is not None:
-            labels = tree.cut_count(min(clusters, len(bases)))
-            notes |= {"threshold": None, "why": "the number of groups was given"}
+        labels, notes = cut_tree(list(bases), angles, linkage, threshold, clusters)
         groups = dict(zip(bases, labels.tolist(), strict=True))
         models: dict[Slot, Weights] = dict.fromkeys(range(max(labels) + 1), setup.start)
         return State(models, groups, {"bases": bases}, notes)
@@ -110,12 +94,7 @@ def pacfl(
         slots = [list(state.models)[i] for i in means.argmin(axis=0)]
         return state.joined(dict(zip(new, slots, strict=True)))
 
-    def check(setup: Setup) -> None:
-        if clusters is not None and clusters > len(setup.clients):
-            raise ConfigError(
-                f"method pacfl: clusters = {clusters} for {len(setup.clients)} clients: take fewer"
-            )
-
+    check = no_more("pacfl", "clusters", clusters)
     return grouped("pacfl", Assign(start, admit, tasks={"span": span}, sees="each", check=check))
 
 
@@ -137,7 +116,7 @@ def directions(rows: Matrix, p: int) -> Matrix:
     Beyond the rank there are none, only what rounding happens to leave. Data that are all zero
     have a column of zeros.
 
-    >>> abs(directions(np.array([[0.0, 3.0, 0.0], [0.0, 4.0, 0.0]]), 3)).tolist()
+    >>> abs(directions(np.array([[0.0, 3.0, 0.0], [0.0, 4.0, 0.0]]), 3)).round(9).tolist()
     [[0.0], [1.0], [0.0]]
     """
     data = rows.T
@@ -164,4 +143,4 @@ def proximity(bases: Iterable[Tensor], measure: str) -> Matrix:
         found = total * most / pairs
     empty = np.array([not b.any() for b in sent])
     found[empty[:, None] ^ empty] = 90.0 if measure == "smallest" else 90.0 * most
-    return found
+    return np.where(found < _FINEST, 0.0, found)

@@ -140,12 +140,13 @@ _FEDCLUST_PER_METHOD: dict[str, dict[str, Any]] = {
     "fedprox": _GLOBAL,
     "fednova": _GLOBAL,
     "ifca": {"method": {"k": 2}},
+    "cfl": {"method": {"eps1": 0.4, "eps2": 0.6, "relative": False}},
 }
 _FEDCLUST_NOTES = (
     "The paper's figures are means of three runs.",
     "FedAvg, FedProx, FedNova and CFL: the paper's learning rate is one of 0.1, 0.01 and 0.001, "
     "without saying which; here 0.01.",
-    "CFL in the paper: ε1 = 0.4 and ε2 = 0.6. IFCA: as many models as in its own paper; here 2.",
+    "CFL as in the paper: ε1 = 0.4 and ε2 = 0.6, absolute. IFCA: as many models as in its own paper; here 2.",
     "The numbers of clusters are those that the paper found best for 20 % of the labels.",
     "How much of a client's data is for testing is not said; here a fifth.",
 )
@@ -268,8 +269,10 @@ def dc_pfl() -> Iterator[Scenario]:
                     "run": {"rounds": rounds, "cohort": 1.0},
                 },
                 **_figures(cells),
+                per_method={"clusterfl": {"method": {"k": 5}}},
                 notes=(
                     "The paper's figures are means of three runs.",
+                    "The paper does not tell ClusterFL's number of groups; here 5.",
                     "The paper does not tell learning rate and momentum; here 0.01 and 0.",
                     f"The paper stops when training converges, after {converged} rounds; here "
                     f"{rounds} for all.",

@@ -1,0 +1,163 @@
+"""FedFomo: each client downloads a few others' models and mixes in those that help it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie.client import Client
+from coterie.compose import Sharing, no_layer
+from coterie.errors import ConfigError
+from coterie.federation import Array, ClientId, Federation, Order, Scalar, Upload
+from coterie.method import Count, Method, NonNegative, Round, Setup, Share, State, method
+from coterie.seeds import numpy_generator, seed_for
+from coterie.weights import Weights
+
+_ALL_STAY = Sharing(no_layer)  # a client keeps its whole model
+
+
+@method
+def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Method:
+    """Each client mixes into its own model those of a few others that do better on its data.
+
+    Rule: the server keeps everybody's latest model and sends a client those of M others. On its
+    validation data the client weighs each: (L(θ_i) − L(θ_n))/‖θ_n − θ_i‖, θ_i its own last model,
+    L2 over parameters. Below 0 counts as 0; the weights are divided by their sum, and
+    θ_i ← θ_i + Σ w_n(θ_n − θ_i), or θ_i if none is above 0. It trains that and sends it, with the
+    weights as they were before clipping, which the server adds to its affinities P. Each of the M
+    is, with probability ε, anybody, else the one with the highest P among those left.
+    Args:
+        m: M, others' models sent to a client, 1 or more and fewer than there are clients.
+        epsilon: ε in the first round, 0 to 1.
+        decay: what ε loses in each round until it is 0, 0 or more.
+    Server sees: each client's model, and its weights.
+    Travels: M models down, one up; in the first round none down. Before it each client is asked
+    once whether it has validation data.
+    Newcomers: begin with θ⁰ and are sent M models at random.
+    Departs: only others' models are weighed, against the client's own newest; one that has nothing
+    of its own yet weighs against θ⁰. A model at distance 0 has weight 0. Equal affinities are put
+    in random order. Statistics of batch normalisation are mixed with the parameters. A client is
+    scored after mixing, with the M that it would be sent if ε were 0. One without validation data
+    is refused.
+    Reference: Zhang et al., Personalized Federated Learning with First Order Model Optimization,
+    ICLR 2021.
+    """
+
+    def init(fed: Federation, setup: Setup) -> State:
+        fed.gather([Order(c, "ready") for c in setup.clients])
+        memory = {"seed": setup.seed, "start": setup.start, "round": 0, "affinity": {}}
+        return State({}, {c: c for c in setup.clients}, memory)
+
+    def offer(state: State, client: ClientId, round: int, epsilon: float) -> dict[str, Array]:
+        others = [c for c in sorted(state.groups) if c in state.models and c != client]
+        seed = seed_for(state.memory["seed"], "fedfomo", round, client)
+        row = state.memory["affinity"].get(client, {})
+        found = picked(row, others, m, epsilon, numpy_generator(seed))
+        models = {str(c): state.models[c] for c in sorted(found)}
+        return {c: model.only(model.layout.shareable) for c, model in models.items()}
+
+    def round(fed: Federation, state: State, info: Round) -> State:
+        chance = max(0.0, epsilon - decay * info.number)
+        offers = {c: offer(state, c, info.number, chance) for c in info.cohort}
+        models, affinity = dict(state.models), dict(state.memory["affinity"])
+        notes = {}
+        for reply in fed.gather([Order(c, "train", o) for c, o in offers.items()]):
+            me, model = reply.client, reply.arrays["model"]
+            assert isinstance(model, Weights)
+            models[me] = model.onto(state.memory["start"])
+            gains = {int(n): reply.metrics[f"weight.{n}"] for n in offers[me]}
+            row = affinity.get(me, {})
+            affinity[me] = {**row, **{n: row.get(n, 0.0) + gain for n, gain in gains.items()}}
+            notes[str(me)] = {str(n): gain for n, gain in gains.items()}
+        memory = {**state.memory, "affinity": affinity, "round": info.number + 1}
+        return State(models, state.groups, memory, {"weights": notes})
+
+    def check(setup: Setup) -> None:
+        if m >= len(setup.clients):
+            raise ConfigError(
+                f"method fedfomo: m = {m} others' models for {len(setup.clients)} clients: take "
+                "fewer models than there are clients"
+            )
+
+    return Method(
+        name="fedfomo",
+        init=init,
+        round=round,
+        sends=lambda state, client: offer(state, client, state.memory["round"], 0.0),
+        tasks={"ready": ready, "train": train},
+        assemble=lambda client, arrays: mixed(client, arrays)[0],
+        admit=lambda fed, state, info: state.joined({c: c for c in info.cohort}),
+        sees="each",
+        check=check,
+    )
+
+
+def picked(
+    row: Mapping[ClientId, float],
+    others: Sequence[ClientId],
+    count: int,
+    epsilon: float,
+    generator: np.random.Generator,
+) -> list[ClientId]:
+    """So many of the others: each by chance with probability ε, else the one of highest affinity.
+
+    >>> picked({4: 2.0, 7: 1.0}, [1, 4, 7], 2, 0.0, numpy_generator(0))
+    [4, 7]
+    """
+    left = [others[i] for i in generator.permutation(len(others))]  # equal ones fall by chance
+    found: list[ClientId] = []
+    while left and len(found) < count:
+        if generator.random() < epsilon:
+            found.append(left[generator.integers(len(left))])
+        else:
+            found.append(max(left, key=lambda c: row.get(c, 0.0)))
+        left.remove(found[-1])
+    return found
+
+
+def mixed(client: Client, arrays: Mapping[str, Array]) -> tuple[Weights, dict[str, float]]:
+    """The client's own model with the better ones mixed in, and what each was found to be worth."""
+    refuse_without_validation(client)
+    own = _ALL_STAY.received(client, {})[1]
+    others = {n: w.onto(own) for n, w in arrays.items() if isinstance(w, Weights)}
+    worth: dict[str, float] = {}
+    before = client.loss(own, "val") if others else 0.0
+    for n, model in others.items():
+        gain, distance = before - client.loss(model, "val"), (model - own).norm()
+        worth[n] = gain / distance if distance > 0 and math.isfinite(gain) else 0.0
+    total = sum(max(w, 0.0) for w in worth.values())
+    if total == 0:
+        return own, worth
+    vector = own.vector.double()
+    for n, model in others.items():
+        step = model.vector.double() - own.vector.double()
+        vector = vector + step * (max(worth[n], 0.0) / total)
+    return Weights(own.layout, vector.float()), worth
+
+
+def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """Train the mixture; keep it, send it, and tell what the others' models were worth."""
+    start, worth = mixed(client, arrays)
+    fitted = client.fit(start)
+    _ALL_STAY.keep(client, fitted.weights)
+    metrics = {"loss": fitted.loss, **{f"weight.{n}": w for n, w in worth.items()}}
+    return Upload({"model": fitted.weights.only(fitted.weights.layout.shareable)}, metrics)
+
+
+def ready(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """Answer only if there is validation data to weigh models on."""
+    refuse_without_validation(client)
+    return Upload()
+
+
+def refuse_without_validation(client: Client) -> None:
+    """Models are weighed on validation data, so there must be some."""
+    if not len(client.val):
+        raise ConfigError(
+            f"method fedfomo weighs others' models on validation data, and client {client.id} has "
+            "none: set data.val_fraction above 0 (three samples are enough for one), or leave the "
+            "client out"
+        )

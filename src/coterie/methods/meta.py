@@ -1,0 +1,200 @@
+"""Methods whose clients descend along a gradient of their own: after a step, or of a mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from coterie.client import Batch, Client, Descent, Fit, Objective, Slope
+from coterie.compose import Local, Pieces, grouped, keeping
+from coterie.errors import ConfigError
+from coterie.method import Count, Method, NonNegative, Positive, Share, method
+from coterie.serverside import momentum_step, stepping
+from coterie.weights import Weights
+
+
+@method
+def per_fedavg(
+    order: Literal["first", "hessian-free"] = "first",
+    alpha: NonNegative = 1e-2,
+    beta: Positive = 1e-3,
+    delta: Positive = 1e-3,
+) -> Method:
+    """One model for everybody that is good after one step on a client's own data (MAML).
+
+    Rule: on one batch w' = w − α∇f(w), on another d = ∇f(w'). "first": w ← w − βd. "hessian-free":
+    with a third batch w ← w − β[d − α(∇f(w+δd) − ∇f(w−δd))/2δ]. Then as FedAvg. A client adapts the
+    model that it receives by one step α on one batch of its training data.
+    Args:
+        order: "first" leaves out second derivatives; "hessian-free" takes them by differences.
+        alpha: the inner learning rate α, 0 or more; it does not decay.
+        beta: the outer learning rate β, above 0; it takes the run's place and decays as that does.
+        delta: δ of the differences, above 0.
+    Server sees: means.
+    Travels: one model down, one up.
+    Newcomers: get the model, and adapt it by one step.
+    Departs: each kind of batch comes from a shuffle of its own over all the client's samples, so
+    one with few samples trains too. Statistics of batch normalisation are those of the passes at w;
+    what passes elsewhere do to them is undone. Dropout is the same on both sides of a difference.
+    Momentum and weight decay of the run act on the outer step only.
+    Reference: Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A
+    Model-Agnostic Meta-Learning Approach, NeurIPS 2020.
+    """
+
+    def look(slope: Slope, batches: tuple[Batch, ...]) -> Tensor:
+        slope.at(batches[0])
+        here = slope.vector.clone()
+        slope.theta.add_(slope.gradient, alpha=-alpha)
+        loss = slope.at(batches[1])
+        slope.vector.copy_(here)
+        if order == "hessian-free":
+            d = slope.gradient.clone()
+            bend = curved(slope, d, batches[2], delta)
+            slope.gradient.copy_(d).sub_(bend, alpha=alpha)
+        return loss
+
+    objective = Objective(descent=Descent(2 if order == "first" else 3, look))
+
+    def train(client: Client, start: Weights) -> Fit:
+        return client.fit(start, objective, lr=beta * client.schedule().lr_decay ** client.round)
+
+    def adapt(client: Client, model: Weights, epochs: int) -> Weights:
+        step: dict[str, Any] = {"epochs": 1, "steps": 1, "lr": alpha, "momentum": 0.0, "clip": None}
+        step |= {"weight_decay": 0.0, "optimizer": "sgd", "options": {}}
+        return client.fit(model, stream="adapt", **step).weights
+
+    return grouped("per-fedavg", train=Local(train, adapt=adapt))
+
+
+def curved(slope: Slope, d: Tensor, batch: Batch, delta: float) -> Tensor:
+    """∇²f(w)·d by differences: (∇f(w+δd) − ∇f(w−δd))/2δ; the model is left as it was."""
+    here, ends = slope.vector.clone(), []
+    seed = int(torch.randint(2**31, ()))  # other dropout on each side would be divided by 2δ too
+    for side in (delta, -delta):
+        torch.manual_seed(seed)
+        slope.theta.add_(d, alpha=side)
+        slope.at(batch)
+        ends.append(slope.gradient.clone())
+        slope.vector.copy_(here)
+    return (ends[0] - ends[1]) / (2 * delta)
+
+
+@method
+def pfedme(
+    lam: Positive = 15.0,
+    inner_steps: Count = 5,
+    personal_lr: Positive = 0.01,
+    beta: Positive = 1.0,
+) -> Method:
+    """Each client has a model of its own near the global one, which learns from how it is pulled.
+
+    Rule: for each batch θ takes K steps from w_i on the batch's loss + λ/2·‖θ − w_i‖², then
+    w_i ← w_i − ηλ(w_i − θ), η the run's learning rate. The server: w ← (1−β)w + β·mean of the w_i.
+    A client uses the θ of its last batch.
+    Args:
+        lam: λ, how strongly θ is pulled to w_i, above 0.
+        inner_steps: K, 1 or more.
+        personal_lr: the learning rate of θ, above 0 and below 2/λ; it does not decay.
+        beta: β, how far the server goes to the mean, above 0; 1 is all the way.
+    Server sees: means of the w_i; never θ.
+    Travels: one model down, one up.
+    Newcomers: get the global model, and use it until they have trained a θ.
+    Departs: a round is the run's epochs over all batches; the mean is by n_i over the cohort.
+    Statistics of batch normalisation of w_i are those of the passes at w_i.
+    Reference: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
+    """
+    if personal_lr * lam >= 2:
+        raise ConfigError(
+            f"method pfedme: personal_lr·lam = {personal_lr * lam:g}: from 2 on the personal steps "
+            f"grow without end. Take personal_lr below {2 / lam:g}"
+        )
+
+    def train(client: Client, start: Weights) -> Fit:
+        last = start.vector
+
+        def look(slope: Slope, batches: tuple[Batch, ...]) -> Tensor:
+            nonlocal last
+            loss = slope.at(batches[0])
+            here, w = slope.vector.clone(), slope.theta.clone()
+            for step in range(inner_steps):
+                if step:
+                    slope.at(batches[0])
+                slope.gradient.add_(slope.theta - w, alpha=lam)
+                slope.theta.add_(slope.gradient, alpha=-personal_lr)
+            last = slope.vector.detach().cpu().clone()  # the model itself goes back to w_i
+            torch.sub(w, slope.theta, out=slope.gradient).mul_(lam)
+            slope.vector.copy_(here)
+            return loss
+
+        fitted = client.fit(start, Objective(descent=Descent(1, look)))
+        client.state["pfedme"] = Weights(start.layout, last)
+        return fitted
+
+    local = keeping("pfedme", train)
+    made = grouped("pfedme", train=local)
+    if beta == 1:
+        return made
+
+    def around(inner: Method) -> Method:
+        return stepping(inner, momentum_step(beta, 0.0))
+
+    return replace(around(made), pieces=Pieces(train=local, around=around))
+
+
+@method
+def apfl(alpha: Share = 0.5, learn: bool = True) -> Method:
+    """FedAvg, and each client uses a mixture of the global model and one of its own.
+
+    Rule: w exactly as FedAvg. A client uses αv + (1−α)w. In its turn it first moves α by one step,
+    α ← clip(α − η⟨v−w, ∇f(αv + (1−α)w)⟩, 0, 1), w the model received and f the loss of all its
+    training data. Then it trains w to w_i, and v on the same batches along α∇f(αv + (1−α)w_i). v
+    starts at the first model received; v and α stay with the client when it sits out.
+    Args:
+        alpha: the share α of the client's own model to begin with, 0 to 1.
+        learn: whether α is learned; if not, 0 is FedAvg and 1 training alone, to the bit.
+    Server sees: means of w; never v or α.
+    Travels: one model down, one up.
+    Newcomers: get the global model, and use it until they have trained a v.
+    Departs: w_i is trained before v and stands still meanwhile (the paper takes turns). α moves
+    once a round. Statistics of batch normalisation are mixed too.
+    Reference: Deng et al., Adaptive Personalized Federated Learning, 2020.
+    """
+
+    def share(client: Client) -> float:
+        return float(client.state.get("apfl.alpha", alpha))  # type: ignore[arg-type]
+
+    def mixture(client: Client, received: Weights) -> Weights:
+        own = client.kept("apfl") or received
+        return Weights(own.layout, torch.lerp(received.vector, own.vector, share(client)))
+
+    def train(client: Client, start: Weights) -> Fit:
+        own = client.kept("apfl") or start
+        if learn:
+            slope = client.gradient(mixture(client, start)).parameters.double()
+            gap = (own.parameters - start.parameters).double()
+            moved = share(client) - client.schedule().lr * float(gap @ slope)
+            client.state["apfl.alpha"] = min(max(moved, 0.0), 1.0)
+        fitted = client.fit(start)
+        along = Objective(descent=Descent(1, mixed_with(fitted.weights, share(client))))
+        client.state["apfl"] = client.fit(own, along).weights
+        return fitted
+
+    return grouped("apfl", train=replace(keeping("apfl", train), uses=mixture))
+
+
+def mixed_with(other: Weights, alpha: float) -> Callable[[Slope, tuple[Batch, ...]], Tensor]:
+    """The gradient of f(αv + (1−α)w) with respect to v, w another model at rest."""
+
+    def look(slope: Slope, batches: tuple[Batch, ...]) -> Tensor:
+        v = slope.theta.clone()
+        slope.theta.lerp_(other.parameters.to(v.device), 1 - alpha)
+        loss = slope.at(batches[0])
+        slope.gradient.mul_(alpha)
+        slope.theta.copy_(v)
+        return loss
+
+    return look

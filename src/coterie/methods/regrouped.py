@@ -1,0 +1,313 @@
+"""Methods whose server looks at clients' models now and then, and groups the clients anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy.spatial.distance import pdist, squareform
+
+from coterie.client import Client, Fit, proximal
+from coterie.compose import Assign, Check, Local, More, grouped, keeping
+from coterie.errors import ConfigError, TrainingError
+from coterie.federation import ClientId, Federation, Order, Reply, Slot, Upload
+from coterie.grouping import cosine, euclidean, kmeans
+from coterie.method import (
+    Count,
+    Method,
+    Natural,
+    NonNegative,
+    Public,
+    Round,
+    Setup,
+    Share,
+    State,
+    matrix,
+    method,
+)
+from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
+from coterie.weights import Weights
+
+Matrix = np.ndarray[Any, Any]
+Sent = Mapping[ClientId, Weights]  # the models of a round's replies, as they came
+# A label for each of these models, and what there is to show.
+Label = Callable[[State, Round, Sent], tuple[Matrix, dict[str, Any]]]
+_COLUMNS = 4096  # turned into float64 at a time
+
+
+@method
+def fl_hc(
+    rounds: Natural = 5,
+    threshold: NonNegative | Literal["auto"] = "auto",
+    clusters: Count | None = None,
+    metric: Literal["l1", "l2", "cosine"] = "l2",
+    linkage: Linkage = "average",
+) -> Method:
+    """FedAvg for a few rounds, then groups by everybody's update, found once; FedAvg inside each.
+
+    Rule: after ``rounds`` rounds of FedAvg all clients, not only the cohort, train the model once;
+    the server clusters their updates (agglomerative) and cuts the tree at ``threshold``. Each
+    group's model is the mean, by n_i, of what its members have just trained; then FedAvg inside.
+    Args:
+        rounds: rounds of FedAvg before the clustering, 0 or more; a run that ends before it is
+            FedAvg.
+        threshold: the height of the cut, 0 or more, in units of ``metric`` (inf is one group), or
+            "auto": the cut with the best silhouette, one group when none is above 0.1, over
+            clients and over groups.
+        clusters: the number of groups instead of a threshold, 1 to the number of clients.
+        metric: the distance of two updates: "l1", "l2" or "cosine", which is 1 − cos.
+        linkage: how the distance of two groups comes from those of their clients.
+    Server sees: each client's model, once; otherwise means.
+    Travels: 1 model down, 1 up; in the round of the clustering, for all clients.
+    Newcomers: get every group's model and join the one with the lowest loss on their training data.
+    Departs: "auto" is ours. The training that is clustered counts as a round; where everybody takes
+    part in every round this is the paper's clustering and the first round after it in one. A client
+    whose reply is lost in that round joins at its next turn as a newcomer does.
+    Reference: Briggs et al., Federated Learning with Hierarchical Clustering of Local Updates to
+    Improve Training on Non-IID Data, IJCNN 2020.
+    """
+    one_of("fl-hc", threshold, clusters)
+    distance = {"l1": manhattan, "l2": euclidean, "cosine": cosine}[metric]
+
+    def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
+        return cut_tree(sent, distance(changes(state, sent)), linkage, threshold, clusters)
+
+    check = no_more("fl-hc", "clusters", clusters)
+    return grouped("fl-hc", regrouped(lambda number: number == rounds, label, check))
+
+
+@method
+def flis(
+    threshold: Share | Literal["auto"] = "auto",
+    graph: Literal["hierarchical", "threshold"] = "hierarchical",
+    every: Natural = 0,
+) -> Method:
+    """Groups by what clients' models answer to the server's public samples; FedAvg inside each.
+
+    Rule: in the first round all clients, not only the cohort, train; the server runs their models
+    on its public samples. Two clients are as similar as the cosine of their answers: the
+    probabilities of all classes for all samples, as one vector. Clients are clustered by that. Each
+    group's model is the mean, by n_i, of what its members have just trained; then FedAvg inside.
+    Args:
+        threshold: the similarity at which clients are grouped, 0 to 1 (0 is one group), or "auto":
+            the cut with the best silhouette, one group when none is above 0.1, over clients and
+            over groups.
+        graph: "hierarchical", groups merge while the mean similarity of their clients is at least
+            the threshold; or "threshold", clients of at least that similarity are linked, and
+            whoever is linked through others belongs to the same group.
+        every: rounds from one clustering to the next, 0 or more; 0 clusters once.
+    Server sees: each client's model, once or in every clustering; otherwise means.
+    Travels: 1 model down, 1 up; in a round with a clustering, for all clients.
+    Newcomers: get every group's model and join the one with the lowest loss on their training data.
+    Departs: "auto" is ours. The paper compares predicted labels, this probabilities. The training
+    that is clustered counts as a round. Layers that do not travel are those of θ⁰ when the server
+    runs a model. A client whose reply is lost in such a round joins at its next turn as a newcomer
+    does.
+    Reference: Morafah et al., FLIS: Clustered Federated Learning via Inference Similarity for
+    Non-IID Data Distribution, IEEE OJCS 2023.
+    """
+    linkage: Linkage = "average" if graph == "hierarchical" else "single"
+
+    def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
+        models = [w.onto(state.models[state.groups[c]]) for c, w in sent.items()]
+        rows = np.stack([answers(info.public, m) for m in models])
+        height = threshold if threshold == "auto" else 1 - threshold
+        return cut_tree(sent, cosine(rows), linkage, height)
+
+    def check(setup: Setup) -> None:
+        answers(setup.public, setup.start)
+
+    def due(number: int) -> bool:
+        return number % every == 0 if every else number == 0
+
+    return grouped("flis", regrouped(due, label, check))
+
+
+@method
+def adaptive(
+    threshold: Annotated[float, Field(ge=-1, le=1)] = 0.35,
+    every: Count = 5,
+) -> Method:
+    """Groups by the direction of updates, found again and again; small clients train for less.
+
+    Rule: a client trains E_i = max(1, round(E·n_i/max n)) epochs (halves to the even number), E the
+    run's epochs. In round 1 and every ``every`` rounds all clients, not only the cohort, train; the
+    server clusters their updates by cosine similarity (agglomerative, average linkage) and cuts the
+    tree at 1 − T. Each group's model is the mean, by n_i, of what its members have just trained;
+    then FedAvg inside.
+    Args:
+        threshold: T, the mean similarity down to which groups merge, -1 to 1; -1 is one group, and
+            with clients of one size FedAvg to the bit.
+        every: rounds from one clustering to the next, 1 or more.
+    Server sees: each client's number of samples before the first round, its model in every
+    clustering; otherwise means.
+    Travels: 1 model down, 1 up; in a round with a clustering, for all clients. Before the first
+    round a question and a number.
+    Newcomers: get every group's model and join the one with the lowest loss on their training data;
+    who has more samples than anybody had trains E epochs.
+    Departs: T's default is ours, and so is the point that updates are measured from once there are
+    several groups: the mean of the groups' models, as many times as each has clients. From their
+    own models, clients of groups that have learnt differ by noise only. In one group it is the
+    group's model; if all clients are alike, a late clustering has only noise to go by and divides
+    them. The paper instead adds up votes of several rounds. The training that is clustered counts
+    as a round. A client whose reply is lost in such a round joins at its next turn as a newcomer
+    does. Combined with a method that says how a client trains, only the grouping is taken.
+    Reference: Gong et al., Adaptive Client Clustering for Efficient Federated Learning over Non-IID
+    and Imbalanced Data, IEEE Transactions on Big Data 2024.
+    """
+
+    def start(fed: Federation, setup: Setup) -> State:
+        replies = fed.gather([Order(c, "count") for c in setup.clients])
+        if not replies:
+            raise TrainingError("adaptive: no client said how many samples it has")
+        return together(fed, setup).joined({}, largest=max(r.examples for r in replies))
+
+    def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
+        return cut_tree(sent, cosine(changes(state, sent)), "average", 1 - threshold)
+
+    rule = replace(
+        regrouped(lambda number: number % every == 0, label),
+        start=start,
+        tasks={"count": lambda client, arrays, config: Upload()},
+        tells=lambda state: {"largest": state.memory["largest"]},
+    )
+    return grouped("adaptive", rule, Local(by_size, gives_way=True))
+
+
+def by_size(client: Client, start: Weights) -> Fit:
+    """Train for as many of the run's epochs as one's samples are of the most that anybody has."""
+    largest = int(client.told["largest"])
+    epochs = client.schedule().epochs * min(len(client.train), largest) / largest
+    return client.fit(start, epochs=max(1, round(epochs)))
+
+
+@method
+def clusterfl(k: Count, alpha: NonNegative = 0.1, every: Count = 5) -> Method:
+    """A model for each client, pulled towards the mean of its group; groups by k-means of models.
+
+    Rule: client i keeps a model w_i of its own and uses it. It minimises its loss +
+    α·‖w_i − w̄‖², w̄ the mean, by n_i, of its group's models as it last came to the server, starting
+    where it left off, and sends w_i. In round 1 and every ``every`` rounds all clients, not only
+    the cohort, train, and k-means of all w_i gives new groups.
+    Args:
+        k: groups, 1 to the number of clients. Fewer are found where models coincide or replies are
+            lost.
+        alpha: strength of the pull, 0 or more; 0 is ``local`` to the bit, if all take part.
+        every: rounds from one clustering to the next, 1 or more.
+    Server sees: each client's model in every clustering; otherwise means.
+    Travels: 1 model down, 1 up; in a round with a clustering, for all clients.
+    Newcomers: get every group's mean and join the one with the lowest loss on their training data;
+    they use it until they have trained.
+    Departs: the k-means form of the paper's multi-task objective; groups are found at intervals,
+    not in every iteration, and the paper's dropping of stragglers and of clients that are little
+    related is left out. A client whose reply is lost in a round with a clustering joins at its next
+    turn as a newcomer does, with the model that it had.
+    Reference: Ouyang et al., ClusterFL: A Similarity-Aware Federated Learning System for Human
+    Activity Recognition, MobiSys 2021.
+    """
+
+    def train(client: Client, received: Weights) -> Fit:
+        own = client.kept("clusterfl") or received
+        fit = client.fit(own, proximal(2 * alpha, anchor=received))
+        client.state["clusterfl"] = fit.weights
+        return fit
+
+    def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
+        rows = np.stack([w.parameters.numpy() for w in sent.values()])
+        return up_to(k, rows), {"clients": list(sent), "distances": matrix(euclidean(rows))}
+
+    check = no_more("clusterfl", "k", k)
+    rule = regrouped(lambda number: number % every == 0, label, check)
+    return grouped("clusterfl", rule, keeping("clusterfl", train))
+
+
+# --- the rule that they share --------------------------------------------------------------------
+
+
+def together(_: Federation, setup: Setup) -> State:
+    """One group of all."""
+    return State({0: setup.start}, dict.fromkeys(setup.clients, 0))
+
+
+def regrouped(due: Callable[[int], bool], label: Label, check: Check | None = None) -> Assign:
+    """One group at first; in the rounds that are ``due`` everybody trains and is grouped anew.
+
+    What was trained for that is the round's training: each new group's model is its mean. Groups
+    have new names, so that whatever else is kept for a group's model begins anew. Whoever does not
+    answer has no group until its next turn.
+    """
+
+    def sorts(
+        state: State, info: Round, replies: list[Reply], more: More
+    ) -> tuple[State, list[Reply]]:
+        asked = set(info.cohort)
+        rest = [c for c in state.groups if c not in asked]
+        if rest:
+            replies = sorted([*replies, *more(rest)], key=lambda r: r.client)
+        sent = {r.client: r.arrays["model"] for r in replies if "model" in r.arrays}
+        if not sent:
+            return state, replies
+        labels, notes = label(state, info, sent)  # type: ignore[arg-type]
+        groups: dict[ClientId, Slot] = {
+            c: f"{info.number + 1}/{g}" for c, g in zip(sent, labels, strict=True)
+        }
+        # What does not travel is the same in every model.
+        models = dict.fromkeys(groups.values(), next(iter(state.models.values())))
+        return State(models, groups, state.memory, notes), replies
+
+    return Assign(
+        together, sees="each", check=check, sorts=sorts, looks=lambda info: due(info.number)
+    )
+
+
+def changes(state: State, sent: Sent) -> Matrix:
+    """What each client changed of the parameters, a row each, all from one point.
+
+    That is the model that they trained; where there are several, the mean of these over clients.
+    """
+    layout = next(iter(sent.values())).layout
+    middle = torch.zeros(layout.trainable, dtype=torch.float64)
+    for slot, count in Counter(state.groups[c] for c in sent).items():
+        model = state.models[slot].part(layout)
+        middle.add_(model.parameters.double(), alpha=count / len(sent))
+    return np.stack([(w.parameters - middle).float().numpy() for w in sent.values()])
+
+
+def manhattan(rows: Matrix) -> Matrix:
+    """L1 distances between all rows.
+
+    >>> manhattan(np.array([[0.0, 0.0], [3.0, 4.0]]))
+    array([[0., 7.],
+           [7., 0.]])
+    """
+    blocks = np.array_split(rows, range(_COLUMNS, rows.shape[1], _COLUMNS), axis=1)
+    found: Matrix = squareform(sum(pdist(b.astype(np.float64), "cityblock") for b in blocks))
+    return found
+
+
+def up_to(k: int, rows: Matrix) -> Matrix:
+    """The groups of k-means; fewer than ``k`` where fewer rows differ."""
+    try:
+        return kmeans(rows, k)[0]
+    except ConfigError:
+        if k == 1:
+            raise
+        return up_to(k - 1, rows)
+
+
+def answers(public: Public | None, model: Weights) -> Matrix:
+    """The probabilities that a model gives to each class of each public sample, in one row."""
+    if public is None or not len(public.x):
+        raise ConfigError(
+            "method flis needs public samples to run models on: set data.public (--set "
+            "data.public=1000), or give simulate a population with public samples"
+        )
+    found = public.outputs(model, public.x)
+    if found.ndim != 2 or found.shape[1] < 2:
+        raise ConfigError("method flis needs classes: it compares the probabilities of answers")
+    return found.double().softmax(-1).reshape(-1).numpy()

@@ -1,0 +1,73 @@
+"""Groups from distances, by a tree that is cut: what FedClust, PACFL and their kin share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+import numpy as np
+
+from coterie.compose import Check
+from coterie.errors import ConfigError
+from coterie.federation import ClientId
+from coterie.grouping import Cut, agglomerate, best_cut
+from coterie.method import Setup, matrix
+
+Labels = np.ndarray[Any, Any]
+Linkage = Literal["average", "single", "complete"]
+
+
+def cut_tree(
+    clients: Collection[ClientId],
+    distances: np.ndarray[Any, Any],
+    linkage: Linkage,
+    threshold: float | Literal["auto"],
+    clusters: int | None = None,
+) -> tuple[Labels, dict[str, Any]]:
+    """Groups from a tree cut at a height, into so many, or where the silhouette is best.
+
+    With them comes what there is to show.
+    """
+    tree = agglomerate(distances, linkage)
+    best = best_cut(distances, tree)
+    labels, why = best.labels, chosen_because(best)
+    height: float | None = best.height
+    if clusters is not None:
+        labels, height = tree.cut_count(min(clusters, len(clients))), None
+        why = "the number of groups was given"
+    elif threshold != "auto":
+        labels, height, why = tree.cut(threshold), threshold, "the threshold was given"
+    return labels, {
+        "clients": list(clients),
+        "distances": matrix(distances),
+        "dendrogram": tree.to_list(),
+        "threshold": height,
+        "why": why,
+        "silhouette": dict(best.scores),
+    }
+
+
+def chosen_because(best: Cut) -> str:
+    """Why the automatic cut is where it is."""
+    if len(set(best.labels)) == 1:
+        return "no cut has a silhouette above 0.1 over clients and over groups: one group"
+    return f"silhouette {best.silhouette:.3f}, the best of all cuts"
+
+
+def one_of(name: str, threshold: float | Literal["auto"], clusters: int | None) -> None:
+    """Refuse a height and a number of groups at once."""
+    if clusters is not None and threshold != "auto":
+        raise ConfigError(f"method {name}: give clusters or a threshold, not both")
+
+
+def no_more(name: str, word: str, count: int | None) -> Check:
+    """Refuses more groups than there are clients."""
+
+    def check(setup: Setup) -> None:
+        if count is not None and count > len(setup.clients):
+            raise ConfigError(
+                f"method {name}: {word} = {count} groups for {len(setup.clients)} clients: "
+                "take fewer"
+            )
+
+    return check
