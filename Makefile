@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_DIR ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test check setup clean
+.PHONY: demo test check pages bench-methods setup clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,15 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pages of docs/methods, from the methods' docstrings.
+pages: setup
+	$(BIN)/python docs/methods_pages.py
+
+# All methods on Fashion-MNIST, within an hour on two cores; call it again to go on where it stopped.
+# COTERIE_DATA is the folder of the data set's files; without it they are downloaded.
+bench-methods: setup
+	$(BIN)/python benchmarks/methods.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage*

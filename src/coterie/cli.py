@@ -213,14 +213,8 @@ def _resumed(
     from coterie.run.rundir import RunDir
     from coterie.run.toml import read_toml
 
-    free = {"rounds", "engine", "workers", "alone"}
-    given = [k for k, v in flags.items() if v is not None and v is not False and k not in free]
-    given = [k for k in given if not (k == "folder" and _from_environment(flags[k]))]
-    if config or directory or sets or given:
-        raise ConfigError(
-            "--resume takes the configuration of the run; only --rounds, --engine, --workers and "
-            "--alone can be given with it"
-        )
+    free = ("rounds", "engine", "workers", "alone")
+    _refuse_with_resume("run", bool(config or directory or sets), flags, *free)
     tree = read_toml(RunDir.open(resume).config)
     if "python" in tree:
         raise ConfigError(
@@ -239,6 +233,18 @@ def _resumed(
             )
         assign(tree, "run.rounds", done)  # it was continued beyond its configuration before
     return tree
+
+
+def _refuse_with_resume(what: str, more: bool, flags: dict[str, Any], *free: str) -> None:
+    """With --resume nothing may be given that would change the course of what was begun."""
+    given = [k for k, v in flags.items() if v is not None and v is not False and k not in free]
+    given = [k for k in given if not (k == "folder" and _from_environment(flags[k]))]
+    if more or given:
+        *names, last = (f"--{name}" for name in free)
+        raise ConfigError(
+            f"--resume takes the configuration of the {what}; only {', '.join(names)} and "
+            f"{last} can be given with it"
+        )
 
 
 def _rounds_done(place: Path) -> int:
@@ -269,7 +275,7 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods, with parameters as in ifca:k=4, separated by commas. "
+            help="Methods, with parameters as in ifca:k=4, separated by commas; all for every one. "
             f"(default: {_COMPARED}; oracle where the true groups are known; those of a "
             "scenario's table)"
         ),
@@ -296,46 +302,74 @@ def compare(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where to keep the runs (default: runs/…).")
     ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the comparison in this directory.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Run several methods on the same clients and print them side by side."""
     from coterie.report.progress import progress
-    from coterie.report.tables import comparison, paper_notes
+    from coterie.report.tables import comparison, left_out, paper_notes
     from coterie.run.compare import compare as compare_methods
-    from coterie.run.compare import folder_of, method_list
-    from coterie.run.config import parse
+    from coterie.run.compare import folder_of, go_on, prepare, read_abouts
+    from coterie.run.config import Config, parse
     from coterie.run.scenarios import remember
 
     flags = {k: v for k, v in locals().items() if k in _FLAGS}
-    chosen = method_list(methods or _of_the_table(scenario) or _COMPARED)
-    configs, abouts = [], dict[str, dict[str, Any]]()
-    for title, name, parameters in chosen:
+    abouts: dict[str, Any] = {}
+    place = resume or directory or _new_directory("compare")
+
+    def configure(title: str, name: str, parameters: dict[str, Any]) -> Config:
         tree = resolve(config, sets, **flags)
         pace = {k: v for k, v in tree.get("method", {}).items() if k.startswith("layer_")}
         tree["method"] = {"name": name, **pace, **parameters}
         scene = _chosen(scenario, tree)
-        configs.append(parse(tree if scene is None else scene.tree))
-        if scene is not None:
-            if not abouts:
-                _tell(scene)
-            abouts[title] = scene.about()
-    place = directory or _new_directory("compare")
-    names = [title for title, _, _ in chosen]
+        if scene is None:
+            return parse(tree)
+        if not abouts:
+            _tell(scene)
+        abouts[title] = scene.about()
+        return parse(scene.tree)
 
     @contextmanager
-    def watching(name: str, total: int, by: str) -> Iterator[Watch]:
-        shown = progress(err, f"{name:12}", total, by, quiet)
-        with remember(place / folder_of(name), abouts.get(name)), shown as watch:
+    def watching(title: str, total: int, by: str) -> Iterator[Watch]:
+        shown = progress(err, f"{title:12}", total, by, quiet)
+        with remember(place / folder_of(title), abouts.get(title)), shown as watch:
             yield heeding(watch)
 
-    with stopped_with(lambda: f"stopped. Finished methods are kept in {place}"):
-        rows, judged_by = compare_methods(
-            names, configs, place, watching, oracle_if_possible=methods is None
-        )
-    show(comparison(rows, judged_by, abouts))
-    for line in paper_notes(list(abouts.values())):
+    how = f"coterie compare --resume {shlex.quote(str(place))}"
+    with stopped_with(lambda: _how_to_compare_on(place, how)):
+        if resume is not None:
+            more = any((config, methods, sets, scenario, directory))
+            _refuse_with_resume("comparison", more, flags, "engine", "workers")
+            abouts |= read_abouts(place)
+            for title, about in abouts.items():  # also of what was finished and not yet marked
+                with remember(place / folder_of(title), about):
+                    pass
+            made = go_on(place, watching, _note, engine=engine, workers=workers)
+        else:
+            text = methods or _of_the_table(scenario) or _COMPARED
+            entries, population = prepare(text, configure, oracle_if_possible=methods is None)
+            made = compare_methods(entries, population, place, watching, _note, abouts)
+    told = {row["method"]: abouts[row["method"]] for row in made.rows if row["method"] in abouts}
+    show(comparison(made.rows, made.judged_by, told))
+    for line in (*left_out(made.left_out), *paper_notes(list(told.values()))):
         out.print(escape(line), highlight=False, soft_wrap=True)
     out.print(f"kept in {escape(str(place))}", soft_wrap=True)
+
+
+def _note(title: str, reason: str) -> None:
+    """Say at once which method is left out."""
+    text = f"{title} is left out: {reason}"
+    err.print(f"[yellow]note:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _how_to_compare_on(place: Path, how: str) -> str:
+    from coterie.run.compare import PLAN
+
+    if (place / PLAN).exists():
+        return f"stopped. Finished methods are kept in {place}; continue with: {how}"
+    return f"stopped before anything was saved in {place}"
 
 
 def _of_the_table(scenario: str | None) -> str:
@@ -355,20 +389,26 @@ def show(table: Table) -> None:
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One method, in full, or a combination as in ifca+ditto.")
+    ] = None,
 ) -> None:
-    """List the methods, or explain one."""
-    import inspect
-
-    from coterie.methods import METHODS, find
-    from coterie.report.tables import listing, parameters
+    """List the methods, or explain one, or what each part of a combination brings."""
+    from coterie.methods import METHODS, find, make
+    from coterie.report import explain
 
     if name is None:
-        show(listing("Methods", METHODS))
+        show(explain.method_listing([explain.explain(n, f) for n, f in METHODS.items()]))
         return
-    factory = find(name)
-    out.print(f"[bold]{escape(name)}[/]  {escape(parameters(factory))}")
-    out.print(inspect.getdoc(factory) or "", highlight=False, markup=False, soft_wrap=True)
+    wide = out.is_terminal or "COLUMNS" in os.environ
+    page = Console(width=min(out.width, 100) if wide else 100, file=out.file)
+    names = name.split("+")
+    if len(names) == 1:
+        explain.print_explanation(page, explain.explain(name, find(name)))
+        return
+    parts = explain.combination({part: find(part) for part in names})
+    make(name, {p.name: 1 for part in parts for p in part.parameters if p.default is None})
+    explain.print_combination(page, name, parts)
 
 
 @app.command()

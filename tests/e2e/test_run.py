@@ -274,7 +274,7 @@ def test_lists(cli):
         (["data"], ["digits", "fashion-mnist", "label"]),
         (["partitions"], ["dirichlet", "alpha", "rotation"]),
         (["models"], ["resnet18", "hidden=(64,)"]),
-        (["methods", "ifca"], ["Rule:", "NeurIPS 2020", "k"]),
+        (["methods", "ifca"], ["Rule\n", "NeurIPS 2020", "k"]),
         (["--version"], [coterie.__version__]),
         (["--help"], ["compare", "predict", "Exit codes"]),
     ):

@@ -77,7 +77,7 @@ def test_two_clients(cli, small, name):
         ("--method dc-pfl --set method.alpha=0", "alpha = 0: must be at least 1"),
         ("--method user-centric --set method.streams=some", "streams = 'some'"),
         ("--method fedtsdp --set data.public=30 --set method.stages=third", "stages = 'third'"),
-        ("--method fedtsdp --set data.public=30 --set method.shrink=0", "shrink = 0: must be greater than 0"),
+        ("--method fedtsdp --set data.public=30 --set method.shrink=0", "shrink = 0: must be"),
         ("--method fedtsdp", "needs public samples"),
     ],
 )

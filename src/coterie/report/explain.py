@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
@@ -24,7 +24,16 @@ from coterie.method import Method
 
 Factory = Callable[..., Method]
 
-SECTIONS = ("Rule", "Args", "Server sees", "Travels", "Newcomers", "Departs", "Reference")
+# The sections of a docstring, and what they are called where they are shown.
+SECTIONS = {
+    "Rule": "Rule",
+    "Args": "Parameters",
+    "Server sees": "The server sees",
+    "Travels": "Travels, for each client of a round",
+    "Newcomers": "Newcomers",
+    "Departs": "Where it departs from its paper",
+    "Reference": "Reference",
+}
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "global": ("local", "fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn"),
@@ -52,9 +61,10 @@ _HEAD = re.compile(rf"({'|'.join(SECTIONS)}):\s*(.*)")
 _ENTRY = re.compile(r"(\w+):\s*(.*)")
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _RANGE = re.compile(
-    rf"(?:above {_NUMBER},? (?:and )?(?:to|at most|below) {_NUMBER}|above {_NUMBER}"
-    rf"|{_NUMBER} or more|{_NUMBER} to (?:below )?{_NUMBER}|any number)"
+    rf"(?:above {_NUMBER}|{_NUMBER} or more)(?:,? (?:and )?(?:to|at most|below) {_NUMBER})?"
+    rf"|{_NUMBER} to (?:below )?{_NUMBER}"
 )
+_NUMERIC = re.compile(r"(?:above |below |at most )?-?\d")
 _TYPES = {int: "integer", float: "number", bool: "true or false", str: "text"}
 
 
@@ -91,6 +101,13 @@ class Explanation:
         required = [p.name for p in self.parameters if p.default is None]
         settings = "".join(f" --set method.{name}=4" for name in required)
         return f"coterie run --method {self.name}{settings}"
+
+    @property
+    def signature(self) -> str:
+        """Its parameters with their defaults, on one line."""
+        return ", ".join(
+            p.name if p.default is None else f"{p.name}={p.default}" for p in self.parameters
+        )
 
     @property
     def combines(self) -> str:
@@ -176,10 +193,10 @@ def joined(text: str) -> str:
 def first_sentence(text: str) -> str:
     """What a table has room for.
 
-    >>> first_sentence("one model down, one up. In a trial (round 5.5) two down.")
-    'one model down, one up'
+    >>> first_sentence("1 model down, 1 up; in a trial 1.5 up. More of it.")
+    '1 model down, 1 up; in a trial 1.5 up'
     """
-    return re.split(r"(?<!et al)(?<!i\.e)[.;](?=\s|$)", text, maxsplit=1)[0]
+    return re.split(r"\.(?=\s|$)", text, maxsplit=1)[0]
 
 
 # --- signatures ----------------------------------------------------------------------------------
@@ -188,16 +205,14 @@ def first_sentence(text: str) -> str:
 def _parameter(parameter: inspect.Parameter, hint: Any, meaning: str) -> Parameter:
     kinds, ranges = _described(hint)
     written = _RANGE.search(meaning)
-    if not any(map(_NUMERIC.match, ranges)) and _counts(kinds) and written is not None:
-        ranges = [written[0], *ranges]  # the signature does not say it, the docstring does
-    for said in filter(_NUMERIC.match, ranges):
-        meaning = meaning.replace(f", {said}", "", 1)  # the table has a column for it
+    if written is not None and _counts(kinds):
+        if not any(map(_NUMERIC.match, ranges)):  # the docstring says what the signature does not
+            ranges = [written[0], *ranges]
+        # The table has a column for it.
+        meaning = re.sub(rf", {re.escape(written[0])}(?=[;.,)]|$| \()", "", meaning, count=1)
     default = None if parameter.default is parameter.empty else shown(parameter.default)
     kind = " or ".join(dict.fromkeys(kinds)) or "any"
     return Parameter(parameter.name, kind, default, ", ".join(ranges), meaning)
-
-
-_NUMERIC = re.compile(r"^(?:above |below |at most |any )?-?\d|^any number$")
 
 
 def _counts(kinds: Sequence[str]) -> bool:
@@ -218,8 +233,8 @@ def _described(hint: Any) -> tuple[list[str], list[str]]:
         return ["choice"], [shown(value) for value in get_args(hint)]
     if origin is not None:  # tuple[int, ...], list[float]
         inner = [_described(part) for part in get_args(hint) if part is not Ellipsis]
-        kinds = dict.fromkeys(k for found, _ in inner for k in found)
-        return [f"list of {' or '.join(kinds)}s"], [r for _, found in inner for r in found]
+        items = " or ".join(dict.fromkeys(k for found, _ in inner for k in found))
+        return [f"list of {items}s"], [r for _, found in inner for r in found]
     return ([_TYPES[hint]] if hint in _TYPES else []), []
 
 
@@ -240,6 +255,8 @@ def _bounds(notes: Sequence[Any]) -> str:
     high, below = limits.get("le"), limits.get("lt")
     if low is not None and high is not None:
         return f"{shown(low)} to {shown(high)}"
+    if above is not None and high is not None:
+        return f"above {shown(above)} to {shown(high)}"
     if low is not None and below is not None:
         return f"{shown(low)} to below {shown(below)}"
     words = [
@@ -294,13 +311,15 @@ def combination(parts: Mapping[str, Factory]) -> list[Explanation]:
     """
     found = [explain(name, factory) for name, factory in parts.items()]
     names = [p.name for each in found for p in each.parameters]
+
+    def written(part: str, parameter: Parameter) -> Parameter:
+        twice = names.count(parameter.name) > 1
+        return replace(parameter, name=f"{part}.{parameter.name}") if twice else parameter
+
     return [
-        replace(each, parameters=tuple(
-            replace(p, name=f"{each.name}.{p.name}") if names.count(p.name) > 1 else p
-            for p in each.parameters
-        ))
+        replace(each, parameters=tuple(written(each.name, p) for p in each.parameters))
         for each in found
-    ]  # fmt: skip
+    ]
 
 
 # --- on the terminal -----------------------------------------------------------------------------
@@ -308,52 +327,53 @@ def combination(parts: Mapping[str, Factory]) -> list[Explanation]:
 
 def print_explanation(out: Console, it: Explanation) -> None:
     """A method in full."""
-    out.print(f"[bold]{escape(it.name)}[/]  {_rich(it.about)} [dim]({it.family})[/]")
-    for title in ("Rule", "Args", "Server sees", "Travels", "Newcomers", "Departs", "Reference"):
-        if title == "Args" and it.parameters:
-            out.print("\n[bold]Parameters[/]")
-            out.print(Padding(_parameter_table(it.parameters), (0, 0, 0, 2)))
-        elif it.sections.get(title):
-            _section(out, title, it.sections[title])
+    out.print(f"[bold]{escape(it.name)}[/] ({it.family})", highlight=False)
+    out.print(_rich(it.about), highlight=False)
+    for section, title in SECTIONS.items():
+        if section == "Args" and it.parameters:
+            _section(out, title, _parameter_table(it.parameters))
+        elif it.sections.get(section):
+            _section(out, title, _rich(capitalised(it.sections[section])))
     if it.combines:
-        _section(out, "Combines", it.combines)
-    _section(out, "Try it", f"``{it.example}``")
-
-
-def _section(out: Console, title: str, text: str) -> None:
-    out.print(f"\n[bold]{title}[/]")
-    out.print(Padding(_rich(text), (0, 0, 0, 2)), highlight=False)
-
-
-def _parameter_table(parameters: Sequence[Parameter]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("name", "type", "default", "range"):
-        table.add_column(
-            title, no_wrap=title in ("name", "default"), style="bold" * (title == "name")
-        )
-    table.add_column("meaning", ratio=1)
-    for parameter in parameters:
-        *cells, meaning = parameter.cells()
-        table.add_row(*map(escape, cells), _rich(meaning))
-    return table
+        _section(out, "Combinations", _rich(capitalised(it.combines)))
+    _section(out, "Try it", escape(it.example))
 
 
 def print_combination(out: Console, name: str, parts: Sequence[Explanation]) -> None:
     """What each part of a combination brings."""
-    out.print(f"[bold]{escape(name)}[/]  one method from the pieces of {len(parts)}")
+    out.print(f"[bold]{escape(name)}[/]: what each part brings", highlight=False)
     for each in parts:
-        brings = " and ".join(each.brings) or "nothing that FedAvg does not have"
-        out.print(f"\n[bold]{escape(each.name)}[/] brings {brings}. {_rich(each.about)}")
-        if each.sections.get("Rule"):
-            out.print(Padding(_rich(each.sections["Rule"]), (0, 0, 0, 2)), highlight=False)
+        brings = " and ".join(each.brings) or "nothing that FedAvg has not"
+        words = [f"{_rich(each.about)} It brings [bold]{brings}[/]."]
+        for section in ("Rule", "Server sees", "Travels", "Newcomers"):
+            if each.sections.get(section):
+                text = _rich(capitalised(each.sections[section]))
+                words.append(f"[dim]{section}.[/] {text}")
+        _section(out, each.name, "\n".join(words))
         if each.parameters:
-            out.print(Padding(_parameter_table(each.parameters), (1, 0, 0, 2)))
-        for title in ("Server sees", "Travels", "Newcomers"):
-            if each.sections.get(title):
-                text = f"[bold]{title}[/]: {_rich(each.sections[title])}"
-                out.print(Padding(text, (0, 0, 0, 2)), highlight=False)
-    names = " ".join(f"coterie methods {each.name};" for each in parts).rstrip(";")
+            _indented(out, _parameter_table(each.parameters))
+    names = ", ".join(f"coterie methods {each.name}" for each in parts)
     out.print(f"\nEach in full: {escape(names)}", highlight=False)
+
+
+def _section(out: Console, title: str, content: RenderableType) -> None:
+    out.print(f"\n[bold]{escape(title)}[/]", highlight=False)
+    _indented(out, content)
+
+
+def _indented(out: Console, content: RenderableType) -> None:
+    out.print(Padding(content, (0, 0, 0, 2)), highlight=False)
+
+
+def _parameter_table(parameters: Sequence[Parameter]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("name", "type", "default", "range", "meaning"):
+        narrow = 20 if title == "range" else None  # a list of choices leaves room for the meaning
+        table.add_column(title, no_wrap=title in ("name", "default"), max_width=narrow)
+    for parameter in parameters:
+        name, *cells, meaning = parameter.cells()
+        table.add_row(f"[bold]{escape(name)}[/]", *map(escape, cells), _rich(meaning))
+    return table
 
 
 def _rich(text: str) -> str:
@@ -365,14 +385,16 @@ def method_listing(explanations: Iterable[Explanation]) -> Table:
     """All methods by family, a line each."""
     table = Table(title="Methods")
     for title in ("family", "name", "parameters", "what it is"):
-        table.add_column(title, style="bold" * (title == "name"), no_wrap=title == "name")
+        table.add_column(title, no_wrap=title == "name")
     for family, members in by_family(explanations).items():
         for each in members:
             first = family if each is members[0] else ""
-            written = [
-                p.name if p.default is None else f"{p.name}={p.default}" for p in each.parameters
-            ]
-            table.add_row(first, escape(each.name), escape(", ".join(written)), _rich(each.about))
+            table.add_row(
+                first,
+                f"[bold]{escape(each.name)}[/]",
+                escape(each.signature),
+                _rich(each.about),
+            )
         table.add_section()
     return table
 
@@ -382,24 +404,21 @@ def method_listing(explanations: Iterable[Explanation]) -> Table:
 
 def page(it: Explanation) -> str:
     """A method's page: all that its docstring says."""
-    parts = [f"# {it.name}", f"{markdown(it.about)} ({it.family.capitalize()}.)"]
-    parts.append(f"```sh\n{it.example}\n```")
-    for title in SECTIONS:
-        if title == "Args":
-            parts.append(f"## Parameters\n\n{parameter_table(it.parameters)}")
-        elif it.sections.get(title):
-            heading = {"Departs": "Where it departs from its paper", "Travels": "What travels"}
-            text = markdown(it.sections[title])
-            parts.append(f"## {heading.get(title, title)}\n\n{_wrapped(capitalised(text))}")
+    family = f"Family: [{it.family}](README.md#{it.family})."
+    parts = [f"# {it.name}", markdown(it.about), family, f"```sh\n{it.example}\n```"]
+    for section, title in SECTIONS.items():
+        if section == "Args":
+            parts.append(f"## {title}\n\n{parameter_table(it.parameters)}")
+        elif it.sections.get(section):
+            parts.append(f"## {title}\n\n{_paragraphs(it.sections[section])}")
     if it.combines:
-        parts.append(f"## Combines\n\n{_wrapped(capitalised(it.combines))}")
+        parts.append(f"## Combinations\n\n{_paragraphs(it.combines)}")
     return "\n\n".join(parts)
 
 
 def card(it: Explanation) -> str:
     """What a page written by hand has at its top: the method in a line, and its parameters."""
-    about = f"*{markdown(it.about)}*"
-    return f"{about}\n\n{parameter_table(it.parameters)}"
+    return f"*{markdown(it.about)}*\n\n{parameter_table(it.parameters)}"
 
 
 def parameter_table(parameters: Sequence[Parameter]) -> str:
@@ -407,13 +426,11 @@ def parameter_table(parameters: Sequence[Parameter]) -> str:
     if not parameters:
         return "None."
     rows = ["| parameter | type | default | range | meaning |", "|---|---|---|---|---|"]
-    for p in parameters:
-        name, kind, default, limits, meaning = p.cells()
-        default = default if p.default in (None, "none") else f"`{default}`"
-        rows.append(
-            f"| `{name}` | {kind} | {default} | {markdown(limits, cell=True)} "
-            f"| {markdown(meaning, cell=True)} |"
-        )
+    for parameter in parameters:
+        name, kind, default, limits, meaning = parameter.cells()
+        default = default if parameter.default in (None, "none") else f"`{default}`"
+        cells = (kind, default, markdown(limits, cell=True), markdown(meaning, cell=True))
+        rows.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -424,9 +441,8 @@ def overview(explanations: Iterable[Explanation]) -> str:
         rows = ["| method | what it is | server sees | travels, each client and round |"]
         rows.append("|---|---|---|---|")
         for each in members:
-            words = (each.about.rstrip("."), *(
-                first_sentence(each.sections.get(title, "–")) for title in ("Server sees", "Travels")
-            ))  # fmt: skip
+            sees, travels = (each.sections.get(s, "–") for s in ("Server sees", "Travels"))
+            words = (each.about.rstrip("."), first_sentence(sees), first_sentence(travels))
             cells = " | ".join(markdown(w, cell=True) for w in words)
             rows.append(f"| [`{each.name}`]({each.name}.md) | {cells} |")
         parts.append(f"### {family.capitalize()}\n\n" + "\n".join(rows))
@@ -451,11 +467,14 @@ def markdown(text: str, cell: bool = False) -> str:
 
 
 def capitalised(text: str) -> str:
-    """With a capital, if it begins with a word."""
-    return text[:1].upper() + text[1:] if re.match(r"[a-z][a-z']*\b", text) else text
+    """With a capital, if it begins with a plain word: θ and k stay as they are.
+
+    >>> capitalised("means of all"), capitalised("θ ← 0"), capitalised("k models")
+    ('Means of all', 'θ ← 0', 'k models')
+    """
+    return text[:1].upper() + text[1:] if re.match(r"(a|[a-z]{2,})(?=[\s,;.:'])", text) else text
 
 
-def _wrapped(text: str, width: int = 110) -> str:
-    paragraphs = text.split("\n\n")
+def _paragraphs(text: str, width: int = 110) -> str:
     wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
-    return "\n\n".join(wrap.fill(p) for p in paragraphs)
+    return "\n\n".join(wrap.fill(p) for p in markdown(capitalised(text)).split("\n\n"))

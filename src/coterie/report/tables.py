@@ -96,7 +96,7 @@ def comparison(
         *_paper_column(abouts or {}),
         ("worst\nclient", "worst", lambda v: score(v, judged_by), True),
         ("over\nlocal", "gain", lambda v: _signed(v, judged_by), True),
-        ("better\noff", "better", lambda v: v or "–", None),
+        ("better\noff", "better", str, None),
         ("groups", "groups", str, None),
         ("agree-\nment", "agreement", lambda v: "–" if v is None else f"{v:.2f}", None),
         ("bytes", "bytes", lambda v: size(v, digits=1), None),
@@ -112,13 +112,19 @@ def comparison(
         if higher
     }
     for row in rows:
-        row = {**row, "paper": (abouts or {}).get(row["method"])}
+        better = "–" if row["better"] is None else f"{row['better']}/{row['compared']}"
+        row = {**row, "better": better, "paper": (abouts or {}).get(row["method"])}
         cells = [
             _mark(show(row[key]), key in best and row[key] == best[key])
             for _, key, show, _ in columns
         ]
         table.add_row(escape(row["method"]), *cells)
     return table
+
+
+def left_out(reasons: Mapping[str, str]) -> list[str]:
+    """The lines under a comparison about methods that are not in it."""
+    return [f"left out: {title} ({reason})" for title, reason in reasons.items()]
 
 
 def _newcomers_column(rows: Sequence[Mapping[str, Any]], judged_by: str) -> list[Column]:

@@ -146,7 +146,8 @@ _FEDCLUST_NOTES = (
     "The paper's figures are means of three runs.",
     "FedAvg, FedProx, FedNova and CFL: the paper's learning rate is one of 0.1, 0.01 and 0.001, "
     "without saying which; here 0.01.",
-    "CFL as in the paper: ε1 = 0.4 and ε2 = 0.6, absolute. IFCA: as many models as in its own paper; here 2.",
+    "CFL as in the paper: ε1 = 0.4 and ε2 = 0.6, absolute. IFCA: as many models as in its own "
+    "paper; here 2.",
     "The numbers of clusters are those that the paper found best for 20 % of the labels.",
     "How much of a client's data is for testing is not said; here a fifth.",
 )
