@@ -1,6 +1,7 @@
 """Methods from pieces: what a part brings, what is refused, what the wrappers leave alone."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -11,8 +12,12 @@ from coterie.errors import ConfigError
 from coterie.federation import Upload
 from coterie.method import Round, State
 from coterie.methods import make
+from coterie.models import make_model
 from scripted import Scripted, linears, setup, weights
 from support import digits, drive, experiment, models, on_quadratics, same_bits
+
+WHOLE = ["median", "trimmed-mean", "krum", "fedavgm", "fedadam", "fedyogi", "dc-pfl", "fedtsdp"]
+WHOLE += ["scaffold", "feddyn", "fednova", "fedfomo", "cfl"]
 
 
 def result(made, folder):
@@ -109,9 +114,9 @@ def test_all_pairs_of_parts_either_run_or_are_refused(tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", ["median", "krum", "fedadam", "dc-pfl", "fedtsdp"])
+@pytest.mark.parametrize("name", [*WHOLE, "cfl+ditto", "ditto+median"])
 def test_layers_do_not_rest_where_the_server_needs_them_all(name):
-    with pytest.raises(ConfigError, match=f"{name} .*layer_interval"):
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} .*layer_interval"):
         make(name, layer_interval=2)
 
 
@@ -119,6 +124,27 @@ def test_a_paced_method_cannot_lose_its_pace_by_being_taken_apart():
     paced = coterie.layer_wise(coterie.ifca(k=2), 2)
     with pytest.raises(ConfigError, match="conversation of its own"):
         combined("x", {"paced": paced, "fedprox": coterie.fedprox()})
+
+
+def test_every_other_method_lets_layers_rest(tmp_path):
+    """It runs, and where layers rest fewer bytes travel."""
+    required = {"ifca": {"k": 1}, "clusterfl": {"k": 2, "every": 99}, "k-fed": {"k": 2}}
+    small = {"fedclust": {"clusters": 2, "warmup_epochs": 1}, "fl-hc": {"rounds": 1}}
+    small["adaptive"] = {"every": 99, "threshold": -1.0}  # groups of one have nothing to compare
+    for name in sorted(set(coterie.METHODS) - set(WHOLE) - {"local"}):
+        given = required.get(name) or small.get(name, {})
+        moved = []
+        for interval in (1, 3):
+            made = make(name, given, layer_interval=interval, layer_share=1.0)
+            people = digits(clients=4, samples=120)
+
+            def network(people=people):
+                return make_model("mlp", people.shape, people.targets, hidden=(12, 8))
+
+            setting = experiment(made, people, model=network, settings={"rounds": 11})
+            _, door, _ = drive(setting, tmp_path / f"{name}-{interval}")
+            moved.append(door.ledger.total.down + door.ledger.total.up)
+        assert moved[1] < moved[0], name
 
 
 # --- rules that sort replies ---------------------------------------------------------------------

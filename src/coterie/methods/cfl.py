@@ -95,7 +95,9 @@ def cfl(
             notes["splits"].append({"group": slot, "parts": parts, "cross": halves.cross} | seen)
         return replace(state.joined({}, largest=largest), notes=notes), replies
 
-    return grouped("cfl", Assign(start, admit, tasks={"walk": walk}, sees="each", sorts=sorts))
+    rule = Assign(start, admit, tasks={"walk": walk}, sees="each", sorts=sorts)
+    whole = "compares whole updates in each round"
+    return grouped("cfl", replace(rule, needs_all_layers=whole))
 
 
 @dataclass(frozen=True)

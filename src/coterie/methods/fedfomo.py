@@ -92,6 +92,7 @@ def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Me
         admit=lambda fed, state, info: state.joined({c: c for c in info.cohort}),
         sees="each",
         check=check,
+        needs_all_layers="sends whole models of others",
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from coterie.client import Client, Fit, proximal
 from coterie.compose import Local, all_but_last, grouped, keeping, only_last
 from coterie.method import Count, Method, Natural, NonNegative, method
-from coterie.weights import Weights
+from coterie.weights import Layout, Weights
 
 
 @method
@@ -60,14 +62,14 @@ def fedrep(k: Count = 1, head_epochs: Count = 10, body_epochs: Count = 1) -> Met
 
 
 @method
-def lg_fedavg(g: Count = 2) -> Method:
+def lg_fedavg(g: Count | None = None) -> Method:
     """The first layers stay with the client, the last g are averaged.
 
     Rule: a client lays the shared layers over its own first ones, trains all together, sends the
     last g; these are averaged by n_i.
     Args:
         g: shared layers counted from the end, 1 or more and no more than the model has; all of
-            them is FedAvg to the bit.
+            them is FedAvg to the bit. 2 when not given, or 1 of a model that has only 2.
     Server sees: means of the shared layers.
     Travels: the last g layers down, the same up.
     Newcomers: get the shared layers; their own first ones are those of θ⁰.
@@ -76,7 +78,12 @@ def lg_fedavg(g: Count = 2) -> Method:
     Reference: Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global
     Representations, 2020.
     """
-    return grouped("lg-fedavg", shared=only_last(g))
+
+    def shared(layout: Layout) -> Collection[str]:
+        # By default something stays with the client: sharing all of it would be FedAvg in disguise.
+        return only_last(max(1, min(2, len(layout.layers) - 1)) if g is None else g)(layout)
+
+    return grouped("lg-fedavg", shared=shared)
 
 
 @method

@@ -43,7 +43,8 @@ def cut_tree(
         "dendrogram": tree.to_list(),
         "threshold": height,
         "why": why,
-        "silhouette": dict(best.scores),
+        # Names, as in the events that a resumed run reads back.
+        "silhouette": {str(k): score for k, score in best.scores.items()},
     }
 
 
