@@ -37,6 +37,7 @@ ROWS = {
     "fedavg layer-wise": lambda: coterie.layer_wise(coterie.fedavg(), 2, share=0.95, start=1),
     "fednova": coterie.fednova,
     "scaffold": coterie.scaffold,
+    "scaffold n": lambda: coterie.scaffold(weights="n"),
     "moon": coterie.moon,
     "feddyn": coterie.feddyn,
     "fedrep": lambda: coterie.fedrep(head_epochs=2),

@@ -43,6 +43,14 @@ def no_layer(_: Layout) -> Collection[str]:
     return ()
 
 
+def _refuse_frozen(layout: Layout, layers: Collection[str], word: str) -> None:
+    if all(e.kind == "frozen" for e in layout.entries if e.layer in layers):
+        raise ConfigError(
+            f"the {word} layers ({', '.join(sorted(layers))}) are frozen: nothing would be "
+            f"{word}. Freeze others, or let more layers be {word}"
+        )
+
+
 def only_last(k: int) -> Shared:
     """Share the last ``k`` layers only."""
 
@@ -53,6 +61,7 @@ def only_last(k: int) -> Shared:
                 f"{', '.join(layout.layers)}"
             )
         wanted = set(layout.layers[len(layout.layers) - k :])
+        _refuse_frozen(layout, wanted, "shared")
         return [e.name for e in layout.entries if e.layer in wanted]
 
     return shared
@@ -68,11 +77,8 @@ def all_but_last(k: int) -> Shared:
                 f"{', '.join(layout.layers)}"
             )
         kept = set(layout.layers[len(layout.layers) - k :])
-        if k and all(e.kind == "frozen" for e in layout.entries if e.layer in kept):
-            raise ConfigError(
-                f"the personal layers ({', '.join(sorted(kept))}) are frozen: nothing would be "
-                "personal. Freeze others, or keep more layers personal"
-            )
+        if k:
+            _refuse_frozen(layout, kept, "personal")
         return [e.name for e in layout.entries if e.layer not in kept]
 
     return shared

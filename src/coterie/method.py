@@ -156,7 +156,8 @@ class Method:
     ``adapt(client, model, epochs)`` is how a client adapts the model it uses, where that is not
     plain training. ``check(setup)`` refuses what does not fit, before anything is trained.
     ``pieces`` are what the method is put together from, if it can be taken apart (``compose``).
-    ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so.
+    ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so. ``averages``:
+    whether the server makes means that another kind of mean, or a step, could replace.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Method:
     check: Callable[[Setup], None] | None = None
     pieces: Any = None
     needs_all_layers: str = ""
+    averages: bool = True
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:

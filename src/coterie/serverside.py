@@ -40,6 +40,7 @@ def stepping(inner: Method, step: Step) -> Method:
     Δ is what the mean would change of a model's parameters; buffers become the mean. What the step
     remembers belongs to the model: a new group begins with nothing.
     """
+    _refuse_without_means(inner)
 
     def round(fed: Federation, state: State, info: Round) -> State:
         after = inner.round(fed, state, info)
@@ -72,6 +73,7 @@ def robust(inner: Method, centre: Centre, whole: bool = False) -> Method:
     centre is one of the rows, chosen by the model's parameters, and its client's arrays are taken
     together.
     """
+    _refuse_without_means(inner)
 
     def round(fed: Federation, state: State, info: Round) -> State:
         return inner.round(_Robust(fed, centre, whole), state, info)
@@ -128,6 +130,14 @@ class _Robust:
             row = self.centre(rows)
             found[name] = Weights(first.layout, row) if isinstance(first, Weights) else row
         return found
+
+
+def _refuse_without_means(inner: Method) -> None:
+    if not inner.averages:
+        raise ConfigError(
+            f"{inner.name}: its clients mix models themselves; the server makes no mean that an "
+            "optimiser or a robust mean could replace"
+        )
 
 
 def _refuse_shares(into: Mixing) -> None:
@@ -188,11 +198,20 @@ def coordinate_median(rows: Tensor) -> Tensor:
     return ((ordered[middle - 1].double() + ordered[middle].double()) / 2).to(rows.dtype)
 
 
+def _part(share: float, count: int) -> int:
+    """A share in whole clients, rounded down; 0.29 of 100 is 29 though the product falls short.
+
+    >>> _part(0.29, 100), _part(0.1, 19)
+    (29, 1)
+    """
+    return int(share * count + 1e-9)
+
+
 def trimmed(share: float) -> Centre:
     """The mean of each coordinate without the ``share`` lowest and as many highest values."""
 
     def centre(rows: Tensor) -> Tensor:
-        cut = int(share * len(rows))
+        cut = _part(share, len(rows))
         kept = rows.sort(dim=0).values[cut : len(rows) - cut]
         return kept.double().mean(dim=0).to(rows.dtype)
 
@@ -206,7 +225,7 @@ def krum_row(share: float) -> Centre:
     """
 
     def centre(rows: Tensor) -> Tensor:
-        near = max(1, len(rows) - int(share * len(rows)) - 2)
+        near = max(1, len(rows) - _part(share, len(rows)) - 2)
         gaps = torch.cdist(rows.double(), rows.double()).square()
         nearest = gaps.sort(dim=1).values[:, 1 : near + 1]  # the first is the row itself
         return rows[int(nearest.sum(dim=1).argmin())]

@@ -79,6 +79,8 @@ def test_a_joined_method_travels_by_name():
         ("ifca+ifca", {"k": 2}, "write each part once"),
         ("ifca+", {"k": 2}, "write each part once"),
         ("ifca+nobody", {"k": 2}, "unknown method 'nobody'"),
+        ("fedfomo+median", {}, "makes no mean"),
+        ("fedfomo+fedadam", {}, "makes no mean"),
         ("dc-pfl+fedprox", {}, "dc-pfl has a conversation of its own"),
         ("dc-pfl+fedtsdp", {}, "conversation of its own"),
         ("ifca+fedprox", {"k": 2, "mu": -1.0}, "mu = -1.0: must be at least 0"),
@@ -222,6 +224,24 @@ def test_more_models_than_clients_are_refused_before_training(tmp_path):
 def test_too_many_personal_layers_are_refused_before_training(tmp_path):
     with pytest.raises(ConfigError, match="3 personal layers asked for"):
         experiment(coterie.fedper(k=3)).plan(tmp_path)
+
+
+def test_sharing_frozen_layers_only_is_refused_before_training(tmp_path):
+    frozen = experiment(coterie.lg_fedavg(g=1), freeze=("head",))
+    with pytest.raises(ConfigError, match=r"the shared layers .head. are frozen"):
+        frozen.plan(tmp_path)
+
+
+def test_lg_fedavg_keeps_a_layer_at_home_unless_told_otherwise(tmp_path):
+    start = experiment(coterie.fedavg()).plan(tmp_path).start
+    assert start.layout.layers == ("hidden1", "head")
+
+    def sent(made):
+        state = made.init(None, setup(start, range(2)))
+        return made.sends(state, 0)["0"].layout.layers
+
+    assert sent(coterie.lg_fedavg()) == ("head",)
+    assert sent(coterie.lg_fedavg(g=2)) == ("hidden1", "head")
 
 
 def test_pieces_of_fedavg_are_none():

@@ -93,6 +93,7 @@ def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Me
         sees="each",
         check=check,
         needs_all_layers="sends whole models of others",
+        averages=False,
     )
 
 

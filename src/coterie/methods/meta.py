@@ -33,6 +33,7 @@ def per_fedavg(
         order: "first" leaves out second derivatives; "hessian-free" takes them by differences.
         alpha: the inner learning rate α, 0 or more; it does not decay.
         beta: the outer learning rate β, above 0; it takes the run's place and decays as that does.
+            The default is the usual one, for thousands of steps: in a short run take more.
         delta: δ of the differences, above 0.
     Server sees: means.
     Travels: one model down, one up.

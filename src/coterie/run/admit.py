@@ -131,7 +131,7 @@ def _adapting(method: Method, epochs: int) -> Method:
 
     def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
         model = method.assemble(client, arrays)
-        return client.fit(model, stream="adapt", epochs=epochs, steps=None).weights
+        return (method.adapt or Client.adapt)(client, model, epochs)
 
     return replace(method, assemble=assemble) if epochs else method
 
