@@ -78,6 +78,29 @@ def code_lines(function):
     return len([n for n in code if n >= tree.body[0].body[0].lineno and n not in words])
 
 
+def module_lines(path):
+    """How many lines of a module hold code: no docstrings, imports, comments or blank lines."""
+    source = path.read_text()
+    words = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            words |= set(range(node.lineno, node.end_lineno + 1))
+        documented = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
+        if documented and ast.get_docstring(node):
+            words |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = enumerate(source.splitlines(), 1)
+    return len(
+        [n for n, line in lines if line.strip() and line.strip()[0] != "#" and n not in words]
+    )
+
+
+def test_modules_are_short_for_what_they_hold():
+    """The lines of a method's module, shared out among the methods in it."""
+    homes = [inspect.getsourcefile(inspect.unwrap(f)) for f in coterie.METHODS.values()]
+    shares = sorted(module_lines(Path(home)) / homes.count(home) for home in homes)
+    assert shares[len(shares) // 2] < 40
+
+
 def test_methods_are_short():
     lengths = {name: code_lines(factory) for name, factory in coterie.METHODS.items()}
     assert {name: n for name, n in lengths.items() if n > 60} == {}

@@ -315,7 +315,7 @@ def test_a_penalty_makes_streams_dear():
 
 def test_streams_that_cannot_be():
     for streams in (0, -1):
-        with pytest.raises(ConfigError, match="streams = .*: must be at least 1"):
+        with pytest.raises(ConfigError, match=r"streams = .*: must be at least 1"):
             coterie.user_centric(streams=streams)
     with pytest.raises(ConfigError, match="4 streams for 3 clients"):
         start(told(), streams=4)
