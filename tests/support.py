@@ -47,7 +47,7 @@ ROWS = {
     "per-fedavg": lambda: coterie.per_fedavg(order="hessian-free", beta=0.1),
     "apfl": coterie.apfl,
     "fedfomo": lambda: coterie.fedfomo(m=2),
-    "cfl": lambda: coterie.cfl(eps1=0.99, eps2=0.5),
+    "cfl": lambda: coterie.cfl(eps1=0.42, eps2=0.55, relative=False),
     "fl-hc": lambda: coterie.fl_hc(rounds=1, clusters=2),
     "pacfl": lambda: coterie.pacfl(clusters=2),
     "clusterfl": lambda: coterie.clusterfl(k=2, every=2),
@@ -56,7 +56,7 @@ ROWS = {
     "k-fed": lambda: coterie.k_fed(k=4),
     "ifca+ditto": lambda: make("ifca+ditto", {"k": 2}),
     "cfl+fedrep+fedadam": lambda: make(
-        "cfl+fedrep+fedadam", {"eps1": 0.99, "eps2": 0.5, "head_epochs": 1}
+        "cfl+fedrep+fedadam", {"eps1": 0.42, "eps2": 0.55, "relative": False, "head_epochs": 1}
     ),
     "ditto layer-wise": lambda: coterie.layer_wise(coterie.ditto(), 2, share=0.95, start=1),
     "fedavgm": coterie.fedavgm,

@@ -193,9 +193,9 @@ class Assign:
     those shares. Without ``admit`` a newcomer picks. ``tasks`` are what the rule asks of clients,
     ``tells(state)`` what it has to say to those who train; ``check`` refuses what does not fit.
 
-    A rule that ``sorts`` looks at single replies, in the rounds in which ``looks(info)``: from the
-    state, what the cohort sent, and a way to have ``more`` clients train as well, come the state
-    with the new groups, and the replies that go into their means.
+    A rule that ``sorts`` looks at single replies, in the rounds in which ``looks(state, info)``:
+    from the state, what the cohort sent, and a way to have ``more`` clients train as well, come the
+    state with the new groups, and the replies that go into their means.
     """
 
     start: Callable[[Federation, Setup], State]
@@ -208,7 +208,7 @@ class Assign:
     tells: Callable[[State], Mapping[str, Scalar]] = lambda _: {}
     check: Check | None = None
     sorts: Sorts | None = None
-    looks: Callable[[Round], bool] = lambda _: True
+    looks: Callable[[State, Round], bool] = lambda *_: True
     needs_all_layers: str = ""
 
 
@@ -338,7 +338,7 @@ def grouped(
         if strangers:
             state = admit(fed, state, replace(info, cohort=strangers))
         cohort = [c for c in info.cohort if c in state.groups]
-        if assign.sorts is not None and assign.looks(info):
+        if assign.sorts is not None and assign.looks(state, info):
             return sorted_anew(fed, state, replace(info, cohort=cohort), assign.sorts)
         rows = {
             c: assign.mixes(state, c) if assign.mixes else {state.groups[c]: 1.0} for c in cohort

@@ -152,7 +152,7 @@ def test_every_other_method_lets_layers_rest(tmp_path):
 # --- rules that sort replies ---------------------------------------------------------------------
 
 
-def sorting(fed, sorts, cohort, looks=lambda info: True):
+def sorting(fed, sorts, cohort, looks=lambda state, info: True):
     start = weights(linears((1, 1)), 0, 0)
     rule = Assign(
         lambda _, s: State({0: s.start}, dict.fromkeys(s.clients, 0)), sorts=sorts, looks=looks
@@ -188,7 +188,9 @@ def test_a_rule_that_does_not_look_leaves_the_server_with_means():
     after = sorting(fed, None, [0, 1])
     assert [kind for kind, _, _ in fed.asked] == ["reduce"]
     fed = Scripted(sent, range(4))
-    same = sorting(fed, lambda *_: pytest.fail("it looked"), [0, 1], looks=lambda info: False)
+    same = sorting(
+        fed, lambda *_: pytest.fail("it looked"), [0, 1], looks=lambda state, info: False
+    )
     assert [kind for kind, _, _ in fed.asked] == ["reduce"]
     assert torch.equal(after.models[0].vector, same.models[0].vector)
 

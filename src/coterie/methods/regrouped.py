@@ -78,7 +78,7 @@ def fl_hc(
         return cut_tree(sent, distance(changes(state, sent)), linkage, threshold, clusters)
 
     check = no_more("fl-hc", "clusters", clusters)
-    return grouped("fl-hc", regrouped(lambda number: number == rounds, label, check))
+    return grouped("fl-hc", regrouped(once_from(rounds), label, check))
 
 
 @method
@@ -122,9 +122,7 @@ def flis(
     def check(setup: Setup) -> None:
         answers(setup.public, setup.start)
 
-    def due(number: int) -> bool:
-        return number % every == 0 if every else number == 0
-
+    due = every_so_often(every) if every else once_from(0)
     return grouped("flis", regrouped(due, label, check))
 
 
@@ -171,7 +169,7 @@ def adaptive(
         return cut_tree(sent, cosine(changes(state, sent)), "average", 1 - threshold)
 
     rule = replace(
-        regrouped(lambda number: number % every == 0, label),
+        regrouped(every_so_often(every), label),
         start=start,
         tasks={"count": lambda client, arrays, config: Upload()},
         tells=lambda state: {"largest": state.memory["largest"]},
@@ -222,7 +220,7 @@ def clusterfl(k: Count, alpha: NonNegative = 0.1, every: Count = 5) -> Method:
         return up_to(k, rows), {"clients": list(sent), "distances": matrix(euclidean(rows))}
 
     check = no_more("clusterfl", "k", k)
-    rule = regrouped(lambda number: number % every == 0, label, check)
+    rule = regrouped(every_so_often(every), label, check)
     return grouped("clusterfl", rule, keeping("clusterfl", train))
 
 
@@ -234,7 +232,20 @@ def together(_: Federation, setup: Setup) -> State:
     return State({0: setup.start}, dict.fromkeys(setup.clients, 0))
 
 
-def regrouped(due: Callable[[int], bool], label: Label, check: Check | None = None) -> Assign:
+Due = Callable[[State, Round], bool]
+
+
+def every_so_often(rounds: int) -> Due:
+    """In the first round and every so many."""
+    return lambda _, info: info.number % rounds == 0
+
+
+def once_from(number: int) -> Due:
+    """In this round, or the first later one in which anybody answers."""
+    return lambda state, info: info.number >= number and 0 in state.models
+
+
+def regrouped(due: Due, label: Label, check: Check | None = None) -> Assign:
     """One group at first; in the rounds that are ``due`` everybody trains and is grouped anew.
 
     What was trained for that is the round's training: each new group's model is its mean. Groups
@@ -260,9 +271,7 @@ def regrouped(due: Callable[[int], bool], label: Label, check: Check | None = No
         models = dict.fromkeys(groups.values(), next(iter(state.models.values())))
         return State(models, groups, state.memory, notes), replies
 
-    return Assign(
-        together, sees="each", check=check, sorts=sorts, looks=lambda info: due(info.number)
-    )
+    return Assign(together, sees="each", check=check, sorts=sorts, looks=due)
 
 
 def changes(state: State, sent: Sent) -> Matrix:
