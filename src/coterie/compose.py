@@ -145,7 +145,7 @@ class Local:
 
     ``adapt(client, model, epochs)`` is how it adapts the model that it uses, where that is not
     plain training; ``check`` refuses what does not fit. One that ``gives_way`` is left out where
-    it is combined with another.
+    it is combined with another. ``headline`` is the score that counts, "received" or "adapted".
     """
 
     train: Callable[[Client, Weights], Fit]
@@ -153,6 +153,7 @@ class Local:
     adapt: Adapt | None = None
     check: Check | None = None
     gives_way: bool = False
+    headline: str = "received"
 
 
 def minimise(objective: Objective) -> Local:
@@ -262,7 +263,7 @@ def by_loss(k: int) -> Assign:
 
     def check(setup: Setup) -> None:
         if k > len(setup.clients):
-            raise ConfigError(f"k = {k} models for {len(setup.clients)} clients: take fewer")
+            raise ConfigError(f"ifca: k = {k} models for {len(setup.clients)} clients: take fewer")
 
     return Assign(start, picks=True, check=check)
 
@@ -381,6 +382,8 @@ def grouped(
         check=check,
         pieces=pieces,
         needs_all_layers=assign.needs_all_layers,
+        no_robust_mean="mixes models in shares" if assign.mixes else "",
+        headline=train.headline,
     )
 
 

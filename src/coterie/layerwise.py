@@ -88,6 +88,7 @@ def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5
         source=source,
         pieces=None,
         needs_all_layers="lets layers rest already",
+        no_step="lets layers rest, which a step would move unseen",
     )
 
 

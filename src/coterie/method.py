@@ -33,8 +33,9 @@ P = ParamSpec("P")
 # Ranges of parameters: a factory that says them has them checked, and shown to users.
 Natural = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Height = Annotated[float, Field(ge=0)]  # of a cut: infinite is one group
 Share = Annotated[float, Field(ge=0, le=1)]
 AboveZeroToOne = Annotated[float, Field(gt=0, le=1)]
 
@@ -156,8 +157,9 @@ class Method:
     ``adapt(client, model, epochs)`` is how a client adapts the model it uses, where that is not
     plain training. ``check(setup)`` refuses what does not fit, before anything is trained.
     ``pieces`` are what the method is put together from, if it can be taken apart (``compose``).
-    ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so. ``averages``:
-    whether the server makes means that another kind of mean, or a step, could replace.
+    ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so; ``no_step``
+    and ``no_robust_mean`` why no server's optimiser, or no robust mean, can go around it.
+    ``headline`` is the score that it is judged by, "received" or "adapted".
     """
 
     name: str
@@ -173,7 +175,9 @@ class Method:
     check: Callable[[Setup], None] | None = None
     pieces: Any = None
     needs_all_layers: str = ""
-    averages: bool = True
+    no_step: str = ""
+    no_robust_mean: str = ""
+    headline: str = "received"
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:
@@ -197,7 +201,13 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ConfigError(f"method {label}: {error}") from None
+            missing = [
+                n
+                for n, p in signature.parameters.items()
+                if p.default is p.empty and n not in kwargs
+            ]
+            hint = f": give it, as in --set method.{missing[0]}=4" if missing and not args else ""
+            raise ConfigError(f"method {label}: {error}{hint}") from None
         hints = get_type_hints(factory, include_extras=True)
         for name, value in bound.arguments.items():
             try:

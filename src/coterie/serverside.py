@@ -40,7 +40,8 @@ def stepping(inner: Method, step: Step) -> Method:
     Δ is what the mean would change of a model's parameters; buffers become the mean. What the step
     remembers belongs to the model: a new group begins with nothing.
     """
-    _refuse_without_means(inner)
+    if reason := inner.no_step or _nothing_shared(inner):
+        raise ConfigError(f"{inner.name} {reason}: no server's optimiser can go around it")
 
     def round(fed: Federation, state: State, info: Round) -> State:
         after = inner.round(fed, state, info)
@@ -73,7 +74,8 @@ def robust(inner: Method, centre: Centre, whole: bool = False) -> Method:
     centre is one of the rows, chosen by the model's parameters, and its client's arrays are taken
     together.
     """
-    _refuse_without_means(inner)
+    if reason := inner.no_robust_mean or _nothing_shared(inner):
+        raise ConfigError(f"{inner.name} {reason}: no robust mean can go around it")
 
     def round(fed: Federation, state: State, info: Round) -> State:
         return inner.round(_Robust(fed, centre, whole), state, info)
@@ -81,7 +83,7 @@ def robust(inner: Method, centre: Centre, whole: bool = False) -> Method:
     return replace(
         inner,
         round=round,
-        sees="nothing" if inner.sees == "nothing" else "each",
+        sees="each",
         pieces=None,
         needs_all_layers="compares whole models in each round",
     )
@@ -132,12 +134,8 @@ class _Robust:
         return found
 
 
-def _refuse_without_means(inner: Method) -> None:
-    if not inner.averages:
-        raise ConfigError(
-            f"{inner.name}: its clients mix models themselves; the server makes no mean that an "
-            "optimiser or a robust mean could replace"
-        )
+def _nothing_shared(inner: Method) -> str:
+    return "shares nothing" if inner.sees == "nothing" else ""
 
 
 def _refuse_shares(into: Mixing) -> None:

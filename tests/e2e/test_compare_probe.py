@@ -458,3 +458,23 @@ def test_gains_are_those_of_members(cli, small):
     assert shared["gain"] == pytest.approx(sum(gains) / 3)
     assert shared["better"] == sum(g > 0 for g in gains)
     assert shared["newcomers"] is not None
+
+
+def test_all_methods_fit_those_who_train_when_some_are_held_out():
+    from coterie.run.compare import every_method
+    from support import digits
+
+    asked = {name: own for _, name, own in every_method(digits(clients=4, groups=4), 1)}
+    assert asked["ifca"] == asked["clusterfl"] == {"k": 3}
+    assert {n: o for _, n, o in every_method(digits(clients=6, groups=2))}["ifca"] == {"k": 2}
+
+
+def test_a_method_that_is_judged_after_adapting_says_so(cli, small):
+    words = ("compare", *small, "--methods", "local,per-fedavg:beta=0.1:alpha=0.2", "--rounds", 2)
+    ended = cli(*words, "-q", "--dir", "c")
+    assert ended.code == 0, ended.err
+    assert "judged after adapting" in ended.out
+    rows = {r["method"]: r for r in json.loads(Path("c/comparison.json").read_text())["rows"]}
+    told = next(r for name, r in rows.items() if name.startswith("per-fedavg"))
+    assert told["headline"] == "adapted"
+    assert rows["local"]["headline"] == "received"

@@ -69,7 +69,7 @@ def test_two_clients(cli, small, name):
     ("words", "told"),
     [
         ("--method fedclust --set method.clusters=5", "clusters = 5 groups for 4 clients"),
-        ("--method user-centric --set method.streams=5", "5 streams for 4 clients"),
+        ("--method user-centric --set method.streams=5", "streams = 5 groups for 4 clients"),
         ("--method fedclust --set method.threshold=-1", "threshold = -1: must be at least 0"),
         ("--method fedclust --set method.threshold=nan", "threshold = nan: must be at least 0"),
         ("--method fedclust --set method.clusters=2 --set method.threshold=1", "not both"),

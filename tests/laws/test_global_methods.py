@@ -258,6 +258,13 @@ def test_scaffold_two_rounds_by_hand(tmp_path):
     assert corrections(keeps, torch.zeros(1)) == pytest.approx([0, -7.55], abs=1e-5)
 
 
+def test_scaffold_divides_by_the_steps_really_made(tmp_path):
+    # A limit of one step: client 1 goes to 1 in one step of its two, c_1 = (0 − 1)/(1·0.1) = −10.
+    made = on_quadratics(scaffold(), TWO, schedule={"batch_size": 2, "steps": 1})
+    _, _, keeps = cohorts(made, tmp_path, [[0, 1]])
+    assert corrections(keeps, torch.zeros(1)) == pytest.approx([-2, -10], abs=1e-5)
+
+
 def test_scaffold_by_samples_and_with_a_server_rate_by_hand(tmp_path):
     # As above, by 2 and 3 of 5 samples: θ = η_s(0.4·0.2 + 0.6·1.8) = 1.16·η_s,
     # c = −(0.4·2 + 0.6·9) = −6.2. Uniform with η_s = 0.5: θ = 0.5.

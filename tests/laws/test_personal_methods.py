@@ -245,6 +245,24 @@ def test_apfl_by_hand(tmp_path):
     assert values(made, tmp_path / "2", 2)[1] == pytest.approx([0.29834109], abs=1e-6)
 
 
+def test_apfl_with_a_rate_that_decays_by_hand(tmp_path):
+    # Round 1 as above. Round 2 with lr 0.005: α = 0.5 − 0.005·1.989801 = 0.490050995;
+    # w = 0.2 + 0.005·19.6 = 0.298; the mixture 0.298 − 0.199α = 0.200479852 has gradient
+    # −19.599040296, times α −9.604529198: v = 0.147022646. Used: 0.298 − α·0.150977354.
+    made = on_quadratics(apfl(), [[10.0]], schedule={"lr": 0.01, "lr_decay": 0.5})
+    assert values(made, tmp_path, 2)[1] == pytest.approx([0.224013398], abs=1e-6)
+
+
+def test_pfedmes_personal_rate_does_not_decay(tmp_path):
+    # y = 10, λ = 2, K = 1, personal_lr 0.1. Round 1, lr 0.1: θ = 0.1·20 = 2, w = 0.1·2·2 = 0.4.
+    # Round 2, lr 0.05: θ = 0.4 + 0.1·19.2 = 2.32, w = 0.4 + 0.05·2·1.92 = 0.592.
+    method = pfedme(lam=2.0, inner_steps=1, personal_lr=0.1)
+    made = on_quadratics(method, [[10.0]], schedule={"lr_decay": 0.5})
+    state, door, _ = drive(made, tmp_path, rounds=2)
+    assert float(models(made, state, door)[0]) == pytest.approx(2.32, abs=1e-5)
+    assert float(state.models[0].vector) == pytest.approx(0.592, abs=1e-6)
+
+
 def test_apfl_leaves_a_fixed_share_alone(tmp_path):
     # As above with α = 0.5 in round 2 too: the mixture (0.099 + 0.396)/2 = 0.2475 has gradient
     # −19.505: v = 0.099 + 0.01·0.5·19.505 = 0.196525; used: (0.196525 + 0.396)/2 = 0.2962625.

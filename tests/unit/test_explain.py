@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import io
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,6 +31,7 @@ from coterie.report.explain import (
     print_explanation,
     sections,
 )
+from coterie.run.config import assign_texts, experiment_of, parse
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -152,6 +154,16 @@ def test_sections_in_words():
     assert it.example == "coterie run --method made-up --set method.k=4"
     assert it.signature.startswith('k, rate="auto", keep=none, loud=false')
     assert it.family == OTHER
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_example_of_every_method_is_one_that_it_takes(name):
+    words = shlex.split(explain(name, METHODS[name]).example)[4:]
+    tree = {"method": {"name": name}}
+    if "--shift" in words:
+        tree["shift"] = {"name": words[words.index("--shift") + 1]}
+    assign_texts(tree, [words[i + 1] for i, word in enumerate(words) if word == "--set"])
+    experiment_of(parse(tree))  # refuses what does not fit
 
 
 def test_on_the_terminal():

@@ -347,6 +347,14 @@ def test_a_client_is_scored_with_what_the_next_round_would_send_without_chance()
         assert {str((client + 1) % 40), str((client + 2) % 40)} < set(names)
 
 
+def test_a_score_leaves_nothing_to_chance_however_bold_the_rounds_are():
+    fed, method, state = conversation(3, epsilon=1.0, decay=0.0)
+    state = method.round(fed, state, Round(0, range(40)))
+    liked = {0: {5: 9.0, 7: 8.0, 30: 7.0, 2: -1.0}}
+    state = replace(state, memory={**state.memory, "affinity": liked})
+    assert set(method.sends(state, 0)) == {"5", "7", "30"}
+
+
 # --- newcomers, refusals, losses -----------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from coterie.client import Descent, Objective, contrastive, erm, linear, proximal
 from coterie.client.fit import FlatModel, Schedule, fit
 from coterie.data import Split
+from coterie.errors import ConfigError
 from coterie.seeds import torch_generator
 from coterie.weights import Weights
 from support import Constant
@@ -327,9 +328,10 @@ def test_only_the_part_changes_and_the_rest_is_as_it_was_to_the_bit(schedule, pa
 
 
 @pytest.mark.parametrize("part", [["0"], ["4"]], ids=["body", "head"])
-def test_training_a_part_is_training_with_the_rest_frozen(part):
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_training_a_part_is_training_with_the_rest_frozen(part, clip):
     model = FlatModel(network(dropout=0.3, norm=True))
-    schedule = {"epochs": 3, "momentum": 0.9, "weight_decay": 0.1}
+    schedule = {"epochs": 3, "momentum": 0.9, "weight_decay": 0.1, "clip": clip}
     found = train(model, erm(), part, **schedule).weights.tensors()
     module = network(dropout=0.3, norm=True)
     rest = ["4"] if part == ["0"] else ["0", "1"]
@@ -365,3 +367,30 @@ def test_a_part_can_be_trained_by_a_term_and_a_descent():
         found = train(model, objective, ["0"], start=start).weights
         assert torch.equal(found.only(["3"]).vector, start.only(["3"]).vector)
         assert not torch.equal(found.only(["0"]).vector, start.only(["0"]).vector)
+
+
+class Unused(nn.Module):
+    """Its last layer in order of registration is never called."""
+
+    def __init__(self, by_name=False):
+        super().__init__()
+        self.first, self.second, self.by_name = nn.Linear(3, 4), nn.Linear(4, 2), by_name
+        if not by_name:
+            self.spare = nn.Linear(2, 2)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.second(input=hidden) if self.by_name else self.second(hidden)
+
+
+def test_a_last_layer_that_is_never_called_has_no_representation():
+    with pytest.raises(ConfigError, match=r"last layer .spare. is not called once"):
+        FlatModel(Unused()).represent(torch.zeros(1, 3))
+
+
+def test_a_last_layer_may_be_called_by_name():
+    model = FlatModel(Unused(by_name=True))
+    x = torch.randn(5, 3)
+    out, hidden = model.represent(x)
+    assert torch.equal(hidden, model.module.first(x))
+    assert torch.equal(out, model.module.second(hidden))

@@ -15,6 +15,7 @@ from coterie.data import ClientData, Population, Split
 from coterie.errors import ConfigError
 from coterie.methods.meta import apfl, per_fedavg, pfedme
 from coterie.methods.personal import ditto, fedrep, lg_fedavg
+from coterie.run.experiment import execute
 from coterie.weights import Weights
 from scripted import Spy, opened
 from support import Constant, digits, drive, experiment, on_quadratics
@@ -409,3 +410,13 @@ def test_nothing_depends_on_data_held_out(name, tmp_path):
         state, door, _ = drive(made, tmp_path / str(i))
         found.append([door.fetch(c, method.sends(state, c)).vector for c in range(6)])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_per_fedavg_is_judged_after_its_one_step_whatever_the_epochs(tmp_path):
+    made = experiment(per_fedavg(alpha=0.5, beta=0.1), settings={"adapt_epochs": 0})
+    summary = execute(made, tmp_path / "a").summary
+    assert summary["headline"] == "adapted"
+    assert summary["adapted"]["loss"] != summary["received"]["loss"]
+    plain = experiment(coterie.fedavg(), settings={"adapt_epochs": 0})
+    summary = execute(plain, tmp_path / "b").summary
+    assert (summary["headline"], summary["adapted"]) == ("received", summary["received"])

@@ -317,8 +317,8 @@ def test_streams_that_cannot_be():
     for streams in (0, -1):
         with pytest.raises(ConfigError, match=r"streams = .*: must be at least 1"):
             coterie.user_centric(streams=streams)
-    with pytest.raises(ConfigError, match="4 streams for 3 clients"):
-        start(told(), streams=4)
+    with pytest.raises(ConfigError, match="streams = 4 groups for 3 clients"):
+        coterie.user_centric(streams=4).check(setup(START, range(3)))
     with pytest.raises(ConfigError, match="variance_batch"):
         coterie.user_centric(variance_batch=0)
     with pytest.raises(TrainingError, match="no client sent its gradient"):

@@ -96,11 +96,21 @@ class FlatModel:
         """The outputs, and the representation: what the last layer gets, a row for each sample."""
         seen: list[Tensor] = []
         head = self.module.get_submodule(self.layout.layers[-1])
-        hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(1)))
+        hook = head.register_forward_pre_hook(
+            lambda _, given, named: seen.extend(t.flatten(1) for t in (*given, *named.values())),
+            with_kwargs=True,
+        )
         try:
-            return self.module(x), seen[-1]
+            out = self.module(x)
         finally:
             hook.remove()
+        if len(seen) != 1:
+            raise ConfigError(
+                f"the model's last layer ({self.layout.layers[-1]}) is not called once, with one "
+                "input: there is no representation to compare. Register the layers in the order "
+                "in which they are used"
+            )
+        return out, seen[0]
 
     def twin(self, number: int, weights: Weights) -> FlatModel:
         """A second model of the same kind with these weights, in evaluation mode."""
@@ -171,6 +181,8 @@ def fit(
             loss = descent.look(slope, batches) if descent else backward(batches[0])
             for penalty in objective.penalties:
                 penalty.add_gradient(gradient, theta, origin)
+            if rest is not None:
+                gradient.masked_fill_(rest, 0.0)  # what rests counts in no norm
             if schedule.clip is not None:
                 norm = torch.linalg.vector_norm(gradient)
                 gradient.mul_(torch.clamp(schedule.clip / (norm + 1e-12), max=1.0))

@@ -16,6 +16,7 @@ from coterie.method import Count, Method, NonNegative, Round, Setup, Share, Stat
 from coterie.seeds import numpy_generator, seed_for
 from coterie.weights import Weights
 
+NO_MEAN = "lets clients mix models themselves: the server makes no mean"
 _ALL_STAY = Sharing(no_layer)  # a client keeps its whole model
 
 
@@ -93,7 +94,8 @@ def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Me
         sees="each",
         check=check,
         needs_all_layers="sends whole models of others",
-        averages=False,
+        no_step=NO_MEAN,
+        no_robust_mean=NO_MEAN,
     )
 
 

@@ -139,6 +139,7 @@ def fedtsdp(
     return Method(
         "fedtsdp", init, round, sends, tasks, received, admit, sees="each", check=check,
         needs_all_layers="runs whole models on the server in every round",
+        no_step="numbers its clusters anew in every clustering",
     )  # fmt: skip
 
 

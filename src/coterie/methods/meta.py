@@ -68,7 +68,7 @@ def per_fedavg(
         step |= {"weight_decay": 0.0, "optimizer": "sgd", "options": {}}
         return client.fit(model, stream="adapt", **step).weights
 
-    return grouped("per-fedavg", train=Local(train, adapt=adapt))
+    return grouped("per-fedavg", train=Local(train, adapt=adapt, headline="adapted"))
 
 
 def curved(slope: Slope, d: Tensor, batch: Batch, delta: float) -> Tensor:
@@ -105,7 +105,8 @@ def pfedme(
     Travels: one model down, one up.
     Newcomers: get the global model, and use it until they have trained a θ.
     Departs: a round is the run's epochs over all batches; the mean is by n_i over the cohort.
-    Statistics of batch normalisation of w_i are those of the passes at w_i.
+    Statistics of batch normalisation of w_i are those of the passes at w_i. The run's momentum,
+    optimiser, weight decay and clipping act on the step of w_i; the K steps of θ are plain.
     Reference: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
     """
     if personal_lr * lam >= 2:
@@ -156,7 +157,8 @@ def apfl(alpha: Share = 0.5, learn: bool = True) -> Method:
     starts at the first model received; v and α stay with the client when it sits out.
     Args:
         alpha: the share α of the client's own model to begin with, 0 to 1.
-        learn: whether α is learned; if not, 0 is FedAvg and 1 training alone, to the bit.
+        learn: whether α is learned; if not, 0 is FedAvg and 1, if all take part, training alone,
+            to the bit.
     Server sees: means of w; never v or α.
     Travels: one model down, one up.
     Newcomers: get the global model, and use it until they have trained a v.

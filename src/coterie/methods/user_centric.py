@@ -15,10 +15,11 @@ from torch import Tensor
 
 from coterie.client import Client
 from coterie.compose import Assign, grouped
-from coterie.errors import ConfigError, TrainingError
+from coterie.errors import TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload, mix
 from coterie.grouping import best_k, euclidean, kmeans
 from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
+from coterie.methods.trees import no_more
 from coterie.weights import Weights
 
 Matrix = np.ndarray[Any, Any]
@@ -87,8 +88,6 @@ def user_centric(
             notes |= {"silhouette": dict(best.scores), "contrast": contrast(seen)}
             labels = best.labels.tolist() if notes["contrast"] > _CONTRAST else [0] * len(seen)
         elif streams != "all":
-            if streams > len(seen):
-                raise ConfigError(f"user-centric: {streams} streams for {len(seen)} clients")
             distinct = len(np.unique(weights, axis=0))
             labels = kmeans(weights, min(streams, distinct))[0].tolist()
         models: dict[Slot, Weights] = dict.fromkeys(sorted(set(labels)), setup.start)
@@ -117,7 +116,8 @@ def user_centric(
         column = state.memory["mixing"][:, list(state.memory["seen"]).index(client)]
         return dict(zip(state.models, column.tolist(), strict=True))
 
-    rule = Assign(start, admit, parallel=parallel, mixes=mixes, tasks={"probe": probe}, sees="each")
+    check = no_more("user-centric", "streams", streams if isinstance(streams, int) else None)
+    rule = Assign(start, admit, False, parallel, mixes, {"probe": probe}, "each", check=check)
     return grouped("user-centric", rule)
 
 

@@ -48,6 +48,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "pieces": ("fedavgm", "fedadam", "fedyogi", "median", "trimmed-mean", "krum"),
 }
 OTHER = "other"  # a plug-in's
+# What the data must have for a method, as the command line says it.
+NEEDS = dict.fromkeys(("flis", "fedtsdp"), " --set data.public=200")
+NEEDS["oracle"] = " --shift rotation"
 
 # What a part of a combination such as ifca+ditto can bring, in the words of ``compose``.
 BRINGS = {
@@ -100,7 +103,7 @@ class Explanation:
         """A command that runs it."""
         required = [p.name for p in self.parameters if p.default is None]
         settings = "".join(f" --set method.{name}=4" for name in required)
-        return f"coterie run --method {self.name}{settings}"
+        return f"coterie run --method {self.name}{settings}{NEEDS.get(self.name, '')}"
 
     @property
     def signature(self) -> str:

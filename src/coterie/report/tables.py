@@ -119,6 +119,12 @@ def comparison(
             for _, key, show, _ in columns
         ]
         table.add_row(escape(row["method"]), *cells)
+    adapted = [row["method"] for row in rows if row.get("headline") == "adapted"]
+    if adapted:
+        table.caption = (
+            f"{', '.join(adapted)}: judged after adapting, by its worst client and over local too"
+        )
+        table.caption_justify = "left"
     return table
 
 

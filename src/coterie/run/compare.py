@@ -85,13 +85,13 @@ def method_list(text: str) -> list[Asked]:
     return found
 
 
-def every_method(population: Population) -> list[Asked]:
+def every_method(population: Population, holdout: int = 0) -> list[Asked]:
     """All methods with their defaults; one that needs ``k`` gets the number of true groups.
 
-    Where nobody knows that it gets four, or as many as there are clients.
+    Where nobody knows that it gets four, or as many as there are clients that train.
     """
-    known = population.groups
-    k = min(_USUAL_GROUPS, len(population.clients)) if known is None else len(set(known))
+    known, members = population.groups, len(population.clients) - holdout
+    k = min(_USUAL_GROUPS if known is None else len(set(known)), members)
     found: list[Asked] = []
     for name, factory in METHODS.items():
         parameters = inspect.signature(factory).parameters
@@ -113,7 +113,8 @@ def prepare(
     named = {title: configure(title, name, own) for title, name, own in asked if name != ALL}
     for config in named.values():
         method_of(config)  # names and parameters, before data is read
-    population = population_of(next(iter(named.values()), None) or configure(ALL, "fedavg", {}))
+    first = next(iter(named.values()), None) or configure(ALL, "fedavg", {})
+    population = population_of(first)
     entries = []
     for title, name, own in asked:
         if name != ALL:
@@ -121,7 +122,8 @@ def prepare(
         elif own:
             raise ConfigError(f"--methods {title.replace(' ', ':')}: 'all' takes no parameters")
         else:
-            more = [each for each in every_method(population) if each[0] not in named]
+            every = every_method(population, first.run.holdout)
+            more = [each for each in every if each[0] not in named]
             entries += [Entry(t, configure(t, n, p), optional=True) for t, n, p in more]
     if oracle_if_possible and population.groups is None:
         entries = [e for e in entries if e.config.method.name != "oracle"]
@@ -332,14 +334,14 @@ def _row(
     clients: Sequence[Mapping[str, str]],
     alone: Sequence[Mapping[str, str]] | None,
 ) -> dict[str, Any]:
-    by = summary["judged_by"]
-    gains = [] if alone is None or title == "local" else _gains(clients, alone, by)
+    by, score = summary["judged_by"], summary.get("headline", "received")
+    gains = [] if alone is None or title == "local" else _gains(clients, alone, by, score)
     return {
         "method": title,
         "received": summary["received"].get(by),
         "adapted": summary["adapted"].get(by),
         "newcomers": summary.get("newcomers", {}).get("adapted", {}).get(by),
-        "worst": summary["received"].get("worst"),
+        "worst": summary[score].get("worst"),
         "gain": sum(gains) / len(gains) if gains else None,
         "better": sum(g > 0 for g in gains) if gains else None,
         "compared": len(gains) if gains else None,
@@ -348,16 +350,19 @@ def _row(
         "bytes": summary["bytes"]["down"] + summary["bytes"]["up"],
         "seconds": summary["seconds"],
         "sees": summary["sees"],
+        "headline": score,
     }
 
 
 def _gains(
-    clients: Sequence[Mapping[str, str]], alone: Sequence[Mapping[str, str]], judged_by: str
+    clients: Sequence[Mapping[str, str]],
+    alone: Sequence[Mapping[str, str]],
+    judged_by: str,
+    score: str,
 ) -> list[float]:
     """By how much each client scores higher than alone; newcomers are not meant by scores."""
-    key = f"received_{judged_by}"
     pairs = [
-        (ours.get(key, ""), theirs.get(key, ""))
+        (ours.get(f"{score}_{judged_by}", ""), theirs.get(f"received_{judged_by}", ""))
         for ours, theirs in zip(clients, alone, strict=True)
         if ours.get("newcomer", "0") == "0"
     ]

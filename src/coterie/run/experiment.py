@@ -433,7 +433,9 @@ class _Live:
     @property
     def _adapt_epochs(self) -> int:
         asked = self.settings.adapt_epochs
-        return self.experiment.schedule.epochs if asked is None else asked
+        epochs = self.experiment.schedule.epochs if asked is None else asked
+        # A method that is judged by what adapting gives has its own way to do it.
+        return max(1, epochs) if self.experiment.method.headline == "adapted" else epochs
 
     def _scores(self, adapt_epochs: int = 0, clients: Sequence[ClientId] | None = None) -> Scores:
         people = self.ids if clients is None else clients
@@ -470,6 +472,7 @@ class _Live:
             "method": self.experiment.method.name,
             "rounds": self.settings.rounds,
             "judged_by": self.judged_by,
+            "headline": self.experiment.method.headline,
             "received": summarise(received, self.judged_by),
             "adapted": summarise(adapted, self.judged_by),
             "best_on_validation": self.best,

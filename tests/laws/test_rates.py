@@ -1,0 +1,31 @@
+"""Every training of every method goes by its round's learning rate."""
+
+import pytest
+
+from coterie.client import client as client_module
+from coterie.door.door import Door
+from support import ROWS, drive, experiment
+
+PER_FEDAVG_BETA = 0.1  # its row's own outer rate
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_learning_rate_decays_by_round_in_every_training(name, tmp_path, monkeypatch):
+    used, stage = [], []
+    original, begin = client_module.fit, Door.begin
+
+    def spy(*arguments):
+        used.append((stage[-1], arguments[5].lr))
+        return original(*arguments)
+
+    def noted(door, round, **named):
+        stage.append(round)
+        return begin(door, round, **named)
+
+    monkeypatch.setattr(client_module, "fit", spy)
+    monkeypatch.setattr(Door, "begin", noted)
+    schedule = {"lr": 0.2, "lr_decay": 0.5}
+    drive(experiment(ROWS[name](), schedule=schedule), tmp_path)
+    rate = PER_FEDAVG_BETA if name == "per-fedavg" else 0.2
+    assert {r for r, _ in used} == {0, 1, 2}
+    assert {(r, lr) for r, lr in used} == {(r, rate * 0.5**r) for r in range(3)}
