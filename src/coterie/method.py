@@ -35,7 +35,7 @@ Natural = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Height = Annotated[float, Field(ge=0)]  # of a cut: infinite is one group
+Bound = Annotated[float, Field(ge=0)]  # it may be infinite
 Share = Annotated[float, Field(ge=0, le=1)]
 AboveZeroToOne = Annotated[float, Field(gt=0, le=1)]
 

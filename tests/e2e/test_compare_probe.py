@@ -162,13 +162,17 @@ def picky(start: int = 0) -> Method:
 
 
 @pytest.fixture
-def few(monkeypatch):
-    """A registry in which some refuse and one fails."""
-    for name in list(METHODS):
-        if name not in ("local", "fedavg", "ifca", "oracle"):
-            monkeypatch.delitem(METHODS, name)
+def few():
+    """A registry in which some refuse and one fails; afterwards the old one, in its order."""
+    whole = dict(METHODS)
+    kept = {name: whole[name] for name in ("local", "fedavg", "ifca", "oracle")}
     for number, name in enumerate(("fails", "never", "late")):
-        monkeypatch.setitem(METHODS, name, functools.partial(picky, start=number))
+        kept[name] = functools.partial(picky, start=number)
+    METHODS.clear()
+    METHODS.update(kept)
+    yield
+    METHODS.clear()
+    METHODS.update(whole)
 
 
 @pytest.mark.usefixtures("few")

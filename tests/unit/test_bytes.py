@@ -52,7 +52,7 @@ class Counting(Loop):
 
 
 def test_the_ledger_holds_what_the_engine_moved(tmp_path):
-    made = on_quadratics(coterie.ifca(k=3), [[1.0], [2.0]])
+    made = on_quadratics(coterie.ifca(k=3), [[1.0], [2.0], [3.0]])
     object.__setattr__(made, "model", lambda: Constant(float(torch.rand(1))))
     _, door, engine = drive(made, tmp_path, Counting, rounds=2)
     assert (door.ledger.total.down, door.ledger.total.up) == (engine.down, engine.up)
@@ -69,12 +69,12 @@ def test_ifca_pays_for_k_models_down_and_one_up(tmp_path):
 
     totals = {}
     for k in (1, 4):
-        made = on_quadratics(coterie.ifca(k=k), [[1.0]])
+        made = on_quadratics(coterie.ifca(k=k), [[1.0]] * 4)
         object.__setattr__(made, "model", Wide)
         _, door, _ = drive(made, tmp_path / str(k), rounds=1)
         totals[k] = door.ledger.total
     assert 3.99 < totals[4].down / totals[1].down < 4.0
-    assert abs(totals[4].up - totals[1].up) < 20
+    assert abs(totals[4].up - totals[1].up) < 4 * 20
 
 
 def test_local_costs_nothing_and_its_orders_are_counted_apart(tmp_path):

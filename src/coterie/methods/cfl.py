@@ -14,7 +14,7 @@ from coterie.client import Client
 from coterie.compose import Assign, More, Sharing, grouped
 from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload
 from coterie.grouping import Halves, bipartition, cosine
-from coterie.method import Method, NonNegative, Round, Setup, State, matrix, method
+from coterie.method import Bound, Method, NonNegative, Round, Setup, State, matrix, method
 from coterie.weights import Weights
 
 ROOT = "0"  # the group that all begin in; a part of a group adds a digit to its name
@@ -22,8 +22,8 @@ ROOT = "0"  # the group that all begin in; a part of a group adds a digit to its
 
 @method
 def cfl(
-    eps1: NonNegative = 0.1,
-    eps2: NonNegative = 0.6,
+    eps1: Bound = 0.1,
+    eps2: Bound = 0.6,
     relative: bool = True,
     gamma: NonNegative | None = None,
 ) -> Method:

@@ -13,14 +13,14 @@ from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
 from coterie.grouping import euclidean
-from coterie.method import Count, Height, Method, Round, Setup, State, method
+from coterie.method import Bound, Count, Method, Round, Setup, State, method
 from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
 from coterie.weights import Layout, Weights
 
 
 @method
 def fedclust(
-    threshold: Height | Literal["auto"] = "auto",
+    threshold: Bound | Literal["auto"] = "auto",
     clusters: Count | None = None,
     linkage: Linkage = "average",
     warmup_epochs: Count = 10,

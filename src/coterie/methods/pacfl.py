@@ -19,7 +19,7 @@ from coterie.grouping import (
     paired_angle_matrix,
     smallest_angle_matrix,
 )
-from coterie.method import Count, Height, Method, Round, Setup, State, method
+from coterie.method import Bound, Count, Method, Round, Setup, State, method
 from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
 from coterie.weights import Weights
 
@@ -30,7 +30,7 @@ _FINEST = 1e-4  # degrees: smaller angles between such vectors are rounding
 
 @method
 def pacfl(
-    threshold: Height | Literal["auto"] = "auto",
+    threshold: Bound | Literal["auto"] = "auto",
     clusters: Count | None = None,
     p: Count = 3,
     measure: Literal["smallest", "sum"] = "smallest",

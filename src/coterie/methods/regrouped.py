@@ -18,8 +18,8 @@ from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Slot, Upload
 from coterie.grouping import cosine, euclidean, kmeans
 from coterie.method import (
+    Bound,
     Count,
-    Height,
     Method,
     Natural,
     NonNegative,
@@ -44,7 +44,7 @@ _COLUMNS = 4096  # turned into float64 at a time
 @method
 def fl_hc(
     rounds: Natural = 5,
-    threshold: Height | Literal["auto"] = "auto",
+    threshold: Bound | Literal["auto"] = "auto",
     clusters: Count | None = None,
     metric: Literal["l1", "l2", "cosine"] = "l2",
     linkage: Linkage = "average",
