@@ -43,25 +43,27 @@ def no_layer(_: Layout) -> Collection[str]:
     return ()
 
 
-def _refuse_frozen(layout: Layout, layers: Collection[str], word: str) -> None:
-    if all(e.kind == "frozen" for e in layout.entries if e.layer in layers):
+def _last(layout: Layout, k: int, word: str) -> set[str]:
+    """The last ``k`` layers; refused if there are not so many, or if all of them are frozen."""
+    if k > len(layout.layers):
+        raise ConfigError(
+            f"{k} {word} layers asked for, but the model has {len(layout.layers)}: "
+            f"{', '.join(layout.layers)}"
+        )
+    layers = set(layout.layers[len(layout.layers) - k :])
+    if k and all(e.kind == "frozen" for e in layout.entries if e.layer in layers):
         raise ConfigError(
             f"the {word} layers ({', '.join(sorted(layers))}) are frozen: nothing would be "
             f"{word}. Freeze others, or let more layers be {word}"
         )
+    return layers
 
 
 def only_last(k: int) -> Shared:
     """Share the last ``k`` layers only."""
 
     def shared(layout: Layout) -> Collection[str]:
-        if k > len(layout.layers):
-            raise ConfigError(
-                f"{k} shared layers asked for, but the model has {len(layout.layers)}: "
-                f"{', '.join(layout.layers)}"
-            )
-        wanted = set(layout.layers[len(layout.layers) - k :])
-        _refuse_frozen(layout, wanted, "shared")
+        wanted = _last(layout, k, "shared")
         return [e.name for e in layout.entries if e.layer in wanted]
 
     return shared
@@ -71,14 +73,7 @@ def all_but_last(k: int) -> Shared:
     """Share all layers except the last ``k``."""
 
     def shared(layout: Layout) -> Collection[str]:
-        if k > len(layout.layers):
-            raise ConfigError(
-                f"{k} personal layers asked for, but the model has {len(layout.layers)}: "
-                f"{', '.join(layout.layers)}"
-            )
-        kept = set(layout.layers[len(layout.layers) - k :])
-        if k:
-            _refuse_frozen(layout, kept, "personal")
+        kept = _last(layout, k, "personal")
         return [e.name for e in layout.entries if e.layer not in kept]
 
     return shared
@@ -263,7 +258,7 @@ def by_loss(k: int) -> Assign:
 
     def check(setup: Setup) -> None:
         if k > len(setup.clients):
-            raise ConfigError(f"ifca: k = {k} models for {len(setup.clients)} clients: take fewer")
+            raise ConfigError(f"k = {k} models for {len(setup.clients)} clients: take fewer")
 
     return Assign(start, picks=True, check=check)
 
@@ -312,9 +307,8 @@ def grouped(
         return Upload({"model": travels}, metrics, {"model": slot}) if slot else Upload({}, metrics)
 
     def pick(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        return Upload(
-            metrics={"slot": float(list(arrays).index(sharing.received(client, arrays)[0]))}
-        )
+        best = sharing.received(client, arrays)[0]
+        return Upload(metrics={"slot": float(list(arrays).index(best) if best else 0)})
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         if assign.admit is not None:

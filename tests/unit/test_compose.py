@@ -13,6 +13,7 @@ from coterie.federation import Upload
 from coterie.method import Round, State
 from coterie.methods import make
 from coterie.models import make_model
+from coterie.run.experiment import execute
 from scripted import Scripted, linears, setup, weights
 from support import digits, drive, experiment, models, on_quadratics, same_bits
 
@@ -153,6 +154,13 @@ def test_every_other_method_lets_layers_rest(tmp_path):
             _, door, _ = drive(setting, tmp_path / f"{name}-{interval}")
             moved.append(door.ledger.total.down + door.ledger.total.up)
         assert moved[1] < moved[0], name
+
+
+def test_a_newcomer_that_is_offered_nothing_is_admitted(tmp_path):
+    """All layers personal: there is no model to pick, and nothing goes wrong."""
+    made = make("ifca+fedper", {"ifca.k": 2, "fedper.k": 2})
+    found = execute(experiment(made, settings={"rounds": 1, "holdout": 1}), tmp_path)
+    assert sorted(found.groups) == [0, 1, 2, 3, 4, 5]
 
 
 # --- rules that sort replies ---------------------------------------------------------------------

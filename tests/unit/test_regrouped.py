@@ -13,8 +13,9 @@ from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import Upload
+from coterie.grouping import kmeans_up_to, manhattan
 from coterie.method import Public, Round
-from coterie.methods.regrouped import adaptive, clusterfl, fl_hc, flis, manhattan, up_to
+from coterie.methods.regrouped import adaptive, clusterfl, fl_hc, flis
 from coterie.weights import Layout, Weights
 from scripted import Scripted, Spy, linears, opened, setup, weights
 from support import drive, experiment, models, on_quadratics
@@ -482,7 +483,7 @@ def test_equal_models_form_fewer_groups():
     moves = {0: {2: (1, 0), 5: (1, 0), 6: (1, 0), 9: (5, 5)}}
     assert parts(run(clusterfl(k=3), People(moves), [IDS])) == [[2, 5, 6], [9]]
     rows = np.ones((4, 3), np.float32)
-    assert up_to(3, rows).tolist() == [0, 0, 0, 0]
+    assert kmeans_up_to(rows, 3)[0].tolist() == [0, 0, 0, 0]
 
 
 def test_a_client_that_was_not_heard_keeps_its_model_and_picks_a_group(tmp_path):

@@ -14,7 +14,14 @@ from coterie.grouping.angles import (
 )
 from coterie.grouping.bipartition import Halves, bipartition
 from coterie.grouping.density import dbscan, hopkins
-from coterie.grouping.distances import cosine, euclidean, jensen_shannon, min_max, scaled_l1
+from coterie.grouping.distances import (
+    cosine,
+    euclidean,
+    jensen_shannon,
+    manhattan,
+    min_max,
+    scaled_l1,
+)
 from coterie.grouping.hierarchy import (
     LINKAGES,
     Cut,
@@ -23,7 +30,7 @@ from coterie.grouping.hierarchy import (
     best_cut,
     canonical,
 )
-from coterie.grouping.kmeans import Streams, best_k, kmeans
+from coterie.grouping.kmeans import Streams, best_k, kmeans, kmeans_up_to
 from coterie.grouping.one_shot import local_centres, nearest_seed, seed_centres
 
 __all__ = [
@@ -44,7 +51,9 @@ __all__ = [
     "hopkins",
     "jensen_shannon",
     "kmeans",
+    "kmeans_up_to",
     "local_centres",
+    "manhattan",
     "min_max",
     "nearest_seed",
     "paired_angle_matrix",

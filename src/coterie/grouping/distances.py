@@ -69,6 +69,19 @@ def cosine(rows: ArrayLike, others: ArrayLike | None = None) -> Array:
     return found
 
 
+def manhattan(rows: ArrayLike) -> Array:
+    """L1 distances between all rows.
+
+    >>> manhattan(np.array([[0.0, 0.0], [3.0, 4.0]]))
+    array([[0., 7.],
+           [7., 0.]])
+    """
+    array = table(rows)
+    blocks = (array[:, at].astype(np.float64) for at in _blocks(array.shape[1], _COLUMNS_L1))
+    found: Array = squareform(sum(pdist(block, "cityblock") for block in blocks))
+    return found
+
+
 def min_max(rows: ArrayLike) -> Array:
     """Each row scaled to [0, 1] by its own minimum and maximum; a constant row becomes zeros.
 

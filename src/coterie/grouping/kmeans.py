@@ -46,6 +46,20 @@ def kmeans(rows: ArrayLike, k: int) -> tuple[Labels, Array]:
     return _numbered(array, labels, order)
 
 
+def kmeans_up_to(rows: ArrayLike, k: int) -> tuple[Labels, Array]:
+    """The same with as many groups as there can be, at most ``k``: copies of a row are one.
+
+    >>> kmeans_up_to([[1.0], [9.0], [1.0]], 5)[0]
+    array([0, 1, 0])
+    """
+    for count in range(min(k, len(table(rows))), 1, -1):
+        try:
+            return kmeans(rows, count)
+        except ConfigError:  # fewer rows differ, by more than rounding
+            continue
+    return kmeans(rows, 1)
+
+
 def best_k(
     rows: ArrayLike, floor: float = 0.1, penalty: float = 0.0, most: int | None = None
 ) -> Streams:

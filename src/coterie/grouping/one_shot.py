@@ -6,7 +6,6 @@ Nothing is drawn at random, and neither the order of the points nor that of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +14,7 @@ from scipy.spatial.distance import cdist
 from coterie.errors import ConfigError
 from coterie.grouping.angles import basis
 from coterie.grouping.arrays import Array, Labels, one_thread, table
-from coterie.grouping.kmeans import kmeans
+from coterie.grouping.kmeans import kmeans_up_to
 
 
 def local_centres(points: ArrayLike, k: int) -> tuple[Labels, Array]:
@@ -36,11 +35,7 @@ def local_centres(points: ArrayLike, k: int) -> tuple[Labels, Array]:
     strongest = basis(rows.T, min(k, *rows.shape))
     with one_thread():
         flat = (distinct @ strongest)[copy_of]
-    labels = np.zeros(len(rows), np.int64)
-    for count in range(min(k, len(distinct)), 1, -1):
-        with suppress(ConfigError):  # points that differ by less than rounding count as copies
-            labels = kmeans(flat, count)[0]
-            break
+    labels = kmeans_up_to(flat, min(k, len(distinct)))[0]
     groups = labels[order]
     return labels, np.stack([rows[groups == g].mean(axis=0) for g in range(labels.max() + 1)])
 

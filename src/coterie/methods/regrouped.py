@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.spatial.distance import pdist, squareform
 
 from coterie.client import Client, Fit, proximal
-from coterie.compose import Assign, Check, Local, More, grouped, keeping
+from coterie.compose import Assign, Check, Local, More, everyone, grouped, keeping
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Slot, Upload
-from coterie.grouping import cosine, euclidean, kmeans
+from coterie.grouping import cosine, euclidean, kmeans_up_to, manhattan
 from coterie.method import (
     Bound,
     Count,
@@ -38,7 +37,6 @@ Matrix = np.ndarray[Any, Any]
 Sent = Mapping[ClientId, Weights]  # the models of a round's replies, as they came
 # A label for each of these models, and what there is to show.
 Label = Callable[[State, Round, Sent], tuple[Matrix, dict[str, Any]]]
-_COLUMNS = 4096  # turned into float64 at a time
 
 
 @method
@@ -164,7 +162,7 @@ def adaptive(
         replies = fed.gather([Order(c, "count") for c in setup.clients])
         if not replies:
             raise TrainingError("adaptive: no client said how many samples it has")
-        return together(fed, setup).joined({}, largest=max(r.examples for r in replies))
+        return everyone().start(fed, setup).joined({}, largest=max(r.examples for r in replies))
 
     def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
         return cut_tree(sent, cosine(changes(state, sent)), "average", 1 - threshold)
@@ -218,7 +216,10 @@ def clusterfl(k: Count, alpha: NonNegative = 0.1, every: Count = 5) -> Method:
 
     def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
         rows = np.stack([w.parameters.numpy() for w in sent.values()])
-        return up_to(k, rows), {"clients": list(sent), "distances": matrix(euclidean(rows))}
+        return kmeans_up_to(rows, k)[0], {
+            "clients": list(sent),
+            "distances": matrix(euclidean(rows)),
+        }
 
     check = no_more("clusterfl", "k", k)
     rule = regrouped(every_so_often(every), label, check)
@@ -226,11 +227,6 @@ def clusterfl(k: Count, alpha: NonNegative = 0.1, every: Count = 5) -> Method:
 
 
 # --- the rule that they share --------------------------------------------------------------------
-
-
-def together(_: Federation, setup: Setup) -> State:
-    """One group of all."""
-    return State({0: setup.start}, dict.fromkeys(setup.clients, 0))
 
 
 Due = Callable[[State, Round], bool]
@@ -272,7 +268,7 @@ def regrouped(due: Due, label: Label, check: Check | None = None) -> Assign:
         models = dict.fromkeys(groups.values(), next(iter(state.models.values())))
         return State(models, groups, state.memory, notes), replies
 
-    return Assign(together, sees="each", check=check, sorts=sorts, looks=due)
+    return Assign(everyone().start, sees="each", check=check, sorts=sorts, looks=due)
 
 
 def changes(state: State, sent: Sent) -> Matrix:
@@ -286,28 +282,6 @@ def changes(state: State, sent: Sent) -> Matrix:
         model = state.models[slot].part(layout)
         middle.add_(model.parameters.double(), alpha=count / len(sent))
     return np.stack([(w.parameters - middle).float().numpy() for w in sent.values()])
-
-
-def manhattan(rows: Matrix) -> Matrix:
-    """L1 distances between all rows.
-
-    >>> manhattan(np.array([[0.0, 0.0], [3.0, 4.0]]))
-    array([[0., 7.],
-           [7., 0.]])
-    """
-    blocks = np.array_split(rows, range(_COLUMNS, rows.shape[1], _COLUMNS), axis=1)
-    found: Matrix = squareform(sum(pdist(b.astype(np.float64), "cityblock") for b in blocks))
-    return found
-
-
-def up_to(k: int, rows: Matrix) -> Matrix:
-    """The groups of k-means; fewer than ``k`` where fewer rows differ."""
-    try:
-        return kmeans(rows, k)[0]
-    except ConfigError:
-        if k == 1:
-            raise
-        return up_to(k - 1, rows)
 
 
 def answers(public: Public | None, model: Weights) -> Matrix:

@@ -17,7 +17,7 @@ from coterie.client import Client
 from coterie.compose import Assign, grouped
 from coterie.errors import TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload, mix
-from coterie.grouping import best_k, euclidean, kmeans
+from coterie.grouping import best_k, euclidean, kmeans_up_to
 from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
 from coterie.methods.trees import no_more
 from coterie.weights import Weights
@@ -88,8 +88,7 @@ def user_centric(
             notes |= {"silhouette": dict(best.scores), "contrast": contrast(seen)}
             labels = best.labels.tolist() if notes["contrast"] > _CONTRAST else [0] * len(seen)
         elif streams != "all":
-            distinct = len(np.unique(weights, axis=0))
-            labels = kmeans(weights, min(streams, distinct))[0].tolist()
+            labels = kmeans_up_to(weights, streams)[0].tolist()
         models: dict[Slot, Weights] = dict.fromkeys(sorted(set(labels)), setup.start)
         groups = dict(zip(seen, labels, strict=True))
         memory = {"start": setup.start, "seen": seen, "mixing": rows_of(models, groups, weights)}
