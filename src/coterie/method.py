@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ParamSpec, get_type_hints
@@ -46,13 +47,14 @@ class State:
 
     ``memory`` is a tree of whatever else a method needs. It is saved and restored exactly.
     ``notes`` are what the last step has to show (plain JSON values): the run writes them to its
-    events and forgets them.
+    events and forgets them. ``over`` says why the method wants no further round, if so.
     """
 
     models: Mapping[Slot, Weights] = field(default_factory=dict)
     groups: Mapping[ClientId, Slot] = field(default_factory=dict)
     memory: Mapping[str, Tree] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    over: str = ""
 
     def moved(self, means: Mapping[Slot, Mean]) -> State:
         """Each model replaced by its slot's mean; a slot that nobody answered keeps its model.
@@ -76,12 +78,13 @@ class State:
             "models": dict(self.models),
             "groups": dict(self.groups),
             "memory": dict(self.memory),
+            "over": self.over,
         }
 
     @staticmethod
     def from_tree(tree: Mapping[str, Tree]) -> State:
         """From such a tree."""
-        return State(tree["models"], tree["groups"], tree["memory"])
+        return State(tree["models"], tree["groups"], tree["memory"], over=tree["over"])
 
 
 def matrix(values: Any, most: int = 200) -> list[list[float]] | None:
@@ -100,12 +103,34 @@ class Public:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """What a run has cost: bytes both ways, and seconds of the clock, if it has one."""
+
+    bytes: int = 0
+    computation: float = 0.0
+    communication: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Computing and communicating together."""
+        return self.computation + self.communication
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may cost; what is not given is not bounded."""
+
+    bytes: float = math.inf
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True)
 class Setup:
     """What a method starts from.
 
     ``start`` is θ⁰, ``fresh(i)`` the i-th further random initialisation, ``groups`` the true
     groups of the scenario if it has any, ``public`` the server's own samples if it has any,
-    ``schedule`` how clients train.
+    ``schedule`` how clients train, ``budget`` what the run may cost.
     """
 
     start: Weights
@@ -115,15 +140,21 @@ class Setup:
     groups: Mapping[ClientId, int] | None = None
     public: Public | None = None
     schedule: Schedule = field(default_factory=Schedule)
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
 class Round:
-    """The present round: its number from 0, who takes part, and the server's own samples."""
+    """The present round: its number from 0, who takes part, and the server's own samples.
+
+    ``spent`` is what the run has cost before this round, ``budget`` what it may cost.
+    """
 
     number: int
     cohort: Sequence[ClientId]
     public: Public | None = None
+    spent: Spent = field(default_factory=Spent)
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,9 @@ def test_weight_decay_pulls_to_zero(tmp_path):
     assert value(made, tmp_path, rounds=1)[0] == pytest.approx(5.0, abs=1e-5)
 
 
-def test_steps_end_training_early(tmp_path):
-    made = on_quadratics(coterie.local(), [[10.0]], schedule={"epochs": 9, "steps": 2})
+@pytest.mark.parametrize("epochs", [9, 1])
+def test_steps_are_exactly_so_many_whatever_the_epochs(tmp_path, epochs):
+    made = on_quadratics(coterie.local(), [[10.0]], schedule={"epochs": epochs, "steps": 2})
     assert value(made, tmp_path, rounds=1)[0] == pytest.approx(3.6, abs=1e-6)
 
 

@@ -93,9 +93,15 @@ class Client:
         return value if isinstance(value, Weights) else None
 
     def schedule(self, **changes: Any) -> Schedule:
-        """This round's schedule: the run's, with the learning rate decayed, and ``changes``."""
+        """This round's schedule: the run's, with the learning rate decayed, and ``changes``.
+
+        An order may say in its config how many ``steps`` to make, in place of the run's.
+        """
         base = self._bench.schedule
-        return replace(base, **({"lr": base.lr * base.lr_decay**self.round} | changes))
+        own: dict[str, Any] = {"lr": base.lr * base.lr_decay**self.round}
+        if "steps" in self.told:
+            own["steps"] = int(self.told["steps"])
+        return replace(base, **(own | changes))
 
     def fit(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,8 +28,8 @@ _SCORE_BATCH = 250
 class Schedule:
     """How a client trains in one round.
 
-    ``lr`` is multiplied by ``lr_decay`` every round; ``steps`` ends training early after that many
-    batches; ``clip`` bounds the norm of each gradient; ``optimizer`` is ``sgd`` or the name of any
+    ``lr`` is multiplied by ``lr_decay`` every round; with ``steps`` it is that many batches, not a
+    number of epochs (unless that is 0); ``clip`` bounds the norm of each gradient; ``optimizer`` is ``sgd`` or the name of any
     class of ``torch.optim``, with its other arguments in ``options``.
     """
 
@@ -264,7 +265,9 @@ def _batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Shuffled batches, epoch after epoch; the last one of an epoch may be smaller."""
     left = schedule.steps if schedule.steps is not None else -1
-    for _ in range(schedule.epochs):
+    if not (schedule.epochs and len(data)):
+        return
+    for _ in range(schedule.epochs) if schedule.steps is None else itertools.count():
         order = torch.randperm(len(data), generator=generator)
         for rows in _chunks(order, schedule.batch_size, model.has_batch_norm):
             xs = decode(data.x[torch.cat(rows)]).to(model.device)
