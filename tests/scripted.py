@@ -71,7 +71,7 @@ class Spy(Loop):
         super().__init__(plan)
         self.wire, self.seen = Wire(plan.start.layout), []
 
-    def exchange(self, requests):
+    def exchange(self, requests, until=None):
         asked = {r.client: r.message for r in requests}
         for client, answer in super().exchange(requests):
             order, reply = self.wire.unpack(asked[client]), self.wire.unpack(answer)

@@ -116,7 +116,9 @@ def drive(
     """
     plan = experiment.plan(folder)
     running = engine(plan) if engine else Loop(plan)
-    door = Door(running, Wire(plan.start.layout))
+    terms = experiment.terms(plan.start)
+    wire = Wire(plan.start.layout, terms.coding.downwards.plain)
+    door = Door(running, wire, terms=terms)
     door.begin(0, stage="init")
     state = experiment.method.init(door, experiment.setup(plan.start))
     for number in range(rounds or experiment.settings.rounds):

@@ -9,6 +9,7 @@ error                          exit  meaning
 ``RunDirError``                   4  a run directory or checkpoint that cannot be used
 ``TrainingError``                 5  training itself failed (diverged, no reply left)
 ``EngineError``                   6  the engine could not start or lost its workers
+``WireError``                     7  a message that was damaged or cut short on its way
 ``Interrupted``                 130  stopped by the user (Ctrl-C); what was saved stays
 =============================  ====  =====================================================
 
@@ -51,10 +52,20 @@ class TrainingError(CoterieError):
     exit_code = 5
 
 
+class Abandoned(TrainingError):
+    """A round in which too few clients reported: it is as if it had not been."""
+
+
 class EngineError(CoterieError):
     """The engine could not start or could not keep its workers alive."""
 
     exit_code = 6
+
+
+class WireError(CoterieError):
+    """A message that was damaged or cut short on its way, or is none of ours."""
+
+    exit_code = 7
 
 
 class Interrupted(CoterieError):

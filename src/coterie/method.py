@@ -109,11 +109,12 @@ class Spent:
     bytes: int = 0
     computation: float = 0.0
     communication: float = 0.0
+    waiting: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Computing and communicating together."""
-        return self.computation + self.communication
+        """Computing, communicating and waiting together."""
+        return self.computation + self.communication + self.waiting
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,8 @@ class Method:
     ``pieces`` are what the method is put together from, if it can be taken apart (``compose``).
     ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so; ``no_step``
     and ``no_robust_mean`` why no server's optimiser, or no robust mean, can go around it.
-    ``headline`` is the score that it is judged by, "received" or "adapted".
+    ``headline`` is the score that it is judged by, "received" or "adapted". One that
+    ``keeps_budget`` ends by itself before a budget is exceeded.
     """
 
     name: str
@@ -209,6 +211,7 @@ class Method:
     no_step: str = ""
     no_robust_mean: str = ""
     headline: str = "received"
+    keeps_budget: bool = False
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:

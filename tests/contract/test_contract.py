@@ -31,7 +31,7 @@ def outcome(name, folder, engine=None, settings=None):
 class Reversed(Loop):
     """Answers in the opposite order."""
 
-    def exchange(self, requests):
+    def exchange(self, requests, until=None):
         yield from list(super().exchange(requests[::-1]))[::-1]
 
 

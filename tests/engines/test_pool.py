@@ -13,7 +13,7 @@ import torch
 
 import coterie
 from coterie.client.client import Client
-from coterie.door.door import Door
+from coterie.door.door import Door, _Sheet
 from coterie.door.wire import Wire
 from coterie.engines import pool as pool_module
 from coterie.engines.base import Request, units
@@ -260,7 +260,7 @@ def test_closing_stops_busy_workers(tmp_path):
     pool = Pool(plan, 1)
     door = Door(pool, Wire(plan.start.layout))
     door.begin(0)
-    requests = [door._request(Order(0, "train", {"0": plan.start}), "1.0", {})]
+    requests = [_Sheet(door, "1.0").request(Order(0, "train", {"0": plan.start}))]
 
     def impatient(signum, frame):
         raise TimeoutError

@@ -18,7 +18,7 @@ def test_a_message_by_hand():
     message = Wire(weights.layout).pack({"a": weights})
     header = b'{"body":{"a":{"$weights":0}},"arrays":[["f4",[2],8]]}'
     assert message.header == header
-    assert message.size == 4 + len(header) + 8
+    assert message.size == 8 + len(header) + 8
 
 
 def test_one_round_of_fedavg_by_hand(tmp_path):
@@ -26,13 +26,13 @@ def test_one_round_of_fedavg_by_hand(tmp_path):
     made = on_quadratics(coterie.fedavg(), [[1.0], [4.0, 6.0]])
     _, door, _ = drive(made, tmp_path, rounds=1)
     body = '{"order":"1.0","round":0,"task":"train","arrays":{"0":{"$weights":0}},"config":{}}'
-    down = 4 + len(f'{{"body":{body},"arrays":[["f4",[1],4]]}}') + 4
+    down = 8 + len(f'{{"body":{body},"arrays":[["f4",[1],4]]}}') + 4
     for client, examples, loss in ((0, 1, 1.0), (1, 2, 26.0)):
         reply = json.dumps(
             {"examples": examples, "arrays": {"model": {"$weights": 0}}, "metrics": {"loss": loss}},
             separators=(",", ":"),
         )
-        up = 4 + len(f'{{"body":{reply},"arrays":[["f4",[1],4]]}}') + 4
+        up = 8 + len(f'{{"body":{reply},"arrays":[["f4",[1],4]]}}') + 4
         assert door.ledger.method[client].down == down
         assert door.ledger.method[client].up == up
     assert door.ledger.total.total == sum(b.total for b in door.ledger.method.values())
@@ -43,7 +43,7 @@ class Counting(Loop):
 
     down = up = 0
 
-    def exchange(self, requests):
+    def exchange(self, requests, until=None):
         for r in requests:
             self.down += len(r.message.to_bytes())
         for client, answer in super().exchange(requests):
@@ -110,14 +110,14 @@ def test_frozen_layers_never_travel_or_change(tmp_path):
         assert not torch.equal(vector[:head], start.vector[:head])
 
 
-def test_lost_orders_still_cost_their_way_down(tmp_path):
+def test_lost_replies_waste_their_orders_way_down(tmp_path):
     made = on_quadratics(coterie.fedavg(), [[1.0], [2.0]])
     whole = drive(made, tmp_path / "a", rounds=1)[1].ledger
     lost = drive(
         made, tmp_path / "b", lambda p: Faulty(Loop(p), lose_reply=lambda c, o: c == 1), rounds=1
     )[1].ledger
-    assert lost.method[1].down == whole.method[1].down
-    assert lost.method[1].up == 0
+    assert (lost.wasted[1].down, lost.wasted[1].up) == (whole.method[1].down, 0)
+    assert lost.method == {0: whole.method[0]}
     assert lost.lost == 1
 
 

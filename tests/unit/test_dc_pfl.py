@@ -496,18 +496,18 @@ def test_a_trial_costs_two_models_down_and_one_up_to_the_byte(tmp_path):
         '{"order":"8.0","round":7,"task":"try",'
         '"arrays":{"old":{"$weights":0},"new":{"$weights":1}},"config":{}}'
     )
-    down = 4 + len(f'{{"body":{body},"arrays":[{one},{one}]}}') + 8
+    down = 8 + len(f'{{"body":{body},"arrays":[{one},{one}]}}') + 8
     body = (
         '{"order":"8.1","round":7,"task":"settle","arrays":{},'
         '"config":{"whole":true,"take":"new"},"expects":"8.0"}'
     )
-    down += 4 + len(f'{{"body":{body},"arrays":[]}}')
+    down += 8 + len(f'{{"body":{body},"arrays":[]}}')
     sent = '{"examples":1,"arrays":{"model":{"$weights":0}},"metrics":{},"version":"8.1"}'
     for client, moved in door.ledger.method.items():
         told = json.dumps(dict(tries[client].metrics), separators=(",", ":"))
         body = f'{{"examples":1,"arrays":{{}},"metrics":{told},"version":"8.0"}}'
-        up = 4 + len(f'{{"body":{body},"arrays":[]}}')
-        up += 4 + len(f'{{"body":{sent},"arrays":[{one}]}}') + 4
+        up = 8 + len(f'{{"body":{body},"arrays":[]}}')
+        up += 8 + len(f'{{"body":{sent},"arrays":[{one}]}}') + 4
         assert (moved.down, moved.up) == (down, up)
 
 

@@ -183,13 +183,13 @@ def test_the_warm_up_costs_its_messages_to_the_byte(tmp_path):
         '{"order":"init.0","round":0,"task":"warm-up","arrays":{"model":{"$weights":0}},'
         '"config":{}}'
     )
-    down = 4 + len(f'{{"body":{body},"arrays":[["f4",[910],3640]]}}') + 3640
+    down = 8 + len(f'{{"body":{body},"arrays":[["f4",[910],3640]]}}') + 3640
     for client, moved in door.ledger.method.items():
         of = {"$weights": 0, "of": ["head.weight", "head.bias"]}
         examples = len(made.population.clients[client].train)
         reply = {"examples": examples, "arrays": {"final": of}, "metrics": {}}
         text = json.dumps(reply, separators=(",", ":"))
-        up = 4 + len(f'{{"body":{text},"arrays":[["f4",[130],520]]}}') + 520
+        up = 8 + len(f'{{"body":{text},"arrays":[["f4",[130],520]]}}') + 520
         assert (moved.down, moved.up) == (down, up)
     assert door.exposed == {"each"}
 

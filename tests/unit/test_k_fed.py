@@ -139,7 +139,7 @@ def test_the_centres_cost_their_messages_to_the_byte(tmp_path):
     made.method.init(door, made.setup(plan.start))
     body = '{"order":"init.0","round":0,"task":"centre","arrays":{},"config":{}}'
     for client, moved in door.ledger.method.items():
-        assert moved.down == 4 + len(f'{{"body":{body},"arrays":[]}}')
+        assert moved.down == 8 + len(f'{{"body":{body},"arrays":[]}}')
         examples = len(made.population.clients[client].train)
         arrays = {"centres": {"$tensor": 0}, "points": {"$tensor": 1}}
         text = json.dumps(
@@ -147,7 +147,7 @@ def test_the_centres_cost_their_messages_to_the_byte(tmp_path):
         )
         # Two centres of 64 pixels, four bytes each number, and two counts of eight bytes.
         head = f'{{"body":{text},"arrays":[["f4",[2,64],512],["i8",[2],16]]}}'
-        assert moved.up == 4 + len(head) + 512 + 16
+        assert moved.up == 8 + len(head) + 512 + 16
         assert int(engine.of("init.0")[client].sent["points"].sum()) == examples
     assert door.exposed == {"each"}
 

@@ -264,12 +264,12 @@ def test_the_vectors_cost_their_messages_to_the_byte(tmp_path):
     made.method.init(door, made.setup(plan.start))
     body = '{"order":"init.0","round":0,"task":"span","arrays":{},"config":{}}'
     for client, moved in door.ledger.method.items():
-        assert moved.down == 4 + len(f'{{"body":{body},"arrays":[]}}')
+        assert moved.down == 8 + len(f'{{"body":{body},"arrays":[]}}')
         examples = len(made.population.clients[client].train)
         reply = {"examples": examples, "arrays": {"basis": {"$tensor": 0}}, "metrics": {}}
         text = json.dumps(reply, separators=(",", ":"))
         # Three vectors of 64 pixels, four bytes each number.
-        assert moved.up == 4 + len(f'{{"body":{text},"arrays":[["f4",[64,3],768]]}}') + 768
+        assert moved.up == 8 + len(f'{{"body":{text},"arrays":[["f4",[64,3],768]]}}') + 768
     assert door.exposed == {"each"}
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from coterie.door.wire import Message, Wire
-from coterie.errors import CoterieError, RunDirError
+from coterie.errors import CoterieError, RunDirError, WireError
 from coterie.tree import pack, read_tree, same, unpack, write_tree
 from coterie.weights import Layout, Weights
 
@@ -89,8 +89,20 @@ def test_damaged_files_are_named(tmp_path, content):
 
 def test_a_truncated_message_is_noticed():
     data = Wire(LAYOUT).pack({"a": WHOLE}).to_bytes()
-    with pytest.raises(CoterieError, match="should have"):
-        Message.from_bytes(data[:-1])
+    for end in range(len(data)):
+        with pytest.raises(WireError, match="cut short|damaged"):
+            Message.from_bytes(data[:end])
+
+
+def test_a_message_with_any_bit_wrong_is_noticed():
+    data = Wire(LAYOUT).pack({"a": WHOLE}).to_bytes()
+    for place in range(len(data)):
+        for bit in range(8):
+            wrong = bytearray(data)
+            wrong[place] ^= 1 << bit
+            with pytest.raises(WireError, match="cut short|damaged"):
+                Message.from_bytes(bytes(wrong))
+    assert Message.from_bytes(data).to_bytes() == data
 
 
 def test_very_short_arrays_are_told_apart():

@@ -18,6 +18,7 @@ from coterie.seeds import seed_for, torch_generator
 from coterie.weights import Weights
 
 StateValue = Array | Scalar
+FORWARD = 1 / 3  # of the work of a gradient: the backward pass takes about twice the forward's
 
 
 class Staged(MutableMapping[str, StateValue]):
@@ -60,8 +61,9 @@ class Client:
     """One client while it carries out one order.
 
     ``base`` is the model that everybody starts from; ``state`` is what this client keeps between
-    rounds and leaves it only if a task sends it; ``told`` is the order's config. Test data is out
-    of reach of any task.
+    rounds and leaves it only if a task sends it; ``told`` is the order's config; ``samples`` counts
+    those that it has gone through, a mere forward pass as a third, ``trained`` those of them that
+    training took. Test data is out of reach of any task.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class Client:
         self.state = state
         self.round = round
         self.told = told or {}
+        self.samples = 0.0
+        self.trained = 0.0
         self._bench = bench
 
     @property
@@ -121,7 +125,7 @@ class Client:
             for purpose in ("order", "dropout")
         )
         try:
-            return fit(
+            found = fit(
                 self._bench.model,
                 start,
                 self.train,
@@ -132,6 +136,9 @@ class Client:
                 dropout,
                 None if part is None else start.layout.only(part),
             )
+            self.samples += found.samples
+            self.trained += found.samples
+            return found
         except TrainingError as error:
             raise TrainingError(
                 f"client {self.id}, round {self.round + 1}: {error}. Lower the learning rate "
@@ -142,17 +149,25 @@ class Client:
         """A model after so many epochs on this client's training data, kept by nobody."""
         return self.fit(model, stream="adapt", epochs=epochs, steps=None).weights
 
-    def loss(self, model: Weights, split: str = "train") -> float:
-        """The mean loss of a model on this client's training or validation data."""
+    def loss(self, model: Weights, split: str = "train", rows: Tensor | None = None) -> float:
+        """The mean loss of a model on this client's training or validation data, or rows of it."""
         data = self._split(split)
+        if rows is not None:
+            data = Split(data.x[rows], data.y[rows])
+        self.samples += FORWARD * len(data)
         out = outputs(self._bench.model, model, data.x)
         with torch.no_grad():
             return float(self._bench.criterion(out, data.y))
 
     def gradient(self, model: Weights, rows: Tensor | None = None) -> Weights:
         """The gradient of the mean training loss over this client's data, or these rows of it."""
+        return self.slope(model, rows)[0]
+
+    def slope(self, model: Weights, rows: Tensor | None = None) -> tuple[Weights, float]:
+        """The gradient and the loss itself, in one pass."""
         data = self.train if rows is None else Split(self.train.x[rows], self.train.y[rows])
-        return data_gradient(self._bench.model, model, data, self._bench.criterion)[0]
+        self.samples += len(data)
+        return data_gradient(self._bench.model, model, data, self._bench.criterion)
 
     def shuffled(self, stream: str) -> Tensor:
         """The rows of this client's training data in a random order of its own."""
@@ -161,6 +176,7 @@ class Client:
 
     def outputs(self, model: Weights, x: Tensor) -> Tensor:
         """What a model answers to ``x``."""
+        self.samples += FORWARD * len(x)
         return outputs(self._bench.model, model, x)
 
     def _split(self, name: str) -> Split:

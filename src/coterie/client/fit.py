@@ -47,11 +47,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Fit:
-    """What training gave: the new weights, how many steps it took, the mean loss of its batches."""
+    """What training gave: the new weights, how many steps it took, the mean loss of its batches.
+
+    ``samples`` are those that it computed gradients of, each time.
+    """
 
     weights: Weights
     steps: int
     loss: float
+    samples: int = 0
 
 
 class FlatModel:
@@ -153,9 +157,12 @@ def fit(
     clear, step = _optimiser(theta, gradient, schedule, plain)
     terms = [term(model) for term in objective.terms]
     losses: list[Tensor] = []
+    samples = 0
 
     def backward(batch: Batch) -> Tensor:
+        nonlocal samples
         x, y = batch
+        samples += len(y)
         if terms:
             out, hidden = model.represent(x)
             loss = criterion(out, y)
@@ -195,7 +202,8 @@ def fit(
     if not (math.isfinite(mean_loss) and bool(torch.isfinite(model.vector).all())):
         raise TrainingError("the training loss or the weights are no longer finite")
     trained = model.weights()
-    return Fit(trained.part(part).onto(start) if part else trained, len(losses), mean_loss)
+    whole = trained.part(part).onto(start) if part else trained
+    return Fit(whole, len(losses), mean_loss, samples)
 
 
 def _outside(model: FlatModel, part: Layout) -> Tensor:

@@ -2,21 +2,29 @@
 
 Every order names the version of client state that it expects. A client whose task changes its
 state makes a new version, named after the order; the server adopts that version only when the
-reply has arrived. So a lost reply, a retry or a resumed server never lets a client run ahead.
+reply has arrived and counts. So a lost or late reply, a retry, an abandoned round or a resumed
+server never lets a client run ahead.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from coterie.door.availability import Availability
+from coterie.door.clock import Clock, Leg, Moment, Seconds
+from coterie.door.coding import SENT, Coding, decode, encode
 from coterie.door.ledger import Bytes, Ledger
-from coterie.door.wire import Encoded, Wire
+from coterie.door.policy import Policy, accept
+from coterie.door.wire import Decoded, Encoded, Message, Wire
 from coterie.engines.base import Engine, Request
-from coterie.errors import CoterieError, TrainingError, error_named
+from coterie.errors import Abandoned, CoterieError, TrainingError, WireError, error_named
 from coterie.federation import (
+    Array,
     ClientId,
     Mean,
     Mixing,
@@ -26,12 +34,29 @@ from coterie.federation import (
     check_finite,
     mix,
 )
+from coterie.seeds import seed_for
 from coterie.tree import Tree
 from coterie.weights import Weights
 
 SCORE = "$score"
 FETCH = "$fetch"
 KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
+Held = dict[str, Weights]  # models by name, as a client decoded them
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a door works by: codecs, seconds, and when a round's reports count.
+
+    ``start`` is θ⁰, the first thing that a model down can be a change of.
+    """
+
+    coding: Coding = field(default_factory=Coding)
+    clock: Clock | None = None
+    policy: Policy = field(default_factory=Policy)
+    availability: Availability | None = None
+    start: Weights | None = None
+    seed: int = 0
 
 
 @dataclass
@@ -43,23 +68,62 @@ class Door:
     ledger: Ledger = field(default_factory=Ledger)
     versions: dict[ClientId, str] = field(default_factory=dict)
     retained: list[dict[ClientId, str]] = field(default_factory=list)
+    terms: Terms = field(default_factory=Terms)
+    held: dict[ClientId, Held] = field(default_factory=dict)
+    lasted: Seconds = field(default_factory=Seconds)
     exposed: set[str] = field(default_factory=set)
     round: int = 0
+    cohort: Sequence[ClientId] = ()
+    enough: int = 0
+    least: int = 0
+    round_lasted: Seconds = field(default_factory=Seconds)
     _stage: str = ""
     _exchanges: int = 0
+    _ends: float = math.inf
 
     @property
     def clients(self) -> Sequence[ClientId]:
         """Everybody who belongs to the federation."""
         return self.engine.clients
 
-    def begin(self, round: int, stage: str = "") -> None:
-        """Another round, or a stage outside of rounds: orders from now on carry its name."""
+    def begin(
+        self,
+        round: int,
+        stage: str = "",
+        cohort: Sequence[ClientId] = (),
+        enough: int = 0,
+        least: int = 0,
+    ) -> None:
+        """Another round, or a stage outside of rounds: orders from now on carry its name.
+
+        In a round of a ``cohort`` the policy holds: ``enough`` reports are waited for, and with
+        fewer than ``least`` the round is abandoned.
+        """
         self.round, self._stage, self._exchanges = round, stage or str(round + 1), 0
+        self.cohort, self.enough, self.least = cohort, enough, least
+        self.round_lasted = Seconds()
+        real = self.terms.policy.real_deadline
+        self._ends = time.monotonic() + real if real is not None and cohort else math.inf
+        self.ledger.begin()
 
     def retain(self) -> None:
         """The present versions were saved: clients keep those of the last two savings."""
         self.retained = [*self.retained, dict(self.versions)][-KEPT:]
+
+    def wait(self, seconds: float) -> None:
+        """Let the clock go on."""
+        self._lasts(Seconds(waiting=seconds))
+
+    def memory(self) -> tuple[dict[ClientId, str], dict[ClientId, Held]]:
+        """What the server knows of clients' states, to go back to."""
+        return dict(self.versions), dict(self.held)
+
+    def go_back(self, memory: tuple[dict[ClientId, str], dict[ClientId, Held]]) -> None:
+        """The present round came to nothing: clients go on from where they were before it."""
+        for mine, before in ((self.versions, memory[0]), (self.held, memory[1])):
+            mine.clear()
+            mine.update(before)  # type: ignore[arg-type]
+        self.ledger.abandon()
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, in client-id order; lost ones are missing."""
@@ -99,45 +163,226 @@ class Door:
         assert isinstance(model, Weights)
         return model
 
+    # --- one exchange ---------------------------------------------------------------------------
+
     def _exchange(self, orders: Sequence[Order]) -> list[Reply]:
         if len({o.client for o in orders}) != len(orders):
             raise CoterieError("a client can have one order in an exchange; ask again for more")
-        by_client = {o.client: o for o in orders}
         name = f"{self._stage}.{self._exchanges}"
         self._exchanges += 1
-        encoded: Encoded = {}
-        requests = [self._request(o, name, encoded) for o in orders]
-        sent = {r.client: r.message.size for r in requests}
+        sheet = _Sheet(self, name)
+        requests = [sheet.request(o) for o in orders if self._there(o)]
+        by_client = {o.client: o for o in orders}
+        answers: dict[ClientId, tuple[Message, Mapping[str, Any]]] = {}
+        until = None if math.isinf(self._ends) else self._ends
+        with closing(self.engine.exchange(requests, until)) as arriving:
+            for client, message in arriving:
+                if message is None or time.monotonic() > self._ends:
+                    continue
+                try:  # as they come, while others are still at work
+                    answers[client] = message, sheet.read(client, by_client[client], message)
+                except WireError:
+                    continue  # as good as lost
+        late = self._time(orders, requests, {c: m for c, (m, _) in answers.items()})
         replies = []
-        with closing(self.engine.exchange(requests)) as answers:
-            for client, message in answers:
-                order = by_client.pop(client)
-                moved = Bytes(sent[client], message.size if message else 0)
-                self.ledger.record(client, moved, order.apart, message is not None)
-                if message is not None:
-                    replies.append(self._reply(client, order, self.wire.unpack(message)))
-        return sorted(replies, key=lambda r: r.client)
+        for order in sorted(orders, key=lambda o: o.client):
+            counts = order.client in answers and order.client not in late
+            self._record(sheet, order, answers.get(order.client, (None,))[0], counts)
+            if counts:
+                replies.append(self._adopt(sheet, order.client, answers[order.client][1]))
+        self._enough(orders, replies, late)
+        return replies
 
-    def _request(self, order: Order, name: str, encoded: Encoded) -> Request:
+    def _adopt(self, sheet: _Sheet, client: ClientId, body: Mapping[str, Any]) -> Reply:
+        """A reply that counts: the client's state is now what it made of it."""
+        if "version" in body:
+            self.versions[client] = body["version"]
+            if sheet.held.get(client):
+                self.held[client] = {**self.held.get(client, {}), **sheet.held[client]}
+        return Reply(client, body["examples"], body["arrays"], body["metrics"])
+
+    def _record(self, sheet: _Sheet, order: Order, message: Message | None, counts: bool) -> None:
+        sent = sheet.sent.get(order.client)
+        moved = Bytes(sent.size if sent else 0, message.size if message else 0)
+        if not counts:
+            self.ledger.waste(order.client, moved, order.apart, late=message is not None)
+            return
+        assert sent is not None
+        assert message is not None
+        kinds = {}
+        if not order.apart:
+            down, up = sheet.kinds(sent), self.wire.kinds(message)
+            kinds = {k: Bytes(down.get(k, 0), up.get(k, 0)) for k in {**down, **up}}
+        self.ledger.record(order.client, moved, kinds, order.apart)
+
+    # --- who is there, and in time --------------------------------------------------------------
+
+    def _there(self, order: Order) -> bool:
+        """Whether an order reaches its client: in a round, one that is off gets none."""
+        available = self.terms.availability
+        if available is None or not self.cohort or order.task in (SCORE, FETCH):
+            return True
+        return available.on(order.client, self.lasted.total)
+
+    def _time(
+        self,
+        orders: Sequence[Order],
+        requests: Sequence[Request],
+        answers: Mapping[ClientId, Message],
+    ) -> set[ClientId]:
+        """Let the clock go on by this exchange; gives those whose answers come too late."""
+        clock = self.terms.clock
+        if clock is None or not orders or orders[0].task in (SCORE, FETCH):
+            return set()
+        apart = {o.client for o in orders if o.apart}
+        legs = [
+            _leg(r, answers[r.client], r.client in apart) for r in requests if r.client in answers
+        ]
+        finishes = clock.finishes(legs, Moment(self.round, self._exchanges - 1))
+        lost = [r.client for r in requests if r.client not in answers]
+        finishes |= dict.fromkeys(lost, Seconds(waiting=math.inf))
+        left, enough, gone = None, None, None
+        policy, available = self.terms.policy, self.terms.availability
+        if self.cohort:
+            if policy.deadline is not None:
+                left = policy.deadline - self.round_lasted.total
+            if len(orders) > self.enough and {o.client for o in orders} <= set(self.cohort):
+                enough = self.enough
+            if available is not None:
+                now = self.lasted.total
+                gone = {c: available.until(c, now) - now for c in finishes}
+        found = accept(finishes, enough, left, gone)
+        self._lasts(found.lasted)
+        return set(answers) - set(found.reported)
+
+    def _lasts(self, seconds: Seconds) -> None:
+        self.lasted, self.round_lasted = self.lasted + seconds, self.round_lasted + seconds
+
+    def _enough(
+        self, orders: Sequence[Order], replies: Sequence[Reply], late: set[ClientId]
+    ) -> None:
+        """Give a round up that too few report in."""
+        if not self.cohort or orders[0].task in (SCORE, FETCH):
+            return
+        if len(replies) < self.least and len(orders) >= self.enough:
+            raise Abandoned(
+                f"{len(replies)} of {len(orders)} clients reported"
+                f"{f', {len(late)} were late' if late else ''}, and it takes {self.least}"
+            )
+
+
+@dataclass
+class _Sheet:
+    """One exchange: what was sent to whom, and how it is read."""
+
+    door: Door
+    name: str
+    sent: dict[ClientId, Message] = field(default_factory=dict)
+    held: dict[ClientId, Held] = field(default_factory=dict)
+    received: dict[ClientId, Mapping[str, Array]] = field(default_factory=dict)
+    _encoded: Encoded = field(default_factory=dict)
+    _decoded: Decoded = field(default_factory=dict)
+    _coded: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    _kinds: dict[bytes, dict[str, int]] = field(default_factory=dict)
+
+    def request(self, order: Order) -> Request:
+        """The order as a message."""
+        door = self.door
+        arrays, choices = self._arrays(order)
         body: dict[str, Tree] = {
-            "order": name,
-            "round": self.round,
+            "order": self.name,
+            "round": door.round,
             "task": order.task,
-            "arrays": dict(order.arrays),
+            "arrays": arrays,
             "config": dict(order.config),
         }
-        expects = self.versions.get(order.client, "")
-        keep = {r.get(order.client, "") for r in self.retained} - {"", expects}
+        expects = door.versions.get(order.client, "")
+        keep = {r.get(order.client, "") for r in door.retained} - {"", expects}
         if expects:
             body["expects"] = expects
         if keep:
             body["keep"] = sorted(keep)
-        return Request(order.client, self.wire.pack(body, encoded), together=order.task == SCORE)
+        message = door.wire.pack(body, self._encoded, choices)
+        self.sent[order.client] = message
+        return Request(order.client, message, together=order.task == SCORE)
 
-    def _reply(self, client: ClientId, order: Order, body: Mapping[str, Any]) -> Reply:
+    def _arrays(self, order: Order) -> tuple[dict[str, Tree], dict[int, Any]]:
+        """What travels of an order's arrays; and, noted, what the client makes of it."""
+        side, start = self.door.terms.coding.downwards, self.door.terms.start
+        self.received[order.client] = order.arrays
+        if side.exact or start is None:
+            return dict(order.arrays), {}
+        held = self.door.held.get(order.client, {})
+        references = {
+            name: held.get(name, start)
+            for name, a in order.arrays.items()
+            if isinstance(a, Weights)
+        }
+        key = (
+            tuple((n, id(a)) for n, a in order.arrays.items()),
+            tuple(map(id, references.values())),
+        )
+        if key not in self._coded:
+            seed = seed_for(self.door.terms.seed, "codec", self.door.round, stream=self.name)
+            coded = encode(
+                side,
+                order.arrays,
+                references,
+                lambda stream: seed_for(seed, stream),
+                self.door.wire.layout,
+            )
+            arrives = self.door.wire.unpack(
+                self.door.wire.pack({"arrays": coded.arrays}, self._encoded, coded.choices),
+                self._decoded,
+            )["arrays"]
+            found = decode(arrives, references, self.door.wire.layout)
+            now = {n: f.onto(references[n]) for n, f in found.items() if isinstance(f, Weights)}
+            # What the memo's keys are made of must live as long as the memo.
+            self._coded[key] = coded, found, now, (dict(order.arrays), references)
+        coded, self.received[order.client], self.held[order.client], _ = self._coded[key]
+        return coded.arrays, coded.choices
+
+    def read(self, client: ClientId, order: Order, message: Message) -> dict[str, Any]:
+        """The body of an answer, its arrays as the client meant them; its errors are raised."""
+        body = self.door.wire.unpack(message)
         if "error" in body:
             raise error_named(body["error"])(body["text"])
-        check_finite(client, self.round, order.task, body["arrays"])
-        if "version" in body:
-            self.versions[client] = body["version"]
-        return Reply(client, body["examples"], body["arrays"], body["metrics"])
+        received = self.received[client]
+        since = body.get("since", {})
+        references: dict[str, Array | None] = {}
+        for name, of in since.items():
+            key, start = f"{SENT}.{name}", self.door.terms.start
+            if of == SENT:
+                references[name] = self.door.held.get(client, {}).get(key, start)
+            else:
+                references[name] = received[of] if of else None
+        body["arrays"] = decode(body["arrays"], references, self.door.wire.layout)
+        check_finite(client, self.door.round, order.task, body["arrays"])
+        for name, of in since.items():
+            if of == SENT:
+                whole = body["arrays"][name].onto(references[name])
+                self.held[client] = {**self.held.get(client, {}), f"{SENT}.{name}": whole}
+        return body
+
+    def kinds(self, message: Message) -> dict[str, int]:
+        """The kinds of a message; many clients get the same one."""
+        if message.header not in self._kinds:
+            self._kinds[message.header] = self.door.wire.kinds(message)
+        return self._kinds[message.header]
+
+
+def _leg(request: Request, answer: Message, apart: bool) -> Leg:
+    """An order and its answer, as a clock sees them; what is apart travels nowhere."""
+    sent, work = request.message, answer.work
+    if apart:
+        return Leg(request.client, 0, 0, 0, 0, (), work.seconds, work.samples)
+    return Leg(
+        request.client,
+        sent.size,
+        answer.size,
+        sent.content,
+        answer.content,
+        tuple(id(p) for p in sent.payloads),
+        work.seconds,
+        work.samples,
+    )

@@ -1,23 +1,38 @@
-"""What travels: a JSON header and the arrays' bytes.
+"""What travels: a checksum, a JSON header and the arrays' bytes.
 
-A message is ``u32 header length | header | payloads``. The header holds the body (a tree with
-numbered places for arrays) and each array's type and shape, so it describes itself and no pickle
-is needed.
+A message is ``u32 header length | u32 checksum | header | payloads``. The header holds the body (a
+tree with numbered places for arrays) and each array's type, shape, length and codec, so it
+describes itself and no pickle is needed. The checksum is a CRC-32 of everything else.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from coterie.door.codec import Codec, Payload, Raw, dtype_name
-from coterie.errors import CoterieError
+from coterie.door.codec import Codec, Payload, Raw, codec, dtype_name
+from coterie.errors import WireError
 from coterie.tree import Tree, pack, unpack
 from coterie.weights import Layout
+
+_START = 8  # bytes before the header
+NOT_MODELS = ("gradient", "direction")  # weights of this name are as large as a model, but none
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an answer cost its client: seconds as measured, and samples gone through.
+
+    It is known beside the message, for a clock; no byte of it travels.
+    """
+
+    seconds: float = 0.0
+    samples: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -26,32 +41,55 @@ class Message:
 
     header: bytes
     payloads: tuple[Payload, ...]
+    work: Work = field(default=Work(), compare=False)
 
     @property
     def size(self) -> int:
         """Its exact length in bytes."""
-        return 4 + len(self.header) + sum(len(p) for p in self.payloads)
+        return _START + len(self.header) + self.content
+
+    @property
+    def content(self) -> int:
+        """The bytes of its arrays alone."""
+        return sum(len(p) for p in self.payloads)
 
     def to_bytes(self) -> bytes:
         """The message in one piece."""
-        return b"".join([len(self.header).to_bytes(4, "little"), self.header, *self.payloads])
+        length = len(self.header).to_bytes(4, "little")
+        checksum = zlib.crc32(length)
+        for part in (self.header, *self.payloads):
+            checksum = zlib.crc32(part, checksum)
+        return b"".join([length, checksum.to_bytes(4, "little"), self.header, *self.payloads])
 
     @staticmethod
-    def from_bytes(data: Payload) -> Message:
-        """A message from one piece."""
+    def from_bytes(data: Payload, work: Work | None = None) -> Message:
+        """A message from one piece; refused if a byte of it is wrong or missing."""
         view = memoryview(data)
-        end = 4 + int.from_bytes(view[:4], "little")
-        header = bytes(view[4:end])
+        end = _START + int.from_bytes(view[:4], "little")
+        if len(view) < _START or end > len(view):
+            raise WireError(f"a message was cut short: there are {len(view)} bytes of it")
+        if zlib.crc32(view[_START:], zlib.crc32(view[:4])) != int.from_bytes(view[4:8], "little"):
+            raise WireError(f"a message of {len(view)} bytes is damaged: its checksum is wrong")
+        header = bytes(view[_START:end])
         payloads = []
-        for _, _, length in json.loads(header)["arrays"]:
+        for _, _, length, *_ in json.loads(header)["arrays"]:
             payloads.append(view[end : end + length])
             end += length
         if end != len(view):
-            raise CoterieError(f"a message of {len(view)} bytes should have {end}")
-        return Message(header, tuple(payloads))
+            raise WireError(f"a message of {len(view)} bytes should have {end}")
+        return Message(header, tuple(payloads), work or Work())
 
 
-Encoded = dict[int, tuple[Tensor, Payload]]
+def received(data: Payload, work: Work | None = None) -> Message | None:
+    """A message that came over a network; one that was damaged on its way is as good as lost."""
+    try:
+        return Message.from_bytes(data, work)
+    except WireError:
+        return None
+
+
+Choice = tuple[Codec, int]  # how one array is encoded, and the seed of that
+Encoded = dict[tuple[int, str], tuple[Tensor, Payload]]
 Decoded = dict[tuple[int, str, tuple[int, ...]], tuple[Payload, Tensor]]
 
 
@@ -64,36 +102,91 @@ class Wire:
     """
 
     layout: Layout
-    codec: Codec = field(default_factory=Raw)
+    plain: Codec = field(default_factory=Raw)
 
-    def pack(self, body: Mapping[str, Tree], encoded: Encoded | None = None) -> Message:
-        """A message with this body."""
+    def pack(
+        self,
+        body: Mapping[str, Tree],
+        encoded: Encoded | None = None,
+        choices: Mapping[int, Choice] | None = None,
+    ) -> Message:
+        """A message with this body; ``choices`` say how tensors, by identity, are encoded."""
         packed, tensors = pack(body, self.layout)
-        payloads = tuple(self._encode(t, {} if encoded is None else encoded) for t in tensors)
-        arrays = [
-            [dtype_name(t), list(t.shape), len(p)] for t, p in zip(tensors, payloads, strict=True)
-        ]
+        memory: Encoded = {} if encoded is None else encoded
+        payloads, arrays = [], list[list[Any]]()
+        for tensor in tensors:
+            chosen, seed = (choices or {}).get(id(tensor), (self.plain, 0))
+            key = id(tensor), chosen.spec
+            if key not in memory:
+                memory[key] = (tensor, chosen.encode(tensor, seed))
+            payloads.append(memory[key][1])
+            told = [] if chosen.spec == "raw" else [chosen.spec]
+            arrays.append([dtype_name(tensor), list(tensor.shape), len(payloads[-1]), *told])
         header = json.dumps({"body": packed, "arrays": arrays}, separators=(",", ":"))
-        return Message(header.encode(), payloads)
+        return Message(header.encode(), tuple(payloads))
 
     def unpack(self, message: Message, decoded: Decoded | None = None) -> dict[str, Any]:
         """The body of a message."""
         header = json.loads(message.header)
         memory = {} if decoded is None else decoded
-        tensors = [
-            self._decode(payload, dtype, shape, memory)
-            for payload, (dtype, shape, _) in zip(message.payloads, header["arrays"], strict=True)
-        ]
+        tensors = []
+        for payload, (dtype, shape, length, *told) in zip(
+            message.payloads, header["arrays"], strict=True
+        ):
+            if len(payload) != length:
+                raise WireError(f"an array of {length} bytes came with {len(payload)}")
+            spec = told[0] if told else "raw"
+            key = (id(payload), dtype + spec, tuple(shape))  # Python shares short bytes objects
+            if key not in memory:
+                memory[key] = (payload, codec(spec).decode(payload, dtype, shape))
+            tensors.append(memory[key][1])
         body: dict[str, Any] = unpack(header["body"], tensors, self.layout)
         return body
 
-    def _encode(self, tensor: Tensor, memory: Encoded) -> Payload:
-        if id(tensor) not in memory:
-            memory[id(tensor)] = (tensor, self.codec.encode(tensor))
-        return memory[id(tensor)][1]
+    def kinds(self, message: Message) -> dict[str, int]:
+        """A message's bytes by what they are for; together they are its size.
 
-    def _decode(self, payload: Payload, dtype: str, shape: list[int], memory: Decoded) -> Tensor:
-        key = (id(payload), dtype, tuple(shape))  # Python shares very short bytes objects
-        if key not in memory:
-            memory[key] = (payload, self.codec.decode(payload, dtype, shape))
-        return memory[key][1]
+        ``model/<layer>`` are weights. A codec that packs layers together has its bytes shared out
+        by their numbers of weights. Other arrays go by their names, ``losses`` are the numbers
+        beside them, ``header`` is the rest.
+        """
+        header = json.loads(message.header)
+        body, found = header["body"], dict[str, int]()
+        lengths = [length for _, _, length, *_ in header["arrays"]]
+
+        def add(name: str, packed: Any) -> None:
+            if "change" in packed:
+                for part in [*packed["change"], *([packed["plain"]] if "plain" in packed else [])]:
+                    add(name, part)
+            elif "$weights" in packed and name not in NOT_MODELS:
+                part = self.layout.only(packed["of"]) if "of" in packed else self.layout
+                for layer, share in shared_out(lengths[packed["$weights"]], part).items():
+                    found[f"model/{layer}"] = found.get(f"model/{layer}", 0) + share
+            else:
+                number = packed["$weights" if "$weights" in packed else "$tensor"]
+                found[name] = found.get(name, 0) + lengths[number]
+
+        for name, packed in body.get("arrays", {}).items():
+            add(name, packed)
+        if metrics := body.get("metrics"):
+            found["losses"] = len(json.dumps(metrics, separators=(",", ":")))
+        found["header"] = message.size - sum(found.values())
+        return found
+
+
+def shared_out(length: int, layout: Layout) -> dict[str, int]:
+    """A payload's bytes by layer, in proportion to their weights; they add up exactly.
+
+    >>> from torch import nn
+    >>> shared_out(53, Layout.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))))
+    {'0': 36, '1': 17}
+    """
+    sizes: dict[str, int] = {}
+    for entry in layout.entries:
+        sizes[entry.layer] = sizes.get(entry.layer, 0) + entry.size
+    found, passed, given = {}, 0, 0
+    for layer, size in sizes.items():
+        passed += size
+        until = length * passed // max(layout.size, 1)
+        found[layer], given = until - given, until
+    return found

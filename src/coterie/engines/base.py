@@ -28,14 +28,17 @@ Answers = Generator[tuple[ClientId, Message | None], None, None]
 
 
 class Engine(Protocol):
-    """Carries requests to clients. Answers come in any order; a lost one comes as None."""
+    """Carries requests to clients. Answers come in any order; a lost one comes as None.
+
+    What has not come when ``time.monotonic()`` passes ``until`` is not waited for.
+    """
 
     @property
     def clients(self) -> Sequence[ClientId]:
         """Whom it can reach."""
         ...
 
-    def exchange(self, requests: Sequence[Request]) -> Answers:
+    def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out."""
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from coterie.engines.base import Answers, Request, one_thread, units
@@ -22,9 +23,12 @@ class Loop:
         """All clients of the population."""
         return range(len(self._plan.population.clients))
 
-    def exchange(self, requests: Sequence[Request]) -> Answers:
+    def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out one unit at a time."""
         for unit in units(requests, self._train, self._held):
+            if until is not None and time.monotonic() > until:
+                yield from ((r.client, None) for r in unit)
+                continue
             with one_thread():
                 answers = self._site.answer([(r.client, r.message) for r in unit])
             yield from zip((r.client for r in unit), answers, strict=True)

@@ -14,7 +14,9 @@ import json
 import multiprocessing as mp
 import os
 import signal
+import struct
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +27,7 @@ from typing import Any
 import torch
 
 from coterie.door.codec import Payload
-from coterie.door.wire import Message
+from coterie.door.wire import Message, Work
 from coterie.engines.base import Answers, Request, units
 from coterie.engines.site import Plan, Site
 from coterie.errors import ConfigError, EngineError
@@ -33,6 +35,7 @@ from coterie.federation import ClientId
 
 _TRIES = 3
 _STOPS = {signal.SIGINT, signal.SIGTERM}
+_WORK = struct.Struct("<dd")  # seconds and samples
 _READY, _BLOB, _UNIT, _FORGET = b"ready", b"B", b"U", b"F"
 
 
@@ -86,7 +89,7 @@ class Pool:
         """The workers' process ids."""
         return [w.process.pid for w in self._workers]
 
-    def exchange(self, requests: Sequence[Request]) -> Answers:
+    def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out, largest clients first, as workers become free."""
         queue = deque(Unit(unit) for unit in units(requests, self._train, self._held))
         numbers: dict[int, int] = {}
@@ -98,14 +101,21 @@ class Pool:
                 worker.pipe.send_bytes(_FORGET)
         try:
             while queue or any(w.unit for w in self._workers):
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:  # whoever is still at work is not waited for
+                    waiting = [w.unit for w in self._workers if w.unit] + list(queue)
+                    yield from ((r.client, None) for unit in waiting for r in unit.requests)
+                    return
                 self._feed(queue, numbers)
                 busy = {w.pipe: w for w in self._workers if w.unit}
                 arrived: list[tuple[ClientId, bytes | None]] = []
-                for pipe in wait(list(busy)) if busy else []:  # none, if all sends met the dead
+                for pipe in (
+                    wait(list(busy), left) if busy else []
+                ):  # none, if all sends met the dead
                     arrived += self._receive(busy[pipe], queue)  # type: ignore[index]
                 self._feed(queue, numbers)  # first the next work, then what has to be thought about
                 for client, answer in arrived:
-                    yield client, None if answer is None else Message.from_bytes(answer)
+                    yield client, None if answer is None else _received(answer)
         finally:
             # An exchange that was broken off leaves no answers behind for the next one to find.
             for worker in self._workers:
@@ -273,7 +283,14 @@ def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: in
                     (c, Message(h.encode(), tuple(blobs[b] for b in ids))) for c, h, ids in work
                 ]
                 for answer in site.answer(unit):
-                    pipe.send_bytes(answer.to_bytes())
+                    work = _WORK.pack(answer.work.seconds, answer.work.samples)
+                    pipe.send_bytes(work + answer.to_bytes())
+
+
+def _received(answer: bytes) -> Message:
+    """A worker's answer: what it cost goes before the message."""
+    work = Work(*_WORK.unpack_from(answer))
+    return Message.from_bytes(memoryview(answer)[_WORK.size :], work)
 
 
 def _die_with(parent: int) -> None:

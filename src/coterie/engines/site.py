@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,12 +20,14 @@ from coterie.client.client import Bench, Client, Staged
 from coterie.client.fit import Criterion, FlatModel, Schedule, outputs
 from coterie.client.metrics import scores
 from coterie.data.population import Population
+from coterie.door.coding import HELD, SENT, Coded, Coding, decode, encode
 from coterie.door.door import FETCH, SCORE
-from coterie.door.wire import Decoded, Message, Wire
+from coterie.door.wire import Decoded, Message, Wire, Work
 from coterie.engines.store import Store
 from coterie.errors import CoterieError, TrainingError
 from coterie.federation import Array, ClientId, Upload, check_finite
 from coterie.method import Method
+from coterie.seeds import seed_for
 from coterie.weights import Weights
 
 Metric = Callable[[Tensor, Tensor], float]
@@ -46,6 +49,7 @@ class Plan:
     bn: str = "shared"
     device: str = "cpu"
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    coding: Coding = field(default_factory=Coding)
 
     @property
     def train_sizes(self) -> dict[ClientId, int]:
@@ -66,7 +70,7 @@ class Site:
         model = FlatModel(copy.deepcopy(plan.module), plan.device, plan.bn)
         start = Weights(model.layout, plan.start.vector)
         self.bench = Bench(model, start, plan.criterion, plan.schedule, plan.seed)
-        self.wire = Wire(model.layout)
+        self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)
         self._decoded: Decoded = {}
 
@@ -107,43 +111,99 @@ class Site:
             id, data.train, data.val, state, body["round"], self.bench, body.get("config")
         )
 
+    def _received(self, client: Client, body: Mapping[str, Any]) -> dict[str, Array]:
+        """The arrays of an order; a change is one of the model that the client holds, or of θ⁰."""
+        held = {n: client.kept(f"{HELD}.{n}") or client.base for n in body["arrays"]}
+        return decode(body["arrays"], held, self.wire.layout)
+
+    def _hold(self, client: Client, arrays: Mapping[str, Array]) -> None:
+        """Keep models as received, if the next ones are to be changes of these."""
+        if self.plan.coding.downwards.exact:
+            return
+        for name, array in arrays.items():
+            if isinstance(array, Weights):
+                held = client.kept(f"{HELD}.{name}") or client.base
+                client.state[f"{HELD}.{name}"] = array.onto(held)
+
     def _carry_out(self, id: ClientId, body: Mapping[str, Any]) -> Message:
-        version, expects = body["order"], body.get("expects", "")
+        began, version, expects = time.perf_counter(), body["order"], body.get("expects", "")
         if self.store.holds(id, version):
             stored = self.store.answered(id, version, _digest(body["message"]))
             if stored is not None:
                 return stored
         client = self._client(id, body)
+        arrays = self._received(client, body)
         if body["task"] == FETCH:
-            model = self.plan.method.assemble(client, body["arrays"])
+            model = self.plan.method.assemble(client, arrays)
             return self._reply(client, Upload({"model": model}))
         task = self.plan.method.tasks.get(body["task"])
         if task is None:
             raise CoterieError(f"method '{self.plan.method.name}' has no task '{body['task']}'")
-        before = {name: _vector(array)._version for name, array in body["arrays"].items()}
-        upload = task(client, body["arrays"], body["config"])
-        for name, array in body["arrays"].items():
+        before = {name: _vector(array)._version for name, array in arrays.items()}
+        upload = task(client, arrays, body["config"])
+        for name, array in arrays.items():
             if _vector(array)._version != before[name]:
                 raise TrainingError(
                     f"task '{body['task']}' of method '{self.plan.method.name}' changed the array "
                     f"'{name}' that it received. Others receive the same one: copy it first"
                 )
         assert isinstance(client.state, Staged)
-        if not client.state.changed:
-            return self._reply(client, upload)
         check_finite(id, client.round, body["task"], upload.arrays)  # a stored reply is final
-        reply = self._reply(client, upload, version)
+        coded = self._coded(client, upload, arrays, version)
+        self._hold(client, arrays)
+        changed = client.state.changed
+        reply = self._reply(client, upload, version if changed else "", coded)
+        reply = replace(reply, work=Work(time.perf_counter() - began, client.samples))
+        if not changed:
+            return reply
         self.store.write(id, version, client.state, _digest(body["message"]), reply)
         self.store.keep(id, [version, expects, *body.get("keep", [])])
         return reply
 
-    def _reply(self, client: Client, upload: Upload, version: str = "") -> Message:
+    def _coded(
+        self, client: Client, upload: Upload, received: Mapping[str, Array], order: str
+    ) -> Coded:
+        """What travels of an upload: changes of what was received, where a codec is lossy."""
+        side, whole = self.plan.coding.upwards, self.wire.layout
+        if side.exact:
+            return Coded(dict(upload.arrays))
+        root = seed_for(self.plan.seed, "codec", client.round, client.id, order)
+
+        def seed(stream: str) -> int:
+            return seed_for(root, stream)
+
+        references = {
+            name: received[of] if of else None
+            for name, of in upload.since.items()
+            if not of or of in received
+        }
+        since = {name: upload.since[name] for name in references}
+        model = upload.arrays.get("model")
+        if "model" in references or not isinstance(model, Weights):
+            coded = encode(side, upload.arrays, references, seed, whole, client.state)
+            return replace(coded, since=since)
+        # A model that is no change of one received is one of the model last sent, as it arrived.
+        last = client.kept(f"{SENT}.model") or client.base
+        coded = encode(side, upload.arrays, {**references, "model": last}, seed, whole)
+        packed = self.wire.pack({"arrays": coded.arrays}, coded.payloads, coded.choices)
+        arrived = decode(self.wire.unpack(packed)["arrays"], {"model": last}, whole)["model"]
+        assert isinstance(arrived, Weights)
+        client.state[f"{SENT}.model"] = arrived.onto(last)
+        return replace(coded, since={**since, "model": SENT})
+
+    def _reply(
+        self, client: Client, upload: Upload, version: str = "", coded: Coded | None = None
+    ) -> Message:
+        coded = coded or Coded(dict(upload.arrays))
+        since = {n: coded.since[n] for n, a in coded.arrays.items() if isinstance(a, Mapping)}
         body: dict[str, Any] = {
             "examples": len(client.train),
-            "arrays": dict(upload.arrays),
+            "arrays": coded.arrays,
             "metrics": {k: float(v) for k, v in upload.metrics.items()},
+            **({"since": since} if since else {}),
+            **({"version": version} if version else {}),
         }
-        return self.wire.pack(body | ({"version": version} if version else {}))
+        return self.wire.pack(body, coded.payloads, coded.choices)
 
     def _score_all(self, bodies: Sequence[tuple[ClientId, Mapping[str, Any]]]) -> list[Message]:
         """Score clients; those that use the very same model share one pass over their data."""
@@ -164,7 +224,8 @@ class Site:
         """A client and the model it is scored with: as received, adapted, or trained alone."""
         client, config = self._client(id, body), body["config"]
         alone = int(config.get("alone", 0))
-        model = client.base if alone else self.plan.method.assemble(client, body["arrays"])
+        arrays = self._received(client, body)
+        model = client.base if alone else self.plan.method.assemble(client, arrays)
         for round in range(alone):  # as method `local` would
             client.round = round
             model = client.fit(model).weights

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from coterie.door.wire import Message
+from coterie.door.wire import Message, Work
 from coterie.errors import RunDirError
 from coterie.federation import ClientId
 from coterie.tree import read_tree, sync, write_tree
@@ -53,9 +53,9 @@ class Store:
             found = read_tree(self._path(client, version), self.layout)
         except RunDirError:
             return None
-        return (
-            Message.from_bytes(bytes(found["reply"].numpy())) if found["order"] == order else None
-        )
+        if found["order"] != order:
+            return None
+        return Message.from_bytes(bytes(found["reply"].numpy()), Work(*found["work"]))
 
     def write(
         self, client: ClientId, version: str, state: Mapping[str, Any], order: str, reply: Message
@@ -64,7 +64,9 @@ class Store:
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
         sent = torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8)
-        tree = {"state": dict(state), "order": order, "reply": sent}
+        # What the work cost goes with it, so that a clock is not misled by an order that came twice.
+        work = (reply.work.seconds, reply.work.samples)
+        tree = {"state": dict(state), "order": order, "reply": sent, "work": work}
         write_tree(path, tree, self.layout, durable=False)
 
     def keep(self, client: ClientId, versions: Collection[str]) -> None:

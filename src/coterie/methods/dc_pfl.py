@@ -323,17 +323,24 @@ def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
 
 def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """Score the model received, then train it."""
-    _, begin = _SHARING.received(client, arrays)
+    slot, begin = _SHARING.received(client, arrays)
     loss, fit = client.loss(begin), client.fit(begin)
-    return sent(client, fit.weights, bool(config.get("alone")) or not arrays, {"loss": loss})
+    alone = bool(config.get("alone")) or not arrays
+    return sent(client, fit.weights, alone, {"loss": loss}, {"model": slot})
 
 
-def sent(client: Client, weights: Weights, alone: bool, metrics: Mapping[str, float]) -> Upload:
+def sent(
+    client: Client,
+    weights: Weights,
+    alone: bool,
+    metrics: Mapping[str, float],
+    since: Mapping[str, str] | None = None,
+) -> Upload:
     """What a group's member sends; one that is alone keeps it instead."""
     if alone:
         _ALONE.keep(client, weights)
         return Upload(metrics=metrics)
-    return Upload({"model": _SHARING.keep(client, weights)}, metrics)
+    return Upload({"model": _SHARING.keep(client, weights)}, metrics, since or {})
 
 
 def try_both(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:

@@ -43,7 +43,7 @@ def fednova() -> Method:
         vector[:end] = (start.part(sent.layout).parameters - vector[:end]) / (length or 1.0)
         # Called a model because robust means compare what is called so.
         arrays = {"model": Weights(sent.layout, vector), "length": torch.tensor([length])}
-        return Upload(arrays, {"loss": result.loss})
+        return Upload(arrays, {"loss": result.loss}, {"model": ""})
 
     def round(fed: Federation, state: State, info: Round) -> State:
         orders = [Order(c, "train", base.sends(state, c)) for c in info.cohort]

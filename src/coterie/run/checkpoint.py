@@ -15,7 +15,7 @@ from coterie.method import State
 from coterie.tree import Tree, read_tree, write_atomic, write_tree
 from coterie.weights import Layout
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,16 @@ from safetensors.torch import load_file
 
 from coterie import data as coterie_data
 from coterie.client.fit import Criterion, Schedule, optimiser_class
-from coterie.client.losses import LOSSES
+from coterie.client.losses import FOR_CLASSES, LOSSES
 from coterie.data import Population
+from coterie.door.coding import Coding
+from coterie.door.policy import cohort_size
 from coterie.errors import ConfigError, DataError, unknown
 from coterie.method import Method
 from coterie.methods import make as make_method
 from coterie.models import MODELS, make_model
-from coterie.run.experiment import ENGINES, Experiment, Settings, cohort_size
+from coterie.run.ending import Stop
+from coterie.run.experiment import ENGINES, Experiment, Settings
 
 
 class Section(BaseModel):
@@ -116,6 +119,13 @@ class RunSection(Section):
     checkpoint_every: int = Field(1, ge=1)
     holdout: int = Field(0, ge=0)
     admit_epochs: int = Field(5, ge=0)
+    over_selection: float = Field(1.0, ge=1)
+    deadline: float | None = Field(None, gt=0)
+    real_deadline: float | None = Field(None, gt=0)
+    min_reports: int | float = Field(1, gt=0)
+    weighted: bool = False
+    selection: float = Field(0.0, ge=0)
+    abandoned: int = Field(10, ge=1)
 
 
 class EvaluationSection(Section):
@@ -125,6 +135,38 @@ class EvaluationSection(Section):
     adapt_epochs: int | None = Field(None, ge=0)
     adapt_every: int = Field(0, ge=0)
     alone: bool = False
+    target: float | None = None
+
+
+class WireSection(Section):
+    """The codecs, up and down, and those of single layers."""
+
+    up: str = "raw"
+    down: str = "raw"
+    layers: dict[str, str] = Field(default_factory=dict)
+    down_layers: dict[str, str] = Field(default_factory=dict)
+
+
+class ClockSection(Named):
+    """What simulated seconds are counted by; "none" for none."""
+
+    name: str = "none"
+
+
+class AvailabilitySection(Named):
+    """When clients can be reached."""
+
+    name: str = "always"
+
+
+class StopSection(Section):
+    """What ends a run before its last round."""
+
+    target: float | None = None
+    patience: int | None = Field(None, ge=1)
+    gain: float = Field(0.001, ge=0)
+    bytes: float | None = Field(None, gt=0)
+    seconds: float | None = Field(None, gt=0)
 
 
 class Config(Section):
@@ -138,6 +180,10 @@ class Config(Section):
     train: TrainSection = TrainSection()
     run: RunSection = RunSection()
     evaluation: EvaluationSection = EvaluationSection()
+    wire: WireSection = WireSection()
+    clock: ClockSection = ClockSection()
+    availability: AvailabilitySection = AvailabilitySection()
+    stop: StopSection = StopSection()
 
     @model_validator(mode="before")
     @classmethod
@@ -266,7 +312,7 @@ def criterion_of(name: str | None, population: Population) -> Criterion:
     chosen = name or ("mse" if population.classes is None else "cross-entropy")
     if chosen not in LOSSES:
         raise ConfigError(unknown("loss", chosen, LOSSES))
-    if (chosen == "cross-entropy") == (population.classes is None):
+    if (chosen in FOR_CLASSES) == (population.classes is None):
         kind = "numbers" if population.classes is None else "classes"
         raise ConfigError(f"train.loss = '{chosen}' does not fit targets that are {kind}")
     return LOSSES[chosen]
@@ -337,13 +383,21 @@ def settings_of(config: Config) -> Settings:
     """How the run goes."""
     check_device(config.run.device)
     measured = dict(config.evaluation)
-    return Settings(**dict(config.run), evaluate_every=measured.pop("every"), **measured)
+    return Settings(
+        **dict(config.run),
+        evaluate_every=measured.pop("every"),
+        **measured,
+        wire=Coding(**dict(config.wire)),
+        clock=config.clock.model_dump(),
+        availability=config.availability.model_dump(),
+        stop=Stop(**dict(config.stop)),
+    )
 
 
 def _placed(tree: dict[str, Any]) -> dict[str, Any]:
     """With absolute paths, so that a run can be resumed from any folder."""
-    for table, key in (("data", "folder"), ("model", "start")):
-        if tree[table][key]:
+    for table, key in (("data", "folder"), ("model", "start"), ("availability", "file")):
+        if tree[table].get(key):
             tree[table][key] = str(Path(tree[table][key]).resolve())
     return tree
 

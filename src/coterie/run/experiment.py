@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,24 @@ from torch import nn
 
 from coterie.client.fit import Criterion, FlatModel, Schedule, outputs
 from coterie.data.population import Population
-from coterie.door.door import KEPT, Door
-from coterie.door.ledger import Bytes, Ledger
+from coterie.door.availability import make_availability
+from coterie.door.clock import Seconds, make_clock
+from coterie.door.coding import Coding
+from coterie.door.door import KEPT, Door, Held, Terms
+from coterie.door.ledger import Ledger
+from coterie.door.policy import Policy, cohort_size, least, ready, select, selecting
+from coterie.door.policy import check as check_policy
 from coterie.door.wire import Wire
 from coterie.engines.base import Engine, one_thread
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.engines.site import Metric, Plan
 from coterie.engines.store import Store
-from coterie.errors import ConfigError, RunDirError, TrainingError, unknown
+from coterie.errors import Abandoned, ConfigError, RunDirError, TrainingError, unknown
 from coterie.federation import ClientId, Slot
-from coterie.method import Method, Public, Round, Setup, State
+from coterie.method import Method, Public, Round, Setup, Spent, State
 from coterie.run.checkpoint import Checkpoint, Checkpoints
+from coterie.run.ending import Stop, reaching, reason
 from coterie.run.evaluation import Scores, headline, summarise
 from coterie.run.result import Result, client_rows
 from coterie.run.rundir import RunDir, rounds_of
@@ -53,7 +59,9 @@ class Settings:
     model every ``adapt_every`` (0: at the end only) after ``adapt_epochs`` of training (None: as
     many as a round's). ``alone`` also trains every client alone, for its gain. ``holdout`` clients
     stay outside while the others train; they are admitted at the end and adapt what they receive
-    for ``admit_epochs``.
+    for ``admit_epochs``. How rounds are held, from ``over_selection`` to ``abandoned``, is told at
+    ``Policy``. ``wire`` are the codecs; ``clock`` and ``availability`` a name and its parameters;
+    ``stop`` is what ends a run early, ``target`` a score whose cost is reported.
     """
 
     rounds: int = 20
@@ -69,6 +77,23 @@ class Settings:
     checkpoint_every: int = 1
     holdout: int = 0
     admit_epochs: int = 5
+    over_selection: float = 1.0
+    deadline: float | None = None
+    real_deadline: float | None = None
+    min_reports: int | float = 1
+    weighted: bool = False
+    selection: float = 0.0
+    abandoned: int = 10
+    target: float | None = None
+    wire: Coding = field(default_factory=Coding)
+    clock: Mapping[str, Any] = field(default_factory=lambda: {"name": "none"})
+    availability: Mapping[str, Any] = field(default_factory=lambda: {"name": "always"})
+    stop: Stop = field(default_factory=Stop)
+
+    @property
+    def policy(self) -> Policy:
+        """How rounds are held."""
+        return Policy(**{f.name: getattr(self, f.name) for f in fields(Policy)})
 
 
 @dataclass(frozen=True)
@@ -108,6 +133,17 @@ class Experiment:
         start = Weights.from_tensors(layout, self.start or module.state_dict())
         if self.method.check is not None:
             self.method.check(self.setup(start))
+        self.terms(start)
+        if self.settings.stop.seconds is not None and self.settings.clock["name"] == "none":
+            raise ConfigError(
+                "stop.seconds are seconds of the clock, and there is none: choose one, as in "
+                "clock.name = links"
+            )
+        if self.settings.stop.validates and not any(len(c.val) for c in self.population.clients):
+            raise ConfigError(
+                "stop.target and stop.patience look at validation data, and no client has any: set "
+                "data.val_fraction above 0"
+            )
         return Plan(
             self.population,
             module,
@@ -120,7 +156,20 @@ class Experiment:
             self.bn,
             self.settings.device,
             self.metrics,
+            self.settings.wire,
         )
+
+    def terms(self, start: Weights) -> Terms:
+        """What the door works by; refused if it does not fit."""
+        settings, everybody = self.settings, len(self.population.clients)
+        settings.wire.check(start.layout)
+        named = [dict(settings.clock), dict(settings.availability)]
+        names = [n.pop("name") for n in named]
+        travels = start.layout.only(start.layout.shareable).size
+        clock = make_clock(names[0], named[0], settings.seed, everybody, max(1, 4 * travels))
+        available = make_availability(names[1], named[1], settings.seed, everybody)
+        check_policy(settings.policy, len(self.members), clock, available)
+        return Terms(settings.wire, clock, settings.policy, available, start, settings.seed)
 
     def setup(self, start: Weights) -> Setup:
         """What the method starts from."""
@@ -138,7 +187,14 @@ class Experiment:
         groups = self.population.groups
         known = None if groups is None else dict(enumerate(groups))
         return Setup(
-            start, self.members, self.settings.seed, fresh, known, self.public, self.schedule
+            start,
+            self.members,
+            self.settings.seed,
+            fresh,
+            known,
+            self.public,
+            self.schedule,
+            self.settings.stop.budget,
         )
 
     @property
@@ -178,7 +234,10 @@ class Experiment:
             source and source.parameters,
             asdict(self.schedule),
             self.settings.seed,
-            self.settings.cohort,
+            asdict(self.settings.policy),
+            asdict(self.settings.wire),
+            dict(self.settings.clock),
+            dict(self.settings.availability),
             self.settings.holdout,
             self.bn,
             start.layout.entries,
@@ -216,26 +275,9 @@ def reinitialised(module: nn.Module) -> nn.Module:
     return fresh
 
 
-def cohort_size(asked: int | float, clients: int) -> int:
-    """How many clients take part in a round.
-
-    >>> cohort_size(0.1, 100), cohort_size(10, 100), cohort_size(1.0, 20)
-    (10, 10, 20)
-    """
-    count = round(asked * clients) if isinstance(asked, float) and asked <= 1 else int(asked)
-    if not 1 <= count <= clients:
-        raise ConfigError(
-            f"run.cohort = {asked} makes {count} of {clients} clients; give a number from 1 to "
-            f"{clients} or a fraction up to 1.0"
-        )
-    return count
-
-
 def cohort(settings: Settings, round: int, members: Sequence[ClientId]) -> list[ClientId]:
-    """Who takes part in a round, drawn from a seed of its own."""
-    generator = numpy_generator(seed_for(settings.seed, "cohort", round))
-    count = cohort_size(settings.cohort, len(members))
-    return sorted(int(members[i]) for i in generator.choice(len(members), count, replace=False))
+    """Who takes part in a round when everybody is on, drawn from a seed of its own."""
+    return select(settings.policy, settings.seed, round, members)
 
 
 def execute(
@@ -276,7 +318,7 @@ def execute(
             state=live.state,
             plan=plan,
             versions=dict(live.door.versions),
-            rounds=experiment.settings.rounds,
+            rounds=live.done,
             begun=live.begun,
             newcomers=experiment.newcomers,
             directory=directory,
@@ -294,7 +336,11 @@ class _Live:
         self.plan, self.run_dir, self.watch = plan, run, watch
         self.layout = plan.start.layout
         self.ids, self.newcomers = experiment.members, experiment.newcomers
-        cohort_size(self.settings.cohort, len(self.ids))
+        self.terms, self.policy = experiment.terms(plan.start), self.settings.policy
+        self.next: list[ClientId] | None = None  # selected while the round before goes on
+        self.held: dict[ClientId, Held] = {}
+        self.lasted = Seconds()
+        self.stopped = ""
         self.judged_by = headline(plan.population.classes is None)
         self.store = Store(plan.folder, self.layout)
         self.checkpoints = (
@@ -334,6 +380,8 @@ class _Live:
         self.state, self.done, self.best = last.state, last.rounds, dict(last.best)
         self.ledger = Ledger.from_tree(last.door["ledger"])
         self.versions = dict(last.door["versions"])
+        self.held = _unfolded(last.door["held"])
+        self.lasted, self.next = Seconds(*last.door["lasted"]), last.door["next"]
         self.retained = [dict(c.door["versions"]) for c in good[-KEPT:]]
         events = self.run_dir.rewind(self.done)
         self.history = rounds_of(events)
@@ -353,12 +401,53 @@ class _Live:
 
     def run(self, engine: Engine) -> None:
         """All rounds that are left, then the closing evaluation."""
-        self.door = Door(engine, Wire(self.layout), self.ledger, self.versions, self.retained)
+        wire = Wire(self.layout, self.terms.coding.downwards.plain)
+        self.door = Door(
+            engine,
+            wire,
+            self.ledger,
+            self.versions,
+            self.retained,
+            self.terms,
+            self.held,
+            self.lasted,
+        )
         if self.done < 0:
             self._init()
-        for number in range(self.done, self.settings.rounds):
-            self._round(number)
+        self.stopped = self._reason()
+        while self.done < self.settings.rounds and not self.stopped:
+            self._round(self.done)
         self._finish()
+
+    def _spent(self, event: Mapping[str, Any] | None = None) -> Spent:
+        """What the run had cost after the round of this event, or has cost now."""
+        if event is None:
+            moved, lasted = self.ledger.total + self.ledger.total_wasted, asdict(self.door.lasted)
+            return Spent(moved.total, **lasted)
+        bytes = sum(event["total_bytes"].values()) + sum(event["total_wasted"].values())
+        clock = {k: v for k, v in event.get("clock", {}).items() if k.startswith("total_")}
+        return Spent(bytes, **{k.removeprefix("total_"): v for k, v in clock.items()})
+
+    def _reason(self) -> str:
+        """Why no round comes after this one, if so."""
+        if self.state.over or not self.history:
+            return self.state.over
+        before = self._spent(self.history[-2]) if len(self.history) > 1 else self.spent_at_first
+        method = self.experiment.method
+        return reason(
+            self.settings.stop,
+            self.history,
+            method.headline,
+            self._spent(),
+            before,
+            method.keeps_budget,
+        )
+
+    @property
+    def spent_at_first(self) -> Spent:
+        """What it cost to set the method up."""
+        event = self.begun
+        return Spent(sum(event.get("bytes", {}).values()), **event.get("clock", {}))
 
     def _init(self) -> None:
         self.door.begin(0, stage="init")
@@ -371,7 +460,9 @@ class _Live:
             "groups": self._groups(),
             "bytes": asdict(self.ledger.total),
         }
-        if self.state.notes or self.ledger.total.total:
+        if self.terms.clock is not None:
+            self.begun["clock"] = asdict(self.door.lasted)
+        if self.state.notes or self.ledger.total.total or self.door.lasted.total:
             self._note(self.begun)
         self._save(0)
 
@@ -388,32 +479,86 @@ class _Live:
             self.run_dir.append(event)
 
     def _round(self, number: int) -> None:
-        began, before, lost = time.perf_counter(), self.ledger.total, self.ledger.lost
-        people = cohort(self.settings, number, self.ids)
-        self.door.begin(number)
-        info = Round(number, people, self.experiment.public)
-        self.state = self.experiment.method.round(self.door, self.state, info)
+        began, spent, memory = time.perf_counter(), self._spent(), self.door.memory()
+        people = self._begin(number)
+        info = Round(number, people, self.experiment.public, spent, self.settings.stop.budget)
+        event: dict[str, Any] = {"round": number + 1, "cohort": people}
+        try:
+            self.state = self.experiment.method.round(self.door, self.state, info)
+        except Abandoned as why:
+            self.door.go_back(memory)
+            event["abandoned"] = str(why)
         trained = time.perf_counter()
-        total = self.ledger.total
-        event: dict[str, Any] = {
-            "round": number + 1,
-            "cohort": people,
-            "groups": self._groups(),
-            "bytes": asdict(Bytes(total.down - before.down, total.up - before.up)),
-            "total_bytes": asdict(total),
-            "lost": self.ledger.lost - lost,
-        }
-        event |= self._evaluate(number)
+        event |= {"groups": self._groups(), **self._traffic()}
+        if "abandoned" not in event or self._last(number):
+            event |= self._evaluate(number)
         event["seconds"] = {
             "train": round(trained - began, 4),
             "score": round(time.perf_counter() - trained, 4),
         }
         self._note(event)
         self.history.append(event)
-        if (number + 1) % self.settings.checkpoint_every == 0 or self._last(number):
-            self._save(number + 1)
+        self.done = number + 1
+        self.stopped = self._reason()
+        if self.done % self.settings.checkpoint_every == 0 or self._last(number) or self.stopped:
+            self._save(self.done)
         if self.watch is not None:
             self.watch(event)
+        self._give_up()
+
+    def _begin(self, number: int) -> list[ClientId]:
+        """Begin a round with those selected during the last one; meanwhile select the next."""
+        policy, available = self.policy, self.terms.availability
+        now, hides = self.door.lasted.total, 0.0
+        people, waits = self.next, 0.0
+        if people is None:
+            waits = ready(policy, self.ids, available, now) - now
+            people = select(policy, self.settings.seed, number, self.ids, available, now + waits)
+        elif self.history:
+            lasted = self.history[-1].get("clock", {})
+            hides = sum(lasted.get(f.name, 0.0) for f in fields(Seconds))
+        enough = min(cohort_size(policy.cohort, len(self.ids)), len(people))
+        self.door.begin(number, "", people, enough, least(policy, len(self.ids)))
+        self.door.wait(waits + selecting(policy, hides))
+        self.next = self._following(number + 1)
+        return people
+
+    def _following(self, number: int) -> list[ClientId] | None:
+        """Who is on now and asked in the next round; None, if too few are: then it waits."""
+        policy, available, now = self.policy, self.terms.availability, self.door.lasted.total
+        if sum(available is None or available.on(c, now) for c in self.ids) < least(
+            policy, len(self.ids)
+        ):
+            return None
+        return select(policy, self.settings.seed, number, self.ids, available, now)
+
+    def _traffic(self) -> dict[str, Any]:
+        """What the present round cost: bytes by client and kind, those wasted, and seconds."""
+        now, lasted = self.ledger.now, self.door.round_lasted
+        found: dict[str, Any] = {
+            "bytes": asdict(now.total),
+            "total_bytes": asdict(self.ledger.total),
+            "wasted": asdict(now.total_wasted),
+            "total_wasted": asdict(self.ledger.total_wasted),
+            "kinds": {k: [b.down, b.up] for k, b in sorted(now.kinds.items())},
+            "client_bytes": {str(c): [b.down, b.up] for c, b in sorted(now.method.items())},
+            "lost": now.lost,
+            "late": now.late,
+        }
+        if self.terms.clock is not None:
+            totals = {f"total_{k}": v for k, v in asdict(self.door.lasted).items()}
+            found["clock"] = {**asdict(lasted), "total": self.door.lasted.total, **totals}
+        return found
+
+    def _give_up(self) -> None:
+        """End a run that abandons every round; what was saved stays."""
+        tail = self.history[-self.policy.abandoned :]
+        if len(tail) == self.policy.abandoned and all("abandoned" in e for e in tail):
+            raise TrainingError(
+                f"{len(tail)} rounds in a row were abandoned, the last because "
+                f"{tail[-1]['abandoned']}. Allow more time (run.deadline, run.real_deadline), or "
+                "fewer reports (run.min_reports)"
+            )
 
     def _last(self, number: int) -> bool:
         return number + 1 == self.settings.rounds
@@ -426,7 +571,9 @@ class _Live:
             value = found["received"].get("val")
             if value is not None and value > self.best.get("val", -float("inf")):
                 self.best = {"val": value, "round": number + 1, "received": found["received"]}
-        if adapt and (number + 1) % adapt == 0:
+        # A rule that looks at the adapted score needs it whenever a round is scored.
+        judged = self.settings.stop.validates and self.experiment.method.headline == "adapted"
+        if (adapt and (number + 1) % adapt == 0) or (judged and "received" in found):
             found["adapted"] = summarise(self._scores(self._adapt_epochs), self.judged_by)
         return found
 
@@ -445,17 +592,17 @@ class _Live:
     def _alone(self) -> Scores:
         """Every client trains alone for as many rounds as it had on average, and is scored."""
         share = cohort_size(self.settings.cohort, len(self.ids)) / len(self.ids)
-        turns = max(1, round(self.settings.rounds * share))
+        turns = max(1, round(self.done * share))
         return self.door.score({c: {} for c in self.ids}, {"alone": turns})
 
     def _finish(self) -> None:
-        self.door.begin(self.settings.rounds - 1, stage="final")
+        self.door.begin(max(0, self.done - 1), stage="final")
         received = self._scores()  # again, so that a finished run, resumed, counts the same bytes
         adapted = self._scores(self._adapt_epochs) if self._adapt_epochs else received
         alone = self._alone() if self.settings.alone else {}
         if not received:
             raise TrainingError("no client could be scored: none of them answered")
-        total = self.ledger.total
+        total, lasted = self.ledger.total, self.door.lasted
         groups = len(set(self.state.groups.values()))
         newcomers, *scores = self._admit() if self.newcomers else ({}, {}, {})
         received_by_all = {**received, **scores[0]}, {**adapted, **scores[1]}
@@ -470,19 +617,36 @@ class _Live:
         )
         self.summary = {
             "method": self.experiment.method.name,
-            "rounds": self.settings.rounds,
+            "rounds": self.done,
+            "stopped": self.stopped,
             "judged_by": self.judged_by,
             "headline": self.experiment.method.headline,
             "received": summarise(received, self.judged_by),
             "adapted": summarise(adapted, self.judged_by),
             "best_on_validation": self.best,
-            "bytes": {**asdict(total), "apart": asdict(self.ledger.apart)},
+            "bytes": {
+                **asdict(total),
+                "apart": asdict(self.ledger.apart),
+                "wasted": asdict(self.ledger.total_wasted),
+                "kinds": {k: asdict(b) for k, b in sorted(self.ledger.kinds.items())},
+            },
             "groups": groups,
             "sees": self.experiment.method.sees,
             "seconds": round(sum(sum(e["seconds"].values()) for e in self.history), 3),
             "train_seconds": round(sum(e["seconds"]["train"] for e in self.history), 3),
             "lost": self.ledger.lost,
+            "late": self.ledger.late,
+            "abandoned": sum("abandoned" in e for e in self.history),
         }
+        if self.terms.clock is not None:
+            self.summary["clock"] = {**asdict(lasted), "total": lasted.total}
+        if self.settings.target is not None:
+            self.summary["to_target"] = reaching(
+                self.history,
+                self.experiment.method.headline,
+                self.judged_by,
+                self.settings.target,
+            )
         if newcomers:
             self.summary["newcomers"] = newcomers
         if alone:
@@ -495,8 +659,8 @@ class _Live:
         """Let the newcomers in and score them, as they come and after they have adapted."""
         admit, before = self.experiment.method.admit, self.ledger.total
         assert admit is not None
-        self.door.begin(self.settings.rounds - 1, stage="admit")
-        info = Round(self.settings.rounds, self.newcomers, self.experiment.public)
+        self.door.begin(max(0, self.done - 1), stage="admit")
+        info = Round(self.done, self.newcomers, self.experiment.public)
         self.state = admit(self.door, self.state, info)
         came = [c for c in self.newcomers if c in self.state.groups]
         total, epochs = self.ledger.total, self.settings.admit_epochs
@@ -509,9 +673,9 @@ class _Live:
             "epochs": epochs,
             "received": summarise(received, self.judged_by),
             "adapted": summarise(adapted, self.judged_by),
-            "bytes": asdict(Bytes(total.down - before.down, total.up - before.up)),
+            "bytes": asdict(total - before),
         }
-        self._note({"round": self.settings.rounds, "event": "admission", **found})
+        self._note({"round": self.done, "event": "admission", **found})
         return found, received, adapted
 
     def _save(self, rounds: int) -> None:
@@ -520,10 +684,34 @@ class _Live:
         self.run_dir.sync()
         last = self.retained[-1] if self.retained else {}
         self.store.flush({c: v for c, v in self.door.versions.items() if last.get(c) != v})
-        door = {"ledger": self.ledger.to_tree(), "versions": dict(self.door.versions)}
+        lasted = self.door.lasted
+        door = {
+            "ledger": self.ledger.to_tree(),
+            "versions": dict(self.door.versions),
+            "held": _folded(self.door.held),
+            "lasted": (lasted.computation, lasted.communication, lasted.waiting),
+            "next": self.next,
+        }
         self.checkpoints.save(Checkpoint(rounds, self.state, door, self.best), self.layout)
         self.door.retain()
         self.retained = self.door.retained
+
+
+def _folded(held: Mapping[ClientId, Held]) -> dict[str, Any]:
+    """Models that clients hold, each written once however many hold it."""
+    models: dict[int, Weights] = {}
+    places = {c: {n: id(w) for n, w in own.items()} for c, own in held.items()}
+    for own in held.values():
+        models |= {id(w): w for w in own.values()}
+    numbers = {key: number for number, key in enumerate(models)}
+    return {
+        "models": list(models.values()),
+        "places": {c: {n: numbers[k] for n, k in own.items()} for c, own in places.items()},
+    }
+
+
+def _unfolded(tree: Mapping[str, Any]) -> dict[ClientId, Held]:
+    return {c: {n: tree["models"][k] for n, k in own.items()} for c, own in tree["places"].items()}
 
 
 def with_settings(experiment: Experiment, **changes: Any) -> Experiment:

@@ -1,0 +1,158 @@
+"""Wang's control of local steps against fixed numbers of them, under the same budget of seconds.
+
+Two tasks whose clients hold few labels each: a linear SVM (squared hinges) on MNIST and a small CNN
+on Fashion-MNIST. Links of 2 Mbit/s with 50 ms of latency, 2,000 samples a second of computing. What
+counts is F, the loss over all clients' training data, of the model that a run returns. That of a
+fixed number of steps is the best model of all its rounds, looked for at no cost; the control pays
+for its measurements out of its budget.
+
+    python benchmarks/adaptive_tau.py svm --folder DATA
+    python benchmarks/adaptive_tau.py cnn --folder DATA
+
+``--keep FILE`` writes the figures there after every run, and takes up what it holds already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie.client.fit import FlatModel, outputs
+from coterie.method import Method
+from coterie.run.config import experiment_of, parse
+from coterie.run.experiment import Experiment, execute
+from coterie.weights import Weights
+
+FIXED = (1, 2, 5, 10, 20, 50)
+TASKS: dict[str, dict[str, Any]] = {
+    "svm": {
+        "data": {"set": "mnist", "samples": 4000, "clients": 8},
+        "partition": {"name": "shards", "per_client": 2},
+        "model": {"name": "logistic"},
+        "train": {"lr": 0.001, "batch_size": 32, "loss": "hinge"},
+        "stop": {"seconds": 60.0},
+    },
+    "cnn": {
+        "data": {"set": "fashion-mnist", "samples": 3000, "clients": 6},
+        "partition": {"name": "shards", "per_client": 3},
+        "model": {"name": "cnn", "channels": [8, 16]},
+        "train": {"lr": 0.05, "batch_size": 32},
+        "stop": {"seconds": 60.0},
+    },
+}
+CLOCK = {
+    "name": "links",
+    "rate_up": 2.0,
+    "rate_down": 2.0,
+    "latency": 0.05,
+    "compute": "samples",
+    "samples_per_second": 2000.0,
+}
+ROUNDS = 5000  # never reached: the budget ends every run
+
+
+def experiment(task: str, folder: str | None, seed: int, method: dict, steps: int) -> Experiment:
+    tree = json.loads(json.dumps(TASKS[task]))
+    tree["data"] |= {"folder": folder, "val_fraction": 0.0}
+    tree["train"]["steps"] = steps
+    tree |= {"clock": CLOCK, "method": method, "evaluation": {"every": 0, "adapt_epochs": 0}}
+    tree["run"] = {"rounds": ROUNDS, "seed": seed, "engine": "loop"}
+    return experiment_of(parse(tree))
+
+
+def loss_of(made: Experiment) -> Callable[[Weights], float]:
+    """F of a model."""
+    people, flat = made.population.clients, FlatModel(made.fresh(0))
+    x = torch.cat([c.train.x for c in people])
+    y = torch.cat([c.train.y for c in people])
+    return lambda model: float(made.criterion(outputs(flat, model, x), y))
+
+
+def fixed(task: str, folder: str | None, seed: int, steps: int) -> dict:
+    made = experiment(task, folder, seed, {"name": "fedavg"}, steps)
+    loss, seen = loss_of(made), []
+
+    def watched(inner: Method) -> Method:
+        def round(fed: Any, state: Any, info: Any) -> Any:
+            after = inner.round(fed, state, info)
+            seen.append(loss(after.models[0]))
+            return after
+
+        return replace(inner, round=round)
+
+    result = execute(replace(made, method=watched(made.method)))
+    best = min(range(len(seen)), key=seen.__getitem__)
+    found = {"loss": seen[best], "last": seen[-1], "best_round": best + 1}
+    return found | spent(result, len(seen))
+
+
+def adaptive(task: str, folder: str | None, seed: int) -> dict:
+    made = experiment(task, folder, seed, {"name": "adaptive-tau"}, 1)
+    result = execute(made)
+    taus = [e["notes"]["tau"] for e in result.history if "tau" in e.get("notes", {})]
+    found = {"loss": loss_of(made)(result.state.models[0]), "taus": taus}
+    return found | {"tau": statistics.median(taus)} | spent(result, len(taus))
+
+
+def spent(result: Any, rounds: int) -> dict:
+    clocks = [e["clock"] for e in result.history]
+    seconds = sum(c["computation"] + c["communication"] + c["waiting"] for c in clocks)
+    return {"rounds": rounds, "seconds": round(seconds, 3)}
+
+
+def conclude(found: dict[str, dict], seeds: list[int]) -> None:
+    ratios = []
+    for seed in seeds:
+        losses = {tau: found[f"fixed {tau} {seed}"]["loss"] for tau in FIXED}
+        best = min(losses, key=losses.__getitem__)
+        own = found[f"adaptive {seed}"]
+        ratios.append(own["loss"] / losses[best])
+        inside = "" if FIXED[0] < best < FIXED[-1] else ", at an end of the range"
+        print(f"seed {seed}: best fixed {best} ({losses[best]:.4f}{inside}), adaptive "
+              f"{own['loss']:.4f}, median of its steps {own['tau']:g}")  # fmt: skip
+    print("adaptive / best fixed: " + ", ".join(f"{r:.3f}" for r in ratios)
+          + f"; mean {statistics.mean(ratios):.3f}")  # fmt: skip
+
+
+def commit() -> str:
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return asked.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=list(TASKS))
+    parser.add_argument("--folder", default=os.environ.get("COTERIE_DATA"))
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--keep", type=Path)
+    arguments = parser.parse_args()
+    task, folder, kept = arguments.what, arguments.folder, arguments.keep
+    seeds = [int(s) for s in arguments.seeds.split(",")]
+    about = {
+        "command": f"python benchmarks/adaptive_tau.py {task} --folder DATA",
+        "commit": commit(),
+        "seeds": seeds,
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+    }
+    results = json.loads(kept.read_text())["results"] if kept and kept.exists() else {}
+    for seed in seeds:
+        work = {f"fixed {t} {seed}": lambda t=t, s=seed: fixed(task, folder, s, t) for t in FIXED}
+        work[f"adaptive {seed}"] = lambda s=seed: adaptive(task, folder, s)
+        for key, run in work.items():
+            if key not in results:
+                results[key] = run()
+                print(f"{key:16} {json.dumps(results[key])}", flush=True)
+                if kept:
+                    kept.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
+    conclude(results, seeds)

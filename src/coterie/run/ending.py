@@ -1,0 +1,98 @@
+"""When a run ends before its last round: a target, no more progress, or a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.method import Budget, Spent
+
+History = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What ends a run; None is never.
+
+    ``target`` is a score on validation data. ``patience`` is a number of rounds in which that score
+    did not rise by more than ``gain`` over the best before. ``bytes`` (both ways, with what was
+    wasted) and ``seconds`` (of the clock) are budgets: the run ends before a round that would
+    exceed one if it cost as much as the last.
+    """
+
+    target: float | None = None
+    patience: int | None = None
+    gain: float = 0.001
+    bytes: float | None = None
+    seconds: float | None = None
+
+    @property
+    def budget(self) -> Budget:
+        """The two budgets."""
+        given = {"bytes": self.bytes, "seconds": self.seconds}
+        return Budget(**{k: float(v) for k, v in given.items() if v is not None})
+
+    @property
+    def validates(self) -> bool:
+        """Whether it looks at validation data."""
+        return self.target is not None or self.patience is not None
+
+
+def reason(
+    stop: Stop, history: History, headline: str, spent: Spent, before: Spent, kept: bool = False
+) -> str:
+    """Why a run ends after the rounds of ``history``; "" if it goes on.
+
+    ``before`` is what had been spent before the last round. A method that keeps to a budget by
+    itself (``kept``) is stopped only once it is used up.
+
+    >>> rounds = [{"round": n, "received": {"val": v}} for n, v in enumerate([0.5, 0.7, 0.7], 1)]
+    >>> reason(Stop(patience=1), rounds, "received", Spent(), Spent())
+    'no gain on validation data in 1 round'
+    """
+    scores = _scores(history, headline)
+    if stop.target is not None and scores and scores[-1][1] >= stop.target:
+        return f"reached {stop.target:g} on validation data"
+    if stop.patience is not None and _stands_still(scores, stop.patience, stop.gain):
+        rounds = "round" if stop.patience == 1 else "rounds"
+        return f"no gain on validation data in {stop.patience} {rounds}"
+    for name, unit in (("bytes", "bytes"), ("seconds", "seconds")):
+        limit, now = getattr(stop.budget, name), getattr(spent, name)
+        more = 0 if kept else now - getattr(before, name)
+        if now + more > limit or now >= limit:
+            return f"the budget of {limit:g} {unit} is used up, but for {max(0, limit - now):g}"
+    return ""
+
+
+def _scores(history: History, headline: str) -> list[tuple[int, float]]:
+    """Validation scores by round."""
+    found = ((e["round"], e.get(headline, {}).get("val")) for e in history)
+    return [(round, score) for round, score in found if score is not None]
+
+
+def _stands_still(scores: Sequence[tuple[int, float]], patience: int, gain: float) -> bool:
+    if not scores:
+        return False
+    since, best = scores[0]
+    for round, score in scores:
+        if score > best + gain:
+            since, best = round, score
+    return scores[-1][0] - since >= patience
+
+
+def reaching(
+    history: History, headline: str, judged_by: str, target: float
+) -> dict[str, Any] | None:
+    """The first round whose test score is at least this, and what it took to get there.
+
+    >>> rounds = [{"round": 1, "received": {"accuracy": 0.8}, "total_bytes": {"down": 5, "up": 3}}]
+    >>> reaching(rounds, "received", "accuracy", 0.8)["round"], reaching(rounds, "", "accuracy", 1)
+    (1, None)
+    """
+    for event in history:
+        if event.get(headline, {}).get(judged_by, -1.0) >= target:
+            found = {"target": target, "round": event["round"], "bytes": event["total_bytes"]}
+            clock = event.get("clock")
+            return {**found, **({"seconds": clock["total"]} if clock else {})}
+    return None
