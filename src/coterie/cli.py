@@ -66,6 +66,16 @@ AdmitEpochs = Annotated[int | None, typer.Option(help="Epochs that those who joi
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
 ]
+CodecName = Annotated[
+    str | None,
+    typer.Option("--codec", help="How replies are encoded, as in qsgd (see `coterie wire`)."),
+]
+ClockName = Annotated[
+    str | None, typer.Option("--clock", help="links or wireless: count simulated seconds.")
+]
+Target = Annotated[
+    float | None, typer.Option(help="A score, as in 0.8: report what it took to reach it.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 ScenarioName = Annotated[
     str | None,
@@ -93,6 +103,9 @@ _FLAGS = {
     "holdout": "run.holdout",
     "admit_epochs": "run.admit_epochs",
     "alone": "evaluation.alone",
+    "codec": "wire.up",
+    "clock": "clock.name",
+    "target": "evaluation.target",
 }
 
 
@@ -157,6 +170,9 @@ def run(
     workers: Workers = None,
     holdout: Holdout = None,
     admit_epochs: AdmitEpochs = None,
+    codec: CodecName = None,
+    clock: ClockName = None,
+    target: Target = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     alone: Annotated[
@@ -297,6 +313,9 @@ def compare(
     workers: Workers = None,
     holdout: Holdout = None,
     admit_epochs: AdmitEpochs = None,
+    codec: CodecName = None,
+    clock: ClockName = None,
+    target: Target = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     directory: Annotated[
@@ -396,9 +415,17 @@ def methods(
     """List the methods, or explain one, or what each part of a combination brings."""
     from coterie.methods import METHODS, find, make
     from coterie.report import explain
+    from coterie.report.tables import plain_listing
+    from coterie.run.presets import PRESETS, described
 
     if name is None:
         show(explain.method_listing([explain.explain(n, f) for n, f in METHODS.items()]))
+        about = {name: preset.about for name, preset in PRESETS.items()}
+        show(plain_listing("Presets: a method with certain settings, used by name", about))
+        return
+    if name in PRESETS:
+        for line in described(name):
+            out.print(line, highlight=False, markup=False, soft_wrap=True)
         return
     wide = out.is_terminal or "COLUMNS" in os.environ
     page = Console(width=min(out.width, 100) if wide else 100, file=out.file)
@@ -427,6 +454,19 @@ def scenarios(
         return
     chosen = find(name)
     print_scenario(out, chosen, stand_in(chosen.data, folder))
+
+
+@app.command()
+def wire() -> None:
+    """List the codecs, the clocks and the models of availability."""
+    from coterie.door.availability import AVAILABILITIES
+    from coterie.door.clock import CLOCKS
+    from coterie.door.codec import CODECS
+    from coterie.report.tables import plain_listing
+
+    show(plain_listing("Codecs: --codec, wire.up, wire.down", CODECS))
+    show(plain_listing("Clocks: --clock, clock.name", CLOCKS))
+    show(plain_listing("Availability: availability.name", AVAILABILITIES))
 
 
 @app.command("data")

@@ -29,8 +29,8 @@ class Schedule:
     """How a client trains in one round.
 
     ``lr`` is multiplied by ``lr_decay`` every round; with ``steps`` it is that many batches, not a
-    number of epochs (unless that is 0); ``clip`` bounds the norm of each gradient; ``optimizer`` is ``sgd`` or the name of any
-    class of ``torch.optim``, with its other arguments in ``options``.
+    number of epochs (unless that is 0); ``clip`` bounds the norm of each gradient; ``optimizer`` is
+    ``sgd`` or the name of any class of ``torch.optim``, with its other arguments in ``options``.
     """
 
     epochs: int = 1

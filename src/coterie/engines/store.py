@@ -64,7 +64,7 @@ class Store:
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
         sent = torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8)
-        # What the work cost goes with it, so that a clock is not misled by an order that came twice.
+        # What the work cost goes with it: an order that came twice must not mislead a clock.
         work = (reply.work.seconds, reply.work.samples)
         tree = {"state": dict(state), "order": order, "reply": sent, "work": work}
         write_tree(path, tree, self.layout, durable=False)

@@ -42,8 +42,8 @@ def fedrep(k: Count = 1, head_epochs: Count = 10, body_epochs: Count = 1) -> Met
     Server sees: means of the shared layers.
     Travels: the shared layers down, the same up.
     Newcomers: get the shared layers; their own last k are those of θ⁰.
-    Departs: the two numbers of epochs stand in for the run's; a run's number of steps holds for each
-    of the two trainings. As with every method, a model is adapted as a whole, its body too.
+    Departs: the two numbers of epochs stand in for the run's; a run's number of steps holds for
+    each of the two trainings. As with every method, a model is adapted as a whole, its body too.
     Reference: Collins et al., Exploiting Shared Representations for Personalized Federated
     Learning, ICML 2021.
     """

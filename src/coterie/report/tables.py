@@ -66,8 +66,11 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
         parts.append(f"{groups} groups")
     parts.append(f"{size(moved['down'])} down, {size(moved['up'])} up")
     parts.append(f"{sum(event['seconds'].values()):.1f} s")
-    if event["lost"]:
-        parts.append(f"{event['lost']} lost")
+    if "clock" in event:
+        parts.append(f"clock {event['clock']['total']:.1f} s")
+    parts += [f"{event[key]} {key}" for key in ("lost", "late") if event[key]]
+    if "abandoned" in event:
+        parts.append(f"abandoned: {event['abandoned']}")
     return "  ".join(parts)
 
 
@@ -99,7 +102,9 @@ def comparison(
         ("better\noff", "better", str, None),
         ("groups", "groups", str, None),
         ("agree-\nment", "agreement", lambda v: "–" if v is None else f"{v:.2f}", None),
+        *_ended_column(rows),
         ("bytes", "bytes", lambda v: size(v, digits=1), None),
+        *_wire_columns(rows),
         ("time\ns", "seconds", lambda v: f"{v:.1f}", None),
         ("server\nsees", "sees", str, None),
     ]
@@ -131,6 +136,33 @@ def comparison(
 def left_out(reasons: Mapping[str, str]) -> list[str]:
     """The lines under a comparison about methods that are not in it."""
     return [f"left out: {title} ({reason})" for title, reason in reasons.items()]
+
+
+def _ended_column(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """How many rounds it took, where some ended early."""
+    stopped = any(row.get("stopped") for row in rows)
+    return [("rounds", "rounds", str, None)] if stopped else []
+
+
+def _wire_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """What was wasted, the clock's seconds and the way to the target, where there are any."""
+
+    def seconds(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1f}"
+
+    def bytes(value: float | None) -> str:
+        return "–" if value is None else size(value, digits=1)
+
+    columns: list[tuple[str, str, Callable[[Any], str]]] = [
+        ("wasted", "wasted", bytes),
+        ("clock\ncomm. s", "clock_communication", seconds),
+        ("clock\ntotal s", "clock_total", seconds),
+        ("rounds\nto target", "target_round", lambda v: "–" if v is None else str(v)),
+        ("bytes\nto target", "target_bytes", bytes),
+        ("s to\ntarget", "target_seconds", seconds),
+    ]
+    there = {key for row in rows for key in row if key != "wasted" or row[key]}
+    return [(title, key, show, None) for title, key, show in columns if key in there]
 
 
 def _newcomers_column(rows: Sequence[Mapping[str, Any]], judged_by: str) -> list[Column]:
@@ -258,6 +290,16 @@ def listing(title: str, items: Mapping[str, Callable[..., Any]], skip: Sequence[
     return table
 
 
+def plain_listing(title: str, items: Mapping[str, str]) -> Table:
+    """Named things and what they are."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("name", style="bold")
+    table.add_column("what it is")
+    for name, about in items.items():
+        table.add_row(escape(name), escape(about))
+    return table
+
+
 def parameters(factory: Callable[..., Any], skip: Sequence[str] = ()) -> str:
     """The parameters of a factory with their defaults, on one line."""
     shown = []
@@ -342,13 +384,47 @@ def print_summary(out: Console, summary: Mapping[str, Any], place: Path) -> None
             f"{best['round']}, the best on validation data",
             soft_wrap=True,
         )
-    moved = summary["bytes"]
+    moved, wasted = summary["bytes"], sum(summary["bytes"]["wasted"].values())
     out.print(
-        f"    [bold]bytes[/]  {size(moved['down'])} down, {size(moved['up'])} up   "
+        f"    [bold]bytes[/]  {size(moved['down'])} down, {size(moved['up'])} up"
+        f"{f', {size(wasted)} more wasted' if wasted else ''}   "
         f"[bold]groups[/] {summary['groups']}   [bold]seconds[/] {summary['seconds']:.1f}",
         soft_wrap=True,
     )
+    for line in _wire_lines(summary, by):
+        out.print(line, soft_wrap=True)
     out.print(f"     [bold]kept[/]  {escape(str(place))}", soft_wrap=True)
+
+
+def _wire_lines(summary: Mapping[str, Any], judged_by: str) -> list[str]:
+    """The clock, the way to the target, what went wrong, and why it ended early."""
+    lines = []
+    if clock := summary.get("clock"):
+        waited = f", {clock['waiting']:.1f} waiting" if clock["waiting"] else ""
+        lines.append(
+            f"    [bold]clock[/]  {clock['total']:.1f} s: {clock['computation']:.1f} computing, "
+            f"{clock['communication']:.1f} communicating{waited}"
+        )
+    if "to_target" in summary:
+        found = summary["to_target"]
+        text = "the target was never reached"
+        if found:
+            at = f"{score(found['target'], judged_by)}{' %' * (judged_by == 'accuracy')}"
+            spent = f" and {found['seconds']:.1f} s" if "seconds" in found else ""
+            text = (
+                f"{at} first in round {found['round']}, after {size(sum(found['bytes'].values()))}"
+                f"{spent}"
+            )
+        lines.append(f"   [bold]target[/]  {text}")
+    wrong = {"lost": "lost", "late": "late", "abandoned": "rounds abandoned"}
+    counts = [f"{summary[k]} {words}" for k, words in wrong.items() if summary[k]]
+    if counts:
+        lines.append(f"  [bold]reports[/]  {', '.join(counts)}")
+    if summary["stopped"]:
+        lines.append(
+            f"    [bold]ended[/]  after {summary['rounds']} rounds: {escape(summary['stopped'])}"
+        )
+    return lines
 
 
 def newcomer_lines(came: Mapping[str, Any] | None, judged_by: str) -> list[str]:

@@ -76,7 +76,8 @@ def simulate(
     file; ``freeze`` are layers that are neither trained nor sent; ``metrics`` are further scores,
     functions of outputs and targets. ``settings`` are those of a schedule (``epochs``,
     ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``, ``engine``, ``workers``,
-    ``evaluate_every``, …).
+    ``evaluate_every``, …), and the tables ``wire``, ``clock``, ``availability`` and ``stop`` as
+    dicts, as in ``wire={"up": "qsgd"}``.
 
     >>> import torch
     >>> people = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
@@ -144,10 +145,14 @@ def _checked(settings: Mapping[str, Any]) -> Config:
     for name in ("loss", "every"):
         del places[name]
     tree: dict[str, Any] = {}
+    tables = ("wire", "clock", "availability", "stop")
     for name, value in settings.items():
-        if name not in places:
-            raise ConfigError(unknown("setting", name, places))
-        assign(tree, places[name], value)
+        if name in tables and isinstance(value, Mapping):
+            tree[name] = dict(value)
+        elif name not in places:
+            raise ConfigError(unknown("setting", name, [*places, *tables]))
+        else:
+            assign(tree, places[name], value)
     return parse(tree)
 
 

@@ -348,10 +348,31 @@ def _row(
         "groups": summary["groups"],
         "agreement": agreement(clients),
         "bytes": summary["bytes"]["down"] + summary["bytes"]["up"],
+        "wasted": sum(summary["bytes"]["wasted"].values()),
+        "rounds": summary["rounds"],
+        "stopped": summary["stopped"],
+        **_clocked(summary),
+        **_to_target(summary),
         "seconds": summary["seconds"],
         "sees": summary["sees"],
         "headline": score,
     }
+
+
+def _clocked(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The seconds of the clock, if there was one."""
+    clock = summary.get("clock")
+    return {} if clock is None else {f"clock_{k}": v for k, v in clock.items()}
+
+
+def _to_target(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What it took to reach the target, if one was set; None if it never was reached."""
+    if "to_target" not in summary:
+        return {}
+    found = summary["to_target"] or {}
+    bytes = sum(found["bytes"].values()) if found else None
+    times = {"target_seconds": found.get("seconds")} if "clock" in summary else {}
+    return {"target_round": found.get("round"), "target_bytes": bytes, **times}
 
 
 def _gains(

@@ -25,6 +25,7 @@ from coterie.methods import make as make_method
 from coterie.models import MODELS, make_model
 from coterie.run.ending import Stop
 from coterie.run.experiment import ENGINES, Experiment, Settings
+from coterie.run.presets import expanded
 
 
 class Section(BaseModel):
@@ -208,7 +209,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
     coterie.errors.ConfigError: unknown key 'run.round'; did you mean 'run.rounds'? ...
     """
     try:
-        return Config.model_validate(tree)
+        return Config.model_validate(expanded(tree))
     except ValidationError as error:
         raise ConfigError(_sentence(error)) from None
 
