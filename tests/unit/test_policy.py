@@ -163,6 +163,7 @@ THREE = {4: Seconds(3.0, 2.0), 1: Seconds(1.0, 2.0), 7: Seconds(1.0, 1.0, 1.0)} 
         (None, 2.0, None, Accepted((), (1, 4, 7), Seconds(0.0, 0.0, 2.0))),
         (None, -1.0, None, Accepted((), (1, 4, 7), Seconds())),
         (None, None, {4: 4.0}, Accepted((1, 7), (4,), Seconds(1.0, 1.0, 2.0))),
+        (None, None, {4: 4.0, 1: 20.0}, Accepted((1, 7), (4,), Seconds(1.0, 1.0, 2.0))),
         (None, None, {1: 1.0}, Accepted((7, 4), (1,), Seconds(3.0, 2.0))),
         (None, None, {4: 5.0, 7: 3.5}, Accepted((1, 7), (4,), Seconds(1.0, 1.0, 3.0))),
         (None, None, {4: math.inf}, Accepted((1, 7, 4), (), Seconds(3.0, 2.0))),

@@ -90,7 +90,7 @@ def test_damaged_files_are_named(tmp_path, content):
 def test_a_truncated_message_is_noticed():
     data = Wire(LAYOUT).pack({"a": WHOLE}).to_bytes()
     for end in range(len(data)):
-        with pytest.raises(WireError, match="cut short|damaged"):
+        with pytest.raises(WireError, match=r"cut short|damaged"):
             Message.from_bytes(data[:end])
 
 
@@ -100,7 +100,7 @@ def test_a_message_with_any_bit_wrong_is_noticed():
         for bit in range(8):
             wrong = bytearray(data)
             wrong[place] ^= 1 << bit
-            with pytest.raises(WireError, match="cut short|damaged"):
+            with pytest.raises(WireError, match=r"cut short|damaged"):
                 Message.from_bytes(bytes(wrong))
     assert Message.from_bytes(data).to_bytes() == data
 

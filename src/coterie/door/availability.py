@@ -172,10 +172,8 @@ def steps_in(time: float, step: float) -> int:
     (1, 2)
     """
     steps = int(time // step)
-    while (steps + 1) * step <= time:
+    while (steps + 1) * step <= time:  # the product is rounded, the quotient is not
         steps += 1
-    while steps * step > time:
-        steps -= 1
     return steps
 
 

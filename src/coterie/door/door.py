@@ -40,6 +40,7 @@ from coterie.weights import Weights
 
 SCORE = "$score"
 FETCH = "$fetch"
+NO_WORK = (SCORE, FETCH)  # what is asked for a report: neither time nor deadlines go for it
 KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
 Held = dict[str, Weights]  # models by name, as a client decoded them
 
@@ -80,6 +81,7 @@ class Door:
     _stage: str = ""
     _exchanges: int = 0
     _ends: float = math.inf
+    _began: dict[ClientId, str] = field(default_factory=dict)
 
     @property
     def clients(self) -> Sequence[ClientId]:
@@ -101,6 +103,7 @@ class Door:
         """
         self.round, self._stage, self._exchanges = round, stage or str(round + 1), 0
         self.cohort, self.enough, self.least = cohort, enough, least
+        self._began = dict(self.versions) if cohort else {}
         self.round_lasted = Seconds()
         real = self.terms.policy.real_deadline
         self._ends = time.monotonic() + real if real is not None and cohort else math.inf
@@ -174,10 +177,11 @@ class Door:
         requests = [sheet.request(o) for o in orders if self._there(o)]
         by_client = {o.client: o for o in orders}
         answers: dict[ClientId, tuple[Message, Mapping[str, Any]]] = {}
-        until = None if math.isinf(self._ends) else self._ends
+        ends = math.inf if orders and orders[0].task in NO_WORK else self._ends
+        until = None if math.isinf(ends) else ends
         with closing(self.engine.exchange(requests, until)) as arriving:
             for client, message in arriving:
-                if message is None or time.monotonic() > self._ends:
+                if message is None or time.monotonic() > ends:
                     continue
                 try:  # as they come, while others are still at work
                     answers[client] = message, sheet.read(client, by_client[client], message)
@@ -220,7 +224,7 @@ class Door:
     def _there(self, order: Order) -> bool:
         """Whether an order reaches its client: in a round, one that is off gets none."""
         available = self.terms.availability
-        if available is None or not self.cohort or order.task in (SCORE, FETCH):
+        if available is None or not self.cohort or order.task in NO_WORK:
             return True
         return available.on(order.client, self.lasted.total)
 
@@ -232,7 +236,7 @@ class Door:
     ) -> set[ClientId]:
         """Let the clock go on by this exchange; gives those whose answers come too late."""
         clock = self.terms.clock
-        if clock is None or not orders or orders[0].task in (SCORE, FETCH):
+        if clock is None or not orders or orders[0].task in NO_WORK:
             return set()
         apart = {o.client for o in orders if o.apart}
         legs = [
@@ -262,7 +266,7 @@ class Door:
         self, orders: Sequence[Order], replies: Sequence[Reply], late: set[ClientId]
     ) -> None:
         """Give a round up that too few report in."""
-        if not self.cohort or orders[0].task in (SCORE, FETCH):
+        if not self.cohort or not orders or orders[0].task in NO_WORK:
             return
         if len(replies) < self.least and len(orders) >= self.enough:
             raise Abandoned(
@@ -297,7 +301,9 @@ class _Sheet:
             "config": dict(order.config),
         }
         expects = door.versions.get(order.client, "")
-        keep = {r.get(order.client, "") for r in door.retained} - {"", expects}
+        # A round that is abandoned in a later exchange goes back to where it began.
+        back = [*door.retained, *([] if order.task in NO_WORK else [door._began])]
+        keep = {versions.get(order.client, "") for versions in back} - {"", expects}
         if expects:
             body["expects"] = expects
         if keep:

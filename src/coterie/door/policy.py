@@ -220,7 +220,7 @@ def accept(
 
     def counts(client: ClientId) -> bool:
         total = finishes[client].total
-        return math.isfinite(total) and total <= limit and total < leaves.get(client, math.inf)
+        return total <= limit and total < leaves.get(client, math.inf)
 
     coming = sorted(filter(counts, finishes), key=lambda c: (finishes[c].total, c))
     reported = coming[:enough]

@@ -238,6 +238,7 @@ class Experiment:
             asdict(self.settings.wire),
             dict(self.settings.clock),
             dict(self.settings.availability),
+            self._trace(),
             self.settings.holdout,
             self.bn,
             start.layout.entries,
@@ -246,6 +247,11 @@ class Experiment:
         ]
         digest.update(json.dumps(parts, default=str).encode())
         return digest.hexdigest()
+
+    def _trace(self) -> str:
+        """The content of the file that availability is read from, if there is one."""
+        file = self.settings.availability.get("file")
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def public_of(population: Population, module: nn.Module, bn: str, device: str) -> Public | None:
