@@ -4,8 +4,9 @@
 
 Label and covariate shift, the scenario ``user-centric/covariate`` reduced: 20 users with 1,000
 samples each instead of 100, in four groups whose images are turned by another quarter; 60 rounds;
-Fashion-MNIST, which is at hand more often than EMNIST and about as hard; a learning rate of 0.03
-instead of 0.01, for there are fewer rounds. LeNet-5, batches of 64, one epoch, momentum 0.9.
+Fashion-MNIST, at hand more often than EMNIST and about as hard. LeNet-5, batches of 64, one
+epoch, momentum 0.9; a learning rate of 0.05 instead of 0.01, so that 60 rounds get somewhere: on
+seed 7, which is not shown, it had the best validation score of 0.03 and 0.05 after 25 rounds.
 
 A round takes T_dl·(m + ρN) + T_min + H_N/μ: m models sent down one after the other, a model that
 many hear counted once, N uploads, and the slowest of N users who compute. The three systems are the
@@ -47,7 +48,7 @@ from methods import RESULTS, machine
 
 SCENARIO = scenario("user-centric/covariate")
 METHODS = "user-centric,user-centric:streams=4,oracle,cfl,fedfomo,fedavg,local"
-USERS, SAMPLES, LR, ROUNDS = 20, 1000, 0.03, 60
+USERS, SAMPLES, LR, ROUNDS = 20, 1000, 0.05, 60
 MEASURED = 1  # the system whose clock the runs have
 COLOURS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#E69F00", "#999999", "#56B4E9")
 DASHES = ("solid", "solid", "dot", "dash", "dashdot", "longdash", "dot", "dash")
@@ -173,7 +174,8 @@ def rows(runs: Mapping[str, Tree]) -> list[Tree]:
     base = runs.get("fedavg") or next(iter(runs.values()))
     found = []
     for title, kept in runs.items():
-        own = {"method": title, "rounds": len(kept["history"]), "accuracy": scores(kept)[-1]}
+        own: Tree = {"method": title, "rounds": len(kept["history"])}
+        own["accuracy"] = scores(kept)[-1]
         own["paper"] = SCENARIO.figures.get(title)
         own["systems"] = {}
         for number, system in SYSTEMS.items():
@@ -189,7 +191,10 @@ def rows(runs: Mapping[str, Tree]) -> list[Tree]:
 
 
 def figure(table: Sequence[Tree], title: str) -> Any:
-    """Three panels, one a system, over the time in which FedAvg does all its rounds twice."""
+    """Three panels, one a system, over the time in which FedAvg does all its rounds.
+
+    Who has done all rounds before, without sending anything, keeps what it has.
+    """
     from plotly.subplots import make_subplots
 
     panels = make_subplots(
@@ -198,16 +203,19 @@ def figure(table: Sequence[Tree], title: str) -> Any:
     )  # fmt: skip
     base = next((row for row in table if row["method"] == "fedavg"), table[0])
     for column, number in enumerate(SYSTEMS, start=1):
+        end = base["systems"][str(number)]["times"][-1]
         for row, colour, dash in zip(table, COLOURS, DASHES, strict=False):
+            x, y = row["systems"][str(number)]["times"], row["curve"]
+            if x[-1] < end:
+                x, y = [*x, end], [*y, y[-1]]
             panels.add_scatter(
-                x=[round(t, 3) for t in row["systems"][str(number)]["times"]],
-                y=[round(100 * y, 2) for y in row["curve"]],
+                x=[round(t, 3) for t in x],
+                y=[round(100 * score, 2) for score in y],
                 name=row["method"], legendgroup=row["method"], showlegend=column == 1,
                 mode="lines", line={"color": colour, "dash": dash, "width": 2},
                 row=1, col=column,
             )  # fmt: skip
-        ends = [0, 2 * base["systems"][str(number)]["times"][-1]]
-        panels.update_xaxes(title="time / T<sub>dl</sub>", range=ends, row=1, col=column)
+        panels.update_xaxes(title="time / T<sub>dl</sub>", range=[0, end], row=1, col=column)
     panels.update_yaxes(title="accuracy %, mean over users", row=1, col=1)
     panels.update_layout(
         title={"text": title, "font": {"size": 16}},

@@ -80,7 +80,7 @@ def test_a_level_that_there_is_not_is_refused(capsys):
 
 
 def event(number, up, clock=(1.0, 2.0), accuracy=0.5, **more):
-    kinds = {"header": [50, 40], "losses": [0, 20]} | ({"model/fc": [up, up]} if up else {})
+    kinds = {"header": [50, 40], "losses": [0, 20]} | {"model/fc": [3 * up + 8, up]}
     seconds = {"computation": clock[0], "communication": clock[1], "waiting": 0.0}
     return {
         "round": number,
@@ -433,7 +433,14 @@ def test_the_picture_has_a_panel_for_each_system_over_its_own_time():
     assert fedavg[0][0] == pytest.approx(82 + H20, abs=1e-3)
     assert list(drawn.data[-1].y) == [20, 30, 40, 45]
     assert [t.showlegend for t in drawn.data] == [True, True, *[False] * 4]
-    assert list(drawn.layout.xaxis3.range) == [0, 176]
+    assert list(drawn.layout.xaxis3.range) == [0, 88]
+
+
+def test_who_is_done_early_keeps_its_accuracy_to_the_end_of_the_picture():
+    runs = {**some_runs(), "local": run_of("local", [0.1, 0.2])}
+    drawn = picture.figure(picture.rows(runs), "title")
+    local = drawn.data[-1]
+    assert (list(local.x), list(local.y)) == ([1, 2, 88], [10, 20, 20])
 
 
 def test_settings_of_the_figure_are_the_scenarios_but_for_what_the_script_says():
