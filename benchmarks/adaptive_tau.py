@@ -6,10 +6,11 @@ What counts is F, the loss over all clients' training data, of the model that a 
 a fixed number of steps is the best model of all its rounds, looked for at no cost; the control pays
 for its measurements out of its budget.
 
-Clock, budgets, learning rates and φ were chosen on seed 11, which is not among those reported, in a
-search for a setting that suits the control: "default" is the same control with φ = 0.025. With dear
-bytes (2 Mbit/s, 50 ms) the gradients that it sends, and with larger learning rates (ηβ near 1) its
-bound, cost it far more: there it ended 7 to 39 % above the best fixed number.
+Clock, budgets, learning rates and φ were searched for on seeds 1 and 11 so that they suit the
+control: these are not the seeds reported. "default" is the same control with φ = 0.025. In the
+settings left behind, all of the SVM, it ended 7 to 39 % above the best fixed number: most with
+2 Mbit/s, where the gradients that it sends are dear, and lr = 0.001, where ηβ is near 1 and its
+bound grows fast.
 
     python benchmarks/adaptive_tau.py svm --folder DATA
     python benchmarks/adaptive_tau.py cnn --folder DATA
@@ -52,7 +53,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "data": {"set": "fashion-mnist", "samples": 2000, "clients": 5},
         "partition": {"name": "shards", "per_client": 3},
         "model": {"name": "cnn5", "channels": [4, 8], "hidden": [32, 32]},
-        "method": {"phi": 0.025, "sample": 32},
+        "method": {"phi": 0.0001, "sample": 32},
         "train": {"lr": 0.02, "batch_size": 32},
         "stop": {"seconds": 60.0},
     },
@@ -144,7 +145,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=list(TASKS))
     parser.add_argument("--folder", default=os.environ.get("COTERIE_DATA"))
-    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--seeds", default="2,3,4")
     parser.add_argument("--keep", type=Path)
     arguments = parser.parse_args()
     task, folder, kept = arguments.what, arguments.folder, arguments.keep

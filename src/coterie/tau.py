@@ -143,15 +143,15 @@ class Costs:
 
 
 def adaptive_steps(
-    inner: Method, phi: float = 0.025, gamma: int = 10, tau_max: int = 100, sample: int = 256
+    inner: Method, phi: float = 0.025, gamma: int = 10, tau_max: int = 100, sample: int = 64
 ) -> Method:
     """The same method, the number of local steps of each round chosen for the run's budget.
 
     Clients measure their loss and gradient at the model they receive and at the one they sent
-    last, on ``sample`` of their training rows (0: all). From the means of these come ρ, β and δ,
-    from what rounds cost the costs; the next round's steps are the least of G over 1 to
-    ``gamma`` times the last, at most ``tau_max``. Before the budget is exceeded the method ends,
-    with the best models that it has seen.
+    last, on ``sample`` of their training rows (0: all), the same in every round. From the means of
+    these come ρ, β and δ, from what rounds cost the costs; the next round's steps are the least of
+    G over 1 to ``gamma`` times the last, at most ``tau_max``. Before the budget is exceeded the
+    method ends, with the best models that it has seen.
     """
     if reason := _unfit(inner):
         raise ConfigError(f"{inner.name} {reason}: adaptive-tau cannot go around it")
@@ -470,8 +470,17 @@ def _measuring(task: Task, sample: int) -> Task:
 
 
 def _rows(client: Client, sample: int) -> Tensor | None:
-    """This round's rows to measure on; none for all."""
-    return client.shuffled(KEY)[:sample] if 0 < sample < len(client.train) else None
+    """The rows that the client measures on; none for all.
+
+    They are the same in every round: other rows would change the loss more than a round does, and
+    the best model would be the luckiest.
+    """
+    if not 0 < sample < len(client.train):
+        return None
+    now, client.round = client.round, 0
+    rows = client.shuffled(KEY)[:sample]
+    client.round = now
+    return rows
 
 
 def measured(

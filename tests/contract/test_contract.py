@@ -4,6 +4,8 @@ import copy
 
 import pytest
 
+from coterie.door.coding import Coding
+from coterie.door.ledger import Bytes
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
@@ -44,7 +46,7 @@ def test_any_order_of_replies(name, tmp_path):
 
 
 @every_method
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, 3])
 def test_same_bits_on_the_pool(name, workers, tmp_path):
     _, loop_door, loop = outcome(name, tmp_path / "a", settings=PARTIAL)
     _, pool_door, pool = outcome(
@@ -76,6 +78,36 @@ def test_a_lost_reply_is_as_if_the_order_had_been_lost(name, client, order, tmp_
     assert done.ledger.lost == 1
     if name != "krum":  # it takes one client's model: another's loss may not matter
         assert not same_bits(worked, whole)
+
+
+@every_method
+def test_lossy_codecs_give_the_same_bits_on_the_pool(name, tmp_path):
+    settings = {"rounds": 3, "cohort": 0.5, "wire": Coding("qsgd", "qsgd:levels=127")}
+    _, loop_door, loop = outcome(name, tmp_path / "a", settings=settings)
+    _, pool_door, pool = outcome(name, tmp_path / "b", lambda p: Pool(p, 2), settings=settings)
+    assert same_bits(loop, pool)
+    assert loop_door.ledger == pool_door.ledger
+    assert loop_door.versions == pool_door.versions
+    assert sum(loop_door.ledger.kinds.values(), Bytes()) == loop_door.ledger.total
+
+
+@every_method
+def test_a_lost_reply_leaves_no_trace_in_what_codecs_remember(name, tmp_path):
+    settings = {"wire": Coding("topk:share=0.2", "topk:share=0.2")}
+
+    def hit(c, o):
+        return (c, o) == (3, "2.0")
+
+    found = []
+    for fault in ("lose_reply", "lose_order"):
+        _, door, trained = outcome(
+            name, tmp_path / fault, lambda p, f=fault: Faulty(Loop(p), **{f: hit}), settings
+        )
+        found.append((trained, door.versions, door.held))
+    (worked, versions, held), (never, as_if, untouched) = found
+    assert same_bits(worked, never)
+    assert versions == as_if
+    assert same(held, untouched)
 
 
 @every_method

@@ -114,7 +114,7 @@ def encode(
         for number, (chosen, part) in enumerate(parts.items()):
             change = _change(array, reference, part)
             if left is not None and chosen.spec.startswith("topk"):
-                key = f"{LEFT}.{name}.{number}"
+                key = f"{LEFT}.{name}.{chosen.spec}"
                 change = _fed_back(change, chosen, coded.payloads, left, key, whole)
             coded.choices[id(_vector(change))] = chosen, seed(f"{name}.{number}")
             changes.append(change)

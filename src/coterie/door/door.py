@@ -80,6 +80,7 @@ class Door:
     round_lasted: Seconds = field(default_factory=Seconds)
     _stage: str = ""
     _exchanges: int = 0
+    _waited: float = 0.0
     _ends: float = math.inf
     _began: dict[ClientId, str] = field(default_factory=dict)
 
@@ -104,7 +105,7 @@ class Door:
         self.round, self._stage, self._exchanges = round, stage or str(round + 1), 0
         self.cohort, self.enough, self.least = cohort, enough, least
         self._began = dict(self.versions) if cohort else {}
-        self.round_lasted = Seconds()
+        self.round_lasted, self._waited = Seconds(), 0.0
         real = self.terms.policy.real_deadline
         self._ends = time.monotonic() + real if real is not None and cohort else math.inf
         self.ledger.begin()
@@ -114,8 +115,9 @@ class Door:
         self.retained = [*self.retained, dict(self.versions)][-KEPT:]
 
     def wait(self, seconds: float) -> None:
-        """Let the clock go on."""
+        """Let the clock go on before anybody is asked: no deadline runs yet."""
         self._lasts(Seconds(waiting=seconds))
+        self._waited += seconds
 
     def memory(self) -> tuple[dict[ClientId, str], dict[ClientId, Held]]:
         """What the server knows of clients' states, to go back to."""
@@ -249,7 +251,7 @@ class Door:
         policy, available = self.terms.policy, self.terms.availability
         if self.cohort:
             if policy.deadline is not None:
-                left = policy.deadline - self.round_lasted.total
+                left = policy.deadline - (self.round_lasted.total - self._waited)
             if len(orders) > self.enough and {o.client for o in orders} <= set(self.cohort):
                 enough = self.enough
             if available is not None:

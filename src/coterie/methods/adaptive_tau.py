@@ -16,7 +16,7 @@ Growth = Annotated[int, Field(ge=2)]
 
 @method
 def adaptive_tau(
-    phi: Positive = 0.025, gamma: Growth = 10, tau_max: Count = 100, sample: Natural = 256
+    phi: Positive = 0.025, gamma: Growth = 10, tau_max: Count = 100, sample: Natural = 64
 ) -> Method:
     """FedAvg whose number of local steps τ is chosen anew each round, for the run's budget.
 
@@ -33,7 +33,7 @@ def adaptive_tau(
             fewer steps.
         gamma: γ, how many times the last τ the next may be, 2 or more.
         tau_max: the most steps of a round, 1 or more; 1 is FedAvg with train.steps = 1 to the bit.
-        sample: training rows, drawn each round, on which a client measures; 0 is all.
+        sample: training rows on which a client measures, drawn once; 0 is all.
     Server sees: means; also of losses and gradients.
     Travels: 1 model down, 1 up and with it its gradient, as large as a model without its buffers,
     and six numbers; at the end 1 model down, 1 number up.

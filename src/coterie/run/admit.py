@@ -19,7 +19,7 @@ from coterie.client import Client
 from coterie.data.population import ClientData, Population, Split
 from coterie.data.samples import labelled_like
 from coterie.data.splits import split_client
-from coterie.door.door import Door
+from coterie.door.door import Door, Terms
 from coterie.door.ledger import Bytes
 from coterie.door.wire import Wire
 from coterie.engines.base import one_thread
@@ -87,6 +87,7 @@ def admit_client(run: Result | Path, data: ClientData, epochs: int = 5) -> Admit
         # A method whose clients use what they adapted: what is scored is what is handed over.
         after = replace(plan, method=_adapting(plan.method, epochs))
         adapted = _door(after, result.rounds, "adapt", door.versions)
+        adapted.held.update(door.held)
         return Admitted(
             client=id,
             group=state.groups[id],
@@ -121,7 +122,9 @@ def _states_of(folder: Path, stack: ExitStack) -> Path:
 
 
 def _door(plan: Plan, rounds: int, stage: str, versions: Mapping[ClientId, str]) -> Door:
-    door = Door(Loop(plan), Wire(plan.start.layout), versions=dict(versions))
+    wire = Wire(plan.start.layout, plan.coding.downwards.plain)
+    terms = Terms(plan.coding, start=plan.start, seed=plan.seed)
+    door = Door(Loop(plan), wire, versions=dict(versions), terms=terms)
     door.begin(max(rounds - 1, 0), stage=stage)
     return door
 
