@@ -1,16 +1,19 @@
 """Wang's control of local steps against fixed numbers of them, under the same budget of seconds.
 
 Two tasks whose clients hold few labels each: a linear SVM (squared hinges) on MNIST and a small CNN
-on Fashion-MNIST. Links of 10 Mbit/s with 300 ms of latency, 2,000 samples a second of computing.
-What counts is F, the loss over all clients' training data, of the model that a run returns. That of
-a fixed number of steps is the best model of all its rounds, looked for at no cost; the control pays
-for its measurements out of its budget.
+on Fashion-MNIST. A step takes 0.013 s and an aggregation about 0.13 s, as measured in Wang et al.
+(2019), whose budget for the SVM, 15 s, it is too; the CNN has 20 s. What counts is F, the loss over
+all clients' training data, of the model that a run returns. That of a fixed number of steps is the
+best model of all its rounds, looked for at no cost; the control pays for its measurements, and for
+the gradients that it sends, out of its budget.
 
-Clock, budgets, learning rates and φ were searched for on seeds 1 and 11 so that they suit the
-control: these are not the seeds reported. "default" is the same control with φ = 0.025. In the
-settings left behind, all of the SVM, it ended 7 to 39 % above the best fixed number: most with
-2 Mbit/s, where the gradients that it sends are dear, and lr = 0.001, where ηβ is near 1 and its
-bound grows fast.
+φ and the learning rates were chosen on seed 1, which is not reported. The paper's φ = 0.025 is run
+beside ("default"). On seed 1 the SVM ended 2.4 % above the best fixed number with φ = 0.005 and
+4.6 % with the default; the CNN 1.7 % below with 0.00001, 4 % above with 0.0001, 11 % with 0.001.
+Settings left behind: the SVM with lr = 0.001, where ηβ is near 1 and the bound grows fast, ended 12 %
+above with the default and 5 to 7 % with less; links of 2 Mbit/s, where the gradients are dear, 16
+to 39 %; the CNN with lr = 0.02, 34 to 55 %. In theory φ falls with the square of the distance to the
+optimum, which is long for a network.
 
     python benchmarks/adaptive_tau.py svm --folder DATA
     python benchmarks/adaptive_tau.py cnn --folder DATA
@@ -42,29 +45,30 @@ from coterie.weights import Weights
 FIXED = (1, 2, 5, 10, 20, 50)
 TASKS: dict[str, dict[str, Any]] = {
     "svm": {
-        "data": {"set": "mnist", "samples": 2000, "clients": 5},
+        "data": {"set": "mnist", "samples": 5000, "clients": 5},
         "partition": {"name": "shards", "per_client": 2},
         "model": {"name": "logistic"},
-        "method": {"phi": 0.001, "sample": 32},
-        "train": {"lr": 0.0002, "batch_size": 32, "loss": "hinge"},
-        "stop": {"seconds": 120.0},
+        "method": {"phi": 0.005, "sample": 32},
+        "train": {"lr": 0.0002, "batch_size": 100, "loss": "hinge"},
+        "clock": {"samples_per_second": 7700.0},
+        "stop": {"seconds": 15.0},
     },
     "cnn": {
         "data": {"set": "fashion-mnist", "samples": 2000, "clients": 5},
-        "partition": {"name": "shards", "per_client": 3},
+        "partition": {"name": "shards", "per_client": 4},
         "model": {"name": "cnn5", "channels": [4, 8], "hidden": [32, 32]},
-        "method": {"phi": 0.0001, "sample": 32},
-        "train": {"lr": 0.02, "batch_size": 32},
-        "stop": {"seconds": 60.0},
+        "method": {"phi": 0.00001, "sample": 32},
+        "train": {"lr": 0.01, "batch_size": 32},
+        "clock": {"samples_per_second": 2500.0},
+        "stop": {"seconds": 20.0},
     },
 }
 CLOCK = {
     "name": "links",
-    "rate_up": 10.0,
-    "rate_down": 10.0,
-    "latency": 0.3,
+    "rate_up": 20.0,
+    "rate_down": 20.0,
+    "latency": 0.05,
     "compute": "samples",
-    "samples_per_second": 2000.0,
 }
 DEFAULT = 0.025  # phi, if nobody tunes it
 ROUNDS = 5000  # never reached: the budget ends every run
@@ -74,7 +78,8 @@ def experiment(task: str, folder: str | None, seed: int, method: dict, steps: in
     tree = json.loads(json.dumps(TASKS[task]))
     tree["data"] |= {"folder": folder, "val_fraction": 0.0}
     tree["train"]["steps"] = steps
-    tree |= {"clock": CLOCK, "method": method, "evaluation": {"every": 0, "adapt_epochs": 0}}
+    tree["clock"] |= CLOCK
+    tree |= {"method": method, "evaluation": {"every": 0, "adapt_epochs": 0}}
     tree["run"] = {"rounds": ROUNDS, "seed": seed, "engine": "loop"}
     return experiment_of(parse(tree))
 

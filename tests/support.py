@@ -19,6 +19,7 @@ from coterie.engines.loop import Loop
 from coterie.method import Method, Round, State
 from coterie.methods import make
 from coterie.models import make_model
+from coterie.run.ending import Stop as Ending
 from coterie.run.experiment import Experiment, Settings, cohort
 
 # Every method's contract row: a factory with the parameters that tests use.
@@ -65,10 +66,15 @@ ROWS = {
     "median": coterie.median,
     "trimmed-mean": lambda: coterie.trimmed_mean(share=0.2),
     "krum": coterie.krum,
+    "adaptive-tau": lambda: coterie.adaptive_tau(tau_max=5, sample=8),
+    "ifca+adaptive-tau": lambda: make("ifca+adaptive-tau", {"k": 2, "tau_max": 4}),
     "ifca layer-wise": lambda: coterie.layer_wise(coterie.ifca(k=2), 2, share=0.95, start=1),
 }
 # What a method's row needs to be trained with, where it is not the usual.
 SCHEDULES: dict[str, dict[str, Any]] = {"scaffold": {"momentum": 0.0}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    name: {"stop": Ending(bytes=1e12)} for name in ("adaptive-tau", "ifca+adaptive-tau")
+}
 
 
 def digits(clients: int = 6, groups: int = 2, samples: int = 360, seed: int = 0) -> Population:
@@ -91,7 +97,8 @@ def experiment(method: Method, population: Population | None = None, **changes: 
     people = population or digits()
     schedule = {"epochs": 1, "batch_size": 8, "lr": 0.1, "momentum": 0.5}
     schedule |= SCHEDULES.get(method.name, {}) | changes.pop("schedule", {})
-    settings = {"rounds": 3, "engine": "loop"} | changes.pop("settings", {})
+    settings = {"rounds": 3, "engine": "loop"} | SETTINGS.get(method.name, {})
+    settings |= changes.pop("settings", {})
     network = changes.pop(
         "model",
         lambda: make_model("mlp", people.shape, people.targets, hidden=(12,), dropout=0.2),
@@ -124,7 +131,8 @@ def drive(
     for number in range(rounds or experiment.settings.rounds):
         door.begin(number)
         people = cohort(experiment.settings, number, experiment.members)
-        info = Round(number, people, experiment.public)
+        budget = experiment.settings.stop.budget
+        info = Round(number, people, experiment.public, budget=budget)
         state = replace(experiment.method.round(door, state, info), notes={})
     return state, door, running
 

@@ -2,7 +2,7 @@
 
 >>> import coterie
 >>> sorted(coterie.METHODS)[:2]
-['adaptive', 'apfl']
+['adaptive', 'adaptive-tau']
 """
 
 __version__ = "0.1.0"
@@ -51,6 +51,7 @@ from coterie.method import Method, Public, Round, Setup, State, method
 from coterie.methods import (
     METHODS,
     adaptive,
+    adaptive_tau,
     apfl,
     cfl,
     clusterfl,
@@ -121,6 +122,7 @@ __all__ = [
     "Upload",
     "Weights",
     "adaptive",
+    "adaptive_tau",
     "all_but_last",
     "all_layers",
     "alone",

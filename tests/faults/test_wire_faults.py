@@ -185,7 +185,7 @@ def test_who_sleeps_past_the_real_deadline_is_not_waited_for(tmp_path):
         state = made.method.round(door, state, Round(0, everybody))
         assert time.monotonic() - began < 10
         assert set(door.versions) == {0, 1, 2, 4, 5}
-        assert (door.ledger.lost, door.ledger.total_wasted.up) == (1, 0)
+        assert (door.ledger.late, door.ledger.lost, door.ledger.total_wasted.up) == (1, 0, 0)
         # The deadline was the round's: scores are not its business, nor is the next round.
         scores = door.score({c: made.method.sends(state, c) for c in everybody}, {})
         assert sorted(scores) == everybody

@@ -470,7 +470,8 @@ def test_one_lossy_layer_is_enough(tmp_path):
         assert coding.upwards.exact == coding.downwards.exact == (text == "raw")
         made = experiment(coterie.fedavg(), settings={"rounds": 2, "wire": coding})
         _, door, _ = drive(made, tmp_path / text)
-        assert mirrored(door, tmp_path / text) == (0 if text == "raw" else 6)
+        # Each of the six has its model by its name, and as the one received last.
+        assert mirrored(door, tmp_path / text) == (0 if text == "raw" else 12)
         moved[text] = door.ledger.kinds
     assert moved["qsgd"]["model/hidden1"] == moved["raw"]["model/hidden1"]
     for way in ("down", "up"):
@@ -581,3 +582,28 @@ def test_nobody_holds_what_was_not_sent(tmp_path):
     door.begin(0)
     made.method.round(door, state, Round(0, [1, 4]))
     assert set(door.held) == set(door.versions) == {1, 4}
+
+
+def test_a_model_of_a_new_name_is_a_change_of_the_one_received_last(tmp_path):
+    # Half of a change goes down at a time: whatever it is called, the second order has the rest.
+    made = experiment(coterie.fedavg(), settings={"wire": Coding(down="topk:share=0.5")})
+    _, door, _ = drive(made, tmp_path, rounds=1)
+    start, goal = door.terms.start, Weights(door.wire.layout, torch.randn(door.wire.layout.size))
+    for name in ("old", "new"):
+        door.begin(5, stage=name)
+        assert door.gather([Order(0, "train", {name: goal})])
+    assert not torch.equal(door.held[0]["old"].vector, goal.vector)
+    assert torch.allclose(door.held[0]["new"].vector, goal.vector, atol=1e-6)
+    assert not torch.allclose(door.held[0]["new"].vector, start.vector, atol=1e-2)
+    assert mirrored(door, tmp_path)
+
+
+def test_what_is_exported_is_what_was_scored(tmp_path):
+    made = experiment(coterie.fedavg(), settings={"wire": Coding(down="topk:share=0.05")})
+    result = running.execute(made, tmp_path / "run")
+    for row in result.clients:
+        data = result.plan.population.clients[row["client"]].test
+        right = (result.predict(row["client"], data.x).argmax(-1) == data.y).float().mean()
+        assert float(right) == pytest.approx(row["received_accuracy"])
+    exact = result.state.models[0].vector
+    assert not torch.equal(result.weights(0).vector, exact)

@@ -23,6 +23,7 @@ FORBIDDEN = {
     "compose": {"methods", "door", "engines", "run"},
     "layerwise": {"methods", "door", "engines", "run"},
     "serverside": {"methods", "door", "engines", "run"},
+    "tau": {"methods", "door", "engines", "run"},
     "methods": {"door", "engines", "run"},
     "door": {"methods", "run"},
     "engines": {"methods", "run"},

@@ -2,10 +2,11 @@
 
 Up, an array is a change of one that the client received (``Upload.since``); a model that is not is
 one of the model that the client sent last, as it arrived. Down, a model is a change of the model of
-that name that the client holds already, as it decoded it. At first, that is θ⁰. So what a codec
-lost is part of the next such change. What `topk` left out of a change of something received is
-kept by the client and added to the next. What is a change of nothing (gradients, bases, centres)
-travels as it is, and so do buffers of normalisations.
+that name that the client holds already, as it decoded it; if its name is new, as after a split, of
+the model that the client received last. At first, that is θ⁰. So what a codec lost is part of the
+next such change. What `topk` left out of a change of something received is kept by the client and
+added to the next. What is a change of nothing (gradients, bases, centres) travels as it is, and so
+do buffers of normalisations.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from coterie.weights import Entry, Layout, Weights
 References = Mapping[str, Array | None]  # None: the array is a change by itself
 # In a client's state: models as received, the model last sent as it arrived, what was not sent yet.
 HELD, SENT, LEFT = "$held", "$sent", "$left"
+LAST = ""  # the name of the model received last, the reference of one whose name is new
 
 
 @dataclass(frozen=True)

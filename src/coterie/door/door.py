@@ -17,7 +17,7 @@ from typing import Any
 
 from coterie.door.availability import Availability
 from coterie.door.clock import Clock, Leg, Moment, Seconds
-from coterie.door.coding import SENT, Coding, decode, encode
+from coterie.door.coding import LAST, SENT, Coding, decode, encode
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.policy import Policy, accept
 from coterie.door.wire import Decoded, Encoded, Message, Wire
@@ -211,7 +211,8 @@ class Door:
         sent = sheet.sent.get(order.client)
         moved = Bytes(sent.size if sent else 0, message.size if message else 0)
         if not counts:
-            self.ledger.waste(order.client, moved, order.apart, late=message is not None)
+            late = message is not None or time.monotonic() > self._ends
+            self.ledger.waste(order.client, moved, order.apart, late)
             return
         assert sent is not None
         assert message is not None
@@ -244,7 +245,8 @@ class Door:
         legs = [
             _leg(r, answers[r.client], r.client in apart) for r in requests if r.client in answers
         ]
-        finishes = clock.finishes(legs, Moment(self.round, self._exchanges - 1))
+        round = self.round if self.cohort else -1  # what comes before round 1 has its own draws
+        finishes = clock.finishes(legs, Moment(round, self._exchanges - 1))
         lost = [r.client for r in requests if r.client not in answers]
         finishes |= dict.fromkeys(lost, Seconds(waiting=math.inf))
         left, enough, gone = None, None, None
@@ -322,7 +324,7 @@ class _Sheet:
             return dict(order.arrays), {}
         held = self.door.held.get(order.client, {})
         references = {
-            name: held.get(name, start)
+            name: held.get(name) or held.get(LAST) or start
             for name, a in order.arrays.items()
             if isinstance(a, Weights)
         }
@@ -345,6 +347,7 @@ class _Sheet:
             )["arrays"]
             found = decode(arrives, references, self.door.wire.layout)
             now = {n: f.onto(references[n]) for n, f in found.items() if isinstance(f, Weights)}
+            now |= {LAST: next(iter(now.values()))} if now else {}
             # What the memo's keys are made of must live as long as the memo.
             self._coded[key] = coded, found, now, (dict(order.arrays), references)
         coded, self.received[order.client], self.held[order.client], _ = self._coded[key]

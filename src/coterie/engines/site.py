@@ -20,7 +20,7 @@ from coterie.client.client import Bench, Client, Staged
 from coterie.client.fit import Criterion, FlatModel, Schedule, outputs
 from coterie.client.metrics import scores
 from coterie.data.population import Population
-from coterie.door.coding import HELD, SENT, Coded, Coding, decode, encode
+from coterie.door.coding import HELD, LAST, SENT, Coded, Coding, decode, encode
 from coterie.door.door import FETCH, SCORE
 from coterie.door.wire import Decoded, Message, Wire, Work
 from coterie.engines.store import Store
@@ -113,17 +113,24 @@ class Site:
 
     def _received(self, client: Client, body: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays of an order; a change is one of the model that the client holds, or of θ⁰."""
-        held = {n: client.kept(f"{HELD}.{n}") or client.base for n in body["arrays"]}
+        held = {n: self._held(client, n) for n in body["arrays"]}
         return decode(body["arrays"], held, self.wire.layout)
+
+    def _held(self, client: Client, name: str) -> Weights:
+        """What a model of this name is a change of."""
+        own = client.kept(f"{HELD}.{name}") or client.kept(f"{HELD}.{LAST}")
+        return own or client.base
 
     def _hold(self, client: Client, arrays: Mapping[str, Array]) -> None:
         """Keep models as received, if the next ones are to be changes of these."""
         if self.plan.coding.downwards.exact:
             return
-        for name, array in arrays.items():
-            if isinstance(array, Weights):
-                held = client.kept(f"{HELD}.{name}") or client.base
-                client.state[f"{HELD}.{name}"] = array.onto(held)
+        models = {n: a for n, a in arrays.items() if isinstance(a, Weights)}
+        now = {n: a.onto(self._held(client, n)) for n, a in models.items()}
+        if now:
+            now[LAST] = next(iter(now.values()))
+        for name, model in now.items():
+            client.state[f"{HELD}.{name}"] = model
 
     def _carry_out(self, id: ClientId, body: Mapping[str, Any]) -> Message:
         began, version, expects = time.perf_counter(), body["order"], body.get("expects", "")

@@ -12,6 +12,7 @@ from coterie.compose import combined
 from coterie.errors import ConfigError, unknown
 from coterie.layerwise import layer_wise
 from coterie.method import Method, Source
+from coterie.methods.adaptive_tau import adaptive_tau
 from coterie.methods.cfl import cfl
 from coterie.methods.clustered import ifca, oracle
 from coterie.methods.control import feddyn, scaffold
@@ -33,6 +34,7 @@ from coterie.methods.user_centric import user_centric
 __all__ = [
     "METHODS",
     "adaptive",
+    "adaptive_tau",
     "apfl",
     "cfl",
     "clusterfl",
@@ -85,6 +87,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "median": median,
     "trimmed-mean": trimmed_mean,
     "krum": krum,
+    "adaptive-tau": adaptive_tau,
     "fedper": fedper,
     "fedrep": fedrep,
     "lg-fedavg": lg_fedavg,

@@ -45,12 +45,13 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("oracle", "ifca", "cfl", "fl-hc", "pacfl", "clusterfl", "flis", "adaptive", "k-fed"),
         *("fedclust", "dc-pfl", "fedtsdp"),
     ),
-    "pieces": ("fedavgm", "fedadam", "fedyogi", "median", "trimmed-mean", "krum"),
+    "pieces": ("fedavgm", "fedadam", "fedyogi", "median", "trimmed-mean", "krum", "adaptive-tau"),
 }
 OTHER = "other"  # a plug-in's
 # What the data must have for a method, as the command line says it.
 NEEDS = dict.fromkeys(("flis", "fedtsdp"), " --set data.public=200")
 NEEDS["oracle"] = " --shift rotation"
+NEEDS["adaptive-tau"] = " --set stop.bytes=5e6"
 
 # What a part of a combination such as ifca+ditto can bring, in the words of ``compose``.
 BRINGS = {

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.door.door import KEPT
+from coterie.door.door import KEPT, Held
 from coterie.errors import RunDirError
+from coterie.federation import ClientId
 from coterie.method import State
 from coterie.tree import Tree, read_tree, write_atomic, write_tree
-from coterie.weights import Layout
+from coterie.weights import Layout, Weights
 
 _FORMAT = 2
 
@@ -111,3 +112,21 @@ class Checkpoints:
         return Checkpoint(
             note["rounds"], State.from_tree(tree["state"]), tree["door"], tree["best"]
         )
+
+
+def folded(held: Mapping[ClientId, Held]) -> dict[str, Any]:
+    """Models that clients hold, each written once however many hold it."""
+    models: dict[int, Weights] = {}
+    places = {c: {n: id(w) for n, w in own.items()} for c, own in held.items()}
+    for own in held.values():
+        models |= {id(w): w for w in own.values()}
+    numbers = {key: number for number, key in enumerate(models)}
+    return {
+        "models": list(models.values()),
+        "places": {c: {n: numbers[k] for n, k in own.items()} for c, own in places.items()},
+    }
+
+
+def unfolded(tree: Mapping[str, Any]) -> dict[ClientId, Held]:
+    """The models that clients hold again."""
+    return {c: {n: tree["models"][k] for n, k in own.items()} for c, own in tree["places"].items()}

@@ -35,7 +35,7 @@ from coterie.engines.store import Store
 from coterie.errors import Abandoned, ConfigError, RunDirError, TrainingError, unknown
 from coterie.federation import ClientId, Slot
 from coterie.method import Method, Public, Round, Setup, Spent, State
-from coterie.run.checkpoint import Checkpoint, Checkpoints
+from coterie.run.checkpoint import Checkpoint, Checkpoints, folded, unfolded
 from coterie.run.ending import Stop, reaching, reason
 from coterie.run.evaluation import Scores, headline, summarise
 from coterie.run.result import Result, client_rows
@@ -325,6 +325,7 @@ def execute(
             plan=plan,
             versions=dict(live.door.versions),
             rounds=live.done,
+            held=dict(live.door.held),
             begun=live.begun,
             newcomers=experiment.newcomers,
             directory=directory,
@@ -386,7 +387,7 @@ class _Live:
         self.state, self.done, self.best = last.state, last.rounds, dict(last.best)
         self.ledger = Ledger.from_tree(last.door["ledger"])
         self.versions = dict(last.door["versions"])
-        self.held = _unfolded(last.door["held"])
+        self.held = unfolded(last.door["held"])
         self.lasted, self.next = Seconds(*last.door["lasted"]), last.door["next"]
         self.retained = [dict(c.door["versions"]) for c in good[-KEPT:]]
         events = self.run_dir.rewind(self.done)
@@ -694,30 +695,13 @@ class _Live:
         door = {
             "ledger": self.ledger.to_tree(),
             "versions": dict(self.door.versions),
-            "held": _folded(self.door.held),
+            "held": folded(self.door.held),
             "lasted": (lasted.computation, lasted.communication, lasted.waiting),
             "next": self.next,
         }
         self.checkpoints.save(Checkpoint(rounds, self.state, door, self.best), self.layout)
         self.door.retain()
         self.retained = self.door.retained
-
-
-def _folded(held: Mapping[ClientId, Held]) -> dict[str, Any]:
-    """Models that clients hold, each written once however many hold it."""
-    models: dict[int, Weights] = {}
-    places = {c: {n: id(w) for n, w in own.items()} for c, own in held.items()}
-    for own in held.values():
-        models |= {id(w): w for w in own.values()}
-    numbers = {key: number for number, key in enumerate(models)}
-    return {
-        "models": list(models.values()),
-        "places": {c: {n: numbers[k] for n, k in own.items()} for c, own in places.items()},
-    }
-
-
-def _unfolded(tree: Mapping[str, Any]) -> dict[ClientId, Held]:
-    return {c: {n: tree["models"][k] for n, k in own.items()} for c, own in tree["places"].items()}
 
 
 def with_settings(experiment: Experiment, **changes: Any) -> Experiment:

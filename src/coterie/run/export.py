@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 from coterie.data.samples import samples_like
 from coterie.errors import ConfigError, RunDirError
-from coterie.run.checkpoint import Checkpoints
+from coterie.run.checkpoint import Checkpoints, unfolded
 from coterie.run.config import experiment_of, parse
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir, rounds_of
@@ -46,6 +46,7 @@ def reopen(directory: Path) -> Result:
         plan=plan,
         versions=last.door["versions"],
         rounds=last.rounds,
+        held=unfolded(last.door["held"]),
         newcomers=experiment.newcomers,
         directory=directory,
     )

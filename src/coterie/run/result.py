@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from coterie.client.fit import FlatModel, outputs
 from coterie.data.population import Population
-from coterie.door.door import Door
+from coterie.door.door import Door, Held, Terms
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.wire import Wire
 from coterie.engines.loop import Loop
@@ -41,6 +41,7 @@ class Result:
     plan: Plan
     versions: Mapping[ClientId, str]
     rounds: int
+    held: Mapping[ClientId, Held] = field(default_factory=dict)
     begun: Mapping[str, Any] = field(default_factory=dict)
     newcomers: Sequence[ClientId] = ()
     directory: Path | None = None
@@ -68,11 +69,16 @@ class Result:
                 f"client {client} was held out, and a checkpoint is from before it joined: its "
                 "model is not in the run directory. Let it join with: coterie admit"
             )
-        # The method's own assemble, on the client's own state, on a plain engine.
-        door = Door(Loop(replace(self.plan, device="cpu")), Wire(self.plan.start.layout))
+        # The method's own assemble, on the client's own state, on a plain engine; what a codec
+        # makes of the model on its way down is what was scored at the end.
+        plan = self.plan
+        wire = Wire(plan.start.layout, plan.coding.downwards.plain)
+        terms = Terms(plan.coding, start=plan.start, seed=plan.seed)
+        door = Door(Loop(replace(plan, device="cpu")), wire, terms=terms)
         door.versions.update(self.versions)
-        door.begin(self.rounds - 1, stage="export")
-        return door.fetch(client, self.plan.method.sends(self.state, client))
+        door.held.update(self.held)
+        door.begin(max(0, self.rounds - 1), stage="final")
+        return door.fetch(client, plan.method.sends(self.state, client))
 
     def model(self, client: ClientId) -> nn.Module:
         """The same as a module, ready for use."""
