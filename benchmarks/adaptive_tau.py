@@ -10,10 +10,10 @@ the gradients that it sends, out of its budget.
 φ and the learning rates were chosen on seed 1, which is not reported. The paper's φ = 0.025 is run
 beside ("default"). On seed 1 the SVM ended 2.4 % above the best fixed number with φ = 0.005 and
 4.6 % with the default; the CNN 1.7 % below with 0.00001, 4 % above with 0.0001, 11 % with 0.001.
-Settings left behind: the SVM with lr = 0.001, where ηβ is near 1 and the bound grows fast, ended 12 %
-above with the default and 5 to 7 % with less; links of 2 Mbit/s, where the gradients are dear, 16
-to 39 %; the CNN with lr = 0.02, 34 to 55 %. In theory φ falls with the square of the distance to the
-optimum, which is long for a network.
+Settings left behind: the SVM with lr = 0.001, where ηβ is near 1 and the bound grows fast, ended
+12 % above with the default and 5 to 7 % with less; links of 2 Mbit/s, where the gradients are dear,
+16 to 39 %; the CNN with lr = 0.02, 34 to 55 %. In theory φ falls with the square of the distance to
+the optimum, which is long for a network.
 
     python benchmarks/adaptive_tau.py svm --folder DATA
     python benchmarks/adaptive_tau.py cnn --folder DATA

@@ -1,5 +1,6 @@
 """The ledger: every byte of every message, by client, round, kind and purpose."""
 
+import csv
 import json
 from collections import defaultdict
 from dataclasses import replace
@@ -298,3 +299,43 @@ def test_a_resumed_run_has_counted_the_same(tmp_path):
     assert told[0] == told[1]
     assert isinstance(whole.state, State)
     assert torch.equal(whole.weights(0).vector, resumed.weights(0).vector)
+
+
+def test_the_ledgers_file_adds_up_to_the_summary_also_after_a_crash(tmp_path):
+    def lossy(plan):
+        return Faulty(Loop(plan), lose_reply=lambda c, o: (c, o) in ((2, "2.0"), (0, "3.0")))
+
+    def sums(place):
+        with (place / "ledger.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        of = {"bytes": [0, 0], "wasted": [0, 0]}
+        for row in rows:
+            entry = of["wasted" if row["kind"] == "wasted" else "bytes"]
+            entry[0] += int(row["down"])
+            entry[1] += int(row["up"])
+        return rows, of
+
+    made = experiment(ROWS["fedclust"](), settings={"rounds": 4})
+    ENGINES["lossy"] = lambda plan, workers: lossy(plan)
+    try:
+        whole = replace(made, settings=replace(made.settings, engine="lossy"))
+        summary = execute(whole, tmp_path / "whole").summary["bytes"]
+
+        def crash(event):
+            if event["round"] == 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            execute(whole, tmp_path / "again", watch=crash)
+        with (tmp_path / "again" / "ledger.csv").open("a") as file:
+            file.write("4,1,hea")  # a line that the crash cut short
+        execute(whole, tmp_path / "again", resume=True)
+    finally:
+        del ENGINES["lossy"]
+    rows, of = sums(tmp_path / "whole")
+    assert of["bytes"] == [summary["down"], summary["up"]]
+    assert of["wasted"] == [summary["wasted"]["down"], summary["wasted"]["up"]]
+    assert of["wasted"][0] > 0
+    assert {row["round"] for row in rows} == {"0", "1", "2", "3", "4"}
+    assert any(row["kind"].startswith("model/") for row in rows)
+    assert sums(tmp_path / "again")[0] == rows

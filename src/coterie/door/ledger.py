@@ -41,12 +41,14 @@ class Tally:
     ``method`` is what the method costs, by client; ``kinds`` the same by what it is for;
     ``wasted`` what went to and came from clients whose reports did not count, because they were
     lost, late or of an abandoned round; ``apart`` is what only a simulation or a report costs
-    (scoring, and orders that a real client would give itself).
+    (scoring, and orders that a real client would give itself). ``entries``, of the present round
+    only, are by client and kind together.
     """
 
     method: dict[ClientId, Bytes] = field(default_factory=_counts)
     kinds: dict[str, Bytes] = field(default_factory=_counts)
     wasted: dict[ClientId, Bytes] = field(default_factory=_counts)
+    entries: dict[tuple[ClientId, str], Bytes] = field(default_factory=_counts)
     apart: Bytes = field(default_factory=Bytes)
     lost: int = 0
     late: int = 0
@@ -83,6 +85,8 @@ class Ledger(Tally):
             tally.method[client] += moved
             for kind, bytes in kinds.items():
                 tally.kinds[kind] += bytes
+        for kind, bytes in kinds.items():
+            self.now.entries[client, kind] += bytes
 
     def waste(
         self, client: ClientId, moved: Bytes, apart: bool = False, late: bool = False
@@ -106,6 +110,15 @@ class Ledger(Tally):
             self.kinds[kind] -= moved
         self.now.method.clear()
         self.now.kinds.clear()
+        self.now.entries.clear()
+
+    def rows(self, round: int) -> list[dict[str, int | str]]:
+        """The present round as a table: a row for each client and kind, and for what was wasted."""
+        found = {**self.now.entries, **{(c, "wasted"): b for c, b in self.now.wasted.items()}}
+        return [
+            {"round": round, "client": c, "kind": kind, "down": b.down, "up": b.up}
+            for (c, kind), b in sorted(found.items())
+        ]
 
     def to_tree(self) -> dict[str, Tree]:
         """For a checkpoint."""

@@ -471,11 +471,17 @@ class _Live:
             self.begun["clock"] = asdict(self.door.lasted)
         if self.state.notes or self.ledger.total.total or self.door.lasted.total:
             self._note(self.begun)
+        self._book(0)
         self._save(0)
 
     def _groups(self) -> list[Slot | None]:
         """Each client's group, in client order; newcomers have none before they come."""
         return [self.state.groups.get(c) for c in range(len(self.plan.population.clients))]
+
+    def _book(self, round: int) -> None:
+        """Write the present round's bytes to the ledger's file."""
+        if self.run_dir is not None:
+            self.run_dir.append_ledger(self.ledger.rows(round))
 
     def _note(self, event: dict[str, Any]) -> None:
         """Record an event, with what the method has to show of it."""
@@ -497,6 +503,7 @@ class _Live:
             event["abandoned"] = str(why)
         trained = time.perf_counter()
         event |= {"groups": self._groups(), **self._traffic()}
+        self._book(number + 1)
         if "abandoned" not in event or self._last(number):
             event |= self._evaluate(number)
         event["seconds"] = {

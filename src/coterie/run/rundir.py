@@ -24,6 +24,7 @@ class RunDir:
     ==================  ====================================================================
     ``config.toml``     the configuration as resolved
     ``events.jsonl``    a line a round: metrics, bytes, seconds, groups
+    ``ledger.csv``      bytes by round, client and kind
     ``clients.csv``     a row a client, written at the end
     ``result.json``     the summary, written at the end
     ``checkpoints/``    the last two checkpoints
@@ -35,6 +36,7 @@ class RunDir:
         self.path = path
         self.config = path / "config.toml"
         self.events = path / "events.jsonl"
+        self.ledger = path / "ledger.csv"
         self.table = path / "clients.csv"
         self.result = path / "result.json"
         self.checkpoints = path / "checkpoints"
@@ -106,10 +108,27 @@ class RunDir:
                 f"--resume {self.path}"
             ) from error
 
+    def append_ledger(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add a round's rows to the ledger."""
+        if not rows:
+            return
+        text = to_csv(rows)
+        if self.ledger.exists():
+            text = text.partition("\n")[2]
+        try:
+            with self.ledger.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise RunDirError(
+                f"cannot write {self.ledger}: {error.strerror}. Free some space; continue with "
+                f"--resume {self.path}"
+            ) from error
+
     def sync(self) -> None:
-        """Wait until the events are on disk."""
-        if self.events.exists():
-            sync(self.events)
+        """Wait until events and ledger are on disk."""
+        for path in (self.events, self.ledger):
+            if path.exists():
+                sync(path)
 
     def read_events(self) -> list[dict[str, Any]]:
         """The lines so far; a last line that a crash cut short is left out."""
@@ -133,6 +152,10 @@ class RunDir:
         write_atomic(
             self.events, "".join(json.dumps(e) + "\n" for e in events).encode(), durable=True
         )
+        if self.ledger.exists():
+            title, *rows = self.ledger.read_text().splitlines(keepends=True) or [""]
+            kept = [r for r in rows if r.endswith("\n") and int(r.partition(",")[0]) <= rounds]
+            write_atomic(self.ledger, "".join([title, *kept]).encode(), durable=True)
         return events
 
     def write_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
