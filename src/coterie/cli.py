@@ -225,12 +225,14 @@ def _resumed(
     resume: Path, config: object, directory: Path | None, sets: Any, flags: dict[str, Any]
 ) -> dict[str, Any]:
     """The run's own configuration; only what cannot change its course may be given anew."""
-    from coterie.run.config import assign, parse
+    from coterie.run.config import assign, assign_texts, parse
     from coterie.run.rundir import RunDir
     from coterie.run.toml import read_toml
 
     free = ("rounds", "engine", "workers", "alone")
-    _refuse_with_resume("run", bool(config or directory or sets), flags, *free)
+    ends = [text for text in sets or [] if text.strip().startswith("stop.")]
+    more = config or directory or len(ends) < len(sets or [])
+    _refuse_with_resume("run", bool(more), flags, *free, and_also=" and --set stop.…")
     tree = read_toml(RunDir.open(resume).config)
     if "python" in tree:
         raise ConfigError(
@@ -240,6 +242,7 @@ def _resumed(
     for key in free:
         if flags[key] not in (None, False):
             assign(tree, _FLAGS[key], flags[key])
+    assign_texts(tree, ends)
     asked, done = parse(tree).run.rounds, _rounds_done(resume)
     if asked < done:
         if flags["rounds"] is not None:
@@ -251,7 +254,9 @@ def _resumed(
     return tree
 
 
-def _refuse_with_resume(what: str, more: bool, flags: dict[str, Any], *free: str) -> None:
+def _refuse_with_resume(
+    what: str, more: bool, flags: dict[str, Any], *free: str, and_also: str = ""
+) -> None:
     """With --resume nothing may be given that would change the course of what was begun."""
     given = [k for k, v in flags.items() if v is not None and v is not False and k not in free]
     given = [k for k in given if not (k == "folder" and _from_environment(flags[k]))]
@@ -259,7 +264,7 @@ def _refuse_with_resume(what: str, more: bool, flags: dict[str, Any], *free: str
         *names, last = (f"--{name}" for name in free)
         raise ConfigError(
             f"--resume takes the configuration of the {what}; only {', '.join(names)} and "
-            f"{last} can be given with it"
+            f"{last}{and_also} can be given with it"
         )
 
 

@@ -409,5 +409,5 @@ _PIECES = {
     "assign": "who learns together",
     "train": "how a client trains",
     "shared": "which layers are shared",
-    "around": "how the server takes the mean",
+    "around": "what goes around it: how the server takes the mean, or how many steps clients make",
 }

@@ -18,6 +18,11 @@ Scalar = bool | int | float | str
 Array = Weights | Tensor
 
 
+def vector_of(array: Array) -> Tensor:
+    """The numbers of an array, whichever it is."""
+    return array.vector if isinstance(array, Weights) else array
+
+
 @dataclass(frozen=True)
 class Order:
     """One piece of work for one client.
@@ -72,7 +77,7 @@ class Mean:
 def check_finite(client: ClientId, round: int, task: str, arrays: Mapping[str, Array]) -> None:
     """Refuse arrays that hold NaN or infinity, in words for the user."""
     for name, array in arrays.items():
-        vector = array.vector if isinstance(array, Weights) else array
+        vector = vector_of(array)
         if vector.is_floating_point() and not bool(torch.isfinite(vector).all()):
             raise TrainingError(
                 f"client {client}, round {round + 1}: '{name}' from task '{task}' is no longer "
@@ -179,7 +184,7 @@ def _weighted(shares: Sequence[float], arrays: Sequence[Array]) -> Array:
     first = arrays[0]
     if len(arrays) == 1:
         return first
-    vectors = [a.vector if isinstance(a, Weights) else a for a in arrays]
+    vectors = [vector_of(a) for a in arrays]
     total = torch.zeros_like(vectors[0], dtype=torch.float64)
     for share, array, vector in zip(shares, arrays, vectors, strict=True):
         if isinstance(first, Weights) and isinstance(array, Weights):

@@ -23,6 +23,7 @@ from coterie.federation import (
     Reply,
     Slot,
     mix,
+    vector_of,
 )
 from coterie.method import Method, Round, State
 from coterie.weights import Weights
@@ -128,7 +129,7 @@ class _Robust:
             return dict(replies[int(best)].arrays)
         found: dict[str, Array] = {}
         for name, first in replies[0].arrays.items():
-            rows = torch.stack([_vector(r.arrays[name]) for r in replies])
+            rows = torch.stack([vector_of(r.arrays[name]) for r in replies])
             row = self.centre(rows)
             found[name] = Weights(first.layout, row) if isinstance(first, Weights) else row
         return found
@@ -146,10 +147,6 @@ def _refuse_shares(into: Mixing) -> None:
             "a robust mean counts every client alike: it does not go with a method that mixes "
             "models in shares (user-centric)"
         )
-
-
-def _vector(array: Array) -> Tensor:
-    return array.vector if isinstance(array, Weights) else array
 
 
 def _parameters(array: Array) -> Tensor:

@@ -44,24 +44,36 @@ Row = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Resource:
-    """A budget, what of it is spent, and what a step and an aggregation cost of it."""
+    """A budget, what of it is spent, and what a step and an aggregation cost of it.
+
+    Means over rounds say what is best; the dearest round yet (``worst``) says what still fits, as a
+    round takes as long as its slowest client.
+    """
 
     name: str
     budget: float
     spent: float
     step: float
     exchange: float
+    worst_step: float = 0.0
+    worst_exchange: float = 0.0
 
     def most(self) -> float:
         """The steps that the next round can have, one more and another aggregation kept back."""
-        room = self.budget - self.spent - 2 * self.exchange
+        step, exchange = self._dear
+        room = self.budget - self.spent - 2 * exchange
         if room < 0 or self.spent >= self.budget:
             return 0
-        return max(0, math.floor(room / self.step) - 1) if self.step > 0 else math.inf
+        return max(0, math.floor(room / step) - 1) if step > 0 else math.inf
 
     def short(self, steps: int) -> bool:
         """Whether after a round of so many steps there may be no room for another."""
-        return self.spent + self.step * (steps + 1) + 2 * self.exchange >= self.budget
+        step, exchange = self._dear
+        return self.spent + step * (steps + 1) + 2 * exchange >= self.budget
+
+    @property
+    def _dear(self) -> tuple[float, float]:
+        return max(self.step, self.worst_step), max(self.exchange, self.worst_exchange)
 
 
 @dataclass(frozen=True)
@@ -117,15 +129,22 @@ class Costs:
     bytes: int = 0
     seconds: float = 0.0
     training: float = 0.0  # seconds of these
+    worst_step: float = 0.0
+    worst_rest: float = 0.0
+    worst_bytes: int = 0
 
     def plus(self, steps: int, share: float, spent: Spent) -> Costs:
         """With one more round of so many steps, which took this share of its computing."""
+        training = share * spent.computation
         return Costs(
             self.rounds + 1,
             self.steps + steps,
             self.bytes + spent.bytes,
             self.seconds + spent.seconds,
-            self.training + share * spent.computation,
+            self.training + training,
+            max(self.worst_step, training / max(1, steps)),
+            max(self.worst_rest, spent.seconds - training),
+            max(self.worst_bytes, spent.bytes),
         )
 
     def resources(self, spent: Spent, budget: Budget) -> list[Resource]:
@@ -133,8 +152,23 @@ class Costs:
         rounds, step = max(1, self.rounds), self.training / max(1, self.steps)
         rest, sent = (self.seconds - self.training) / rounds, self.bytes / rounds
         found = [
-            Resource(f"{budget.seconds:g} s", budget.seconds, spent.seconds, step, rest),
-            Resource(f"{budget.bytes:g} bytes", budget.bytes, spent.bytes, 0.0, sent),
+            Resource(
+                f"{budget.seconds:g} s",
+                budget.seconds,
+                spent.seconds,
+                step,
+                rest,
+                self.worst_step,
+                self.worst_rest,
+            ),
+            Resource(
+                f"{budget.bytes:g} bytes",
+                budget.bytes,
+                spent.bytes,
+                0.0,
+                sent,
+                worst_exchange=self.worst_bytes,
+            ),
         ]
         return [r for r in found if math.isfinite(r.budget)]
 
@@ -222,6 +256,8 @@ def _unfit(inner: Method) -> str:
         return "shares nothing"
     if inner.no_step:
         return inner.no_step
+    if inner.name == "fednova":
+        return "sends directions, not the model that it trained"
     if "train" not in inner.tasks or (inner.pieces is None and set(inner.tasks) - _PLAIN):
         return "trains in a conversation of its own"
     if inner.pieces is not None and inner.pieces.assign and inner.pieces.assign.mixes:
@@ -373,7 +409,7 @@ def _ended(
         means = fed.reduce(orders, {c: {KEY: 1.0} for c in info.cohort})
         for mean in means.values():
             control = control.kept(float(mean.arrays[KEY]), state)  # type: ignore[arg-type]
-    over, best = f"the budget of {short.name} is used up", control.best
+    over, best = f"the budget of {short.name} has no room for another round", control.best
     if best:
         # Whoever joined a group of the best models since then stays in it.
         joined = {c: s for c, s in state.groups.items() if s in best["models"]}
@@ -463,7 +499,6 @@ def _measuring(task: Task, sample: int) -> Task:
         return replace(
             upload,
             arrays={**upload.arrays, KEY: numbers, GRADIENT: gradient},
-            since={**upload.since, GRADIENT: ""},
         )
 
     return run

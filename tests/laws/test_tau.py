@@ -206,7 +206,7 @@ def test_a_budget_of_seconds_is_used_up_and_never_exceeded(step, exchange, secon
     made = on_quadratics(adaptive_tau(), UNEVEN, schedule={"lr": 0.02})
     prices = {"step": step, "exchange": exchange}
     ran = run(made, tmp_path, Budget(seconds=seconds), rounds=5000, **prices)
-    assert ran.state.over == f"the budget of {seconds:g} s is used up"
+    assert ran.state.over == f"the budget of {seconds:g} s has no room for another round"
     assert ran.fed.spent.seconds <= seconds
     least = exchange + 3 * step  # a round of one step
     assert ran.fed.spent.seconds >= seconds - 2 * least
@@ -218,14 +218,14 @@ def test_a_budget_of_bytes_is_used_up_and_never_exceeded(tmp_path):
     made = on_quadratics(adaptive_tau(), UNEVEN)
     first = run(made, tmp_path / "a", rounds=1).fed.spent.bytes
     ran = run(made, tmp_path / "b", Budget(bytes=20 * first), rounds=100)
-    assert ran.state.over == f"the budget of {20 * first:g} bytes is used up"
+    assert ran.state.over == f"the budget of {20 * first:g} bytes has no room for another round"
     assert 17 * first <= ran.fed.spent.bytes <= 20 * first
 
 
 def test_the_tighter_of_two_budgets_counts(tmp_path):
     made = on_quadratics(adaptive_tau(), UNEVEN)
     ran = run(made, tmp_path, Budget(bytes=10**9, seconds=40.0))
-    assert ran.state.over == "the budget of 40 s is used up"
+    assert ran.state.over == "the budget of 40 s has no room for another round"
 
 
 def test_the_last_round_is_cut_to_what_fits(tmp_path):
@@ -244,7 +244,7 @@ def test_a_budget_that_was_spent_before_ends_the_run_at_once(tmp_path):
     fed = Metered(door)
     state = made.method.init(fed, made.setup(plan.start))
     after = made.method.round(fed, state, Round(0, [0, 1], None, Spent(0, 9.0), Budget(seconds=5)))
-    assert after.over == "the budget of 5 s is used up"
+    assert after.over == "the budget of 5 s has no room for another round"
     assert fed.asked == []
     assert after.models[0].vector.tolist() == [3.0]
 
@@ -355,7 +355,10 @@ def test_steps_of_every_method_are_those_that_were_chosen(name, tmp_path):
 
 
 def test_a_method_that_sends_no_model_is_refused(tmp_path):
-    made = experiment(adaptive_steps(coterie.fednova()), digits(**SMALL))
+    with pytest.raises(ConfigError, match="fednova sends directions"):
+        adaptive_steps(coterie.fednova())
+    unknown = replace(coterie.fednova(), name="theirs")  # one that nobody has heard of
+    made = experiment(adaptive_steps(unknown), digits(**SMALL))
     with pytest.raises(ConfigError, match="take another method"):
         run(made, tmp_path, rounds=1)
 

@@ -11,8 +11,9 @@ from coterie.data import ClientData, Population, Split
 from coterie.door.coding import Coding, encode
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
-from coterie.errors import TrainingError
+from coterie.errors import ConfigError, TrainingError
 from coterie.run import experiment as running
+from coterie.run.ending import Stop as Ending
 from coterie.run.experiment import ENGINES, execute
 from coterie.tree import same
 from support import (
@@ -421,3 +422,125 @@ def test_stopped_and_resumed_and_on_the_pool_all_is_the_same(name, tmp_path):
         assert other.summary["bytes"]["kinds"] == told["bytes"]["kinds"]
         for client in range(6):
             assert same(other.weights(client), whole.weights(client))
+
+
+# --- what a reader found --------------------------------------------------------------------------
+
+
+def test_a_target_is_reached_by_the_score_that_counts():
+    tree = {
+        "data": {"clients": 4, "samples": 300},
+        "method": {"name": "per-fedavg", "beta": 0.1},
+        "run": {"rounds": 2, "engine": "loop"},
+        "evaluation": {"target": 0.05},
+    }
+    result = coterie.run(tree)
+    first = next(e["round"] for e in result.history if e["adapted"]["accuracy"] >= 0.05)
+    assert result.summary["to_target"]["round"] == first
+
+
+def test_a_budget_that_set_up_has_used_up_leaves_no_round(tmp_path):
+    made = experiment(coterie.fedclust(clusters=2, warmup_epochs=1), settings={"rounds": 3})
+    cost = execute(made).begun["bytes"]
+    whole = sum(cost.values())
+    for budget, rounds in ((whole - 1, 0), (whole, 0), (whole + 1, 1)):
+        stop = Ending(bytes=float(budget))
+        kept = replace(made, settings=replace(made.settings, stop=stop))
+        assert execute(kept).summary["rounds"] == rounds
+
+
+def test_uneven_clients_do_not_make_adaptive_tau_exceed_its_budget():
+    tree = {
+        "data": {"clients": 8, "samples": 800},
+        "model": {"name": "logistic"},
+        "method": {"name": "adaptive-tau", "sample": 8},
+        "clock": {"name": "links", "rate_up": 20.0, "rate_down": 20.0, "speed": [0.05, 1.0],
+                  "samples_per_second": 300.0},
+        "run": {"rounds": 200, "engine": "loop", "cohort": 2},
+        "evaluation": {"every": 0, "adapt_epochs": 0},
+        "stop": {"seconds": 60.0},
+    }  # fmt: skip
+    for seed in range(3):
+        result = coterie.run({**tree, "run": {**tree["run"], "seed": seed}})
+        assert 20.0 < result.summary["clock"]["total"] <= 60.0
+        assert "60 s" in result.summary["stopped"]
+
+
+def test_what_is_scored_after_the_last_round_is_what_the_summary_says():
+    made = experiment(
+        coterie.fedavg(), settings={"wire": Coding(down="qsgd:levels=1"), "cohort": 3}
+    )
+    result = execute(made)
+    assert result.history[-1]["received"] == result.summary["received"]
+
+
+@pytest.mark.parametrize(("up", "layers"), [("raw", "raw+zstd"), ("qsgd", "raw+zstd")])
+def test_an_exact_codec_of_one_layer_is_used_for_that_layer(up, layers):
+    def sent(coding):
+        flat = experiment(coterie.fedavg(), model=lambda: Flat(), settings={"wire": coding})
+        found = execute(flat)
+        return found.summary["bytes"]["kinds"]["model/big"]["up"], found.weights(0).vector
+
+    plain, expected = sent(Coding(up=up, layers={"big": "raw"}))
+    packed, same = sent(Coding(up=up, layers={"big": layers}))
+    assert packed < plain / 2  # it holds zeros that nothing trains
+    assert torch.equal(expected, same)
+
+
+class Flat(torch.nn.Module):
+    """A small layer that learns and a large one of zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.small = torch.nn.Linear(64, 10)
+        self.big = torch.nn.Linear(500, 10)
+        torch.nn.init.zeros_(self.big.weight)
+
+    def forward(self, x):
+        return self.small(x.flatten(1)) + 0 * self.big.bias
+
+
+def test_damaged_replies_waste_the_bytes_that_came():
+    made = experiment(coterie.fedavg(), settings={"rounds": 1})
+    ENGINES["damaging"] = lambda plan, workers: Faulty(Loop(plan), damage=lambda c, o: c == 0)
+    try:
+        whole = execute(made)
+        broken = execute(replace(made, settings=replace(made.settings, engine="damaging")))
+    finally:
+        del ENGINES["damaging"]
+    moved = whole.history[0]["client_bytes"]["0"]
+    assert broken.history[0]["lost"] == 1
+    assert broken.history[0]["wasted"] == {"down": moved[0], "up": moved[1]}
+
+
+def test_gradients_of_adaptive_tau_are_exact_under_lossy_codecs(tmp_path):
+    made = experiment(
+        coterie.adaptive_tau(sample=8), settings={"wire": Coding(up="topk:share=0.01")}
+    )
+    _, door, _ = drive(made, tmp_path, rounds=2)
+    weights = door.wire.layout.trainable
+    assert door.ledger.kinds["tau.gradient"].up == 2 * 6 * 4 * weights
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"min_reports": 2.5}, "whole number"),
+        ({"cohort": 2.5}, "whole number"),
+        ({"target": 80.0}, "0.8 for 80"),
+        ({"stop": {"target": 90.0}}, "0.8 for 80"),
+        ({"stop": {"target": 0.9}, "evaluate_every": 0}, "evaluation.every"),
+        ({"clock": "links"}, "must be a dict"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(settings, words):
+    people = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(4)]
+    with pytest.raises(ConfigError, match=words):
+        coterie.simulate(people, "logistic", rounds=1, engine="loop", **settings)
+
+
+def test_a_preset_works_from_python():
+    people = [(torch.randn(30, 3), torch.randint(0, 2, (30,))) for _ in range(4)]
+    result = coterie.simulate(people, "logistic", "fedpaq", rounds=1, engine="loop")
+    assert len(result.history[0]["cohort"]) == 2
+    assert result.plan.coding.up == "qsgd"

@@ -57,13 +57,20 @@ def over(coding, arrays, references, left=None, seed=1, layout=LAYOUT):
 
 def test_exact_codecs_send_the_array_itself_and_lossy_ones_its_change():
     model, reference = random(0), random(1)
-    for text in ("raw", "raw+zstd", "topk:share=1"):
+    for text in ("raw", "raw+zstd"):
         coded = encode(Coding(text).upwards, {"m": model}, {"m": reference}, hash, LAYOUT)
         assert coded.arrays == {"m": model}
     for text in ("fp16", "qsgd", "topk:share=0.5"):
         coded = encode(Coding(text).upwards, {"m": model}, {"m": reference}, hash, LAYOUT)
         (change,) = coded.arrays["m"]["change"]
         assert same(change.vector, (model - reference).part(change.layout).vector)
+
+
+def test_a_codec_that_happens_to_be_exact_acts_on_no_change():
+    model = random(0)
+    coded = encode(Coding("topk:share=1").upwards, {"m": model}, {"m": random(1)}, hash, LAYOUT)
+    assert list(coded.arrays["m"]) == ["plain"]
+    assert same(over(Coding("topk:share=1"), {"m": model}, {"m": random(1)})["m"], model)
 
 
 def test_a_change_of_nothing_to_compare_with_travels_as_it_is():

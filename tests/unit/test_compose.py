@@ -18,7 +18,7 @@ from scripted import Scripted, linears, setup, weights
 from support import digits, drive, experiment, models, on_quadratics, same_bits
 
 WHOLE = ["median", "trimmed-mean", "krum", "fedavgm", "fedadam", "fedyogi", "dc-pfl", "fedtsdp"]
-WHOLE += ["scaffold", "feddyn", "fednova", "fedfomo", "cfl"]
+WHOLE += ["scaffold", "feddyn", "fednova", "fedfomo", "cfl", "adaptive-tau"]
 
 
 def result(made, folder):
@@ -73,7 +73,7 @@ def test_a_joined_method_travels_by_name():
     ("name", "parameters", "words"),
     [
         ("ifca+fedclust", {"k": 2}, "ifca and fedclust both say who learns together"),
-        ("fedadam+median", {}, "fedadam and median both say how the server takes the mean"),
+        ("fedadam+median", {}, "fedadam and median both say what goes around it"),
         ("ifca+fedper", {"k": 2}, "write ifca.k or fedper.k"),
         ("ifca+fedprox", {"nu": 2}, "unknown parameter of ifca.fedprox 'nu'"),
         ("ifca+fedprox", {"ifca.n": 2}, "unknown parameter of ifca 'n'"),

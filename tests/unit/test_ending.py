@@ -182,7 +182,7 @@ def test_a_method_that_adapts_is_judged_by_its_adapted_score():
         method = coterie.per_fedavg(alpha=0.5, beta=0.1)
         return experiment(method, settings={"rounds": 6, "stop": Stop(target=target)})
 
-    history = execute(made(2.0)).history
+    history = execute(made(1.0)).history
     received, adapted = ([e[k]["val"] for e in history] for k in ("received", "adapted"))
     # A score that is first reached by adapting, before what is received reaches it.
     turn = next(n for n in range(1, 6) if adapted[n] > max(received[: n + 1] + adapted[:n]))
@@ -198,7 +198,7 @@ def test_what_a_target_took_is_told(whole):
     assert told["round"] == first + 1
     assert told["bytes"] == event["total_bytes"]
     assert told["seconds"] == event["clock"]["total"]
-    assert execute(learning(rounds=1, target=2.0)).summary["to_target"] is None
+    assert execute(learning(rounds=1, target=1.0)).summary["to_target"] is None
 
 
 # --- refusals ------------------------------------------------------------------------------------

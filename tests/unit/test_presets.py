@@ -45,9 +45,7 @@ def test_what_the_user_says_wins():
 
 
 def test_unknown_parameters_are_refused_by_the_presets_own_names():
-    with pytest.raises(
-        ConfigError, match="of fedpaq 'step'; did you mean 'steps'"
-    ):
+    with pytest.raises(ConfigError, match="of fedpaq 'step'; did you mean 'steps'"):
         parse({"method": {"name": "fedpaq", "step": 9}})
 
 

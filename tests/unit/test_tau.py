@@ -300,7 +300,7 @@ def test_it_is_a_piece_for_others(monkeypatch):
     assert made.name == "ifca+adaptive-tau"
     assert {"train", "pick", "tau.loss"} <= set(made.tasks)
     assert make("scaffold+adaptive-tau", {}).check is not None
-    with pytest.raises(ConfigError, match="both say how the server takes the mean"):
+    with pytest.raises(ConfigError, match="both say what goes around it"):
         make("fedadam+adaptive-tau", {})
 
 

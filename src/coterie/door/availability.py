@@ -24,11 +24,13 @@ from coterie.seeds import seed_for
 
 DAY = 86_400.0
 MONTH = 30 * DAY
+MOST_SLOTS = 5000  # that anybody looks ahead
 
 AVAILABILITIES = {
     "always": "every client is on all the time",
-    "trace": "on-times of each client from a CSV file: client,start,end",
-    "diurnal": "clients come and go by chance, more of them on at their time of day",
+    "trace": "on-times of each client from a CSV file of client,start,end: file, period",
+    "diurnal": "clients come and go by chance, more of them on at their time of day: low (0.2), "
+    "high (0.8), day (86400 s), slot (600 s), zones (0: any phase)",
 }
 
 
@@ -136,11 +138,13 @@ class Diurnal:
         return self._drawn(client, steps_in(time, self.slot))
 
     def until(self, client: ClientId, time: float) -> float:
-        """The first slot that is off; a stretch of thirty days is taken as endless."""
+        """The first slot that is off; one of thirty days, or many slots, is taken as endless."""
+        if self.low[client] == 1:
+            return math.inf
         slot = first = steps_in(time, self.slot)
         while self._drawn(client, slot):
             slot += 1
-            if (slot - first) * self.slot >= MONTH:
+            if (slot - first) * self.slot >= MONTH or slot - first >= MOST_SLOTS:
                 return math.inf
         return time if slot == first else slot * self.slot
 

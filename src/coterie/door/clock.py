@@ -22,8 +22,11 @@ MEGABIT = 10**6
 
 CLOCKS = {
     "none": "no simulated time",
-    "links": "each client has a link of its own (Mbit/s up and down, latency) and a speed",
-    "wireless": "one shared channel: downlink streams are broadcast, uploads take turns",
+    "links": "a link and a speed for each client: rate_up, rate_down (2 Mbit/s), latency (0 s), "
+    "speed (1), each a number or [low, high]; compute (samples, or measured), "
+    "samples_per_second (1000)",
+    "wireless": "one shared channel, streams broadcast, uploads in turn: system (1, 2, 3) or rho, "
+    "t_min, inverse_mu; t_dl (1 s), draw (false)",
 }
 
 Made = TypeVar("Made")

@@ -22,7 +22,7 @@ from torch import Tensor
 from coterie.door.codec import Codec, Raw, codec
 from coterie.door.wire import Choice, Encoded
 from coterie.errors import ConfigError, unknown
-from coterie.federation import Array
+from coterie.federation import Array, vector_of
 from coterie.weights import Entry, Layout, Weights
 
 References = Mapping[str, Array | None]  # None: the array is a change by itself
@@ -37,6 +37,11 @@ class Side:
 
     default: Codec = field(default_factory=Raw)
     layers: Mapping[str, Codec] = field(default_factory=dict)
+
+    @property
+    def plainly(self) -> bool:
+        """Whether all of a model is sent by one exact codec: then there is nothing to divide."""
+        return self.default.exact and not self.layers
 
     @property
     def exact(self) -> bool:
@@ -82,6 +87,20 @@ class Coding:
                     raise ConfigError(unknown("layer", layer, layout.layers))
 
 
+def reference_of(held: Callable[[str], Weights | None], name: str, start: Weights) -> Weights:
+    """What a model down of this name is a change of, from what its client holds."""
+    return held(name) or held(LAST) or start
+
+
+def now_held(
+    received: Mapping[str, Array], references: Mapping[str, Weights]
+) -> dict[str, Weights]:
+    """What a client holds of these arrays from now on, the first of them also as the last."""
+    models = {n: a for n, a in received.items() if isinstance(a, Weights)}
+    now = {n: model.onto(references[n]) for n, model in models.items()}
+    return now | ({LAST: next(iter(now.values()))} if now else {})
+
+
 @dataclass
 class Coded:
     """Arrays ready for the wire: what travels, and how each tensor of it is encoded."""
@@ -108,23 +127,16 @@ def encode(
     coded = Coded()
     for name, array in arrays.items():
         reference = references.get(name)
-        parts = {} if name not in references else _parts(side, array, reference)
-        if not parts:
-            coded.arrays[name] = array
-            continue
-        changes = []
-        for number, (chosen, part) in enumerate(parts.items()):
-            change = _change(array, reference, part)
-            if left is not None and chosen.spec.startswith("topk"):
-                key = f"{LEFT}.{name}.{chosen.spec}"
-                change = _fed_back(change, chosen, coded.payloads, left, key, whole)
-            coded.choices[id(_vector(change))] = chosen, seed(f"{name}.{number}")
-            changes.append(change)
-        told: dict[str, Any] = {"change": changes}
-        taken = {n for c in changes if isinstance(c, Weights) for n in c.layout.names}
-        if isinstance(array, Weights) and len(taken) < len(array.layout.names):
-            told["plain"] = array.only([n for n in array.layout.names if n not in taken])
-        coded.arrays[name] = told
+        told: dict[str, list[Array]] = {"change": [], "plain": []}
+        for number, part in enumerate(_parts(side, array, name in references, reference)):
+            sent = part.array if part.exact else _change(part.array, reference)
+            if left is not None and not part.exact and part.codec.spec.startswith("topk"):
+                key = f"{LEFT}.{name}.{part.codec.spec}"
+                sent = _fed_back(sent, part.codec, coded.payloads, left, key, whole)
+            coded.choices[id(vector_of(sent))] = part.codec, seed(f"{name}.{number}")
+            told["plain" if part.exact else "change"].append(sent)
+        alone = not told["change"] and len(told["plain"]) < 2
+        coded.arrays[name] = array if alone else {k: v for k, v in told.items() if v}
     return coded
 
 
@@ -136,35 +148,47 @@ def decode(arrays: Mapping[str, Any], references: References, whole: Layout) -> 
             found[name] = told
             continue
         reference = references.get(name)
-        parts = [_laid(change, reference) for change in told["change"]]
-        if "plain" in told:
-            parts.append(told["plain"])
+        parts = [_laid(change, reference) for change in told.get("change", [])]
+        parts += told.get("plain", [])
         found[name] = parts[0] if len(parts) == 1 else _joined(parts, whole)
     return found
 
 
-def _parts(side: Side, array: Array, reference: Array | None) -> dict[Codec, Layout | None]:
-    """The parts of an array that lossy codecs act on, by codec."""
+@dataclass(frozen=True)
+class _Part:
+    """Some of an array's tensors, and their codec; an exact one takes them as they are."""
+
+    codec: Codec
+    array: Array
+
+    @property
+    def exact(self) -> bool:
+        return self.codec.exact
+
+
+def _parts(side: Side, array: Array, changes: bool, reference: Array | None) -> list[_Part]:
+    """An array by codec; ``changes`` says whether there is anything that it is a change of."""
     if isinstance(array, Tensor):
         fits = array.dtype == torch.float32 and (
-            reference is None or _vector(reference).shape == array.shape
+            reference is None or vector_of(reference).shape == array.shape
         )
-        return {side.default: None} if fits and not side.default.exact else {}
-    known = None if reference is None else reference.layout.spans  # type: ignore[union-attr]
+        lossy = changes and fits and not side.default.exact
+        return [_Part(side.default if lossy else side.plain, array)]
+    known = reference.layout.spans if isinstance(reference, Weights) else None
     names: dict[str, tuple[Codec, list[str]]] = {}
     for entry in array.layout.entries:
         chosen = side.of(entry)
-        if not chosen.exact and (known is None or entry.name in known):
-            names.setdefault(chosen.spec, (chosen, []))[1].append(entry.name)
-    return {chosen: array.layout.only(found) for chosen, found in names.values()}
+        if not chosen.exact and not (changes and (known is None or entry.name in known)):
+            chosen = side.plain
+        names.setdefault(chosen.spec, (chosen, []))[1].append(entry.name)
+    return [_Part(chosen, array.only(found)) for chosen, found in names.values()]
 
 
-def _change(array: Array, reference: Array | None, part: Layout | None) -> Array:
-    if isinstance(array, Weights) and part is not None:
-        own = array.part(part)
-        return own if reference is None else own - reference.part(part)  # type: ignore[union-attr]
-    assert isinstance(array, Tensor)
-    return array if reference is None else array - _vector(reference)
+def _change(array: Array, reference: Array | None) -> Array:
+    if isinstance(array, Weights):
+        assert reference is None or isinstance(reference, Weights)
+        return array if reference is None else array - reference.part(array.layout)
+    return array if reference is None else array - vector_of(reference)
 
 
 def _laid(change: Array, reference: Array | None) -> Any:
@@ -172,7 +196,7 @@ def _laid(change: Array, reference: Array | None) -> Any:
         return change
     if isinstance(change, Weights):
         return reference.part(change.layout) + change  # type: ignore[union-attr]
-    return _vector(reference) + change
+    return vector_of(reference) + change
 
 
 def _fed_back(
@@ -186,7 +210,7 @@ def _fed_back(
     """A change with what was left of earlier ones; what is not sent of it is left for the next."""
     rest = left.get(key)
     change = _with_rest(change, rest)
-    tensor = _vector(change)
+    tensor = vector_of(change)
     payload = chosen.encode(tensor, 0)
     payloads[id(tensor), chosen.spec] = tensor, payload
     unsent = _like(change, tensor - chosen.decode(payload, "f4", list(tensor.shape)))
@@ -217,10 +241,6 @@ def _joined(parts: Sequence[Weights], whole: Layout) -> Weights:
         for here, there in layout.runs(part.layout):
             vector[here] = part.vector[there]
     return Weights(layout, vector)
-
-
-def _vector(array: Array) -> Tensor:
-    return array.vector if isinstance(array, Weights) else array
 
 
 def _like(array: Array, tensor: Tensor) -> Array:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.door.availability import Availability
 from coterie.door.clock import Clock, Leg, Moment, Seconds
-from coterie.door.coding import LAST, SENT, Coding, decode, encode
+from coterie.door.coding import SENT, Coding, decode, encode, now_held, reference_of
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.policy import Policy, accept
 from coterie.door.wire import Decoded, Encoded, Message, Wire
@@ -178,24 +178,28 @@ class Door:
         sheet = _Sheet(self, name)
         requests = [sheet.request(o) for o in orders if self._there(o)]
         by_client = {o.client: o for o in orders}
-        answers: dict[ClientId, tuple[Message, Mapping[str, Any]]] = {}
+        arrived: dict[ClientId, Message] = {}
+        bodies: dict[ClientId, Mapping[str, Any]] = {}
         ends = math.inf if orders and orders[0].task in NO_WORK else self._ends
-        until = None if math.isinf(ends) else ends
+        until, late = None if math.isinf(ends) else ends, set[ClientId]()
         with closing(self.engine.exchange(requests, until)) as arriving:
             for client, message in arriving:
-                if message is None or time.monotonic() > ends:
-                    continue
-                try:  # as they come, while others are still at work
-                    answers[client] = message, sheet.read(client, by_client[client], message)
-                except WireError:
-                    continue  # as good as lost
-        late = self._time(orders, requests, {c: m for c, (m, _) in answers.items()})
+                if message is not None:
+                    arrived[client] = message
+                if time.monotonic() > ends:
+                    late.add(client)
+                elif message is not None:
+                    # One that was damaged is as good as lost. They are read as they come, while
+                    # others are still at work.
+                    with suppress(WireError):
+                        bodies[client] = sheet.read(client, by_client[client], message)
+        late |= self._time(orders, requests, {c: arrived[c] for c in bodies})
         replies = []
         for order in sorted(orders, key=lambda o: o.client):
-            counts = order.client in answers and order.client not in late
-            self._record(sheet, order, answers.get(order.client, (None,))[0], counts)
+            client, counts = order.client, order.client in bodies and order.client not in late
+            self._record(sheet, order, arrived.get(client), counts, client in late)
             if counts:
-                replies.append(self._adopt(sheet, order.client, answers[order.client][1]))
+                replies.append(self._adopt(sheet, client, bodies[client]))
         self._enough(orders, replies, late)
         return replies
 
@@ -207,11 +211,12 @@ class Door:
                 self.held[client] = {**self.held.get(client, {}), **sheet.held[client]}
         return Reply(client, body["examples"], body["arrays"], body["metrics"])
 
-    def _record(self, sheet: _Sheet, order: Order, message: Message | None, counts: bool) -> None:
+    def _record(
+        self, sheet: _Sheet, order: Order, message: Message | None, counts: bool, late: bool
+    ) -> None:
         sent = sheet.sent.get(order.client)
         moved = Bytes(sent.size if sent else 0, message.size if message else 0)
         if not counts:
-            late = message is not None or time.monotonic() > self._ends
             self.ledger.waste(order.client, moved, order.apart, late)
             return
         assert sent is not None
@@ -272,7 +277,9 @@ class Door:
         """Give a round up that too few report in."""
         if not self.cohort or not orders or orders[0].task in NO_WORK:
             return
-        if len(replies) < self.least and len(orders) >= self.enough:
+        # A few who are asked by themselves, as newcomers are, do not decide over the round.
+        asked = self.enough if self.least == 1 else self.least
+        if len(replies) < self.least and len(orders) >= asked:
             raise Abandoned(
                 f"{len(replies)} of {len(orders)} clients reported"
                 f"{f', {len(late)} were late' if late else ''}, and it takes {self.least}"
@@ -320,20 +327,21 @@ class _Sheet:
         """What travels of an order's arrays; and, noted, what the client makes of it."""
         side, start = self.door.terms.coding.downwards, self.door.terms.start
         self.received[order.client] = order.arrays
-        if side.exact or start is None:
+        if side.plainly or start is None:
             return dict(order.arrays), {}
         held = self.door.held.get(order.client, {})
-        references = {
-            name: held.get(name) or held.get(LAST) or start
-            for name, a in order.arrays.items()
-            if isinstance(a, Weights)
-        }
+        models = (
+            [] if side.exact else [n for n, a in order.arrays.items() if isinstance(a, Weights)]
+        )
+        references = {name: reference_of(held.get, name, start) for name in models}
         key = (
             tuple((n, id(a)) for n, a in order.arrays.items()),
             tuple(map(id, references.values())),
         )
         if key not in self._coded:
-            seed = seed_for(self.door.terms.seed, "codec", self.door.round, stream=self.name)
+            # Whatever is scored, or fetched, after a round is the same model.
+            stream = "score" if order.task in (SCORE, FETCH) else self.name
+            seed = seed_for(self.door.terms.seed, "codec", self.door.round, stream=stream)
             coded = encode(
                 side,
                 order.arrays,
@@ -346,8 +354,7 @@ class _Sheet:
                 self._decoded,
             )["arrays"]
             found = decode(arrives, references, self.door.wire.layout)
-            now = {n: f.onto(references[n]) for n, f in found.items() if isinstance(f, Weights)}
-            now |= {LAST: next(iter(now.values()))} if now else {}
+            now = {} if side.exact else now_held(found, references)
             # What the memo's keys are made of must live as long as the memo.
             self._coded[key] = coded, found, now, (dict(order.arrays), references)
         coded, self.received[order.client], self.held[order.client], _ = self._coded[key]

@@ -98,6 +98,10 @@ def check(
 ) -> None:
     """Refuse a policy that cannot work with so many clients, or that needs a clock and has none."""
     cohort = cohort_size(policy.cohort, clients)
+    for key in ("cohort", "min_reports"):
+        value = getattr(policy, key)
+        if value > 1 and value != int(value):
+            raise ConfigError(f"run.{key} = {value:g}: give a whole number, or a share up to 1.0")
     if not (math.isfinite(policy.over_selection) and policy.over_selection >= 1):
         raise ConfigError(
             f"run.over_selection = {policy.over_selection:g} would ask fewer clients than the "

@@ -81,11 +81,14 @@ class Message:
 
 
 def received(data: Payload, work: Work | None = None) -> Message | None:
-    """A message that came over a network; one that was damaged on its way is as good as lost."""
+    """A message that came over a network.
+
+    One that was damaged on its way has its length still, but no header: reading it is refused.
+    """
     try:
         return Message.from_bytes(data, work)
     except WireError:
-        return None
+        return Message(b"", (memoryview(data)[_START:],)) if len(data) >= _START else None
 
 
 Choice = tuple[Codec, int]  # how one array is encoded, and the seed of that
@@ -127,6 +130,8 @@ class Wire:
 
     def unpack(self, message: Message, decoded: Decoded | None = None) -> dict[str, Any]:
         """The body of a message."""
+        if not message.header:
+            raise WireError(f"a message of {message.size} bytes was damaged on its way")
         header = json.loads(message.header)
         memory = {} if decoded is None else decoded
         tensors = []
@@ -155,8 +160,8 @@ class Wire:
         lengths = [length for _, _, length, *_ in header["arrays"]]
 
         def add(name: str, packed: Any) -> None:
-            if "change" in packed:
-                for part in [*packed["change"], *([packed["plain"]] if "plain" in packed else [])]:
+            if "change" in packed or "plain" in packed:
+                for part in [*packed.get("change", []), *packed.get("plain", [])]:
                     add(name, part)
             elif "$weights" in packed and name not in NOT_MODELS:
                 part = self.layout.only(packed["of"]) if "of" in packed else self.layout

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from coterie.door.codec import Payload
-from coterie.door.wire import Message, Work
+from coterie.door.wire import Message, Work, received
 from coterie.engines.base import Answers, Request, units
 from coterie.engines.site import Plan, Site
 from coterie.errors import ConfigError, EngineError
@@ -287,10 +287,10 @@ def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: in
                     pipe.send_bytes(work + answer.to_bytes())
 
 
-def _received(answer: bytes) -> Message:
+def _received(answer: bytes) -> Message | None:
     """A worker's answer: what it cost goes before the message."""
     work = Work(*_WORK.unpack_from(answer))
-    return Message.from_bytes(memoryview(answer)[_WORK.size :], work)
+    return received(memoryview(answer)[_WORK.size :], work)
 
 
 def _die_with(parent: int) -> None:

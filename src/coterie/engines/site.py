@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,21 @@ from coterie.client.client import Bench, Client, Staged
 from coterie.client.fit import Criterion, FlatModel, Schedule, outputs
 from coterie.client.metrics import scores
 from coterie.data.population import Population
-from coterie.door.coding import HELD, LAST, SENT, Coded, Coding, decode, encode
+from coterie.door.coding import (
+    HELD,
+    SENT,
+    Coded,
+    Coding,
+    decode,
+    encode,
+    now_held,
+    reference_of,
+)
 from coterie.door.door import FETCH, SCORE
 from coterie.door.wire import Decoded, Message, Wire, Work
 from coterie.engines.store import Store
 from coterie.errors import CoterieError, TrainingError
-from coterie.federation import Array, ClientId, Upload, check_finite
+from coterie.federation import Array, ClientId, Upload, check_finite, vector_of
 from coterie.method import Method
 from coterie.seeds import seed_for
 from coterie.weights import Weights
@@ -113,23 +122,19 @@ class Site:
 
     def _received(self, client: Client, body: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays of an order; a change is one of the model that the client holds, or of θ⁰."""
-        held = {n: self._held(client, n) for n in body["arrays"]}
-        return decode(body["arrays"], held, self.wire.layout)
+        return decode(body["arrays"], self._held(client, body["arrays"]), self.wire.layout)
 
-    def _held(self, client: Client, name: str) -> Weights:
-        """What a model of this name is a change of."""
-        own = client.kept(f"{HELD}.{name}") or client.kept(f"{HELD}.{LAST}")
-        return own or client.base
+    def _held(self, client: Client, names: Iterable[str]) -> dict[str, Weights]:
+        """What models of these names are changes of."""
+        return {
+            n: reference_of(lambda m: client.kept(f"{HELD}.{m}"), n, client.base) for n in names
+        }
 
     def _hold(self, client: Client, arrays: Mapping[str, Array]) -> None:
         """Keep models as received, if the next ones are to be changes of these."""
         if self.plan.coding.downwards.exact:
             return
-        models = {n: a for n, a in arrays.items() if isinstance(a, Weights)}
-        now = {n: a.onto(self._held(client, n)) for n, a in models.items()}
-        if now:
-            now[LAST] = next(iter(now.values()))
-        for name, model in now.items():
+        for name, model in now_held(arrays, self._held(client, arrays)).items():
             client.state[f"{HELD}.{name}"] = model
 
     def _carry_out(self, id: ClientId, body: Mapping[str, Any]) -> Message:
@@ -146,17 +151,20 @@ class Site:
         task = self.plan.method.tasks.get(body["task"])
         if task is None:
             raise CoterieError(f"method '{self.plan.method.name}' has no task '{body['task']}'")
-        before = {name: _vector(array)._version for name, array in arrays.items()}
+        before = {name: vector_of(array)._version for name, array in arrays.items()}
         upload = task(client, arrays, body["config"])
         for name, array in arrays.items():
-            if _vector(array)._version != before[name]:
+            if vector_of(array)._version != before[name]:
                 raise TrainingError(
                     f"task '{body['task']}' of method '{self.plan.method.name}' changed the array "
                     f"'{name}' that it received. Others receive the same one: copy it first"
                 )
         assert isinstance(client.state, Staged)
         check_finite(id, client.round, body["task"], upload.arrays)  # a stored reply is final
-        coded = self._coded(client, upload, arrays, version)
+        try:
+            coded = self._coded(client, upload, arrays, version)
+        except CoterieError as error:  # a number that the codec cannot take
+            raise TrainingError(f"client {id}, round {client.round + 1}: {error}") from None
         self._hold(client, arrays)
         changed = client.state.changed
         reply = self._reply(client, upload, version if changed else "", coded)
@@ -172,7 +180,7 @@ class Site:
     ) -> Coded:
         """What travels of an upload: changes of what was received, where a codec is lossy."""
         side, whole = self.plan.coding.upwards, self.wire.layout
-        if side.exact:
+        if side.plainly:
             return Coded(dict(upload.arrays))
         root = seed_for(self.plan.seed, "codec", client.round, client.id, order)
 
@@ -186,7 +194,7 @@ class Site:
         }
         since = {name: upload.since[name] for name in references}
         model = upload.arrays.get("model")
-        if "model" in references or not isinstance(model, Weights):
+        if "model" in references or side.exact or not isinstance(model, Weights):
             coded = encode(side, upload.arrays, references, seed, whole, client.state)
             return replace(coded, since=since)
         # A model that is no change of one received is one of the model last sent, as it arrived.
@@ -202,7 +210,8 @@ class Site:
         self, client: Client, upload: Upload, version: str = "", coded: Coded | None = None
     ) -> Message:
         coded = coded or Coded(dict(upload.arrays))
-        since = {n: coded.since[n] for n, a in coded.arrays.items() if isinstance(a, Mapping)}
+        changes = [n for n, a in coded.arrays.items() if isinstance(a, Mapping) and "change" in a]
+        since = {n: coded.since[n] for n in changes}
         body: dict[str, Any] = {
             "examples": len(client.train),
             "arrays": coded.arrays,
@@ -274,10 +283,6 @@ class Site:
         if len(y):
             found |= {name: float(f(out, y)) for name, f in self.plan.metrics.items()}
         return found
-
-
-def _vector(array: Array) -> Tensor:
-    return array.vector if isinstance(array, Weights) else array
 
 
 def _digest(message: Message) -> str:

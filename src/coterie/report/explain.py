@@ -58,7 +58,7 @@ BRINGS = {
     "assign": "who learns together",
     "train": "how a client trains",
     "shared": "which layers are shared",
-    "around": "how the server takes the mean",
+    "around": "what goes around it: how the server takes the mean, or how many steps clients make",
 }
 
 _HEAD = re.compile(rf"({'|'.join(SECTIONS)}):\s*(.*)")

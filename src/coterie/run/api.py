@@ -28,6 +28,7 @@ from coterie.run.config import (
     settings_of,
 )
 from coterie.run.experiment import Experiment, Watch, execute, reinitialised
+from coterie.run.presets import PRESETS
 from coterie.run.result import Result
 from coterie.run.toml import read_toml
 
@@ -85,7 +86,9 @@ def simulate(
     >>> sorted(result.groups)
     [0, 1, 2, 3]
     """
-    config = _checked({"rounds": rounds, **settings})
+    preset = method if isinstance(method, str) and method in PRESETS else None
+    config = _checked({"rounds": rounds, **settings}, preset)
+    method = method if preset is None else config.method.name
     chosen = settings_of(config)
     population = (
         clients
@@ -135,7 +138,15 @@ def _factory(
     return lambda: make_model(model, population.shape, population.targets, **parameters)
 
 
-def _checked(settings: Mapping[str, Any]) -> Config:
+_TABLES = {
+    "wire": '{"up": "qsgd"}',
+    "clock": '{"name": "links"}',
+    "availability": '{"name": "diurnal"}',
+    "stop": '{"patience": 20}',
+}
+
+
+def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
     """Settings by their plain names, as a configuration: its bounds hold here too."""
     places = {"evaluate_every": "evaluation.every"}
     for table in ("train", "run", "evaluation"):
@@ -145,15 +156,17 @@ def _checked(settings: Mapping[str, Any]) -> Config:
     for name in ("loss", "every"):
         del places[name]
     tree: dict[str, Any] = {}
-    tables = ("wire", "clock", "availability", "stop")
+    tables = _TABLES
     for name, value in settings.items():
         if name in tables and isinstance(value, Mapping):
             tree[name] = dict(value)
+        elif name in tables:
+            raise ConfigError(f"{name} must be a dict, as in {_TABLES[name]}, not {value!r}")
         elif name not in places:
             raise ConfigError(unknown("setting", name, [*places, *tables]))
         else:
             assign(tree, places[name], value)
-    return parse(tree)
+    return parse(tree | ({} if preset is None else {"method": {"name": preset}}))
 
 
 def _aligned(function: Callable[..., Any], population: Population) -> Callable[..., Any]:

@@ -100,7 +100,7 @@ class Checkpoints:
             if note["run"] != self.fingerprint:
                 raise RunDirError(
                     f"{path} belongs to another experiment: its data, starting weights, method, "
-                    "loss, training or seed were others."
+                    "loss, training, seed, codecs, clock, availability or round policy were others."
                 )
             if path.stem != f"round-{note['rounds']:06d}":
                 raise RunDirError(f"{path} is damaged.")

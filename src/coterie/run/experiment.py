@@ -144,6 +144,7 @@ class Experiment:
                 "stop.target and stop.patience look at validation data, and no client has any: set "
                 "data.val_fraction above 0"
             )
+        self._check_targets()
         return Plan(
             self.population,
             module,
@@ -158,6 +159,21 @@ class Experiment:
             self.metrics,
             self.settings.wire,
         )
+
+    def _check_targets(self) -> None:
+        """Refuse scores that nobody reaches, and rules that would never look."""
+        targets = {
+            "stop.target": self.settings.stop.target,
+            "evaluation.target": self.settings.target,
+        }
+        for key, target in targets.items():
+            if target is not None and target > 1:
+                raise ConfigError(f"{key} = {target:g}: scores go up to 1; give 0.8 for 80 %")
+        if self.settings.stop.validates and not self.settings.evaluate_every:
+            raise ConfigError(
+                "stop.target and stop.patience look at scores, and evaluation.every = 0 takes none "
+                "before the end: set it to 1 or more"
+            )
 
     def terms(self, start: Weights) -> Terms:
         """What the door works by; refused if it does not fit."""
@@ -239,6 +255,7 @@ class Experiment:
             dict(self.settings.clock),
             dict(self.settings.availability),
             self._trace(),
+            asdict(self.settings.stop.budget) if self.method.keeps_budget else None,
             self.settings.holdout,
             self.bn,
             start.layout.entries,
@@ -437,9 +454,11 @@ class _Live:
 
     def _reason(self) -> str:
         """Why no round comes after this one, if so."""
-        if self.state.over or not self.history:
+        if self.state.over:
             return self.state.over
-        before = self._spent(self.history[-2]) if len(self.history) > 1 else self.spent_at_first
+        before = self.spent_at_first if self.history else self._spent()
+        if len(self.history) > 1:
+            before = self._spent(self.history[-2])
         method = self.experiment.method
         return reason(
             self.settings.stop,
@@ -453,8 +472,10 @@ class _Live:
     @property
     def spent_at_first(self) -> Spent:
         """What it cost to set the method up."""
-        event = self.begun
-        return Spent(sum(event.get("bytes", {}).values()), **event.get("clock", {}))
+        event, bytes = self.begun, 0
+        for kind in ("bytes", "wasted"):
+            bytes += sum(event.get(kind, {}).values())
+        return Spent(bytes, **event.get("clock", {}))
 
     def _init(self) -> None:
         self.door.begin(0, stage="init")
@@ -466,6 +487,7 @@ class _Live:
             "event": "init",
             "groups": self._groups(),
             "bytes": asdict(self.ledger.total),
+            "wasted": asdict(self.ledger.total_wasted),
         }
         if self.terms.clock is not None:
             self.begun["clock"] = asdict(self.door.lasted)
@@ -570,8 +592,8 @@ class _Live:
         if len(tail) == self.policy.abandoned and all("abandoned" in e for e in tail):
             raise TrainingError(
                 f"{len(tail)} rounds in a row were abandoned, the last because "
-                f"{tail[-1]['abandoned']}. Allow more time (run.deadline, run.real_deadline), or "
-                "fewer reports (run.min_reports)"
+                f"{tail[-1]['abandoned']}. Begin again in a new folder with more time "
+                "(run.deadline, run.real_deadline) or fewer reports (run.min_reports)"
             )
 
     def _last(self, number: int) -> bool:
@@ -586,7 +608,8 @@ class _Live:
             if value is not None and value > self.best.get("val", -float("inf")):
                 self.best = {"val": value, "round": number + 1, "received": found["received"]}
         # A rule that looks at the adapted score needs it whenever a round is scored.
-        judged = self.settings.stop.validates and self.experiment.method.headline == "adapted"
+        looked = self.settings.stop.validates or self.settings.target is not None
+        judged = looked and self.experiment.method.headline == "adapted"
         if (adapt and (number + 1) % adapt == 0) or (judged and "received" in found):
             found["adapted"] = summarise(self._scores(self._adapt_epochs), self.judged_by)
         return found
@@ -632,7 +655,7 @@ class _Live:
         self.summary = {
             "method": self.experiment.method.name,
             "rounds": self.done,
-            "stopped": self.stopped,
+            "stopped": self.stopped if self.done < self.settings.rounds else "",
             "judged_by": self.judged_by,
             "headline": self.experiment.method.headline,
             "received": summarise(received, self.judged_by),
