@@ -27,7 +27,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -41,6 +40,7 @@ from coterie.method import Method
 from coterie.run.config import experiment_of, parse
 from coterie.run.experiment import Experiment, execute
 from coterie.weights import Weights
+from methods import commit
 
 FIXED = (1, 2, 5, 10, 20, 50)
 TASKS: dict[str, dict[str, Any]] = {
@@ -141,11 +141,6 @@ def conclude(found: dict[str, dict], seeds: list[int]) -> None:
         print(f"{name} / best fixed: {each}; mean {statistics.mean(of):.3f}")
 
 
-def commit() -> str:
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return asked.stdout.strip() or "unknown"
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=list(TASKS))
@@ -162,7 +157,10 @@ if __name__ == "__main__":
         "date": date.today().isoformat(),
         "torch": torch.__version__,
     }
-    results = json.loads(kept.read_text())["results"] if kept and kept.exists() else {}
+    results: dict[str, dict] = {}
+    if kept and kept.exists():  # it stays what it was made by
+        before = json.loads(kept.read_text())
+        results, about = before.pop("results"), before
     for seed in seeds:
         work = {f"fixed {t} {seed}": lambda t=t, s=seed: fixed(task, folder, s, t) for t in FIXED}
         work[f"adaptive {seed}"] = lambda s=seed: adaptive(task, folder, s)

@@ -14,7 +14,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 
 from coterie.door.codec import codec
+from methods import commit
 
 CODECS = [
     "raw",
@@ -89,11 +89,6 @@ def measured(texts: list[str], megabytes: int, repeats: int) -> dict[str, dict[s
             "times_shorter": round(array.numel() * 4 / lengths[name], 3),
         }
     return found
-
-
-def commit() -> str:
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return asked.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

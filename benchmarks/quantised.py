@@ -15,12 +15,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 
 import coterie
+from methods import commit
 
 
 def configuration(arguments: argparse.Namespace, seed: int, up: str, down: str) -> dict:
@@ -44,11 +44,6 @@ def measured(result: coterie.Result) -> dict:
         "received": round(statistics.mean(last), 5),
         "kinds": moved["kinds"],
     }
-
-
-def commit() -> str:
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return asked.stdout.strip() or "unknown"
 
 
 def main() -> None:

@@ -56,9 +56,8 @@ def test_a_trace_that_cannot_be_read(cli, small):
 def test_a_deadline_nobody_meets_ends_with_a_sentence_and_the_run_can_be_looked_at(cli, small):
     texts = ("clock.name=links", "run.deadline=0.000001", "run.abandoned=2")
     ended = cli("run", *small, "--rounds", 5, *sets(*texts), "--dir", "r", "-q")
-    ended.says(
-        5, "2 rounds in a row were abandoned", "in a new folder with more time (run.deadline"
-    )
+    sentences = ("2 rounds in a row were abandoned", "new folder with more time (run.deadline")
+    ended.says(5, *sentences)
     events = [json.loads(line) for line in Path("r/events.jsonl").read_text().splitlines()]
     assert [e["round"] for e in events] == [1, 2]
     assert all("abandoned" in e for e in events)
