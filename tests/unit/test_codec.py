@@ -204,7 +204,9 @@ def test_qsgd_moves_no_number_further_than_a_step(row, levels, bucket):
     array = torch.tensor(row)
     made = codec(f"qsgd:levels={levels},bucket={bucket}")
     parts = [p.double() for p in array.split(bucket)]
-    if max(p.norm().item() for p in parts) > 3.4e38:
+    with np.errstate(over="ignore"):
+        norms = np.float32([p.norm().item() for p in parts])  # as they would travel
+    if not np.isfinite(norms).all():
         with pytest.raises(CoterieError, match="norm"):
             made.encode(array)
         return

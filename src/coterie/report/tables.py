@@ -68,7 +68,7 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
     parts.append(f"{sum(event['seconds'].values()):.1f} s")
     if "clock" in event:
         parts.append(f"clock {event['clock']['total']:.1f} s")
-    parts += [f"{event[key]} {key}" for key in ("lost", "late") if event[key]]
+    parts += [f"{event[key]} {key}" for key in ("lost", "late") if event.get(key)]
     if "abandoned" in event:
         parts.append(f"abandoned: {event['abandoned']}")
     return "  ".join(parts)
