@@ -118,7 +118,7 @@ def rows_of(folder, *without):
 def test_all_methods_there_are(cli, small):
     known = ("--shift", "rotation", "--set", "shift.groups=2", "--set", "data.public=20")
     words = ("compare", *small, "--clients", 8, *known, "--rounds", 1, "--dir", "c", "-q")
-    ended = cli(*words, "--methods", "all")
+    ended = cli(*words, "--methods", "all", "--set", "stop.bytes=1e9")
     assert ended.code == 0, ended.err
     rows, left_out = rows_of("c")
     assert left_out == {}
@@ -379,8 +379,10 @@ def test_a_combination_in_words(cli):
 def test_methods_are_listed_by_family(cli):
     ended = cli("methods")
     assert ended.code == 0
-    names = [line.split("│")[2].strip() for line in ended.out.splitlines() if line.startswith("│")]
+    methods, presets = ended.out.split("Presets")
+    names = [line.split("│")[2].strip() for line in methods.splitlines() if line.startswith("│")]
     assert sorted(names) == sorted(METHODS)
+    assert "│ fedpaq" in presets
 
 
 # --- a look at the clients ----------------------------------------------------------------------
