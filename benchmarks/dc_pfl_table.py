@@ -47,7 +47,7 @@ from coterie.run.scenarios import scenario
 from coterie.run.stopping import stoppable
 from coterie.run.toml import read_toml
 from coterie.tree import write_atomic
-from methods import RESULTS, commit, machine
+from methods import RESULTS, as_page, commit, machine
 
 Tree = dict[str, Any]
 
@@ -274,10 +274,8 @@ def page(kept: Mapping[str, Any]) -> str:
         f"{kept['settings']['lr']}",
         f"- seeds {', '.join(map(str, kept['seeds']))}; commit {', '.join(kept['commits'])}, "
         f"{kept['date']}, torch {kept['torch']}",
-        f"- {kept['machine']}; {kept['seconds'] / 60:.1f} minutes of rounds",
     ]
-    parts = ["# DC-PFL's table II: Fashion-MNIST", f"```sh\n{kept['command']}\n```"]
-    return "\n\n".join([*parts, "\n".join(lines), "\n".join(told)]) + "\n"
+    return as_page("DC-PFL's table II: Fashion-MNIST", dict(kept), lines, told)
 
 
 def beside(ours: float | None, theirs: float | None, form: str) -> str:

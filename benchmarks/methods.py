@@ -101,6 +101,13 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     return about
 
 
+def as_page(title: str, kept: dict, table: list[str], notes: list[str]) -> str:
+    """Figures as a page: the command, the table, what there is to say, and the machine."""
+    machine = f"- {kept['machine']}; {kept['seconds'] / 60:.1f} minutes of rounds"
+    parts = [f"# {title}", f"```sh\n{kept['command']}\n```"]
+    return "\n\n".join([*parts, "\n".join(table), "\n".join([*notes, machine])]) + "\n"
+
+
 def commit() -> str:
     asked = subprocess.run(
         ["git", "describe", "--always", "--dirty"],

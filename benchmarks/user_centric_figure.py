@@ -44,7 +44,7 @@ from coterie.run.config import parse, population_of
 from coterie.run.scenarios import scenario
 from coterie.run.stopping import stoppable
 from dc_pfl_table import Tree, carry_out, content, write
-from methods import RESULTS, machine
+from methods import RESULTS, as_page, machine
 
 SCENARIO = scenario("user-centric/covariate")
 METHODS = "user-centric,user-centric:streams=4,oracle,cfl,fedfomo,fedavg,local"
@@ -253,10 +253,8 @@ def page(kept: Mapping[str, Any]) -> str:
         f"- learning rate {kept['settings']['lr']}, {kept['settings']['rounds']} rounds",
         f"- seed {kept['seed']}; commit {', '.join(kept['commits'])}, {kept['date']}, torch "
         f"{kept['torch']}",
-        f"- {kept['machine']}; {kept['seconds'] / 60:.1f} minutes of rounds",
     ]
-    parts = ["# The user-centric paper's figure 6", f"```sh\n{kept['command']}\n```"]
-    return "\n\n".join([*parts, "\n".join(lines), "\n".join(told)]) + "\n"
+    return as_page("The user-centric paper's figure 6", dict(kept), lines, told)
 
 
 def share(value: float | None) -> str:

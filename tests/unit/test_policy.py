@@ -287,6 +287,7 @@ def test_what_is_about_simulated_time_needs_a_clock(changes, there, key):
 
 
 def test_plain_policies_need_no_clock():
-    check(Policy(), 10, None)
-    check(Policy(cohort=0.5, min_reports=0.8, real_deadline=60.0), 10, None)
-    check(Policy(cohort=5, over_selection=2.0, weighted=True), 10, CLOCK, Shares((1.0,) * 10))
+    plain = [Policy(), Policy(cohort=0.5, min_reports=0.8, real_deadline=60.0)]
+    assert [check(policy, 10, None) for policy in plain] == [None, None]  # neither is refused
+    timed = Policy(cohort=5, over_selection=2.0, weighted=True)
+    assert check(timed, 10, CLOCK, Shares((1.0,) * 10)) is None

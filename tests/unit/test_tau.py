@@ -14,18 +14,20 @@ from coterie.client.losses import hinge
 from coterie.compose import grouped
 from coterie.errors import ConfigError
 from coterie.federation import Mean, Order, Reply, Upload
-from coterie.method import Budget, Spent
+from coterie.method import Budget, Round, Spent, State
 from coterie.methods import METHODS, make
 from coterie.methods.adaptive_tau import adaptive_tau
 from coterie.serverside import coordinate_median, momentum_step, robust, stepping
 from coterie.tau import (
     GRADIENT,
     KEY,
+    Control,
     Costs,
     Estimates,
     Measured,
     Resource,
     _Asking,
+    _ended,
     adaptive_steps,
     best_steps,
     bound,
@@ -344,3 +346,14 @@ def test_the_hinge_is_for_classes():
     assert criterion_of("hinge", digits()) is hinge
     with pytest.raises(ConfigError, match="does not fit targets that are numbers"):
         criterion_of("hinge", quadratics([[1.0]]))
+
+
+def test_with_the_best_models_come_their_groups_and_who_joined_them_since_stays():
+    models = {"a": object(), "b": object()}
+    best = {"loss": 1.0, "models": {"a": models["a"]}, "groups": {0: "a"}, "memory": {}}
+    state = State(models, {0: "b", 1: "a", 2: "b"})
+    short = Resource("9 s", 9.0, 9.0, 1.0, 1.0)
+    ended = _ended(None, coterie.fedavg(), state, Round(3, [0, 1, 2]), Control(best=best), short)
+    assert dict(ended.models) == {"a": models["a"]}
+    assert dict(ended.groups) == {0: "a", 1: "a"}
+    assert "9 s" in ended.over

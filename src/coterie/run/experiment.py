@@ -51,21 +51,18 @@ Watch = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How long, with whom, on what, and what is measured.
+class Settings(Policy):
+    """How long, with whom and by which policy, on what, and what is measured.
 
-    ``cohort`` is a number of clients, or a fraction of them when it is at most 1 and not an int.
     Scores of the model received are taken every ``evaluate_every`` rounds, those of the adapted
     model every ``adapt_every`` (0: at the end only) after ``adapt_epochs`` of training (None: as
     many as a round's). ``alone`` also trains every client alone, for its gain. ``holdout`` clients
     stay outside while the others train; they are admitted at the end and adapt what they receive
-    for ``admit_epochs``. How rounds are held, from ``over_selection`` to ``abandoned``, is told at
-    ``Policy``. ``wire`` are the codecs; ``clock`` and ``availability`` a name and its parameters;
-    ``stop`` is what ends a run early, ``target`` a score whose cost is reported.
+    for ``admit_epochs``. ``wire`` are the codecs; ``clock`` and ``availability`` a name and its
+    parameters; ``stop`` is what ends a run early, ``target`` a score whose cost is reported.
     """
 
     rounds: int = 20
-    cohort: int | float = 1.0
     seed: int = 0
     engine: str = "pool"
     workers: int | None = None
@@ -77,13 +74,6 @@ class Settings:
     checkpoint_every: int = 1
     holdout: int = 0
     admit_epochs: int = 5
-    over_selection: float = 1.0
-    deadline: float | None = None
-    real_deadline: float | None = None
-    min_reports: int | float = 1
-    weighted: bool = False
-    selection: float = 0.0
-    abandoned: int = 10
     target: float | None = None
     wire: Coding = field(default_factory=Coding)
     clock: Mapping[str, Any] = field(default_factory=lambda: {"name": "none"})
@@ -92,7 +82,7 @@ class Settings:
 
     @property
     def policy(self) -> Policy:
-        """How rounds are held."""
+        """How rounds are held, alone: what a checkpoint's fingerprint names."""
         return Policy(**{f.name: getattr(self, f.name) for f in fields(Policy)})
 
 
@@ -491,7 +481,8 @@ class _Live:
         }
         if self.terms.clock is not None:
             self.begun["clock"] = asdict(self.door.lasted)
-        if self.state.notes or self.ledger.total.total or self.door.lasted.total:
+        moved = self.ledger.total + self.ledger.total_wasted
+        if self.state.notes or moved.total or self.door.lasted.total:
             self._note(self.begun)
         self._book(0)
         self._save(0)
