@@ -9,7 +9,7 @@ DEMO_DIR ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,privacy]'
 	touch $@
 
 setup: $(VENV)/.installed

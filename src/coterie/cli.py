@@ -76,6 +76,17 @@ ClockName = Annotated[
 Target = Annotated[
     float | None, typer.Option(help="A score, as in 0.8: report what it took to reach it.")
 ]
+SecureFlag = Annotated[
+    bool, typer.Option("--secure", help="The server learns sums only: secure aggregation.")
+]
+EpsilonBudget = Annotated[
+    float | None,
+    typer.Option("--epsilon", help="A privacy budget, as in 8: noise is chosen to keep it."),
+]
+Reveal = Annotated[
+    str | None,
+    typer.Option("--reveal", help="What --secure lets through: final-layer (FedClust)."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 ScenarioName = Annotated[
     str | None,
@@ -106,6 +117,9 @@ _FLAGS = {
     "codec": "wire.up",
     "clock": "clock.name",
     "target": "evaluation.target",
+    "secure": "privacy.secure",
+    "epsilon": "privacy.epsilon",
+    "reveal": "privacy.reveal",
 }
 
 
@@ -116,7 +130,7 @@ def resolve(config: Path | None, sets: list[str] | None, **flags: Any) -> dict[s
 
     tree = read_toml(config) if config else {}
     for flag, value in flags.items():
-        if value is None or (flag == "alone" and not value):
+        if value is None or value is False:
             continue
         if flag == "folder" and "folder" in tree.get("data", {}) and _from_environment(value):
             continue  # the environment is only a default
@@ -173,6 +187,9 @@ def run(
     codec: CodecName = None,
     clock: ClockName = None,
     target: Target = None,
+    secure: SecureFlag = False,
+    epsilon: EpsilonBudget = None,
+    reveal: Reveal = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     alone: Annotated[
@@ -321,6 +338,9 @@ def compare(
     codec: CodecName = None,
     clock: ClockName = None,
     target: Target = None,
+    secure: SecureFlag = False,
+    epsilon: EpsilonBudget = None,
+    reveal: Reveal = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     directory: Annotated[
@@ -439,8 +459,8 @@ def methods(
         explain.print_explanation(page, explain.explain(name, find(name)))
         return
     parts = explain.combination({part: find(part) for part in names})
-    make(name, {p.name: 1 for part in parts for p in part.parameters if p.default is None})
-    explain.print_combination(page, name, parts)
+    made = make(name, {p.name: 1 for part in parts for p in part.parameters if p.default is None})
+    explain.print_combination(page, name, parts, explain.secure_words(made))
 
 
 @app.command()

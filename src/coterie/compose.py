@@ -348,7 +348,8 @@ def grouped(
             }
             means |= fed.reduce(orders(state, trains), into, by_examples=assign.mixes is None)
         answered = {s: {state.groups[c] for c in m.clients} for s, m in means.items()}
-        return state.moved({s: m for s, m in means.items() if s in answered[s]})
+        # A mean of nobody is noise that hides that nobody came.
+        return state.moved({s: m for s, m in means.items() if s in answered[s] or not m.clients})
 
     def sorted_anew(fed: Federation, state: State, info: Round, sorts: Sorts) -> State:
         def more(clients: Collection[ClientId]) -> list[Reply]:

@@ -368,6 +368,7 @@ def test_a_combination_in_words(cli):
     ended = cli("methods", "ifca+fedper")
     assert ended.code == 0, ended.err
     assert "It brings who learns together." in ended.out
+    assert "Secure aggregation\n  Yes: it asks for sums only." in ended.out
     assert "ifca.k" in ended.out
     assert "fedper.k" in ended.out
     cli("methods", "ifca+fedagv").says(2, "did you mean 'fedavg'")
@@ -380,8 +381,11 @@ def test_methods_are_listed_by_family(cli):
     ended = cli("methods")
     assert ended.code == 0
     methods, presets = ended.out.split("Presets")
-    names = [line.split("│")[2].strip() for line in methods.splitlines() if line.startswith("│")]
-    assert sorted(names) == sorted(METHODS)
+    rows = [line.split("│") for line in methods.splitlines() if line.startswith("│")]
+    secure = {row[2].strip(): row[3].strip() for row in rows}
+    assert len(rows) == len(METHODS)
+    assert sorted(secure) == sorted(METHODS)
+    assert (secure["fedavg"], secure["ifca"], secure["krum"]) == ("yes", "yes", "no")
     assert "│ fedpaq" in presets
 
 

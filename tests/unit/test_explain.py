@@ -5,6 +5,7 @@ import inspect
 import io
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,8 +14,9 @@ from pydantic import Field
 from rich.console import Console
 
 from coterie.compose import by_loss, grouped
+from coterie.errors import ConfigError
 from coterie.method import Count, Method, NonNegative, Share, method
-from coterie.methods import METHODS
+from coterie.methods import METHODS, make
 from coterie.report.explain import (
     OTHER,
     SECTIONS,
@@ -23,13 +25,16 @@ from coterie.report.explain import (
     card,
     combination,
     explain,
+    joined,
     markdown,
     method_listing,
     overview,
     page,
     print_combination,
     print_explanation,
+    required,
     sections,
+    secure_words,
 )
 from coterie.run.config import assign_texts, experiment_of, parse
 
@@ -177,7 +182,8 @@ def test_on_the_terminal():
         *("rate", "number or choice", '"auto"', '0 or more, "auto"', "strength.")
     ]
     titles = [line for line in lines if line and not line.startswith(" ")]
-    assert titles[2:] == [*SECTIONS.values(), "Combinations", "Try it"]
+    assert titles[2:] == [*SECTIONS.values(), "Secure aggregation", "Combinations", "Try it"]
+    assert "  Yes: it asks for sums only." in lines
 
 
 def test_what_a_plugin_left_out_is_not_missed():
@@ -208,6 +214,7 @@ def test_markdown_shows_the_same_characters():
     assert "Means; then \\[each\\]." in text
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [
         *SECTIONS.values(),
+        "Secure aggregation",
         "Combinations",
     ]
     assert markdown("_a_ n_i |x|", cell=True) == "\\_a\\_ n_i \\|x\\|"
@@ -229,10 +236,65 @@ def test_tables_by_family():
     assert re.findall("^### (.*)", text, re.MULTILINE) == ["Global", "Clustered", "Other"]
     assert (
         "| [`made-up`](made-up.md) | What \\[it\\] is \\| in a line | means; then \\[each\\] "
-        "| 1 model down, 1 up |" in text
+        "| yes | 1 model down, 1 up |" in text
     )
     table = shown(lambda console: console.print(method_listing(known)), width=140)
     assert table.index("fedavg") < table.index("ifca") < table.index("made-up")
+
+
+# --- secure aggregation -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_secure_sums_are_for_methods_that_do_not_look_at_each(name):
+    factory = METHODS[name]
+    made = factory(**dict.fromkeys(required(factory), 1))
+    works, why = secure_words(made)
+    assert works == (made.sees != "each")
+    assert explain(name, factory).secure == (works, why)
+    if not works:  # its own words, not the general ones
+        told = joined(sections(inspect.getdoc(factory))["Server sees"])
+        assert told.startswith(why.removeprefix("it looks at ").split(";")[0])
+
+
+def test_the_reason_is_in_the_methods_own_words():
+    assert secure_words(METHODS["cfl"]()) == (False, "it looks at each update, every round")
+    assert secure_words(METHODS["local"]()) == (True, "it sends nothing that could be summed")
+    works, why = secure_words(METHODS["fedclust"]())
+    assert (works, why.split("; ")[1]) == (False, "``--reveal final-layer`` lets that through")
+    silent = replace(grouped("silent"), sees="each")  # no docstring
+    assert secure_words(silent) == (False, "it looks at the replies of each client")
+    assert secure_words(make("cfl+ditto")) == secure_words(silent)  # one of several
+
+
+def test_a_method_that_refuses_the_example_is_not_judged():
+    @method
+    def even(k: int) -> Method:
+        """Even numbers only."""
+        raise ConfigError("k is odd")
+
+    it = explain("even", even)
+    assert it.secure is None
+    assert "Secure" not in page(it) + shown(lambda console: print_explanation(console, it))
+    assert "| – |" in overview([it])
+
+
+def test_the_listing_says_who_works_with_secure_sums():
+    known = [explain(n, METHODS[n]) for n in ("fedavg", "krum", "fedfomo")]
+    table = shown(lambda console: console.print(method_listing(known)), width=140)
+    rows = [[cell.strip() for cell in s.split("│")] for s in table.splitlines() if "│" in s]
+    assert {row[2]: row[3] for row in rows if row[2]} == {
+        "fedavg": "yes",
+        "krum": "no",
+        "fedfomo": "no",
+    }
+
+
+def test_a_combination_as_a_whole_works_with_secure_sums_or_not():
+    parts = combination({name: METHODS[name] for name in ("cfl", "fedper")})
+    whole = secure_words(make("cfl+fedper"))
+    text = shown(lambda console: print_combination(console, "cfl+fedper", parts, whole))
+    assert "Secure aggregation\n  No: it looks at" in text
 
 
 # --- the pages ----------------------------------------------------------------------------------

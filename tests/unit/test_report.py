@@ -2,20 +2,24 @@
 
 import io
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from coterie.door.exposure import SECURE, Exposure
 from coterie.errors import RunDirError
 from coterie.report.data_figures import label_heatmap, target_boxes
 from coterie.report.progress import progress
 from coterie.report.tables import (
     comparison,
+    exposure_lines,
     label_picture,
     listing,
     parameters,
     percent,
+    print_summary,
     round_line,
     score,
     size,
@@ -89,6 +93,42 @@ def test_methods_side_by_side():
     assert "[bold]k[/]" in second  # what a user typed is no markup
     assert second.count("–") == 3
     assert "R²" in text_of(comparison([ROW], "r2"))
+
+
+SUMMARY = {
+    "judged_by": "accuracy",
+    "best_on_validation": {},
+    "bytes": {"down": 1500, "up": 900, "wasted": {"down": 0, "up": 0}},
+    "groups": 1,
+    "seconds": 1.0,
+    "lost": 0,
+    "late": 0,
+    "abandoned": 0,
+    "stopped": "",
+}
+
+
+def test_a_run_ends_with_what_the_server_saw():
+    ledger = Exposure(["in", "out"], 4)
+    for number, people in ((1, [0, 1, 2, 3]), (2, [0, 1, 2])):
+        ledger.sum(number, "train", 0, people, {"model": ["in", "out"]}, SECURE)
+    summary = {**SUMMARY, "exposure": ledger.summary()}
+    assert exposure_lines(summary) == ledger.sentences()
+    console = Console(file=io.StringIO(), width=60)
+    print_summary(console, summary, Path("runs/1"))
+    assert console.file.getvalue().splitlines()[1:] == [
+        "  exposed  The server saw sums only, of 3 to 4 clients, in 2 rounds.",
+        "           1 pair of sums differs by a single client (rounds 1 and 2: client 3): the "
+        "difference narrows down what that client sent.",
+        "     kept  runs/1",
+    ]
+
+
+def test_a_run_of_an_older_version_says_nothing_of_it():
+    assert exposure_lines(SUMMARY) == []
+    console = Console(file=io.StringIO(), width=60)
+    print_summary(console, SUMMARY, Path("runs/1"))
+    assert "exposed" not in console.file.getvalue()
 
 
 def test_the_best_of_a_column_stands_out():

@@ -18,6 +18,7 @@ from typing import Any
 from coterie.door.availability import Availability
 from coterie.door.clock import Clock, Leg, Moment, Seconds
 from coterie.door.coding import SENT, Coding, decode, encode, now_held, reference_of
+from coterie.door.exposure import Exposure
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.policy import Policy, accept
 from coterie.door.wire import Decoded, Encoded, Message, Wire
@@ -40,6 +41,7 @@ from coterie.weights import Weights
 
 SCORE = "$score"
 FETCH = "$fetch"
+SECURE = "$secure"  # a step of the secure-aggregation protocol
 NO_WORK = (SCORE, FETCH)  # what is asked for a report: neither time nor deadlines go for it
 KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
 Held = dict[str, Weights]  # models by name, as a client decoded them
@@ -60,6 +62,22 @@ class Terms:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Answer(Reply):
+    """A reply as it came, for a stage of the door.
+
+    ``beside`` is what the client's half of a stage put next to it; ``since`` what each array is a
+    change of, as in an upload, and ``received`` what the client got. It counts once it is adopted:
+    ``version`` and ``held`` are then the client's.
+    """
+
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    since: Mapping[str, str] = field(default_factory=dict)
+    received: Mapping[str, Array] = field(default_factory=dict)
+    version: str | None = None
+    held: Held = field(default_factory=dict)
+
+
 @dataclass
 class Door:
     """The server's federation: ``gather`` and ``reduce`` over an engine."""
@@ -73,6 +91,7 @@ class Door:
     held: dict[ClientId, Held] = field(default_factory=dict)
     lasted: Seconds = field(default_factory=Seconds)
     exposed: set[str] = field(default_factory=set)
+    exposure: Exposure = field(default_factory=Exposure)
     round: int = 0
     cohort: Sequence[ClientId] = ()
     enough: int = 0
@@ -83,6 +102,7 @@ class Door:
     _waited: float = 0.0
     _ends: float = math.inf
     _began: dict[ClientId, str] = field(default_factory=dict)
+    _late: list[Answer] = field(default_factory=list)
 
     @property
     def clients(self) -> Sequence[ClientId]:
@@ -109,6 +129,7 @@ class Door:
         real = self.terms.policy.real_deadline
         self._ends = time.monotonic() + real if real is not None and cohort else math.inf
         self.ledger.begin()
+        self.exposure.begin(self.moment)
 
     def retain(self) -> None:
         """The present versions were saved: clients keep those of the last two savings."""
@@ -129,22 +150,25 @@ class Door:
             mine.clear()
             mine.update(before)  # type: ignore[arg-type]
         self.ledger.abandon()
+        self.exposure.abandon()
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, in client-id order; lost ones are missing."""
-        replies = self._exchange(orders)
-        if any(r.arrays for r in replies):
-            self.exposed.add("each")
-        return replies
+        replies = self.exchange(orders)
+        self.saw(replies, "each", "none")
+        return list(replies)
 
     def reduce(
         self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
         """Only weighted means, one per slot; a slot that nobody answered is absent."""
-        replies = self._exchange(orders)
-        if any(r.arrays for r in replies):
-            self.exposed.add("means")
-        return mix(replies, into, by_examples)
+        replies = self.exchange(orders)
+        self.saw(replies, "means", "none, averaged on arrival")
+        means = mix(replies, into, by_examples)
+        for mean in means.values():
+            if len(mean.clients) == 1:  # such a mean is what that client sent
+                self.saw([r for r in replies if r.client == mean.clients[0]], "means", "none")
+        return means
 
     def average(
         self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
@@ -157,25 +181,48 @@ class Door:
     ) -> dict[ClientId, dict[str, float]]:
         """Let clients score the model that they would use now; bytes are counted apart."""
         orders = [Order(c, SCORE, arrays, config, apart=True) for c, arrays in sends.items()]
-        return {r.client: dict(r.metrics) for r in self._exchange(orders)}
+        return {r.client: dict(r.metrics) for r in self.exchange(orders)}
 
     def fetch(self, client: ClientId, sends: Mapping[str, Any]) -> Weights:
         """The whole model that one client would use now, for export."""
-        replies = self._exchange([Order(client, FETCH, sends, apart=True)])
+        replies = self.exchange([Order(client, FETCH, sends, apart=True)])
         if not replies:
             raise TrainingError(f"client {client} did not answer")
         model = replies[0].arrays["model"]
         assert isinstance(model, Weights)
         return model
 
+    @property
+    def moment(self) -> int:
+        """The round as people count, from 1; 0 before the first."""
+        return 0 if self._stage == "init" else self.round + 1
+
+    def saw(self, replies: Sequence[Reply], asked: str, protection: str) -> None:
+        """Note which vectors of single clients reached the server."""
+        late, self._late = self._late, []  # they do not count, but they were here
+        for reply in (*replies, *late):
+            if reply.arrays:
+                self.exposed.add(asked)
+                self.exposure.single(reply.client, self.moment, layers_of(reply.arrays), protection)
+
     # --- one exchange ---------------------------------------------------------------------------
 
-    def _exchange(self, orders: Sequence[Order]) -> list[Reply]:
+    def exchange(
+        self,
+        orders: Sequence[Order],
+        beside: Mapping[ClientId, Mapping[str, Tree]] | None = None,
+        adopt: bool = True,
+    ) -> list[Answer]:
+        """Orders out, answers back, in client-id order; lost and late ones are missing.
+
+        ``beside`` is what a stage tells its half on the client. Without ``adopt`` the clients'
+        states stay as they were until the answers that count are adopted.
+        """
         if len({o.client for o in orders}) != len(orders):
             raise CoterieError("a client can have one order in an exchange; ask again for more")
         name = f"{self._stage}.{self._exchanges}"
         self._exchanges += 1
-        sheet = _Sheet(self, name)
+        sheet = _Sheet(self, name, beside or {})
         requests = [sheet.request(o) for o in orders if self._there(o)]
         by_client = {o.client: o for o in orders}
         arrived: dict[ClientId, Message] = {}
@@ -194,22 +241,26 @@ class Door:
                     with suppress(WireError):
                         bodies[client] = sheet.read(client, by_client[client], message)
         late |= self._time(orders, requests, {c: arrived[c] for c in bodies})
-        replies = []
+        answers, self._late = [], []
         for order in sorted(orders, key=lambda o: o.client):
             client, counts = order.client, order.client in bodies and order.client not in late
             self._record(sheet, order, arrived.get(client), counts, client in late)
             if counts:
-                replies.append(self._adopt(sheet, client, bodies[client]))
-        self._enough(orders, replies, late)
-        return replies
+                answers.append(sheet.answer(client, bodies[client]))
+            elif client in bodies:
+                self._late.append(sheet.answer(client, bodies[client]))
+        if adopt:
+            for answer in answers:
+                self.adopt(answer)
+        self._enough(orders, answers, late)
+        return answers
 
-    def _adopt(self, sheet: _Sheet, client: ClientId, body: Mapping[str, Any]) -> Reply:
-        """A reply that counts: the client's state is now what it made of it."""
-        if "version" in body:
-            self.versions[client] = body["version"]
-            if sheet.held.get(client):
-                self.held[client] = {**self.held.get(client, {}), **sheet.held[client]}
-        return Reply(client, body["examples"], body["arrays"], body["metrics"])
+    def adopt(self, answer: Answer) -> None:
+        """An answer that counts: the client's state is now what it made of it."""
+        if answer.version is not None:
+            self.versions[answer.client] = answer.version
+            if answer.held:
+                self.held[answer.client] = {**self.held.get(answer.client, {}), **answer.held}
 
     def _record(
         self, sheet: _Sheet, order: Order, message: Message | None, counts: bool, late: bool
@@ -292,6 +343,7 @@ class _Sheet:
 
     door: Door
     name: str
+    beside: Mapping[ClientId, Mapping[str, Tree]]
     sent: dict[ClientId, Message] = field(default_factory=dict)
     held: dict[ClientId, Held] = field(default_factory=dict)
     received: dict[ClientId, Mapping[str, Array]] = field(default_factory=dict)
@@ -311,9 +363,13 @@ class _Sheet:
             "arrays": arrays,
             "config": dict(order.config),
         }
-        expects = door.versions.get(order.client, "")
+        if order.client in self.beside:
+            body["beside"] = dict(self.beside[order.client])
+        # A step of a protocol knows nothing of the client's state.
+        expects = "" if order.task == SECURE else door.versions.get(order.client, "")
         # A round that is abandoned in a later exchange goes back to where it began.
         back = [*door.retained, *([] if order.task in NO_WORK else [door._began])]
+        back = [] if order.task == SECURE else back
         keep = {versions.get(order.client, "") for versions in back} - {"", expects}
         if expects:
             body["expects"] = expects
@@ -382,11 +438,33 @@ class _Sheet:
                 self.held[client] = {**self.held.get(client, {}), f"{SENT}.{name}": whole}
         return body
 
+    def answer(self, client: ClientId, body: Mapping[str, Any]) -> Answer:
+        """What came of one order."""
+        return Answer(
+            client,
+            body["examples"],
+            body["arrays"],
+            body["metrics"],
+            body.get("beside", {}),
+            body.get("of", {}),
+            self.received[client],
+            body.get("version"),
+            self.held.get(client, {}),
+        )
+
     def kinds(self, message: Message) -> dict[str, int]:
         """The kinds of a message; many clients get the same one."""
         if message.header not in self._kinds:
             self._kinds[message.header] = self.door.wire.kinds(message)
         return self._kinds[message.header]
+
+
+def layers_of(arrays: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:
+    """The layers of each array; none for those that are no weights."""
+    return {
+        name: array.layout.layers if isinstance(array, Weights) else ()
+        for name, array in arrays.items()
+    }
 
 
 def _leg(request: Request, answer: Message, apart: bool) -> Leg:

@@ -15,16 +15,21 @@ import numpy as np
 
 from coterie.door.availability import MONTH, Availability
 from coterie.door.clock import Clock, Seconds
-from coterie.errors import ConfigError, TrainingError
+from coterie.errors import ConfigError, TrainingError, unknown
 from coterie.federation import ClientId
 from coterie.seeds import numpy_generator, seed_for
+
+SAMPLINGS = ("auto", "fixed", "poisson")
 
 
 @dataclass(frozen=True)
 class Policy:
     """How rounds are held.
 
-    ``cohort`` is a number of clients, or a fraction of them when it is a float up to 1. Orders
+    ``cohort`` is a number of clients, or a fraction of them when it is a float up to 1. With
+    ``sampling`` "poisson" every client takes part by a coin of its own, and the cohort is so large
+    on average only; "auto" is that for a run with central noise, where it costs much less privacy,
+    and "fixed" otherwise. Orders
     go to ``over_selection`` times as many, and the first ``cohort`` reports count. A round may
     last ``deadline`` simulated seconds, and ``real_deadline`` seconds of the wall clock. With
     fewer than ``min_reports`` (a float up to 1 is a share of the cohort) it is abandoned;
@@ -34,6 +39,7 @@ class Policy:
     """
 
     cohort: int | float = 1.0
+    sampling: str = "auto"
     over_selection: float = 1.0
     deadline: float | None = None
     real_deadline: float | None = None
@@ -98,6 +104,13 @@ def check(
 ) -> None:
     """Refuse a policy that cannot work with so many clients, or that needs a clock and has none."""
     cohort = cohort_size(policy.cohort, clients)
+    if policy.sampling not in SAMPLINGS:
+        raise ConfigError(unknown("run.sampling", policy.sampling, SAMPLINGS))
+    if policy.sampling == "poisson" and (policy.over_selection > 1 or policy.weighted):
+        raise ConfigError(
+            "run.sampling = 'poisson' draws each client by a coin: leave out run.over_selection "
+            "and run.weighted"
+        )
     for key in ("cohort", "min_reports"):
         value = getattr(policy, key)
         if value > 1 and value != int(value):
@@ -160,6 +173,10 @@ def select(
     count = min(orders(policy, len(members)), len(there))
     if not count:
         return []
+    if policy.sampling == "poisson":
+        coins = numpy_generator(seed_for(seed, "cohort", round)).random(len(there))
+        rate = cohort_size(policy.cohort, len(members)) / len(members)
+        return sorted(c for c, coin in zip(there, coins, strict=True) if coin < rate)
     weights = None
     if policy.weighted and availability is not None:
         shares = np.array([availability.share(c) for c in there])

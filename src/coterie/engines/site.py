@@ -30,7 +30,11 @@ from coterie.door.coding import (
     now_held,
     reference_of,
 )
-from coterie.door.door import FETCH, SCORE
+from coterie.door.door import FETCH, SCORE, SECURE
+from coterie.door.privacy.client import Sealing
+from coterie.door.privacy.entropy import Entropy
+from coterie.door.privacy.identity import Roster
+from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Decoded, Message, Wire, Work
 from coterie.engines.store import Store
 from coterie.errors import CoterieError, TrainingError
@@ -59,6 +63,13 @@ class Plan:
     device: str = "cpu"
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     coding: Coding = field(default_factory=Coding)
+    privacy: Privacy = field(default_factory=Privacy)
+
+    @property
+    def roster(self) -> Roster:
+        """The clients' public signature keys."""
+        entropy = Entropy(self.privacy.randomness, self.seed)
+        return Roster(entropy, self.folder, range(len(self.population.clients)))
 
     @property
     def train_sizes(self) -> dict[ClientId, int]:
@@ -81,6 +92,15 @@ class Site:
         self.bench = Bench(model, start, plan.criterion, plan.schedule, plan.seed)
         self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)
+        self.sealing = Sealing(
+            plan.privacy,
+            plan.seed,
+            plan.folder,
+            model.layout,
+            plan.roster,
+            plan.method.name,
+            max(1, min(plan.train_sizes.values(), default=1)),
+        )
         self._decoded: Decoded = {}
 
     def forget(self) -> None:
@@ -139,6 +159,10 @@ class Site:
 
     def _carry_out(self, id: ClientId, body: Mapping[str, Any]) -> Message:
         began, version, expects = time.perf_counter(), body["order"], body.get("expects", "")
+        if body["task"] == SECURE:
+            sent, beside = self.sealing.step(id, body)
+            reply = self._reply(0, sent, more={"beside": beside})
+            return replace(reply, work=Work(time.perf_counter() - began))
         if self.store.holds(id, version):
             stored = self.store.answered(id, version, _digest(body["message"]))
             if stored is not None:
@@ -147,7 +171,7 @@ class Site:
         arrays = self._received(client, body)
         if body["task"] == FETCH:
             model = self.plan.method.assemble(client, arrays)
-            return self._reply(client, Upload({"model": model}))
+            return self._reply(len(client.train), Upload({"model": model}))
         task = self.plan.method.tasks.get(body["task"])
         if task is None:
             raise CoterieError(f"method '{self.plan.method.name}' has no task '{body['task']}'")
@@ -161,19 +185,38 @@ class Site:
                 )
         assert isinstance(client.state, Staged)
         check_finite(id, client.round, body["task"], upload.arrays)  # a stored reply is final
+        examples, upload, beside = self._private(client, upload, arrays, body)
         try:
             coded = self._coded(client, upload, arrays, version)
         except CoterieError as error:  # a number that the codec cannot take
             raise TrainingError(f"client {id}, round {client.round + 1}: {error}") from None
         self._hold(client, arrays)
         changed = client.state.changed
-        reply = self._reply(client, upload, version if changed else "", coded)
+        reply = self._reply(examples, upload, version if changed else "", coded, beside)
         reply = replace(reply, work=Work(time.perf_counter() - began, client.samples))
         if not changed:
             return reply
         self.store.write(id, version, client.state, _digest(body["message"]), reply)
         self.store.keep(id, [version, expects, *body.get("keep", [])])
         return reply
+
+    def _private(
+        self,
+        client: Client,
+        upload: Upload,
+        received: Mapping[str, Array],
+        body: Mapping[str, Any],
+    ) -> tuple[int, Upload, dict[str, Any]]:
+        """What may leave of an upload: the samples it counts by, the rest of it, what it is of."""
+        privacy, examples = self.plan.privacy, len(client.train)
+        if "beside" in body:
+            sent, beside = self.sealing.advertise(client.id, examples, upload, received, body)
+            return 0, sent, {"beside": beside}
+        self.sealing.may_show(client.id, upload, body["task"], _digest(body["message"]))
+        if privacy.does("local") or privacy.does("nbafl"):
+            counts = 1 if privacy.mechanism == "local" else examples
+            return counts, self.sealing.disturbed(client.id, upload, received, body), {}
+        return examples, upload, {"of": dict(upload.since)} if privacy.noised else {}
 
     def _coded(
         self, client: Client, upload: Upload, received: Mapping[str, Array], order: str
@@ -207,17 +250,23 @@ class Site:
         return replace(coded, since={**since, "model": SENT})
 
     def _reply(
-        self, client: Client, upload: Upload, version: str = "", coded: Coded | None = None
+        self,
+        examples: int,
+        upload: Upload,
+        version: str = "",
+        coded: Coded | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> Message:
         coded = coded or Coded(dict(upload.arrays))
         changes = [n for n, a in coded.arrays.items() if isinstance(a, Mapping) and "change" in a]
         since = {n: coded.since[n] for n in changes}
         body: dict[str, Any] = {
-            "examples": len(client.train),
+            "examples": examples,
             "arrays": coded.arrays,
             "metrics": {k: float(v) for k, v in upload.metrics.items()},
             **({"since": since} if since else {}),
             **({"version": version} if version else {}),
+            **(more or {}),
         }
         return self.wire.pack(body, coded.payloads, coded.choices)
 
@@ -274,7 +323,7 @@ class Site:
         for name, out in body["held"].items():
             found = self._scores(out, getattr(data, name).y)
             metrics |= {f"{name}_{k}": v for k, v in found.items()}
-        return self._reply(client, Upload(metrics=metrics))
+        return self._reply(len(client.train), Upload(metrics=metrics))
 
     def _scores(self, out: Tensor, y: Tensor) -> dict[str, float]:
         population = self.plan.population

@@ -6,6 +6,7 @@ an entry under ``Args:``. Types, defaults and ranges come from the signature.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import textwrap
@@ -48,10 +49,13 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "pieces": ("fedavgm", "fedadam", "fedyogi", "median", "trimmed-mean", "krum", "adaptive-tau"),
 }
 OTHER = "other"  # a plug-in's
+SECURE = "Secure aggregation"  # the section that is not the docstring's
 # What the data must have for a method, as the command line says it.
 NEEDS = dict.fromkeys(("flis", "fedtsdp"), " --set data.public=200")
 NEEDS["oracle"] = " --shift rotation"
 NEEDS["adaptive-tau"] = " --set stop.bytes=5e6"
+# What ``--reveal`` must name for a method to work under secure aggregation, where that is enough.
+REVEALS = {"fedclust": "final-layer"}
 
 # What a part of a combination such as ifca+ditto can bring, in the words of ``compose``.
 BRINGS = {
@@ -90,7 +94,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A method in words. ``brings`` is what it adds to a combination with others."""
+    """A method in words. ``brings`` is what it adds to a combination with others.
+
+    ``secure`` is whether it works under secure aggregation, and why; none where it cannot be told.
+    """
 
     name: str
     family: str
@@ -98,6 +105,7 @@ class Explanation:
     sections: Mapping[str, str]
     parameters: tuple[Parameter, ...]
     brings: tuple[str, ...]
+    secure: tuple[bool, str] | None = None
 
     @property
     def example(self) -> str:
@@ -127,6 +135,7 @@ def explain(name: str, factory: Factory) -> Explanation:
     told = arguments(raw.pop("Args", ""))
     hints = get_type_hints(inspect.unwrap(factory), include_extras=True)
     signature = inspect.signature(factory)
+    made = _made(factory)
     return Explanation(
         name=name,
         family=family_of(name),
@@ -136,7 +145,8 @@ def explain(name: str, factory: Factory) -> Explanation:
             _parameter(p, hints.get(p.name, Any), told.get(p.name, ""))
             for p in signature.parameters.values()
         ),
-        brings=_brings(factory),
+        brings=_brings(made),
+        secure=None if made is None else secure_words(made),
     )
 
 
@@ -296,13 +306,61 @@ def required(factory: Factory) -> list[str]:
     return [p.name for p in named if p.default is p.empty]
 
 
-def _brings(factory: Factory) -> tuple[str, ...]:
-    """What a method is put together from, apart from what FedAvg has too."""
+def _made(factory: Factory) -> Method | None:
+    """The method, with 1 for what must be given; none if it refuses that."""
     try:
-        pieces = factory(**dict.fromkeys(required(factory), 1)).pieces
+        return factory(**dict.fromkeys(required(factory), 1))
     except ConfigError:
-        return ()
+        return None
+
+
+def _brings(made: Method | None) -> tuple[str, ...]:
+    """What a method is put together from, apart from what FedAvg has too."""
+    pieces = None if made is None else made.pieces
     return tuple(words for piece, words in BRINGS.items() if getattr(pieces, piece, None))
+
+
+# --- secure aggregation --------------------------------------------------------------------------
+
+
+def secure_words(method: Method) -> tuple[bool, str]:
+    """Whether a method works where the server learns sums only, and why.
+
+    >>> from coterie.methods import fedavg, krum
+    >>> secure_words(fedavg())
+    (True, 'it asks for sums only')
+    >>> secure_words(krum())
+    (False, "it looks at each client's model")
+    """
+    if method.sees == "nothing":
+        return True, "it sends nothing that could be summed"
+    if method.sees != "each":
+        return True, "it asks for sums only"
+    looks = f"it looks at {_looked_at(method) or 'the replies of each client'}"
+    reveal = REVEALS.get(method.name)
+    return False, f"{looks}; ``--reveal {reveal}`` lets that through" if reveal else looks
+
+
+def secure_line(words: tuple[bool, str]) -> str:
+    """The same as a sentence."""
+    works, why = words
+    return f"{'yes' if works else 'no'}: {why}."
+
+
+def secure_word(words: tuple[bool, str] | None) -> str:
+    """The same as a cell of a table."""
+    return "–" if words is None else "yes" if words[0] else "no"
+
+
+def _looked_at(method: Method) -> str:
+    """What the server sees of each client, from the docstring of the method's factory."""
+    source = method.source
+    if source is None:
+        return ""
+    factory = getattr(importlib.import_module(source.module), source.factory, None)
+    told = joined(sections(getattr(factory, "__doc__", None) or "").get("Server sees", ""))
+    first = first_sentence(told).partition(";")[0]
+    return first if first.startswith("each") else ""
 
 
 # --- combinations --------------------------------------------------------------------------------
@@ -338,13 +396,17 @@ def print_explanation(out: Console, it: Explanation) -> None:
             _section(out, title, _parameter_table(it.parameters))
         elif it.sections.get(section):
             _section(out, title, _rich(capitalised(it.sections[section])))
+    if it.secure is not None:
+        _section(out, SECURE, _rich(capitalised(secure_line(it.secure))))
     if it.combines:
         _section(out, "Combinations", _rich(capitalised(it.combines)))
     _section(out, "Try it", escape(it.example))
 
 
-def print_combination(out: Console, name: str, parts: Sequence[Explanation]) -> None:
-    """What each part of a combination brings."""
+def print_combination(
+    out: Console, name: str, parts: Sequence[Explanation], secure: tuple[bool, str] | None = None
+) -> None:
+    """What each part of a combination brings, and whether the whole works with secure sums."""
     out.print(f"[bold]{escape(name)}[/]: what each part brings", highlight=False)
     for each in parts:
         brings = " and ".join(each.brings) or "nothing that FedAvg has not"
@@ -356,6 +418,8 @@ def print_combination(out: Console, name: str, parts: Sequence[Explanation]) -> 
         _section(out, each.name, "\n".join(words))
         if each.parameters:
             _indented(out, _parameter_table(each.parameters))
+    if secure is not None:
+        _section(out, SECURE, _rich(capitalised(secure_line(secure))))
     names = ", ".join(f"coterie methods {each.name}" for each in parts)
     out.print(f"\nEach in full: {escape(names)}", highlight=False)
 
@@ -388,18 +452,21 @@ def _rich(text: str) -> str:
 def method_listing(explanations: Iterable[Explanation]) -> Table:
     """All methods by family, a line each."""
     table = Table(title="Methods")
-    for title in ("family", "name", "parameters", "what it is"):
-        table.add_column(title, no_wrap=title == "name")
+    for title in ("family", "name", "secure", "parameters", "what it is"):
+        table.add_column(title, no_wrap=title in ("name", "secure"))
     for family, members in by_family(explanations).items():
         for each in members:
             first = family if each is members[0] else ""
             table.add_row(
                 first,
                 f"[bold]{escape(each.name)}[/]",
+                secure_word(each.secure),
                 escape(each.signature),
                 _rich(each.about),
             )
         table.add_section()
+    table.caption = "secure: whether it works under secure aggregation, by sums only"
+    table.caption_justify = "left"
     return table
 
 
@@ -415,6 +482,8 @@ def page(it: Explanation) -> str:
             parts.append(f"## {title}\n\n{parameter_table(it.parameters)}")
         elif it.sections.get(section):
             parts.append(f"## {title}\n\n{_paragraphs(it.sections[section])}")
+    if it.secure is not None:
+        parts.append(f"## {SECURE}\n\n{_paragraphs(secure_line(it.secure))}")
     if it.combines:
         parts.append(f"## Combinations\n\n{_paragraphs(it.combines)}")
     return "\n\n".join(parts)
@@ -442,11 +511,12 @@ def overview(explanations: Iterable[Explanation]) -> str:
     """All methods by family, as Markdown tables with links to their pages."""
     parts = []
     for family, members in by_family(explanations).items():
-        rows = ["| method | what it is | server sees | travels, each client and round |"]
-        rows.append("|---|---|---|---|")
+        rows = ["| method | what it is | server sees | secure | travels, each client and round |"]
+        rows.append("|---|---|---|---|---|")
         for each in members:
             sees, travels = (each.sections.get(s, "–") for s in ("Server sees", "Travels"))
-            words = (each.about.rstrip("."), first_sentence(sees), first_sentence(travels))
+            secure = secure_word(each.secure)
+            words = (each.about.rstrip("."), first_sentence(sees), secure, first_sentence(travels))
             cells = " | ".join(markdown(w, cell=True) for w in words)
             rows.append(f"| [`{each.name}`]({each.name}.md) | {cells} |")
         parts.append(f"### {family.capitalize()}\n\n" + "\n".join(rows))

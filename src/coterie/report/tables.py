@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from coterie.door.exposure import sentences
 from coterie.run.toml import to_toml
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
     if "clock" in event:
         parts.append(f"clock {event['clock']['total']:.1f} s")
     parts += [f"{event[key]} {key}" for key in ("lost", "late") if event.get(key)]
+    if "privacy" in event:
+        parts.append(f"ε {event['privacy']['epsilon']:.3g}")
+    parts += [f"withheld: {why}" for why in event.get("withheld", {}).values()]
     if "abandoned" in event:
         parts.append(f"abandoned: {event['abandoned']}")
     return "  ".join(parts)
@@ -131,6 +135,12 @@ def comparison(
         )
         table.caption_justify = "left"
     return table
+
+
+def exposure_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What the server saw of clients, in sentences; none of an older run."""
+    seen = summary.get("exposure")
+    return [] if seen is None else sentences(seen)
 
 
 def left_out(reasons: Mapping[str, str]) -> list[str]:
@@ -393,7 +403,37 @@ def print_summary(out: Console, summary: Mapping[str, Any], place: Path) -> None
     )
     for line in _wire_lines(summary, by):
         out.print(line, soft_wrap=True)
+    if found := summary.get("privacy"):
+        out.print(f"  [bold]privacy[/]  {escape(privacy_line(found))}", soft_wrap=True)
+    for number, line in enumerate(exposure_lines(summary)):
+        title = " " * 7 if number else "[bold]exposed[/]"
+        out.print(f"  {title}  {escape(line)}", highlight=False, soft_wrap=True)
     out.print(f"     [bold]kept[/]  {escape(str(place))}", soft_wrap=True)
+
+
+def privacy_line(found: Mapping[str, Any]) -> str:
+    """What was promised and what was spent, in one line.
+
+    >>> privacy_line({"secure": True, "randomness": "simulated"})
+    'secure aggregation; simulated: keys and noise come from the seed'
+    """
+    words = ["secure aggregation"] if found["secure"] else []
+    if "epsilon" in found:
+        budget = f" of {found['budget']:g}" if found.get("budget") else ""
+        words.append(
+            f"ε = {found['epsilon']:.3g}{budget} at δ = {found['delta']:.2g} "
+            f"({found['accountant']}; {found['adjacency']})"
+        )
+    if "noise" in found:
+        words.append(
+            f"noise {found['noise']:.3g} × clip {found['clip']:.3g} ({found['clipping']}), "
+            f"{found['mechanism']}"
+        )
+    if found["randomness"] == "simulated":
+        words.append("simulated: keys and noise come from the seed")
+    else:
+        words.append("keys and noise from the operating system")
+    return "; ".join(words)
 
 
 def _wire_lines(summary: Mapping[str, Any], judged_by: str) -> list[str]:

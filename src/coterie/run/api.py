@@ -77,8 +77,8 @@ def simulate(
     file; ``freeze`` are layers that are neither trained nor sent; ``metrics`` are further scores,
     functions of outputs and targets. ``settings`` are those of a schedule (``epochs``,
     ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``, ``engine``, ``workers``,
-    ``evaluate_every``, …), and the tables ``wire``, ``clock``, ``availability`` and ``stop`` as
-    dicts, as in ``wire={"up": "qsgd"}``.
+    ``evaluate_every``, …), and the tables ``wire``, ``clock``, ``availability``, ``stop`` and
+    ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
 
     >>> import torch
     >>> people = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
@@ -143,6 +143,7 @@ _TABLES = {
     "clock": '{"name": "links"}',
     "availability": '{"name": "diurnal"}',
     "stop": '{"patience": 20}',
+    "privacy": '{"secure": True}',
 }
 
 

@@ -16,7 +16,7 @@ from coterie.method import State
 from coterie.tree import Tree, read_tree, write_atomic, write_tree
 from coterie.weights import Layout, Weights
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class Checkpoints:
             if note["run"] != self.fingerprint:
                 raise RunDirError(
                     f"{path} belongs to another experiment: its data, starting weights, method, "
-                    "loss, training, seed, codecs, clock, availability or round policy were others."
+                    "loss, training, seed, codecs, clock, availability, round policy or privacy "
+                    "were others."
                 )
             if path.stem != f"round-{note['rounds']:06d}":
                 raise RunDirError(f"{path} is damaged.")

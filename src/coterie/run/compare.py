@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.data import Population
+from coterie.door.exposure import server_sees
 from coterie.errors import ConfigError, RunDirError, TrainingError
 from coterie.methods import METHODS
 from coterie.run.config import Config, experiment_of, method_of, parse, population_of
@@ -354,7 +355,7 @@ def _row(
         **_clocked(summary),
         **_to_target(summary),
         "seconds": summary["seconds"],
-        "sees": summary["sees"],
+        "sees": server_sees(summary),
         "headline": score,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from coterie.client.losses import FOR_CLASSES, LOSSES
 from coterie.data import Population
 from coterie.door.coding import Coding
 from coterie.door.policy import cohort_size
+from coterie.door.privacy.settings import Privacy
 from coterie.errors import ConfigError, DataError, unknown
 from coterie.method import Method
 from coterie.methods import make as make_method
@@ -113,6 +114,7 @@ class RunSection(Section):
 
     rounds: int = Field(20, ge=1)
     cohort: int | float = Field(1.0, gt=0)
+    sampling: str = "auto"
     seed: int = 0
     engine: str = "pool"
     workers: int | None = Field(None, ge=1)
@@ -170,6 +172,28 @@ class StopSection(Section):
     seconds: float | None = Field(None, gt=0)
 
 
+class PrivacySection(Section):
+    """What the server must not learn: secure sums, and noise."""
+
+    secure: bool = False
+    min_group: int = Field(3, ge=2)
+    threshold: float = Field(2 / 3, gt=0.5, le=1)
+    neighbours: int = Field(0, ge=0)
+    bits: int = Field(24, ge=8, le=40)
+    reveal: str = ""
+    small_groups: str = "refuse"
+    mechanism: str = "central"
+    epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
+    noise: float | None = Field(None, gt=0)
+    clip: float = Field(1.0, gt=0)
+    clipping: str = "fixed"
+    quantile: float = Field(0.5, gt=0, lt=1)
+    clip_rate: float = Field(0.2, gt=0)
+    exposures: int | None = Field(None, ge=1)
+    randomness: str = "simulated"
+
+
 class Config(Section):
     """A whole experiment, as written in a TOML file."""
 
@@ -185,6 +209,7 @@ class Config(Section):
     clock: ClockSection = ClockSection()
     availability: AvailabilitySection = AvailabilitySection()
     stop: StopSection = StopSection()
+    privacy: PrivacySection = PrivacySection()
 
     @model_validator(mode="before")
     @classmethod
@@ -371,7 +396,18 @@ def experiment_of(config: Config, population: Population | None = None) -> Exper
         config=_placed(config.model_dump()),
     )
     experiment.plan(Path())  # what does not fit is said before anything is written
-    return experiment
+    return _settled(experiment)
+
+
+def _settled(experiment: Experiment) -> Experiment:
+    """With the noise that a budget asks for in its configuration: more rounds do not change it."""
+    found = experiment.privacy
+    if not found.noised:
+        return experiment
+    own = experiment.config["privacy"]
+    config = {**experiment.config, "privacy": {k: getattr(found, k) for k in own}}
+    settings = replace(experiment.settings, privacy=found)
+    return replace(experiment, config=config, settings=settings)
 
 
 def schedule_of(config: Config) -> Schedule:
@@ -392,6 +428,7 @@ def settings_of(config: Config) -> Settings:
         clock=config.clock.model_dump(),
         availability=config.availability.model_dump(),
         stop=Stop(**dict(config.stop)),
+        privacy=Privacy(**dict(config.privacy)),
     )
 
 

@@ -23,9 +23,11 @@ from coterie.door.availability import make_availability
 from coterie.door.clock import Seconds, make_clock
 from coterie.door.coding import Coding
 from coterie.door.door import KEPT, Door, Held, Terms
+from coterie.door.exposure import Exposure
 from coterie.door.ledger import Ledger
 from coterie.door.policy import Policy, cohort_size, least, ready, select, selecting
 from coterie.door.policy import check as check_policy
+from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Wire
 from coterie.engines.base import Engine, one_thread
 from coterie.engines.loop import Loop
@@ -38,6 +40,7 @@ from coterie.method import Method, Public, Round, Setup, Spent, State
 from coterie.run.checkpoint import Checkpoint, Checkpoints, folded, unfolded
 from coterie.run.ending import Stop, reaching, reason
 from coterie.run.evaluation import Scores, headline, summarise
+from coterie.run.privacy import Guard, calibrated, check_privacy
 from coterie.run.result import Result, client_rows
 from coterie.run.rundir import RunDir, rounds_of
 from coterie.seeds import numpy_generator, seed_for
@@ -59,7 +62,8 @@ class Settings(Policy):
     many as a round's). ``alone`` also trains every client alone, for its gain. ``holdout`` clients
     stay outside while the others train; they are admitted at the end and adapt what they receive
     for ``admit_epochs``. ``wire`` are the codecs; ``clock`` and ``availability`` a name and its
-    parameters; ``stop`` is what ends a run early, ``target`` a score whose cost is reported.
+    parameters; ``stop`` is what ends a run early, ``target`` a score whose cost is reported;
+    ``privacy`` is what the server must not learn.
     """
 
     rounds: int = 20
@@ -79,11 +83,15 @@ class Settings(Policy):
     clock: Mapping[str, Any] = field(default_factory=lambda: {"name": "none"})
     availability: Mapping[str, Any] = field(default_factory=lambda: {"name": "always"})
     stop: Stop = field(default_factory=Stop)
+    privacy: Privacy = field(default_factory=Privacy)
 
     @property
     def policy(self) -> Policy:
         """How rounds are held, alone: what a checkpoint's fingerprint names."""
-        return Policy(**{f.name: getattr(self, f.name) for f in fields(Policy)})
+        own = {f.name: getattr(self, f.name) for f in fields(Policy)}
+        if self.sampling == "auto":
+            own["sampling"] = "poisson" if self.privacy.does("central") else "fixed"
+        return Policy(**own)
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,10 @@ class Experiment:
         if self.method.check is not None:
             self.method.check(self.setup(start))
         self.terms(start)
+        always = self.settings.availability["name"] == "always"
+        check_privacy(
+            self.privacy, self.method, self.settings.wire, self.settings.policy, always, layout
+        )
         if self.settings.stop.seconds is not None and self.settings.clock["name"] == "none":
             raise ConfigError(
                 "stop.seconds are seconds of the clock, and there is none: choose one, as in "
@@ -148,7 +160,14 @@ class Experiment:
             self.settings.device,
             self.metrics,
             self.settings.wire,
+            self.privacy,
         )
+
+    @cached_property
+    def privacy(self) -> Privacy:
+        """What is asked of privacy, the noise that a budget needs worked out."""
+        settings = self.settings
+        return calibrated(settings.privacy, settings.policy, len(self.members), settings.rounds)
 
     def _check_targets(self) -> None:
         """Refuse scores that nobody reaches, and rules that would never look."""
@@ -246,6 +265,7 @@ class Experiment:
             dict(self.settings.availability),
             self._trace(),
             asdict(self.settings.stop.budget) if self.method.keeps_budget else None,
+            asdict(self.privacy) if self.privacy.on else None,
             self.settings.holdout,
             self.bn,
             start.layout.entries,
@@ -316,6 +336,8 @@ def execute(
             stack.callback(run.unlock)
             live.begin(resume)
             run.write_config(experiment.config)
+        if plan.privacy.secure:
+            plan.roster.prepare()
         engine = ENGINES[experiment.settings.engine](plan, experiment.settings.workers)
         stack.callback(engine.close)
         try:
@@ -351,6 +373,8 @@ class _Live:
         self.layout = plan.start.layout
         self.ids, self.newcomers = experiment.members, experiment.newcomers
         self.terms, self.policy = experiment.terms(plan.start), self.settings.policy
+        self.guard = Guard(plan, self.policy, self.ids, self.settings.rounds)
+        self.exposure = self._exposure()
         self.next: list[ClientId] | None = None  # selected while the round before goes on
         self.held: dict[ClientId, Held] = {}
         self.lasted = Seconds()
@@ -371,6 +395,16 @@ class _Live:
         self.history: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
+
+    def _exposure(self) -> Exposure:
+        """A ledger of what the server sees, which knows what "every client" and "all" mean."""
+        shared, privacy = self.layout.only(self.layout.shareable), self.plan.privacy
+        return Exposure(
+            layers=shared.layers,
+            members=len(self.ids),
+            least=privacy.min_group,
+            reveals=privacy.reveal,
+        )
 
     def begin(self, resume: bool) -> None:
         """Take up the newest good checkpoint; a run stopped before its first one begins anew."""
@@ -396,6 +430,8 @@ class _Live:
         self.versions = dict(last.door["versions"])
         self.held = unfolded(last.door["held"])
         self.lasted, self.next = Seconds(*last.door["lasted"]), last.door["next"]
+        self.exposure = Exposure.from_tree(last.door["exposure"])
+        self.guard.restore(last.door["privacy"])
         self.retained = [dict(c.door["versions"]) for c in good[-KEPT:]]
         events = self.run_dir.rewind(self.done)
         self.history = rounds_of(events)
@@ -426,6 +462,8 @@ class _Live:
             self.held,
             self.lasted,
         )
+        self.door.exposure = self.exposure
+        self.federation = self.guard.around(self.door)
         if self.done < 0:
             self._init()
         self.stopped = self._reason()
@@ -444,8 +482,8 @@ class _Live:
 
     def _reason(self) -> str:
         """Why no round comes after this one, if so."""
-        if self.state.over:
-            return self.state.over
+        if over := self.state.over or self.guard.over():
+            return over
         before = self.spent_at_first if self.history else self._spent()
         if len(self.history) > 1:
             before = self._spent(self.history[-2])
@@ -470,7 +508,7 @@ class _Live:
     def _init(self) -> None:
         self.door.begin(0, stage="init")
         setup = self.experiment.setup(self.plan.start)
-        self.state = self.experiment.method.init(self.door, setup)
+        self.state = self.experiment.method.init(self.federation, setup)
         self.done = 0
         self.begun = {
             "round": 0,
@@ -510,12 +548,13 @@ class _Live:
         info = Round(number, people, self.experiment.public, spent, self.settings.stop.budget)
         event: dict[str, Any] = {"round": number + 1, "cohort": people}
         try:
-            self.state = self.experiment.method.round(self.door, self.state, info)
+            self.guard.begin(self.state.models)
+            self.state = self.experiment.method.round(self.federation, self.state, info)
         except Abandoned as why:
             self.door.go_back(memory)
             event["abandoned"] = str(why)
         trained = time.perf_counter()
-        event |= {"groups": self._groups(), **self._traffic()}
+        event |= {"groups": self._groups(), **self._traffic(), **self.guard.event()}
         self._book(number + 1)
         if "abandoned" not in event or self._last(number):
             event |= self._evaluate(number)
@@ -544,7 +583,9 @@ class _Live:
         elif self.history:
             lasted = self.history[-1].get("clock", {})
             hides = sum(lasted.get(f.name, 0.0) for f in fields(Seconds))
-        enough = min(cohort_size(policy.cohort, len(self.ids)), len(people))
+        enough = len(people)
+        if policy.sampling != "poisson":
+            enough = min(cohort_size(policy.cohort, len(self.ids)), enough)
         self.door.begin(number, "", people, enough, least(policy, len(self.ids)))
         self.door.wait(waits + selecting(policy, hides))
         self.next = self._following(number + 1)
@@ -665,6 +706,8 @@ class _Live:
             "lost": self.ledger.lost,
             "late": self.ledger.late,
             "abandoned": sum("abandoned" in e for e in self.history),
+            "exposure": self.exposure.summary(),
+            **({"privacy": private} if (private := self.guard.summary()) else {}),
         }
         if self.terms.clock is not None:
             self.summary["clock"] = {**asdict(lasted), "total": lasted.total}
@@ -681,6 +724,7 @@ class _Live:
             self.summary["alone"] = summarise(alone, self.judged_by)
         if self.run_dir is not None:
             self.run_dir.write_table(self.rows)
+            self.run_dir.write_exposure(self.exposure.rows())
             self.run_dir.write_result(self.summary)
 
     def _admit(self) -> tuple[dict[str, Any], Scores, Scores]:
@@ -689,7 +733,7 @@ class _Live:
         assert admit is not None
         self.door.begin(max(0, self.done - 1), stage="admit")
         info = Round(self.done, self.newcomers, self.experiment.public)
-        self.state = admit(self.door, self.state, info)
+        self.state = admit(self.federation, self.state, info)
         came = [c for c in self.newcomers if c in self.state.groups]
         total, epochs = self.ledger.total, self.settings.admit_epochs
         received = self._scores(clients=came)
@@ -719,6 +763,8 @@ class _Live:
             "held": folded(self.door.held),
             "lasted": (lasted.computation, lasted.communication, lasted.waiting),
             "next": self.next,
+            "exposure": self.exposure.to_tree(),
+            "privacy": self.guard.to_tree(),
         }
         self.checkpoints.save(Checkpoint(rounds, self.state, door, self.best), self.layout)
         self.door.retain()

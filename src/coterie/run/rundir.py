@@ -162,6 +162,10 @@ class RunDir:
         """The per-client table, as CSV."""
         write_atomic(self.table, to_csv(rows).encode(), durable=False)
 
+    def write_exposure(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Which vectors of single clients the server saw, as CSV."""
+        write_atomic(self.path / "exposure.csv", to_csv(rows).encode(), durable=False)
+
     def write_result(self, result: Mapping[str, Any]) -> None:
         """The summary at the end."""
         write_atomic(

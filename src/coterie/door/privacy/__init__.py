@@ -1,0 +1,1 @@
+"""Privacy, in the door: secure aggregation, noise, and what is refused."""

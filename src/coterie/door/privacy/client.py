@@ -1,0 +1,347 @@
+"""The clients' half of privacy: what is done to an upload before any of it leaves.
+
+A client holds to the run's settings as it knows them itself. The secrets of a secure sum are kept
+apart from the client's state, which the server can send back to an earlier version: a step that was
+done is never done again, except to repeat the very same answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.door.privacy.entropy import Entropy, Random
+from coterie.door.privacy.form import Count, Floats, Form, contribution
+from coterie.door.privacy.identity import Roster
+from coterie.door.privacy.nbafl import clip_weights, uplink_sigma
+from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
+from coterie.door.privacy.secagg import Session
+from coterie.door.privacy.settings import Privacy
+from coterie.door.wire import Message
+from coterie.errors import ConfigError, RunDirError, TrainingError
+from coterie.federation import Array, ClientId, Upload, vector_of
+from coterie.tree import read_tree, write_tree
+from coterie.weights import Layout, Weights
+
+SESSIONS = "sessions"  # a folder beside the clients' states
+NEGLIGIBLE = 1e-3  # whoever counts less than this share of a slot's largest weight hides nobody
+BIT = 1 << 8  # grid steps of a bit's half, so that its noise is fine enough
+_STEPS = {
+    "keys": "share",
+    "shares": "mask",
+    "survivors": "confirm",
+    "confirmations": "unmask",
+}
+
+
+def changes(upload: Upload, received: Mapping[str, Array], method: str) -> dict[str, Array]:
+    """An upload as changes of what was received: what clipping acts on.
+
+    Refused for what is a change of nothing: no bound would mean anything for it.
+    """
+    found: dict[str, Array] = {}
+    for name, array in upload.arrays.items():
+        if name not in upload.since:
+            raise ConfigError(
+                f"method {method} sends '{name}', which is not a change of anything it received: "
+                "its size has no bound that noise could hide. Choose another method"
+            )
+        of = upload.since[name]
+        found[name] = array if not of else _less(array, received[of])
+    return found
+
+
+def _less(array: Array, reference: Array) -> Array:
+    if isinstance(array, Weights):
+        assert isinstance(reference, Weights)
+        return array - reference.part(array.layout)
+    return array - vector_of(reference)
+
+
+def place_name(slot: object, by_examples: bool, weights: Mapping[ClientId, int]) -> str:
+    """A slot's name in the protocol, to which all keys are bound: it says how everybody counts.
+
+    So a server that tells clients different weights, to single one out, gets no sum.
+    """
+    told = ",".join(f"{c}:{w}" for c, w in sorted(weights.items()))
+    return f"{slot!r}|{'n' if by_examples else '1'}|{hashlib.sha256(told.encode()).hexdigest()}"
+
+
+def negligible(weights: Mapping[ClientId, float]) -> list[ClientId]:
+    """Who counts for next to nothing beside the one who counts most.
+
+    None may: were most of the others lost, a sum of many would show the few who are left.
+
+    >>> negligible({0: 5, 1: 4, 2: 0}), negligible({0: 1, 1: 1})
+    ([2], [])
+    """
+    least = NEGLIGIBLE * max(weights.values())
+    return sorted(c for c, w in weights.items() if w <= 0 or w < least)
+
+
+@dataclass(frozen=True)
+class Sealing:
+    """What the clients of one site do for privacy."""
+
+    privacy: Privacy
+    seed: int
+    folder: Path
+    layout: Layout
+    roster: Roster
+    method: str = ""
+    least_samples: int = 1
+
+    @property
+    def entropy(self) -> Entropy:
+        """Where this site's keys and noise come from."""
+        return Entropy(self.privacy.randomness, self.seed)
+
+    # --- replies that are not summed ----------------------------------------------------------
+
+    def may_show(self, client: ClientId, upload: Upload, task: str, order: str) -> None:
+        """Refuse to send vectors of a client alone under secure aggregation, unless revealed."""
+        if not upload.arrays or not self.privacy.secure:
+            return
+        asks = ", ".join(f"'{n}'" for n in upload.arrays)
+        if self.privacy.reveal == "final-layer":
+            for name, array in upload.arrays.items():
+                if not isinstance(array, Weights) or array.layout.layers != (self._final_layer(),):
+                    raise ConfigError(
+                        f"method {self.method} asks each client for {asks} (task '{task}'), which "
+                        f"is more than the final layer ({self._final_layer()}) that "
+                        f"privacy.reveal lets through: '{name}' stays with the client"
+                    )
+            self._once(client, order)
+            return
+        raise ConfigError(
+            f"method {self.method} asks each client for {asks} by itself (task '{task}'); secure "
+            "aggregation shows sums only. Choose a method that asks for means"
+        )
+
+    def _final_layer(self) -> str:
+        free = [e for e in self.layout.entries if e.kind == "parameter" and not e.local]
+        return max(free, key=lambda e: e.place).layer
+
+    def _once(self, client: ClientId, order: str) -> None:
+        """A client reveals itself once; the same order again gets the same answer."""
+        path = self.folder / SESSIONS / str(client) / "revealed"
+        if path.exists() and path.read_text() != order:
+            raise ConfigError(
+                f"method {self.method} asks client {client} a second time for what privacy.reveal "
+                "lets through once"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(order)
+
+    # --- sums ---------------------------------------------------------------------------------
+
+    def advertise(
+        self,
+        client: ClientId,
+        examples: int,
+        upload: Upload,
+        received: Mapping[str, Array],
+        body: Mapping[str, Any],
+    ) -> tuple[Upload, dict[str, Any]]:
+        """Keep the upload for a sum; what leaves now are keys, and what it will consist of."""
+        told = body["beside"]
+        if "chosen" in told:
+            slot: Any = int(upload.metrics[told["chosen"]])
+        elif "slot" in told:
+            slot = told["slot"]
+        else:  # its work goes into no mean
+            return Upload(), {}
+        from coterie.door.privacy.secagg import Member
+
+        weights = dict(told.get("weights", {}))
+        if weights and client not in weights:
+            raise TrainingError(f"client {client} was told everybody's weight but its own")
+        if weights and (light := negligible(weights)):
+            raise ConfigError(
+                f"method {self.method} asks client {client} for its part of a mean with weights "
+                f"that single clients out: client {light[0]} hardly counts"
+            )
+        name = place_name(slot, told["by_examples"], weights)
+        session = self._session(told["run"], body["round"], told["attempt"], name)
+        path, order = self._path(client, session.attempt), _order(body["message"])
+        if path.exists():
+            kept = read_tree(path, self.layout)
+            if kept["order"] != order:
+                raise TrainingError(f"client {client} was asked a second time for the same sum")
+            return Upload({"secure": kept["advert"]}), kept["beside"]
+        random = self.entropy.stream("keys", session.round, client, session.attempt)
+        member = Member(session, client, self.roster.private(client), self.roster, random)
+        advert = member.advertise()
+        sent = changes(upload, received, self.method) if self.privacy.noised else upload.arrays
+        form = Form.of(sent, self.layout)
+        beside: dict[str, Any] = {"slot": slot, "form": form.to_tree()}
+        if self.privacy.noised:
+            beside["since"] = dict(upload.since)
+        else:
+            beside["metrics"] = sorted(upload.metrics)
+        kept = {
+            "order": order,
+            "advert": _bytes(advert),
+            "beside": beside,
+            "member": _bytes(member.to_bytes()),
+            "round": session.round,
+            "slot": slot,
+            "count": (weights.get(client, 1), told["by_examples"]),
+            "arrays": dict(sent),
+            "examples": examples,
+            "metrics": {k: float(v) for k, v in upload.metrics.items()},
+            "step": "",
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob("*.session"):  # one sum at a time: what came before is over
+            old.unlink(missing_ok=True)
+        write_tree(path, kept, self.layout, durable=False)
+        return Upload({"secure": _bytes(advert)}), beside
+
+    def step(self, client: ClientId, body: Mapping[str, Any]) -> tuple[Upload, dict[str, Any]]:
+        """One step of the protocol; who must refuse it says why, and is out of the sum."""
+        from coterie.door.privacy.secagg import Member, Rejected
+
+        told, said = body["beside"], bytes(body["arrays"]["secure"].numpy())
+        path = self._path(client, told["attempt"])
+        digest = hashlib.sha256(said + repr(sorted(told.items())).encode()).hexdigest()
+        try:
+            kept = read_tree(path, self.layout)
+        except RunDirError:
+            return Upload(), {"refused": f"client {client} knows nothing of this sum"}
+        if kept["step"] == digest:
+            return Upload({"secure": kept["reply"]}), {"slot": kept["slot"]}
+        random = self.entropy.stream("shares", kept["round"], client, told["attempt"])
+        member = Member.from_bytes(kept["member"].numpy().tobytes(), self.roster, random)
+        try:
+            if told["step"] == "shares":
+                sent = member.mask(said, self._values(client, kept, told, member))
+            else:
+                sent = getattr(member, _STEPS[told["step"]])(said)
+            reply = Upload({"secure": _bytes(sent)}), {"slot": kept["slot"]}
+            kept |= {"step": digest, "reply": _bytes(sent)}
+        except Rejected as why:  # and nothing is answered after it
+            reply = Upload(), {"refused": str(why)}
+        kept["member"] = _bytes(member.to_bytes())
+        write_tree(path, kept, self.layout, durable=False)
+        return reply
+
+    def _session(self, run: str, round: int, attempt: str, slot: str) -> Session:
+        """A session by this client's own rules, whatever the server says."""
+        own = self.privacy
+        return Session(run, round, attempt, slot, own.threshold, own.neighbours, own.min_group)
+
+    def _values(
+        self,
+        client: ClientId,
+        kept: Mapping[str, Any],
+        told: Mapping[str, Any],
+        member: Any,
+    ) -> np.ndarray[Any, Any]:
+        """What a client adds to its sum."""
+        form = Form.of(kept["arrays"], self.layout)
+        flat = form.flat(kept["arrays"])
+        if not self.privacy.noised:
+            return contribution(
+                flat,
+                kept["examples"],
+                kept["metrics"],
+                told["metrics"],
+                Count(*kept["count"]),
+                self.privacy.bits,
+                member.members,
+            )
+        noise, asked = told.get("noise", {}), self.privacy.noise or 0.0
+        if noise.get("multiplier", 0.0) < asked:
+            raise ConfigError(
+                f"client {client} was told to add less noise than the run's settings ask for"
+            )
+        stay = self._session("", 0, "", "").enough(member.members)
+        share = 1 / np.sqrt(max(stay, self.privacy.min_group))  # enough if no more remain
+        random = self.entropy.stream("noise", kept["round"], client)
+        return noised(flat, noise, self.privacy.bits, share, random)
+
+    def _path(self, client: ClientId, attempt: str) -> Path:
+        if not attempt.isalnum():
+            raise TrainingError(f"client {client}: '{attempt}' names no attempt")
+        return self.folder / SESSIONS / str(client) / f"{attempt}.session"
+
+    # --- local noise --------------------------------------------------------------------------
+
+    def disturbed(
+        self,
+        client: ClientId,
+        upload: Upload,
+        received: Mapping[str, Array],
+        body: Mapping[str, Any],
+    ) -> Upload:
+        """An upload clipped and noised by its own client, whoever is to see it.
+
+        Its change is clipped, or, by NbAFL's rules, the model itself. No metric goes with it.
+        """
+        if not upload.arrays:
+            return replace(upload, metrics={})
+        form = Form.of(upload.arrays, self.layout)
+        random = self.entropy.stream("local noise", body["order"], client)
+        if self.privacy.mechanism == "nbafl":
+            return Upload(form.arrays(self._nbafl(form.flat(upload.arrays), random)))
+        based = {n: of for n, of in upload.since.items() if of}
+        own = {
+            n: _less(a, received[based[n]]) if n in based else a for n, a in upload.arrays.items()
+        }
+        bound, bits = self.privacy.clip, self.privacy.bits
+        whole, _ = clipped(form.flat(own), bound, bits)
+        sigma = (self.privacy.noise or 0.0) * bound * 2.0**bits
+        whole = whole + discrete_gaussian(sigma, len(whole), random)
+        back = form.arrays(np.ldexp(whole.astype(np.float64), -bits))
+        sent = {n: _plus(a, received[based[n]]) if n in based else a for n, a in back.items()}
+        return Upload(sent, {}, upload.since)
+
+    def _nbafl(self, flat: Floats, random: Random) -> Floats:
+        """A model clipped and noised before aggregation."""
+        own, bits = self.privacy, self.privacy.bits
+        assert own.epsilon is not None
+        assert own.delta is not None
+        assert own.exposures is not None
+        kept = np.rint(np.ldexp(clip_weights(flat, own.clip), bits))
+        sigma = uplink_sigma(own.clip, self.least_samples, own.epsilon, own.delta, own.exposures)
+        drawn = discrete_gaussian(sigma * 2.0**bits, len(flat), random)
+        return np.ldexp(kept + drawn, -bits)
+
+
+def noised(
+    flat: np.ndarray[Any, Any],
+    noise: Mapping[str, float],
+    bits: int,
+    share: float,
+    random: Any,
+) -> np.ndarray[Any, Any]:
+    """A change clipped to the grid, and its bit, each with this share of the noise."""
+    bound = noise["clip"]
+    whole, norm = clipped(flat, bound, bits)
+    sigma = share * noise["multiplier"] * bound * 2.0**bits
+    bit = round(centred(norm, bound) * 2 * BIT) if noise["bits"] else 0  # else nobody asks for it
+    bit += int(discrete_gaussian(share * noise["bits"] * 2 * BIT, 1, random)[0])
+    return np.append(whole + discrete_gaussian(sigma, len(whole), random), bit)
+
+
+def _plus(change: Array, reference: Array) -> Array:
+    if isinstance(change, Weights):
+        assert isinstance(reference, Weights)
+        return reference.part(change.layout) + change
+    return vector_of(reference) + change
+
+
+def _order(message: Message) -> str:
+    """A short name for an order with all that it says."""
+    return hashlib.sha256(message.to_bytes()).hexdigest()
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

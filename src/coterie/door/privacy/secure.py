@@ -1,0 +1,341 @@
+"""Secure aggregation as a federation: means as ever, and the server learns sums only.
+
+The client's task and its keys are the first exchange; sharing keys, masked inputs, the consistency
+check and unmasking are one exchange each. Slots run side by side. Whoever drops out before its
+masked input has arrived is in no sum, and its state stays as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from coterie.door.door import SECURE, Answer, Door
+from coterie.door.privacy.client import negligible, place_name
+from coterie.door.privacy.form import Form, Total, length
+from coterie.door.privacy.isolation import isolated
+from coterie.door.privacy.secagg import Session, Sum, TooFew
+from coterie.door.privacy.settings import Privacy
+from coterie.errors import Abandoned, ConfigError, TrainingError
+from coterie.federation import Chosen, ClientId, Mean, Mixing, Order, Reply, Slot, mix, vector_of
+
+STEPS = ("keys", "shares", "survivors", "confirmations")  # what the server says after each exchange
+GRAIN = 1 << 16  # weights that are not 0 or 1 are whole numbers of this part
+
+
+@dataclass
+class Secure:
+    """A federation in which ``reduce`` goes through the protocol and ``gather`` shows no vectors.
+
+    ``run`` names the run and ``method`` the method, for refusals. ``skipped`` are the slots of the
+    present round that were too small, and why.
+    """
+
+    door: Door
+    privacy: Privacy
+    roster: Mapping[ClientId, bytes]
+    run: str = ""
+    method: str = ""
+    skipped: dict[str, str] = field(default_factory=dict)
+    _asked: tuple[str, list[dict[Any, float]]] = ("", [])
+
+    @property
+    def clients(self) -> Sequence[ClientId]:
+        """Everybody who belongs to the federation."""
+        return self.door.clients
+
+    def gather(self, orders: Sequence[Order]) -> list[Reply]:
+        """Replies without vectors; clients refuse to send one that was not named as revealed."""
+        replies = self.door.exchange(orders)
+        self.door.saw(replies, "each", "revealed by consent")
+        return list(replies)
+
+    def average(
+        self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """Means of replies that were shown: nothing more is learned."""
+        return mix(replies, into, by_examples)
+
+    def reduce(
+        self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """The weighted mean of each slot, from its sum alone."""
+        if all(o.apart for o in orders):  # what a client would do by itself, with no message
+            return self.door.reduce(orders, into, by_examples)
+        means = {}
+        for slot, total in self.sums(orders, into, by_examples).items():
+            if total.count:
+                means[slot] = Mean(total.arrays, total.examples, total.clients, total.means)
+        return means
+
+    def sums(
+        self,
+        orders: Sequence[Order],
+        into: Mixing,
+        by_examples: bool = True,
+        noise: Mapping[str, float] | None = None,
+    ) -> dict[Slot, Total]:
+        """The sum of each slot; ``noise`` is what clients are told to clip to and to add."""
+        rows = {} if isinstance(into, Chosen) else self._rows(orders, into)
+        call = _Call(secrets.token_hex(16), rows, by_examples, noise)
+        told = {o.client: {"run": self.run, **call.tells(o.client, into)} for o in orders}
+        answers = {a.client: a for a in self.door.exchange(orders, told, adopt=False)}
+        for answer in answers.values():
+            if "slot" not in answer.beside:  # it takes part in no mean: its work is done
+                self.door.adopt(answer)
+        running = self._begun(call, answers)
+        replies = _blobs(running, answers.values())
+        for step in STEPS:
+            said = self._say(running, step, replies)
+            replies = _blobs(running, self._carry(call, step, running, said))
+        found = {}
+        for slot, values in self._say(running, "total", replies).items():
+            run = running[slot]
+            for client in run.sum.summed:
+                self.door.adopt(answers[client])
+            self._note(orders, slot, run, noise is not None)
+            people = tuple(sorted(run.sum.summed))
+            bits, since = self.privacy.bits, run.since
+            found[slot] = Total(run.form, people, run.metrics, values, bits, since)
+        if not found and (rows or (orders and isinstance(into, Chosen))):
+            why = "; ".join(self.skipped.values()) or "no client answered"
+            raise (Abandoned if self.door.cohort else TrainingError)(why)
+        return found
+
+    # --- before -------------------------------------------------------------------------------
+
+    def _rows(
+        self, orders: Sequence[Order], into: Mapping[ClientId, Mapping[Slot, float]]
+    ) -> dict[ClientId, tuple[Slot, float]]:
+        """Each client's one slot and its weight there; what would show a client is refused."""
+        found, slots = dict[ClientId, tuple[Slot, float]](), dict[Slot, dict[ClientId, float]]()
+        for order in orders:
+            row = {s: w for s, w in into.get(order.client, {}).items() if w > 0}
+            if len(row) > 1:
+                names = " and ".join(repr(s) for s in list(row)[:2])
+                raise self._refusal(
+                    f"slots that overlap: client {order.client} is in {names}",
+                    "means of disjoint groups only can be had without showing more",
+                )
+            for slot, weight in row.items():
+                found[order.client] = slot, weight
+                slots.setdefault(slot, {})[order.client] = weight
+        for slot, members in slots.items():
+            self._refuse_small(slot, members)
+        least = self.privacy.min_group  # smaller ones are skipped, and so show nothing
+        self._refuse_isolation(orders, [m for m in slots.values() if len(m) >= least])
+        return found
+
+    def _refuse_small(self, slot: Slot, weights: Mapping[ClientId, float]) -> None:
+        light = negligible(weights)
+        if not light and len(weights) >= self.privacy.min_group:
+            return
+        heavy = sorted(set(weights) - set(light))
+        who = ", ".join(map(str, heavy))
+        rest = " (the others hardly count)" if light else ""
+        if light or self.privacy.small_groups == "refuse":
+            raise self._refusal(
+                f"the mean of slot {slot!r}, of client{'s' * (len(heavy) > 1)} {who} alone{rest}",
+                f"privacy.min_group = {self.privacy.min_group}. Use larger cohorts or fewer "
+                "groups, lower privacy.min_group, or leave such groups as they are with "
+                "privacy.small_groups = skip",
+            )
+
+    def _refuse_isolation(self, orders: Sequence[Order], slots: list[dict[int, float]]) -> None:
+        """Refuse sums that, with those of the same vectors asked for before, single clients out."""
+        stage = f"{self.door.round}.{self.door._stage}"
+        if self._asked[0] != stage:
+            self._asked = (stage, [])
+        known = dict[int, bytes]()
+        keys = {o.client: _content(o, known) for o in orders}
+        rows = [{keys[c]: w for c, w in slot.items()} for slot in slots]
+        before = self._asked[1]
+        touched = [r for r in before if any(k in row for row in rows for k in r)]
+        alone = isolated([*touched, *rows], self.privacy.min_group) if touched else None
+        if alone is not None:
+            who = ", ".join(str(key[0]) for key in sorted(alone, key=str))
+            raise self._refusal(
+                f"sums whose combination shows client{'s' * (len(alone) > 1)} {who} alone",
+                f"privacy.min_group = {self.privacy.min_group}",
+            )
+        before += rows
+
+    def _refusal(self, what: str, why: str) -> ConfigError:
+        return ConfigError(
+            f"method {self.method} asks for {what}; secure aggregation refuses it: {why}"
+        )
+
+    # --- during -------------------------------------------------------------------------------
+
+    def _begun(self, call: _Call, answers: Mapping[ClientId, Answer]) -> dict[Slot, _Running]:
+        """A sum to be made for each slot that has enough members."""
+        self.skipped, members = {}, dict[Slot, list[Answer]]()
+        for answer in answers.values():
+            if "slot" in answer.beside:
+                members.setdefault(answer.beside["slot"], []).append(answer)
+        running = {}
+        for slot in sorted(members, key=lambda s: (str(type(s)), s)):
+            found = members[slot]
+            if len(found) < self.privacy.min_group:
+                self.skipped[str(slot)] = (
+                    f"slot {slot!r} has {len(found)} of the {self.privacy.min_group} clients that "
+                    "a sum needs"
+                )
+                continue
+            layout = self.door.wire.layout
+            forms = {a.client: Form.from_tree(a.beside["form"], layout) for a in found}
+            first, *others = forms
+            odd = [c for c in others if forms[c].parts != forms[first].parts]
+            if odd:
+                raise TrainingError(
+                    f"clients {first} and {odd[0]} would send different arrays into one sum"
+                )
+            run = Sum(self._session(call, slot), self.roster, call.length(forms[first], found))
+            since = found[0].beside.get("since", {})
+            running[slot] = _Running(run, forms[first], call.metrics(found), since)
+        return running
+
+    def _session(self, call: _Call, slot: Slot) -> Session:
+        return Session(
+            self.run,
+            self.door.round,
+            call.attempt,
+            place_name(slot, call.by_examples, call.weights(slot)),
+            self.privacy.threshold,
+            self.privacy.neighbours,
+            self.privacy.min_group,
+        )
+
+    def _say(
+        self, running: dict[Slot, _Running], step: str, replies: Mapping[Slot, Any]
+    ) -> dict[Slot, Any]:
+        """What the server has to say to each slot; a slot that too few are left of is over."""
+        said = {}
+        for slot in list(running):
+            try:
+                said[slot] = getattr(running[slot].sum, step)(replies.get(slot, {}))
+            except TooFew as why:
+                self.skipped[str(slot)] = f"slot {slot!r}: {why}"
+                del running[slot]
+        return said
+
+    def _carry(
+        self,
+        call: _Call,
+        step: str,
+        running: Mapping[Slot, _Running],
+        said: Mapping[Slot, Mapping[ClientId, bytes]],
+    ) -> list[Answer]:
+        """One step of the protocol, as one exchange for all slots."""
+        orders, told = [], {}
+        for slot, messages in said.items():
+            for client, blob in messages.items():
+                orders.append(Order(client, SECURE, {"secure": _tensor(blob)}))
+                told[client] = {"attempt": call.attempt, "step": step}
+                if step == "shares":
+                    told[client] |= call.asks(running[slot].metrics)
+        return self.door.exchange(orders, told) if orders else []
+
+    def _note(self, orders: Sequence[Order], slot: Slot, running: _Running, noised: bool) -> None:
+        if running.form.size:
+            self.door.exposed.add("means")
+            self.door.exposure.sum(
+                self.door.moment,
+                orders[0].task,
+                slot,
+                running.sum.summed,
+                running.form.layers,
+                "secure, noised" if noised else "secure",
+            )
+
+
+@dataclass(frozen=True)
+class _Running:
+    """The protocol of one slot."""
+
+    sum: Sum
+    form: Form
+    metrics: tuple[str, ...]
+    since: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One ``reduce``: who is in which slot with which weight, and what clients are to add."""
+
+    attempt: str
+    rows: Mapping[ClientId, tuple[Slot, float]]
+    by_examples: bool
+    noise: Mapping[str, float] | None
+
+    @cached_property
+    def _grain(self) -> int:
+        return 1 if all(w == 1 for _, w in self.rows.values()) else GRAIN
+
+    def weights(self, slot: Slot) -> dict[ClientId, int]:
+        """How everybody in a slot counts, as whole numbers; empty if everybody counts 1."""
+        if self._grain == 1:
+            return {}
+        return {c: round(w * GRAIN) for c, (s, w) in self.rows.items() if s == slot}
+
+    def tells(self, client: ClientId, into: Mixing) -> dict[str, Any]:
+        """What a client is told with its order: its slot, or the metric in which it names it."""
+        told: dict[str, Any] = {"attempt": self.attempt, "by_examples": self.by_examples}
+        if isinstance(into, Chosen):
+            return {**told, "chosen": into.metric}
+        if client not in self.rows:
+            return told
+        slot = self.rows[client][0]
+        weights = self.weights(slot)
+        return {**told, "slot": slot, **({"weights": weights} if weights else {})}
+
+    def metrics(self, answers: Sequence[Answer]) -> tuple[str, ...]:
+        """The metrics that are summed; with noise none, for none is clipped."""
+        if self.noise is not None:
+            return ()
+        return tuple(sorted({n for a in answers for n in a.beside["metrics"]}))
+
+    def length(self, form: Form, answers: Sequence[Answer]) -> int:
+        """How many numbers everybody adds: with noise, the change and a bit."""
+        return form.size + 1 if self.noise is not None else length(form, self.metrics(answers))
+
+    def asks(self, metrics: Sequence[str]) -> dict[str, Any]:
+        """What a client must know in order to make its contribution."""
+        told: dict[str, Any] = {"metrics": list(metrics)}
+        return told if self.noise is None else {**told, "noise": dict(self.noise)}
+
+
+def _content(order: Order, known: dict[int, bytes]) -> tuple[Any, ...]:
+    """What decides a client's upload within a round: two orders alike give the same one.
+
+    ``known`` are the arrays of a call that were looked at already; most clients get the same.
+    """
+    arrays = []
+    for name, array in sorted(order.arrays.items()):
+        if id(array) not in known:
+            numbers = vector_of(array).contiguous().numpy()
+            known[id(array)] = hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
+        arrays.append((name, known[id(array)]))
+    return order.client, order.task, tuple(arrays), tuple(sorted(order.config.items()))
+
+
+def _tensor(blob: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+
+
+def _blobs(
+    running: Mapping[Slot, _Running], answers: Iterable[Answer]
+) -> dict[Slot, dict[ClientId, bytes]]:
+    """The clients' messages by slot; who refused to go on sent none."""
+    found: dict[Slot, dict[ClientId, bytes]] = {slot: {} for slot in running}
+    for answer in answers:
+        slot = answer.beside.get("slot")
+        if slot in found and "secure" in answer.arrays:
+            found[slot][answer.client] = vector_of(answer.arrays["secure"]).numpy().tobytes()
+    return found

@@ -1,0 +1,211 @@
+"""Privacy in a run: what is refused, how much noise a budget asks for, what was spent."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from coterie.door.coding import Coding
+from coterie.door.door import Door
+from coterie.door.policy import Policy, cohort_size
+from coterie.door.privacy.accounting import Sampling, calibrate, sensible_delta
+from coterie.door.privacy.dp import Account, Local, Private, Spending, account_of, downlink_of
+from coterie.door.privacy.entropy import Entropy
+from coterie.door.privacy.secure import Secure
+from coterie.door.privacy.settings import Privacy
+from coterie.engines.site import Plan
+from coterie.errors import ConfigError
+from coterie.federation import Federation, Slot
+from coterie.method import Method
+from coterie.weights import Layout, Weights
+
+
+def check_privacy(
+    privacy: Privacy, method: Method, coding: Coding, policy: Policy, on: bool, layout: Layout
+) -> None:
+    """Refuse what does not go together, before anything is trained; ``on``: clients always are."""
+    privacy.check()
+    privacy.check_layout(layout)
+    privacy.check_policy(policy, on)
+    if privacy.secure and not coding.upwards.exact:
+        raise ConfigError(
+            f"wire.up = '{coding.up}' loses digits, and what masks hide must add up exactly: leave "
+            "the codec out (wire.down may have one), or --secure"
+        )
+    if method.sees != "each":
+        return
+    if privacy.does("nbafl"):
+        raise ConfigError(
+            f"method {method.name} makes more than one mean of what clients send "
+            f"({seen_by(method)}), and NbAFL's downlink noise is for one mean a round. Choose "
+            "another method, or privacy.mechanism = local"
+        )
+    if privacy.secure and not privacy.reveal:
+        seen = seen_by(method)
+        consent = ", or let that through with --reveal final-layer" * ("final layer" in seen)
+        raise ConfigError(
+            f"method {method.name} does not work under secure aggregation, which shows sums only: "
+            f"{seen}. Choose one that asks for means (`coterie methods`){consent}"
+        )
+    if privacy.does("central") and not privacy.secure:
+        raise ConfigError(
+            f"method {method.name} groups or mixes clients by what each of them sent, which "
+            f"moves the models of others too, and is not noised: {seen_by(method)}. Choose one "
+            "that asks for means, or privacy.mechanism = local"
+        )
+
+
+def seen_by(method: Method) -> str:
+    """What the server sees of single clients, in the method's own words."""
+    words = "the server sees each client's vectors"
+    if method.source is None:
+        return words
+    import importlib
+
+    factory = getattr(importlib.import_module(method.source.module), method.source.factory)
+    lines = iter((inspect.getdoc(factory) or "").splitlines())
+    for line in lines:
+        if line.startswith("Server sees:"):
+            text = line.removeprefix("Server sees:").strip()
+            for more in lines:
+                if "." in text or (more.split(":")[0].istitle() and ":" in more):
+                    break
+                text += f" {more.strip()}"
+            return f"the server sees {text.partition('. ')[0].rstrip('.')}"
+    return words
+
+
+def sampling_of(policy: Policy, clients: int) -> Sampling:
+    """How a round's clients are drawn, as an accountant needs to know it."""
+    cohort = cohort_size(policy.cohort, clients)
+    kind = "poisson" if policy.sampling == "poisson" else "fixed"
+    return Sampling("all" if cohort == clients else kind, clients, cohort)
+
+
+def calibrated(privacy: Privacy, policy: Policy, clients: int, rounds: int) -> Privacy:
+    """With all that a budget leaves open: δ, the noise for so many rounds, NbAFL's exposures."""
+    if not privacy.noised:
+        return privacy
+    privacy.check()
+    delta = sensible_delta(clients) if privacy.delta is None else privacy.delta
+    if privacy.mechanism == "nbafl":
+        if privacy.epsilon is None:
+            raise ConfigError("privacy.mechanism = 'nbafl' needs privacy.epsilon, as in 0.5")
+        return replace(privacy, delta=delta, exposures=privacy.exposures or rounds)
+    if privacy.noise is not None:
+        return replace(privacy, delta=delta)
+    assert privacy.epsilon is not None
+    sampling = sampling_of(policy, clients)
+    if privacy.mechanism == "local":
+        everybody = Sampling("all", clients, clients)
+        return replace(
+            privacy, delta=delta, noise=2 * calibrate(everybody, privacy.epsilon, delta, rounds)
+        )
+    return replace(privacy, delta=delta, noise=calibrate(sampling, privacy.epsilon, delta, rounds))
+
+
+class Guard:
+    """What privacy adds to a run while it goes on: the federation, and the account."""
+
+    def __init__(self, plan: Plan, policy: Policy, members: Sequence[int], rounds: int) -> None:
+        self.plan, self.policy, self.members, self.rounds = plan, policy, members, rounds
+        self.privacy = plan.privacy
+        self.entropy = Entropy(self.privacy.randomness, plan.seed)
+        self.spending = Spending(self.privacy.clip)
+        self.account: Account | None = None
+        if self.privacy.noised and self.privacy.mechanism != "nbafl":
+            sampling = sampling_of(policy, len(members))
+            self.account = account_of(self.privacy, sampling, rounds)
+            if not self.account.fits(1):
+                raise ConfigError(
+                    f"privacy.epsilon = {self.privacy.epsilon:g} has no room for a single round "
+                    f"with privacy.noise = {self.privacy.noise:g}: raise one of them"
+                )
+        self._stage: Private | Local | None = None
+        self._secure: Secure | None = None
+
+    def around(self, door: Door) -> Federation:
+        """The door, as a method may use it."""
+        privacy, name = self.privacy, self.plan.method.name
+        if privacy.secure:
+            run = f"{name} {self.plan.seed}"
+            self._secure = Secure(door, privacy, self.plan.roster, run, name)
+        if privacy.does("central"):
+            expected = float(cohort_size(self.policy.cohort, len(self.members)))
+            self._stage = Private(
+                door, privacy, expected, self.entropy, self.spending, self._secure, name
+            )
+        elif privacy.noised:
+            self._stage = Local(door, privacy, self.entropy, self.spending, name, self._downlink())
+        return self._stage or self._secure or door
+
+    def _least_samples(self) -> int:
+        return min(self.plan.train_sizes[c] for c in self.members)
+
+    def _downlink(self) -> float:
+        if self.privacy.mechanism != "nbafl":
+            return 0.0
+        return downlink_of(self.privacy, self._least_samples(), self.rounds, len(self.members))
+
+    def begin(self, models: Mapping[Slot, Weights]) -> None:
+        """Another round begins with these models."""
+        if self._stage is not None:
+            self._stage.begin(models)
+        if self._secure is not None:
+            self._secure.skipped = {}
+
+    def event(self) -> dict[str, Any]:
+        """What a round has to tell."""
+        found: dict[str, Any] = {}
+        if self._secure is not None and self._secure.skipped:
+            found["withheld"] = dict(self._secure.skipped)
+        if self.account is not None:
+            found["privacy"] = {
+                "epsilon": self.account.running(self.spending.releases),
+                "delta": self.account.delta,
+                "releases": self.spending.releases,
+                "clip": self.spending.bound,
+            }
+        return found
+
+    def over(self) -> str:
+        """Why no further round fits into the budget, if so."""
+        more = max(1, self.spending.last)
+        if self.account is None or self.account.fits(self.spending.releases + more):
+            return ""
+        return f"the privacy budget of ε = {self.account.budget:g} has no room for another round"
+
+    def summary(self) -> dict[str, Any]:
+        """What the run ends with; nothing, if privacy was not asked for."""
+        privacy = self.privacy
+        if not privacy.on:
+            return {}
+        found: dict[str, Any] = {"secure": privacy.secure, "randomness": privacy.randomness}
+        if privacy.reveal:
+            found["reveal"] = privacy.reveal
+        if privacy.noised:
+            found["mechanism"] = privacy.mechanism
+            found["clipping"], found["clip"] = privacy.clipping, self.spending.bound
+        if self.account is not None:
+            found |= self.account.report(self.spending.releases)
+            found["budget"] = privacy.epsilon
+        elif privacy.does("nbafl"):
+            found |= {
+                "epsilon": privacy.epsilon,
+                "delta": privacy.delta,
+                "exposures": privacy.exposures,
+                "downlink": self._downlink(),
+                "accountant": "nbafl",
+                "adjacency": "one sample of one client, by NbAFL's own assumptions",
+            }
+        return found
+
+    def to_tree(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return self.spending.to_tree()
+
+    def restore(self, tree: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        self.spending = Spending(**tree)
