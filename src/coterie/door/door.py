@@ -343,7 +343,7 @@ class _Sheet:
 
     door: Door
     name: str
-    beside: Mapping[ClientId, Mapping[str, Tree]]
+    beside: Mapping[ClientId, Mapping[str, Tree]] = field(default_factory=dict)
     sent: dict[ClientId, Message] = field(default_factory=dict)
     held: dict[ClientId, Held] = field(default_factory=dict)
     received: dict[ClientId, Mapping[str, Array]] = field(default_factory=dict)
