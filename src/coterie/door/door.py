@@ -8,6 +8,7 @@ server never lets a client run ahead.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from coterie.door.coding import SENT, Coding, decode, encode, now_held, referenc
 from coterie.door.exposure import Exposure
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.policy import Policy, accept
-from coterie.door.wire import Decoded, Encoded, Message, Wire
+from coterie.door.wire import Decoded, Encoded, Message, Wire, content_of
 from coterie.engines.base import Engine, Request
 from coterie.errors import Abandoned, CoterieError, TrainingError, WireError, error_named
 from coterie.federation import (
@@ -68,7 +69,8 @@ class Answer(Reply):
 
     ``beside`` is what the client's half of a stage put next to it; ``since`` what each array is a
     change of, as in an upload, and ``received`` what the client got. It counts once it is adopted:
-    ``version`` and ``held`` are then the client's.
+    ``version`` and ``held`` are then the client's. ``content`` is a digest of what it was asked,
+    where a stage wants to know.
     """
 
     beside: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +78,7 @@ class Answer(Reply):
     received: Mapping[str, Array] = field(default_factory=dict)
     version: str | None = None
     held: Held = field(default_factory=dict)
+    content: str = ""
 
 
 @dataclass
@@ -351,6 +354,7 @@ class _Sheet:
     _decoded: Decoded = field(default_factory=dict)
     _coded: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     _kinds: dict[bytes, dict[str, int]] = field(default_factory=dict)
+    _contents: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def request(self, order: Order) -> Request:
         """The order as a message."""
@@ -450,7 +454,22 @@ class _Sheet:
             self.received[client],
             body.get("version"),
             self.held.get(client, {}),
+            self._content(client),
         )
+
+    def _content(self, client: ClientId) -> str:
+        """A digest of what a client was asked, if there is a stage; many are asked the same."""
+        if client not in self.beside:
+            return ""
+        message = self.sent[client]
+        asked = json.loads(message.header)["body"]
+        key = (
+            json.dumps([asked.get(k) for k in ("task", "config", "arrays")]),
+            tuple(map(id, message.payloads)),
+        )
+        if key not in self._contents:
+            self._contents[key] = content_of(message)
+        return self._contents[key]
 
     def kinds(self, message: Message) -> dict[str, int]:
         """The kinds of a message; many clients get the same one."""

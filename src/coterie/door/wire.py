@@ -7,6 +7,7 @@ describes itself and no pickle is needed. The checksum is a CRC-32 of everything
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -177,6 +178,16 @@ class Wire:
             found["losses"] = len(json.dumps(metrics, separators=(",", ":")))
         found["header"] = message.size - sum(found.values())
         return found
+
+
+def content_of(message: Message) -> str:
+    """A digest of what an order asks for: its task, config and arrays, as they travel."""
+    header = json.loads(message.header)
+    asked = [header["body"].get(key) for key in ("task", "config", "arrays")]
+    digest = hashlib.sha256(json.dumps([asked, header["arrays"]]).encode())
+    for payload in message.payloads:
+        digest.update(payload)
+    return digest.hexdigest()
 
 
 def shared_out(length: int, layout: Layout) -> dict[str, int]:

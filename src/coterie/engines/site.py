@@ -170,6 +170,7 @@ class Site:
         client = self._client(id, body)
         arrays = self._received(client, body)
         if body["task"] == FETCH:
+            self.sealing.may_fetch(id)
             model = self.plan.method.assemble(client, arrays)
             return self._reply(len(client.train), Upload({"model": model}))
         task = self.plan.method.tasks.get(body["task"])

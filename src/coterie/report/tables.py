@@ -71,7 +71,7 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
         parts.append(f"clock {event['clock']['total']:.1f} s")
     parts += [f"{event[key]} {key}" for key in ("lost", "late") if event.get(key)]
     if "privacy" in event:
-        parts.append(f"ε {event['privacy']['epsilon']:.3g}")
+        parts.append(f"ε ≤ {event['privacy']['epsilon']:.3g}")
     parts += [f"withheld: {why}" for why in event.get("withheld", {}).values()]
     if "abandoned" in event:
         parts.append(f"abandoned: {event['abandoned']}")

@@ -21,6 +21,7 @@ from coterie.data.samples import labelled_like
 from coterie.data.splits import split_client
 from coterie.door.door import Door, Terms
 from coterie.door.ledger import Bytes
+from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Wire
 from coterie.engines.base import one_thread
 from coterie.engines.loop import Loop
@@ -85,7 +86,7 @@ def admit_client(run: Result | Path, data: ClientData, epochs: int = 5) -> Admit
         moved, sends = door.ledger.total, plan.method.sends(state, id)
         received = door.score({id: sends}, {})[id]
         # A method whose clients use what they adapted: what is scored is what is handed over.
-        after = replace(plan, method=_adapting(plan.method, epochs))
+        after = replace(plan, method=_adapting(plan.method, epochs), privacy=Privacy())
         adapted = _door(after, result.rounds, "adapt", door.versions)
         adapted.held.update(door.held)
         return Admitted(

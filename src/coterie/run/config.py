@@ -182,6 +182,7 @@ class PrivacySection(Section):
     bits: int = Field(24, ge=8, le=40)
     reveal: str = ""
     small_groups: str = "refuse"
+    same_orders: bool = True
     mechanism: str = "central"
     epsilon: float | None = Field(None, gt=0)
     delta: float | None = Field(None, gt=0, lt=1)

@@ -131,11 +131,11 @@ class Experiment:
         start = Weights.from_tensors(layout, self.start or module.state_dict())
         if self.method.check is not None:
             self.method.check(self.setup(start))
-        self.terms(start)
         always = self.settings.availability["name"] == "always"
         check_privacy(
             self.privacy, self.method, self.settings.wire, self.settings.policy, always, layout
         )
+        self.terms(start)
         if self.settings.stop.seconds is not None and self.settings.clock["name"] == "none":
             raise ConfigError(
                 "stop.seconds are seconds of the clock, and there is none: choose one, as in "
@@ -336,7 +336,7 @@ def execute(
             stack.callback(run.unlock)
             live.begin(resume)
             run.write_config(experiment.config)
-        if plan.privacy.secure:
+        if plan.privacy.on:
             plan.roster.prepare()
         engine = ENGINES[experiment.settings.engine](plan, experiment.settings.workers)
         stack.callback(engine.close)

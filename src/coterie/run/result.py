@@ -15,6 +15,7 @@ from coterie.client.fit import FlatModel, outputs
 from coterie.data.population import Population
 from coterie.door.door import Door, Held, Terms
 from coterie.door.ledger import Bytes, Ledger
+from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Wire
 from coterie.engines.loop import Loop
 from coterie.engines.site import Plan
@@ -71,7 +72,7 @@ class Result:
             )
         # The method's own assemble, on the client's own state, on a plain engine; what a codec
         # makes of the model on its way down is what was scored at the end.
-        plan = self.plan
+        plan = replace(self.plan, privacy=Privacy())  # its owner asks, not the server
         wire = Wire(plan.start.layout, plan.coding.downwards.plain)
         terms = Terms(plan.coding, start=plan.start, seed=plan.seed)
         door = Door(Loop(replace(plan, device="cpu")), wire, terms=terms)

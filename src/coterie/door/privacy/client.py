@@ -8,6 +8,7 @@ done is never done again, except to repeat the very same answer.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from coterie.door.privacy.nbafl import clip_weights, uplink_sigma
 from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
 from coterie.door.privacy.secagg import Session
 from coterie.door.privacy.settings import Privacy
-from coterie.door.wire import Message
+from coterie.door.wire import Message, content_of
 from coterie.errors import ConfigError, RunDirError, TrainingError
 from coterie.federation import Array, ClientId, Upload, vector_of
 from coterie.tree import read_tree, write_tree
@@ -69,8 +70,10 @@ def place_name(slot: object, by_examples: bool, weights: Mapping[ClientId, int])
 
     So a server that tells clients different weights, to single one out, gets no sum.
     """
+    name = f"{slot!r}, {'by samples' if by_examples else 'each alike'}"
     told = ",".join(f"{c}:{w}" for c, w in sorted(weights.items()))
-    return f"{slot!r}|{'n' if by_examples else '1'}|{hashlib.sha256(told.encode()).hexdigest()}"
+    digest = hashlib.sha256(told.encode()).hexdigest()
+    return f"{name}, by weights {digest}" if weights else name
 
 
 def negligible(weights: Mapping[ClientId, float]) -> list[ClientId]:
@@ -83,6 +86,16 @@ def negligible(weights: Mapping[ClientId, float]) -> list[ClientId]:
     """
     least = NEGLIGIBLE * max(weights.values())
     return sorted(c for c, w in weights.items() if w <= 0 or w < least)
+
+
+def about(told: Mapping[str, Any], order: str) -> bytes:
+    """What everybody in a sum must have been told alike, or nobody unmasks it.
+
+    Else a server could send all but one a model of its own, or tell them to report other metrics,
+    or to add hardly any noise.
+    """
+    same = {key: told[key] for key in ("metrics", "noise") if key in told} | {"order": order}
+    return json.dumps(same, sort_keys=True).encode()
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,13 @@ class Sealing:
         return Entropy(self.privacy.randomness, self.seed)
 
     # --- replies that are not summed ----------------------------------------------------------
+
+    def may_fetch(self, client: ClientId) -> None:
+        """Refuse to hand over the whole model of a client that hides its uploads."""
+        if self.privacy.secure or self.privacy.does("local") or self.privacy.does("nbafl"):
+            raise ConfigError(
+                f"the model of client {client} stays with it: it hides even what it uploads"
+            )
 
     def may_show(self, client: ClientId, upload: Upload, task: str, order: str) -> None:
         """Refuse to send vectors of a client alone under secure aggregation, unless revealed."""
@@ -194,11 +214,13 @@ class Sealing:
             "slot": slot,
             "count": (weights.get(client, 1), told["by_examples"]),
             "arrays": dict(sent),
+            "content": content_of(body["message"]) if self.privacy.same_orders else "",
             "examples": examples,
             "metrics": {k: float(v) for k, v in upload.metrics.items()},
             "step": "",
         }
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)  # nobody else reads secrets
         for old in path.parent.glob("*.session"):  # one sum at a time: what came before is over
             old.unlink(missing_ok=True)
         write_tree(path, kept, self.layout, durable=False)
@@ -221,7 +243,8 @@ class Sealing:
         member = Member.from_bytes(kept["member"].numpy().tobytes(), self.roster, random)
         try:
             if told["step"] == "shares":
-                sent = member.mask(said, self._values(client, kept, told, member))
+                values = self._values(client, kept, told, member)
+                sent = member.mask(said, values, about(told, kept["content"]))
             else:
                 sent = getattr(member, _STEPS[told["step"]])(said)
             reply = Upload({"secure": _bytes(sent)}), {"slot": kept["slot"]}
@@ -288,7 +311,7 @@ class Sealing:
         if not upload.arrays:
             return replace(upload, metrics={})
         form = Form.of(upload.arrays, self.layout)
-        random = self.entropy.stream("local noise", body["order"], client)
+        random = self._lasting(client, _asked(body))
         if self.privacy.mechanism == "nbafl":
             return Upload(form.arrays(self._nbafl(form.flat(upload.arrays), random)))
         based = {n: of for n, of in upload.since.items() if of}
@@ -302,6 +325,12 @@ class Sealing:
         back = form.arrays(np.ldexp(whole.astype(np.float64), -bits))
         sent = {n: _plus(a, received[based[n]]) if n in based else a for n, a in back.items()}
         return Upload(sent, {}, upload.since)
+
+    def _lasting(self, client: ClientId, order: str) -> Random:
+        """Randomness that the same order gets again: asking twice must not average noise away."""
+        if self.privacy.randomness == "simulated":
+            return self.entropy.stream("local noise", client, order)
+        return Entropy("simulated").stream(self.roster.private(client).hex(), order)
 
     def _nbafl(self, flat: Floats, random: Random) -> Floats:
         """A model clipped and noised before aggregation."""
@@ -329,6 +358,16 @@ def noised(
     bit = round(centred(norm, bound) * 2 * BIT) if noise["bits"] else 0  # else nobody asks for it
     bit += int(discrete_gaussian(share * noise["bits"] * 2 * BIT, 1, random)[0])
     return np.append(whole + discrete_gaussian(sigma, len(whole), random), bit)
+
+
+def _asked(body: Mapping[str, Any]) -> str:
+    """An order by its name and content; which old versions to keep is no part of that."""
+    head = json.loads(body["message"].header)["body"]
+    head.pop("keep", None)
+    digest = hashlib.sha256(json.dumps(head).encode())
+    for payload in body["message"].payloads:
+        digest.update(payload)
+    return f"{body['order']} {digest.hexdigest()}"
 
 
 def _plus(change: Array, reference: Array) -> Array:

@@ -76,13 +76,16 @@ class Spending:
 class Account:
     """The price of releases: a mechanism, and the δ at which its ε is told.
 
-    ``budget`` is the ε that must not be exceeded, if there is one.
+    ``budget`` is the ε that must not be exceeded, if there is one, ``noise`` the noise in units of
+    the bound, ``adjacency`` the change of clients that ε is about.
     """
 
     mechanism: Mechanism
     delta: float
     budget: float | None = None
     most: int = 1
+    noise: float = 0.0
+    adjacency: str = ""
 
     def running(self, releases: int) -> float:
         """ε so far, by Rényi divergences: quick, and a little above what is reported."""
@@ -95,10 +98,10 @@ class Account:
             "epsilon": epsilon(self.mechanism, releases, self.delta) if releases else 0.0,
             "delta": self.delta,
             "releases": releases,
-            "noise": self.mechanism.multiplier,
+            "noise": self.noise or self.mechanism.multiplier,
             "accountant": used,
             "sampling": self.mechanism.sampling.kind,
-            "adjacency": self.mechanism.sampling.adjacency,
+            "adjacency": self.adjacency or self.mechanism.sampling.adjacency,
         }
 
     def fits(self, releases: int) -> bool:
@@ -116,11 +119,12 @@ def account_of(privacy: Privacy, sampling: Sampling, rounds: int) -> Account:
     """
     assert privacy.noise is not None
     assert privacy.delta is not None
-    multiplier = privacy.noise
+    multiplier, adjacency = privacy.noise, sampling.adjacency
     if privacy.mechanism == "local":
         sampling = Sampling("all", sampling.clients, sampling.clients)
-        multiplier = multiplier / 2
-    return Account(Mechanism(sampling, multiplier), privacy.delta, privacy.epsilon, rounds)
+        multiplier, adjacency = multiplier / 2, "replace the data of one client"
+    mechanism = Mechanism(sampling, multiplier)
+    return Account(mechanism, privacy.delta, privacy.epsilon, rounds, privacy.noise, adjacency)
 
 
 @dataclass
@@ -415,14 +419,16 @@ class Local:
         }
 
     def _noised(self, orders: Sequence[Order], asked: str) -> list[Reply]:
-        before = max(self.spending.uploads.values(), default=0)
-        for order in orders:  # lost ones too: nobody knows who has seen them
-            if not order.apart:
-                uploads = self.spending.uploads
-                uploads[order.client] = uploads.get(order.client, 0) + 1
-        self.spending.releases = max(self.spending.uploads.values(), default=0)
-        self.spending.last += self.spending.releases - before
-        answers = self.door.exchange(orders)
+        before, uploads = max(self.spending.uploads.values(), default=0), self.spending.uploads
+        owed = {o.client for o in orders if not o.apart}
+        try:
+            answers = self.door.exchange(orders)
+            owed -= {a.client for a in answers if not a.arrays}
+        finally:  # lost ones too, and those of an abandoned round: nobody knows who has seen them
+            for client in owed:
+                uploads[client] = uploads.get(client, 0) + 1
+            self.spending.releases = max(uploads.values(), default=0)
+            self.spending.last += self.spending.releases - before
         self.door.saw(answers, asked, "local noise")
         return [Reply(a.client, a.examples, a.arrays, _Withheld(self.method)) for a in answers]
 

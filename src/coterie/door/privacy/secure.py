@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from coterie.door.door import SECURE, Answer, Door
-from coterie.door.privacy.client import negligible, place_name
+from coterie.door.privacy.client import about, negligible, place_name
 from coterie.door.privacy.form import Form, Total, length
 from coterie.door.privacy.isolation import isolated
 from coterie.door.privacy.secagg import Session, Sum, TooFew
@@ -196,10 +196,29 @@ class Secure:
                 raise TrainingError(
                     f"clients {first} and {odd[0]} would send different arrays into one sum"
                 )
-            run = Sum(self._session(call, slot), self.roster, call.length(forms[first], found))
-            since = found[0].beside.get("since", {})
-            running[slot] = _Running(run, forms[first], call.metrics(found), since)
+            metrics, since = call.metrics(found), found[0].beside.get("since", {})
+            run = Sum(
+                self._session(call, slot),
+                self.roster,
+                call.length(forms[first], found),
+                about=about(call.asks(metrics), self._same(slot, found)),
+            )
+            running[slot] = _Running(run, forms[first], metrics, since)
         return running
+
+    def _same(self, slot: Slot, answers: Sequence[Answer]) -> str:
+        """A digest of the order that all members of a slot got."""
+        if not self.privacy.same_orders:
+            return ""
+        first, *others = answers
+        odd = [a.client for a in others if a.content != first.content]
+        if odd:
+            raise self._refusal(
+                f"one sum of clients that it sent different models or settings: in slot {slot!r}, "
+                f"clients {first.client} and {odd[0]}",
+                "a server could single a client out by that. privacy.same_orders = false allows it",
+            )
+        return first.content
 
     def _session(self, call: _Call, slot: Slot) -> Session:
         return Session(

@@ -22,8 +22,9 @@ class Privacy:
     ``secure``: the server learns sums only, each of at least ``min_group`` clients; what it does
     with ``small_groups`` is to "refuse" or to "skip" them. ``threshold`` is the share of a group
     that must stay to the end, ``neighbours`` with how many others each client shares masks (0: with
-    all), ``bits`` the fixed-point digits behind the point. ``reveal`` names what single clients may
-    show all the same.
+    all), ``bits`` the fixed-point digits behind the point. With ``same_orders`` clients unmask a
+    sum only if all in it were sent the same order: other models to others could single one out.
+    ``reveal`` names what single clients may show all the same.
 
     Noise is on when ``epsilon`` (a budget) or ``noise`` (its standard deviation on a sum, in units
     of the clipping bound) is given. ``mechanism`` says who adds it: the server ("central"; with
@@ -40,6 +41,7 @@ class Privacy:
     bits: int = 24
     reveal: str = ""
     small_groups: str = "refuse"
+    same_orders: bool = True
     mechanism: str = "central"
     epsilon: float | None = None
     delta: float | None = None
@@ -105,6 +107,11 @@ class Privacy:
             raise ConfigError(
                 f"privacy.mechanism = '{self.mechanism}' does not go with --secure, in which "
                 "clients add the noise of the central mechanism in shares: leave the mechanism out"
+            )
+        if self.noised and self.mechanism != "central" and self.clipping != "fixed":
+            raise ConfigError(
+                f"privacy.clipping = '{self.clipping}' follows what all clients say together, "
+                f"which the mechanism '{self.mechanism}' never hears: use a fixed bound"
             )
         if self.reveal and self.noised:
             raise ConfigError(

@@ -35,7 +35,10 @@ class Secrets:
 
 @dataclass
 class Kept:
-    """A member's memory; ``held`` has, by dealer, its share of the mask key, then of the seed."""
+    """A member's memory; ``held`` has, by dealer, its share of the mask key, then of the seed.
+
+    ``about`` is a digest of what its values are, as it was told.
+    """
 
     session: Session
     client: int
@@ -45,6 +48,7 @@ class Kept:
     adverts: dict[int, bytes] = field(default_factory=dict)
     shared: tuple[int, ...] = ()
     survivors: tuple[int, ...] = ()
+    about: bytes = bytes(32)
     held: dict[int, bytes] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -61,6 +65,7 @@ class Kept:
                 _table(self.adverts),
                 listed(self.shared),
                 listed(self.survivors),
+                self.about,
                 _table(self.held),
             )
         )
@@ -78,9 +83,10 @@ class Kept:
         secrets = Secrets(*(reader.take(crypto.KEY) for _ in range(3)))
         adverts = reader.table(ADVERT)
         shared, survivors = reader.clients(), reader.clients()
-        held = reader.table(2 * SHARE_BYTES)
+        about, held = reader.take(32), reader.table(2 * SHARE_BYTES)
         reader.done()
-        return Kept(session, client, identity, Step(due), secrets, adverts, shared, survivors, held)
+        rest = adverts, shared, survivors, about, held
+        return Kept(session, client, identity, Step(due), secrets, *rest)
 
 
 def _table(rows: dict[int, bytes]) -> bytes:

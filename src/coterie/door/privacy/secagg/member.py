@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,8 +84,11 @@ class Member:
         boxes = [self._box(circle, other, shares, reader) for other, shares in dealt.items()]
         return self._answer(Step.SHARE, circle.transcript, b"".join(boxes))
 
-    def mask(self, shares: bytes, values: NDArray[Any]) -> bytes:
-        """The values, 64-bit integers, hidden by the self mask and a mask with each neighbour."""
+    def mask(self, shares: bytes, values: NDArray[Any], about: bytes = b"") -> bytes:
+        """The values, 64-bit integers, hidden by the self mask and a mask with each neighbour.
+
+        ``about`` says what they are; all must have been told the same, or nothing is unmasked.
+        """
         if values.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or values.ndim != 1:
             raise ValueError(f"mask() takes one row of int64 or uint64, not of {values.dtype}")
         self._begin(Step.MASK)
@@ -94,7 +98,7 @@ class Member:
         self._kept.held |= self._read_boxes(reader, circle)
         vector = np.ascontiguousarray(values).view(np.uint64).astype("<u8", copy=True)
         masks.apply(vector, self._masks(circle, reader))
-        self._kept.secrets = Secrets()
+        self._kept.secrets, self._kept.about = Secrets(), hashlib.sha256(about).digest()
         return self._answer(Step.MASK, self._told(circle), vector.tobytes())
 
     def confirm(self, survivors: bytes) -> bytes:
@@ -160,8 +164,8 @@ class Member:
         return Circle(self._kept.session, self._kept.adverts)
 
     def _told(self, circle: Circle) -> bytes:
-        """What the values are given for: the keys, and who shared them."""
-        return circle.agreed(circle.transcript, "shared", self._kept.shared)
+        """What the values are given for: the keys, who shared them, and what they are about."""
+        return circle.agreed(circle.transcript + self._kept.about, "shared", self._kept.shared)
 
     def _final(self, circle: Circle) -> bytes:
         """What is signed at the end: the keys, who shared them, and who survived."""

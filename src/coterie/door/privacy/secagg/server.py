@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -39,10 +40,17 @@ class Sum:
         roster: The Ed25519 public keys of all clients.
         length: How many numbers each member's vector has.
         least: Fewer are never summed, whatever the session allows.
+        about: What the values are, as members were told: who was told otherwise is refused, and
+            refuses to unmask.
     """
 
     def __init__(
-        self, session: Session, roster: Mapping[int, bytes], length: int, least: int = 2
+        self,
+        session: Session,
+        roster: Mapping[int, bytes],
+        length: int,
+        least: int = 2,
+        about: bytes = b"",
     ) -> None:
         crypto.require()
         if length < 1:
@@ -52,7 +60,7 @@ class Sum:
         self._due = Step.ADVERTISE
         self._there: tuple[int, ...] = ()
         self._shared: tuple[int, ...] = ()
-        self._transcript = session.digest
+        self._transcript, self._about = session.digest, hashlib.sha256(about).digest()
         self.summed: tuple[int, ...] = ()
         self.rejected: dict[int, str] = {}
 
@@ -87,6 +95,7 @@ class Sum:
         bodies = self._opened(Step.SHARE, replies, size)
         self._carry_on(Step.MASK, bodies, bodies)
         self._shared = self._there
+        self._transcript += self._about
         self._agree("shared")
         dealt: dict[int, list[bytes]] = {client: [] for client in self._shared}
         for dealer in self._shared:  # in rising order, as receivers expect
