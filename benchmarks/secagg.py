@@ -1,0 +1,181 @@
+"""Secure aggregation at full size: exact sums whoever drops out, and how long each side takes.
+
+For every number of dropouts and every step before which they happen, all clients take part in one
+whole run of the protocol, in turn, and the sum must equal the plain sum of the survivors' vectors
+exactly. A client's time is that of all its steps, the server's that of all of its own; messages
+are handed over in memory. In every run the same vectors are also summed plainly, as a reference
+for the machine. Randomness is simulated: it follows from the seed.
+
+    python benchmarks/secagg.py [--json FILE] [--clients 100] [--parameters 1000000]
+        [--dropouts 0 10 33] [--neighbours 0] [--threshold 0.6667] [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import cryptography
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.door.privacy.secagg import Member, Session, Sum
+from coterie.door.privacy.secagg.crypto import public_identity
+from methods import commit, machine
+
+STEPS = {  # what a client does, and what the server makes of it
+    "advertise": "keys",
+    "share": "shares",
+    "mask": "survivors",
+    "confirm": "confirmations",
+    "unmask": "total",
+}
+Vectors = Mapping[int, NDArray[np.int64]]
+
+
+def bytes_from(*names: object) -> Callable[[int], bytes]:
+    """Simulated randomness: bytes that follow from these names."""
+    drawn = 0
+
+    def draw(count: int) -> bytes:
+        nonlocal drawn
+        drawn += 1
+        return hashlib.shake_256(repr((names, drawn)).encode()).digest(count)
+
+    return draw
+
+
+def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, NDArray[np.float64]]:
+    """What a call makes, and its seconds: of the clock, and of all cores together."""
+    clock, core = time.perf_counter(), time.process_time()
+    made = call(*arguments)
+    return made, np.array([time.perf_counter() - clock, time.process_time() - core])
+
+
+def plainly(vectors: Vectors, clients: tuple[int, ...]) -> NDArray[np.uint64]:
+    """The reference: the vectors of these clients, added up."""
+    total = np.zeros(len(vectors[clients[0]]), np.uint64)
+    for client in clients:
+        total += vectors[client].view(np.uint64)
+    return total
+
+
+def once(session: Session, vectors: Vectors, lost: set[int], before: str, seed: int) -> Any:
+    """One run of the protocol; the seconds of each client and of the server, and the bytes."""
+    identities = {c: bytes_from(seed, "identity", c)(32) for c in vectors}
+    roster = {c: public_identity(identities[c]) for c in vectors}
+    members = {
+        c: Member(session, c, identities[c], roster, bytes_from(seed, session.attempt, c))
+        for c in vectors
+    }
+    server = Sum(session, roster, len(vectors[0]))
+    spent, sizes = {c: np.zeros(2) for c in vectors}, {"up": 0, "down": 0}
+    steps: dict[str, NDArray[np.float64]] = {}
+    told: Any = dict.fromkeys(vectors, b"")
+    for step, answer in STEPS.items():
+        said = {}
+        for client, blob in told.items():
+            if step == before and client in lost:
+                continue
+            given = {"advertise": (), "mask": (blob, vectors[client])}.get(step, (blob,))
+            said[client], seconds = timed(getattr(members[client], step), *given)
+            spent[client] += seconds
+        sizes["up"] += max(map(len, said.values()))
+        told, steps[answer] = timed(getattr(server, answer), said)
+        if answer != "total":
+            sizes["down"] += max(map(len, told.values()))
+    return told, server, spent, steps, sizes
+
+
+def row(session: Session, vectors: Vectors, count: int, before: str, seed: int) -> dict[str, Any]:
+    """The figures of one run, whose sum has been found exact."""
+    order = np.random.default_rng(seed).permutation(len(vectors))
+    lost = {int(c) for c in order[:count]}
+    total, server, spent, steps, sizes = once(session, vectors, lost, before, seed)
+    reference, plain = timed(plainly, vectors, server.summed)
+    assert not server.rejected, server.rejected
+    assert np.array_equal(total, reference), "the secure sum is not the plain sum"
+    stayed = np.array([seconds for client, seconds in spent.items() if client not in lost])
+    whole = sum(steps.values())
+    return {
+        "dropouts": count,
+        "before": before if count else "",
+        "summed": len(server.summed),
+        "exact": True,
+        "client_slowest": figures(stayed.max(0)),
+        "client_mean": figures(stayed.mean(0)),
+        "server": figures(whole),
+        "server_steps": {name: figures(seconds) for name, seconds in steps.items()},
+        "plain_sum": figures(plain),
+        "server_per_plain_sum": round(float(whole[1] / max(plain[1], 1e-6)), 1),
+        "client_bytes": sizes,
+    }
+
+
+def figures(seconds: NDArray[np.float64]) -> dict[str, float]:
+    return {"clock": round(float(seconds[0]), 4), "core": round(float(seconds[1]), 4)}
+
+
+def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(arguments.seed)
+    vectors = {
+        c: rng.integers(-(2**40), 2**40, arguments.parameters) for c in range(arguments.clients)
+    }
+    found: list[dict[str, Any]] = []
+    shown = ("client_mean", "client_slowest", "server", "plain_sum")
+    print(f"{'seconds of the clock (of cores)':16}" + "".join(f"{name:>18}" for name in shown))
+    for count in arguments.dropouts:
+        for step in STEPS if count else ["advertise"]:
+            session = Session(
+                "benchmark",
+                1,
+                f"{count} before {step}",
+                "0",
+                arguments.threshold,
+                arguments.neighbours,
+            )
+            found.append(made := row(session, vectors, count, step, arguments.seed))
+            cells = "".join(f"{m['clock']:10.3f} ({m['core']:5.3f})" for m in map(made.get, shown))
+            print(f"{f'{count} before {step}' if count else 'nobody lost':31}{cells}", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--parameters", type=int, default=1_000_000)
+    parser.add_argument("--dropouts", type=int, nargs="+", default=[0, 10, 33])
+    parser.add_argument("--neighbours", type=int, default=0)
+    parser.add_argument("--threshold", type=float, default=2 / 3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    arguments = parser.parse_args()
+    code = commit()  # now: the checkout may move while this runs
+    found = measured(arguments)
+    slowest = max(made["client_slowest"]["clock"] for made in found)
+    server = max(made["server"]["clock"] for made in found)
+    print(f"all {len(found)} sums exact; slowest client {slowest} s, slowest server {server} s")
+    if arguments.json:
+        about = {
+            "command": " ".join(["python", *sys.argv]),
+            "commit": code,
+            "date": date.today().isoformat(),
+            "machine": machine(),
+            "numpy": np.__version__,
+            "cryptography": cryptography.__version__,
+            "seed": f"{arguments.seed} (simulated randomness)",
+            "clients": arguments.clients,
+            "parameters": arguments.parameters,
+            "neighbours": arguments.neighbours,
+            "threshold": arguments.threshold,
+            "unit": "seconds by the clock, and of all cores; clients in turn, each on one thread",
+            "worst": {"client": slowest, "server": server},
+        }
+        arguments.json.write_text(json.dumps({**about, "results": found}, indent=1) + "\n")
