@@ -139,7 +139,9 @@ class Secure:
         heavy = sorted(set(weights) - set(light))
         who = ", ".join(map(str, heavy))
         rest = " (the others hardly count)" if light else ""
-        if light or self.privacy.small_groups == "refuse":
+        # Nobody chose the size of a cohort that is drawn by coins: its small groups are passed over.
+        refuses = self.privacy.small_groups == "refuse"
+        if light or (refuses and self.door.terms.policy.sampling != "poisson"):
             raise self._refusal(
                 f"the mean of slot {slot!r}, of client{'s' * (len(heavy) > 1)} {who} alone{rest}",
                 f"privacy.min_group = {self.privacy.min_group}. Use larger cohorts or fewer "
