@@ -16,7 +16,7 @@ from coterie import Method, Order, State, Upload, Weights
 from coterie.door.door import Door
 from coterie.door.policy import Policy, select
 from coterie.door.privacy import client as client_side
-from coterie.door.privacy import dp
+from coterie.door.privacy import dp, local
 from coterie.door.privacy.accounting import Mechanism, Sampling, epsilon, gaussian_epsilon
 from coterie.door.privacy.noise import split_noise
 from coterie.door.privacy.settings import Privacy
@@ -755,7 +755,7 @@ def test_nbafl_has_its_two_noises_and_clips_the_model_itself(tmp_path):
 
 
 def test_nbafl_without_its_noise_is_the_mean_of_clipped_models_by_samples(tmp_path, monkeypatch):
-    for module in (client_side, dp):
+    for module in (client_side, local):
         monkeypatch.setattr(module, "discrete_gaussian", lambda s, n, r: np.zeros(n, np.int64))
     privacy = {"noise": None, "mechanism": "nbafl", "epsilon": EPS, "clip": 0.5}
     made = on_quadratics(coterie.fedavg(), TARGETS, start=1.0, settings=central(**privacy))

@@ -129,7 +129,7 @@ def encode(
         reference = references.get(name)
         told: dict[str, list[Array]] = {"change": [], "plain": []}
         for number, part in enumerate(_parts(side, array, name in references, reference)):
-            sent = part.array if part.exact else _change(part.array, reference)
+            sent = part.array if part.exact else change_of(part.array, reference)
             if left is not None and not part.exact and part.codec.spec.startswith("topk"):
                 key = f"{LEFT}.{name}.{part.codec.spec}"
                 sent = _fed_back(sent, part.codec, coded.payloads, left, key, whole)
@@ -148,7 +148,7 @@ def decode(arrays: Mapping[str, Any], references: References, whole: Layout) -> 
             found[name] = told
             continue
         reference = references.get(name)
-        parts = [_laid(change, reference) for change in told.get("change", [])]
+        parts = [laid_on(change, reference) for change in told.get("change", [])]
         parts += told.get("plain", [])
         found[name] = parts[0] if len(parts) == 1 else _joined(parts, whole)
     return found
@@ -184,14 +184,16 @@ def _parts(side: Side, array: Array, changes: bool, reference: Array | None) -> 
     return [_Part(chosen, array.only(found)) for chosen, found in names.values()]
 
 
-def _change(array: Array, reference: Array | None) -> Array:
+def change_of(array: Array, reference: Array | None) -> Array:
+    """An array less what it is a change of; None: it is a change by itself."""
     if isinstance(array, Weights):
         assert reference is None or isinstance(reference, Weights)
         return array if reference is None else array - reference.part(array.layout)
     return array if reference is None else array - vector_of(reference)
 
 
-def _laid(change: Array, reference: Array | None) -> Any:
+def laid_on(change: Array, reference: Array | None) -> Any:
+    """The array that a change of this reference means."""
     if reference is None:
         return change
     if isinstance(change, Weights):

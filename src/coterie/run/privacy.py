@@ -11,10 +11,12 @@ from coterie.door.coding import Coding
 from coterie.door.door import Door
 from coterie.door.policy import Policy, cohort_size
 from coterie.door.privacy.accounting import Sampling, calibrate, sensible_delta
-from coterie.door.privacy.dp import Account, Local, Private, Spending, account_of, downlink_of
+from coterie.door.privacy.dp import Private
 from coterie.door.privacy.entropy import Entropy
+from coterie.door.privacy.local import Local, downlink_of
 from coterie.door.privacy.secure import Secure
 from coterie.door.privacy.settings import Privacy
+from coterie.door.privacy.spending import Account, Spending, account_of
 from coterie.engines.site import Plan
 from coterie.errors import ConfigError
 from coterie.federation import Federation, Slot

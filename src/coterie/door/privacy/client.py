@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from coterie.door.coding import change_of, laid_on
 from coterie.door.privacy.entropy import Entropy, Random
 from coterie.door.privacy.form import Count, Floats, Form, contribution
 from coterie.door.privacy.identity import Roster
@@ -26,7 +27,7 @@ from coterie.door.privacy.secagg import Session
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Message, content_of
 from coterie.errors import ConfigError, RunDirError, TrainingError
-from coterie.federation import Array, ClientId, Upload, vector_of
+from coterie.federation import Array, ClientId, Upload
 from coterie.tree import read_tree, write_tree
 from coterie.weights import Layout, Weights
 
@@ -54,15 +55,8 @@ def changes(upload: Upload, received: Mapping[str, Array], method: str) -> dict[
                 "its size has no bound that noise could hide. Choose another method"
             )
         of = upload.since[name]
-        found[name] = array if not of else _less(array, received[of])
+        found[name] = change_of(array, received[of] if of else None)
     return found
-
-
-def _less(array: Array, reference: Array) -> Array:
-    if isinstance(array, Weights):
-        assert isinstance(reference, Weights)
-        return array - reference.part(array.layout)
-    return array - vector_of(reference)
 
 
 def place_name(slot: object, by_examples: bool, weights: Mapping[ClientId, int]) -> str:
@@ -314,16 +308,14 @@ class Sealing:
         random = self._lasting(client, _asked(body))
         if self.privacy.mechanism == "nbafl":
             return Upload(form.arrays(self._nbafl(form.flat(upload.arrays), random)))
-        based = {n: of for n, of in upload.since.items() if of}
-        own = {
-            n: _less(a, received[based[n]]) if n in based else a for n, a in upload.arrays.items()
-        }
+        base = {n: received[of] for n, of in upload.since.items() if of}
+        own = {n: change_of(a, base.get(n)) for n, a in upload.arrays.items()}
         bound, bits = self.privacy.clip, self.privacy.bits
         whole, _ = clipped(form.flat(own), bound, bits)
         sigma = (self.privacy.noise or 0.0) * bound * 2.0**bits
         whole = whole + discrete_gaussian(sigma, len(whole), random)
         back = form.arrays(np.ldexp(whole.astype(np.float64), -bits))
-        sent = {n: _plus(a, received[based[n]]) if n in based else a for n, a in back.items()}
+        sent = {n: laid_on(a, base.get(n)) for n, a in back.items()}
         return Upload(sent, {}, upload.since)
 
     def _lasting(self, client: ClientId, order: str) -> Random:
@@ -368,13 +360,6 @@ def _asked(body: Mapping[str, Any]) -> str:
     for payload in body["message"].payloads:
         digest.update(payload)
     return f"{body['order']} {digest.hexdigest()}"
-
-
-def _plus(change: Array, reference: Array) -> Array:
-    if isinstance(change, Weights):
-        assert isinstance(reference, Weights)
-        return reference.part(change.layout) + change
-    return vector_of(reference) + change
 
 
 def _order(message: Message) -> str:

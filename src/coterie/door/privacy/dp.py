@@ -1,26 +1,24 @@
-"""Differential privacy as federations: what a client can change is bounded, and noise hides it.
+"""Client-level DP as a federation: what a client can change is bounded, and noise hides it.
 
-``Private`` is client-level DP: changes are clipped over all their arrays jointly, every client
+Changes are clipped over all their arrays jointly, every client
 counts the same, the sum of each group gets Gaussian noise and a denominator that no client can
-move. The server adds the noise; under secure aggregation the clients do, in shares. ``Local`` is
-for methods that must look at single replies: every client adds all of the noise to its own.
+move. The server adds the noise; under secure aggregation the clients do, in shares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from coterie.door.coding import laid_on
 from coterie.door.door import Answer, Door
-from coterie.door.privacy.accounting import Mechanism, Sampling, epsilon, reported, rounds_within
 from coterie.door.privacy.client import BIT, changes, noised
 from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.form import Form, Total
-from coterie.door.privacy.nbafl import downlink_sigma
 from coterie.door.privacy.noise import (
     discrete_gaussian,
     enough_on_grid,
@@ -31,6 +29,7 @@ from coterie.door.privacy.noise import (
 )
 from coterie.door.privacy.secure import Secure
 from coterie.door.privacy.settings import Privacy
+from coterie.door.privacy.spending import Spending, Withheld
 from coterie.errors import ConfigError
 from coterie.federation import (
     Array,
@@ -50,81 +49,6 @@ from coterie.weights import Weights
 COUNT_NOISE = 4.0  # on a group's number of members, in units of the noise multiplier
 ROOM = 0.25  # a group counts as no smaller than this part of an equal share
 FINE = 1e-12  # how far from Gaussian the sum of the clients' discrete shares may be
-
-
-@dataclass
-class Spending:
-    """What a run has spent: releases so far, how many the last round made, and the present bound.
-
-    ``uploads`` are those of each client, where every client adds its own noise. ``form`` is what
-    sums consist of, for a round in which nobody answers, and ``since`` what they are changes of.
-    """
-
-    bound: float
-    releases: int = 0
-    last: int = 1
-    uploads: dict[ClientId, int] = field(default_factory=dict)
-    form: list[Any] = field(default_factory=list)
-    since: dict[str, str] = field(default_factory=lambda: {"model": "model"})
-
-    def to_tree(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Account:
-    """The price of releases: a mechanism, and the δ at which its ε is told.
-
-    ``budget`` is the ε that must not be exceeded, if there is one, ``noise`` the noise in units of
-    the bound, ``adjacency`` the change of clients that ε is about.
-    """
-
-    mechanism: Mechanism
-    delta: float
-    budget: float | None = None
-    most: int = 1
-    noise: float = 0.0
-    adjacency: str = ""
-
-    def running(self, releases: int) -> float:
-        """ε so far, by Rényi divergences: quick, and a little above what is reported."""
-        return epsilon(self.mechanism, releases, self.delta, "rdp") if releases else 0.0
-
-    def report(self, releases: int) -> dict[str, Any]:
-        """ε as reported at the end, and what it means."""
-        used = reported(self.mechanism)
-        return {
-            "epsilon": epsilon(self.mechanism, releases, self.delta) if releases else 0.0,
-            "delta": self.delta,
-            "releases": releases,
-            "noise": self.noise or self.mechanism.multiplier,
-            "accountant": used,
-            "sampling": self.mechanism.sampling.kind,
-            "adjacency": self.adjacency or self.mechanism.sampling.adjacency,
-        }
-
-    def fits(self, releases: int) -> bool:
-        """Whether so many releases stay within the budget."""
-        if self.budget is None:
-            return True
-        room = rounds_within(self.mechanism, self.budget, self.delta, max(releases, self.most))
-        return releases <= room
-
-
-def account_of(privacy: Privacy, sampling: Sampling, rounds: int) -> Account:
-    """The account of a run; local noise is accounted with no help from the draw of clients.
-
-    Two uploads of one client differ by up to twice the bound, so their noise counts half.
-    """
-    assert privacy.noise is not None
-    assert privacy.delta is not None
-    multiplier, adjacency = privacy.noise, sampling.adjacency
-    if privacy.mechanism == "local":
-        sampling = Sampling("all", sampling.clients, sampling.clients)
-        multiplier, adjacency = multiplier / 2, "replace the data of one client"
-    mechanism = Mechanism(sampling, multiplier)
-    return Account(mechanism, privacy.delta, privacy.epsilon, rounds, privacy.noise, adjacency)
 
 
 @dataclass
@@ -314,8 +238,8 @@ class Private:
         arrays = {}
         for name, change in total.form.arrays(moved).items():
             base = self._base(slot, name, change, total, orders)
-            arrays[name] = change if base is None else _plus(base, change)
-        return Mean(arrays, len(total.clients), total.clients, _Withheld(self.method))
+            arrays[name] = laid_on(change, base)
+        return Mean(arrays, len(total.clients), total.clients, Withheld(self.method))
 
     def _denominator(self, slot: Slot, total: Total, noise: Mapping[str, float]) -> float:
         """The expected number of members; of several groups, each one's own, noised."""
@@ -364,119 +288,6 @@ class Private:
         bits = sum(int(t.values[-1:].view(np.int64)[0]) for t in totals.values()) / (2 * BIT)
         below = min(1.0, max(0.0, share_below(bits, self.expected)))
         self.spending.bound = next_bound(self.spending.bound, below, target, self.privacy.clip_rate)
-
-
-@dataclass
-class Local:
-    """A federation whose clients noise their own uploads; the server may look at each of them.
-
-    No metric leaves a client, and everybody counts the same. With NbAFL's rules the server adds
-    its noise to each mean (``downlink``, a standard deviation).
-    """
-
-    door: Door
-    privacy: Privacy
-    entropy: Entropy
-    spending: Spending
-    method: str = ""
-    downlink: float = 0.0
-
-    @property
-    def clients(self) -> Sequence[ClientId]:
-        """Everybody who belongs to the federation."""
-        return self.door.clients
-
-    def begin(self, models: Mapping[Slot, Weights]) -> None:
-        """Another round."""
-        self.spending.last = 0
-
-    def gather(self, orders: Sequence[Order]) -> list[Reply]:
-        """Each reply by itself, noised."""
-        return self._noised(orders, "each")
-
-    def average(
-        self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
-    ) -> dict[Slot, Mean]:
-        """The same means, of replies that a rule has looked at."""
-        means = mix(replies, into, by_examples)
-        return {s: replace(m, metrics=_Withheld(self.method)) for s, m in means.items()}
-
-    def reduce(
-        self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
-    ) -> dict[Slot, Mean]:
-        """Weighted means of noised replies."""
-        if isinstance(into, Chosen):
-            raise ConfigError(
-                f"method {self.method} has each client say which group it belongs to, which its "
-                "noise does not hide: use privacy.mechanism = central"
-            )
-        means = self.average(self._noised(orders, "means"), into, by_examples)
-        if not self.downlink:
-            return means
-        return {
-            slot: replace(mean, arrays={n: self._sent(slot, n, a) for n, a in mean.arrays.items()})
-            for slot, mean in means.items()
-        }
-
-    def _noised(self, orders: Sequence[Order], asked: str) -> list[Reply]:
-        before, uploads = max(self.spending.uploads.values(), default=0), self.spending.uploads
-        owed = {o.client for o in orders if not o.apart}
-        try:
-            answers = self.door.exchange(orders)
-            owed -= {a.client for a in answers if not a.arrays}
-        finally:  # lost ones too, and those of an abandoned round: nobody knows who has seen them
-            for client in owed:
-                uploads[client] = uploads.get(client, 0) + 1
-            self.spending.releases = max(uploads.values(), default=0)
-            self.spending.last += self.spending.releases - before
-        self.door.saw(answers, asked, "local noise")
-        return [Reply(a.client, a.examples, a.arrays, _Withheld(self.method)) for a in answers]
-
-    def _sent(self, slot: Slot, name: str, array: Array) -> Array:
-        """A mean with the server's noise."""
-        bits, vector = self.privacy.bits, vector_of(array)
-        random = self.entropy.stream("downlink", self.door.round, slot, name)
-        drawn = discrete_gaussian(self.downlink * 2.0**bits, vector.numel(), random)
-        noise = torch.from_numpy(np.ldexp(drawn.astype(np.float64), -bits)).reshape(vector.shape)
-        moved = (vector.double() + noise).to(vector.dtype)
-        return Weights(array.layout, moved) if isinstance(array, Weights) else moved
-
-
-class _Withheld(dict[str, float]):
-    """Metrics that did not leave their client."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__()
-        self.method = method
-
-    def __missing__(self, name: str) -> float:
-        raise ConfigError(
-            f"method {self.method} needs the number '{name}' of its clients, which no noise hides: "
-            "with noise it does not leave a client. Choose another method"
-        )
-
-
-def downlink_of(privacy: Privacy, least_samples: int, rounds: int, clients: int) -> float:
-    """The standard deviation of NbAFL's downlink noise."""
-    assert privacy.epsilon is not None
-    assert privacy.delta is not None
-    assert privacy.exposures is not None
-    return downlink_sigma(
-        privacy.clip,
-        least_samples,
-        privacy.epsilon,
-        privacy.delta,
-        rounds,
-        privacy.exposures,
-        clients,
-    )
-
-
-def _plus(base: Array, change: Array) -> Array:
-    if isinstance(change, Weights):
-        assert isinstance(base, Weights)
-        return base.part(change.layout) + change
-    return vector_of(base) + vector_of(change)
 
 
 def _equal(one: Array, other: Array) -> bool:

@@ -139,7 +139,7 @@ class Secure:
         heavy = sorted(set(weights) - set(light))
         who = ", ".join(map(str, heavy))
         rest = " (the others hardly count)" if light else ""
-        # Nobody chose the size of a cohort that is drawn by coins: its small groups are passed over.
+        # Nobody chose the size of a cohort drawn by coins: its small groups are passed over.
         refuses = self.privacy.small_groups == "refuse"
         if light or (refuses and self.door.terms.policy.sampling != "poisson"):
             raise self._refusal(

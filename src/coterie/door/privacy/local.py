@@ -1,0 +1,122 @@
+"""Noise that every client adds to its own uploads: for methods that must look at single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from coterie.door.door import Door
+from coterie.door.privacy.entropy import Entropy
+from coterie.door.privacy.nbafl import downlink_sigma
+from coterie.door.privacy.noise import discrete_gaussian
+from coterie.door.privacy.settings import Privacy
+from coterie.door.privacy.spending import Spending, Withheld
+from coterie.errors import ConfigError
+from coterie.federation import (
+    Array,
+    Chosen,
+    ClientId,
+    Mean,
+    Mixing,
+    Order,
+    Reply,
+    Slot,
+    mix,
+    vector_of,
+)
+from coterie.weights import Weights
+
+
+@dataclass
+class Local:
+    """A federation whose clients noise their own uploads; the server may look at each of them.
+
+    No metric leaves a client, and everybody counts the same. With NbAFL's rules the server adds
+    its noise to each mean (``downlink``, a standard deviation).
+    """
+
+    door: Door
+    privacy: Privacy
+    entropy: Entropy
+    spending: Spending
+    method: str = ""
+    downlink: float = 0.0
+
+    @property
+    def clients(self) -> Sequence[ClientId]:
+        """Everybody who belongs to the federation."""
+        return self.door.clients
+
+    def begin(self, models: Mapping[Slot, Weights]) -> None:
+        """Another round."""
+        self.spending.last = 0
+
+    def gather(self, orders: Sequence[Order]) -> list[Reply]:
+        """Each reply by itself, noised."""
+        return self._noised(orders, "each")
+
+    def average(
+        self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """The same means, of replies that a rule has looked at."""
+        means = mix(replies, into, by_examples)
+        return {s: replace(m, metrics=Withheld(self.method)) for s, m in means.items()}
+
+    def reduce(
+        self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """Weighted means of noised replies."""
+        if isinstance(into, Chosen):
+            raise ConfigError(
+                f"method {self.method} has each client say which group it belongs to, which its "
+                "noise does not hide: use privacy.mechanism = central"
+            )
+        means = self.average(self._noised(orders, "means"), into, by_examples)
+        if not self.downlink:
+            return means
+        return {
+            slot: replace(mean, arrays={n: self._sent(slot, n, a) for n, a in mean.arrays.items()})
+            for slot, mean in means.items()
+        }
+
+    def _noised(self, orders: Sequence[Order], asked: str) -> list[Reply]:
+        before, uploads = max(self.spending.uploads.values(), default=0), self.spending.uploads
+        owed = {o.client for o in orders if not o.apart}
+        try:
+            answers = self.door.exchange(orders)
+            owed -= {a.client for a in answers if not a.arrays}
+        finally:  # lost ones too, and those of an abandoned round: nobody knows who has seen them
+            for client in owed:
+                uploads[client] = uploads.get(client, 0) + 1
+            self.spending.releases = max(uploads.values(), default=0)
+            self.spending.last += self.spending.releases - before
+        self.door.saw(answers, asked, "local noise")
+        return [Reply(a.client, a.examples, a.arrays, Withheld(self.method)) for a in answers]
+
+    def _sent(self, slot: Slot, name: str, array: Array) -> Array:
+        """A mean with the server's noise."""
+        bits, vector = self.privacy.bits, vector_of(array)
+        random = self.entropy.stream("downlink", self.door.round, slot, name)
+        drawn = discrete_gaussian(self.downlink * 2.0**bits, vector.numel(), random)
+        noise = torch.from_numpy(np.ldexp(drawn.astype(np.float64), -bits)).reshape(vector.shape)
+        moved = (vector.double() + noise).to(vector.dtype)
+        return Weights(array.layout, moved) if isinstance(array, Weights) else moved
+
+
+def downlink_of(privacy: Privacy, least_samples: int, rounds: int, clients: int) -> float:
+    """The standard deviation of NbAFL's downlink noise."""
+    assert privacy.epsilon is not None
+    assert privacy.delta is not None
+    assert privacy.exposures is not None
+    return downlink_sigma(
+        privacy.clip,
+        least_samples,
+        privacy.epsilon,
+        privacy.delta,
+        rounds,
+        privacy.exposures,
+        clients,
+    )
