@@ -32,6 +32,7 @@ from coterie.weights import Layout, Weights
 KEY = "layer-wise"  # its place in the server's memory, in a client's state and among metrics
 ROUND = f"{KEY}.round"  # of a client's last upload
 SLOT = f"{KEY}.slot"  # whose mean a client's last upload went into, where its task says so
+RESTS = "lets layers rest already"  # why it cannot be had twice
 WHOLE = "whole"  # an order with this in its config is answered with all layers
 
 
@@ -87,7 +88,7 @@ def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5
         tasks=tasks,
         source=source,
         pieces=None,
-        needs_all_layers="lets layers rest already",
+        needs_all_layers=RESTS,
         no_step="lets layers rest, which a step would move unseen",
     )
 

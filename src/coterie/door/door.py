@@ -170,7 +170,8 @@ class Door:
         means = mix(replies, into, by_examples)
         for mean in means.values():
             if len(mean.clients) == 1:  # such a mean is what that client sent
-                self.saw([r for r in replies if r.client == mean.clients[0]], "means", "none")
+                one = [r for r in replies if r.client == mean.clients[0]]
+                self.saw(one, "means", "none, a mean of one")
         return means
 
     def average(
@@ -194,6 +195,11 @@ class Door:
         model = replies[0].arrays["model"]
         assert isinstance(model, Weights)
         return model
+
+    @property
+    def stage(self) -> str:
+        """What goes on: "init", "admit", "final", or the round's number."""
+        return self._stage
 
     @property
     def moment(self) -> int:
@@ -231,6 +237,9 @@ class Door:
         arrived: dict[ClientId, Message] = {}
         bodies: dict[ClientId, Mapping[str, Any]] = {}
         ends = math.inf if orders and orders[0].task in NO_WORK else self._ends
+        real = self.terms.policy.real_deadline
+        if real is not None and self.cohort and orders and orders[0].task == SECURE:
+            ends = time.monotonic() + real
         until, late = None if math.isinf(ends) else ends, set[ClientId]()
         with closing(self.engine.exchange(requests, until)) as arriving:
             for client, message in arriving:
@@ -312,7 +321,10 @@ class Door:
         policy, available = self.terms.policy, self.terms.availability
         if self.cohort:
             if policy.deadline is not None:
-                left = policy.deadline - (self.round_lasted.total - self._waited)
+                # Each step of a protocol has the time anew: who is late with its work must not
+                # leave the others none to unmask in.
+                spent = 0.0 if orders[0].task == SECURE else self.round_lasted.total - self._waited
+                left = policy.deadline - spent
             if len(orders) > self.enough and {o.client for o in orders} <= set(self.cohort):
                 enough = self.enough
             if available is not None:

@@ -22,9 +22,10 @@ CONSENT = "revealed by consent"
 LOCAL_NOISE = "local noise"  # the client added it
 AVERAGED = "none, averaged on arrival"  # the method used only the mean
 CENTRAL_NOISE = "central noise"  # the server added it to what it released
+OF_ONE_ALONE = "none, a mean of one"  # such a mean is that client's vector
 SECURE = "secure"
 SECURE_NOISED = "secure, noised"
-OF_ONE = (PLAIN, CONSENT, LOCAL_NOISE, AVERAGED, CENTRAL_NOISE)
+OF_ONE = (PLAIN, OF_ONE_ALONE, CONSENT, LOCAL_NOISE, AVERAGED, CENTRAL_NOISE)
 OF_SUMS = (PLAIN, SECURE, SECURE_NOISED)
 
 EXAMPLES = 5  # pairs of sums that a summary names
@@ -144,6 +145,7 @@ class Exposure:
     members: int = 0
     least: int = 3
     reveals: str = ""
+    secure: bool = False
     round: int = 0
     abandoned: int = 0
     _seen: dict[tuple[str, str], _Array] = field(default_factory=dict)
@@ -314,6 +316,7 @@ class Exposure:
             },
             "revealed": [{"by": self.reveals, "array": a, **of} for a, of in revealed.items()],
             "abandoned": self.abandoned,
+            "secure": self.secure,
         }
 
     def _single(self, protection: str, span: _Span) -> dict[str, Any]:
@@ -346,7 +349,7 @@ class Exposure:
     def to_tree(self) -> dict[str, Tree]:
         """For a checkpoint."""
         return {
-            "settings": (tuple(self.layers), self.members, self.least, self.reveals),
+            "settings": (tuple(self.layers), self.members, self.least, self.reveals, self.secure),
             "abandoned": self.abandoned,
             "round": self.round,
             "latest": self._latest,
@@ -400,6 +403,7 @@ class Exposure:
 
 _SAID = {
     PLAIN: "The server looked at {what}, unprotected: the method needs each by itself.",
+    OF_ONE_ALONE: "A mean of one client is its model: so the method saw {what}, unprotected.",
     CONSENT: "By consent{by} the server saw {what}.",
     LOCAL_NOISE: "The server saw {what}, with noise that each client had added.",
     AVERAGED: "The server received {what}, unprotected; the method used only their means.",
@@ -424,6 +428,8 @@ def sentences(seen: Mapping[str, Any]) -> list[str]:
     if AVERAGED in single and PLAIN not in single:
         found[-1] += " --secure would show it sums alone."
     found += _of_sums(seen) + _of_pairs(seen)
+    if not found and seen.get("secure"):
+        return ["The server learned no sum: what it received was masked."]
     if not found:
         return ["Nothing left the clients."]
     if seen["abandoned"]:
@@ -438,7 +444,7 @@ def sees(seen: Mapping[str, Any]) -> str:
     >>> sees(Exposure().summary())
     'nothing'
     """
-    words = {PLAIN: "each", CONSENT: "revealed", LOCAL_NOISE: "noised"}
+    words = {PLAIN: "each", OF_ONE_ALONE: "each", CONSENT: "revealed", LOCAL_NOISE: "noised"}
     words |= {AVERAGED: "means", CENTRAL_NOISE: "means"}
     most = [words[p] for p in OF_ONE if p in seen["single"]]
     return [*most, *("sums" for _ in seen["sums"]), "nothing"][0]

@@ -6,7 +6,6 @@ an entry under ``Args:``. Types, defaults and ranges come from the signature.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import textwrap
@@ -97,6 +96,7 @@ class Explanation:
     """A method in words. ``brings`` is what it adds to a combination with others.
 
     ``secure`` is whether it works under secure aggregation, and why; none where it cannot be told.
+    ``sees`` is what its server looks at: nothing, means, or each reply.
     """
 
     name: str
@@ -106,6 +106,7 @@ class Explanation:
     parameters: tuple[Parameter, ...]
     brings: tuple[str, ...]
     secure: tuple[bool, str] | None = None
+    sees: str = "–"
 
     @property
     def example(self) -> str:
@@ -147,6 +148,7 @@ def explain(name: str, factory: Factory) -> Explanation:
         ),
         brings=_brings(made),
         secure=None if made is None else secure_words(made),
+        sees="–" if made is None else made.sees,
     )
 
 
@@ -336,8 +338,8 @@ def secure_words(method: Method) -> tuple[bool, str]:
         return True, "it sends nothing that could be summed"
     if method.sees != "each":
         return True, "it asks for sums only"
-    looks = f"it looks at {_looked_at(method) or 'the replies of each client'}"
-    reveal = REVEALS.get(method.name)
+    looks = f"it looks at {looked_at(method) or 'the replies of each client'}"
+    reveal = next((REVEALS[p] for p in method.name.split("+") if p in REVEALS), None)
     return False, f"{looks}; ``--reveal {reveal}`` lets that through" if reveal else looks
 
 
@@ -352,15 +354,17 @@ def secure_word(words: tuple[bool, str] | None) -> str:
     return "–" if words is None else "yes" if words[0] else "no"
 
 
-def _looked_at(method: Method) -> str:
-    """What the server sees of each client, from the docstring of the method's factory."""
-    source = method.source
-    if source is None:
-        return ""
-    factory = getattr(importlib.import_module(source.module), source.factory, None)
-    told = joined(sections(getattr(factory, "__doc__", None) or "").get("Server sees", ""))
-    first = first_sentence(told).partition(";")[0]
-    return first if first.startswith("each") else ""
+def looked_at(method: Method) -> str:
+    """What the server sees of each client, from the docstrings of the method's parts."""
+    from coterie.methods import METHODS
+
+    found = []
+    for part in method.name.split("+"):
+        words = sections(getattr(METHODS.get(part), "__doc__", None) or "").get("Server sees", "")
+        first = first_sentence(joined(words)).partition(";")[0]
+        if first.startswith("each"):
+            found.append(first)
+    return ", and ".join(found)
 
 
 # --- combinations --------------------------------------------------------------------------------
@@ -452,7 +456,7 @@ def _rich(text: str) -> str:
 def method_listing(explanations: Iterable[Explanation]) -> Table:
     """All methods by family, a line each."""
     table = Table(title="Methods")
-    for title in ("family", "name", "secure", "parameters", "what it is"):
+    for title in ("family", "name", "server sees", "secure", "parameters", "what it is"):
         table.add_column(title, no_wrap=title in ("name", "secure"))
     for family, members in by_family(explanations).items():
         for each in members:
@@ -460,12 +464,16 @@ def method_listing(explanations: Iterable[Explanation]) -> Table:
             table.add_row(
                 first,
                 f"[bold]{escape(each.name)}[/]",
+                each.sees,
                 secure_word(each.secure),
                 escape(each.signature),
                 _rich(each.about),
             )
         table.add_section()
-    table.caption = "secure: whether it works under secure aggregation, by sums only"
+    table.caption = (
+        "server sees: what the method looks at, single replies (each) or means of them; "
+        "secure: whether it works under secure aggregation, by sums only"
+    )
     table.caption_justify = "left"
     return table
 

@@ -72,7 +72,8 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
     parts += [f"{event[key]} {key}" for key in ("lost", "late") if event.get(key)]
     if "privacy" in event:
         parts.append(f"ε ≤ {event['privacy']['epsilon']:.3g}")
-    parts += [f"withheld: {why}" for why in event.get("withheld", {}).values()]
+    if "abandoned" not in event:
+        parts += [f"withheld: {why}" for why in event.get("withheld", {}).values()]
     if "abandoned" in event:
         parts.append(f"abandoned: {event['abandoned']}")
     return "  ".join(parts)
@@ -411,6 +412,9 @@ def print_summary(out: Console, summary: Mapping[str, Any], place: Path) -> None
     out.print(f"     [bold]kept[/]  {escape(str(place))}", soft_wrap=True)
 
 
+LARGE = 0.01  # a δ above this hardly means anything
+
+
 def privacy_line(found: Mapping[str, Any]) -> str:
     """What was promised and what was spent, in one line.
 
@@ -424,6 +428,8 @@ def privacy_line(found: Mapping[str, Any]) -> str:
             f"ε = {found['epsilon']:.3g}{budget} at δ = {found['delta']:.2g} "
             f"({found['accountant']}; {found['adjacency']})"
         )
+        if found["delta"] > LARGE:
+            words.append("a δ so large promises little: client-level privacy needs many clients")
     if "noise" in found:
         words.append(
             f"noise {found['noise']:.3g} × clip {found['clip']:.3g} ({found['clipping']}), "

@@ -133,7 +133,14 @@ class Experiment:
             self.method.check(self.setup(start))
         always = self.settings.availability["name"] == "always"
         check_privacy(
-            self.privacy, self.method, self.settings.wire, self.settings.policy, always, layout
+            self.privacy,
+            self.method,
+            self.settings.wire,
+            self.settings.policy,
+            always,
+            layout,
+            len(self.members),
+            self.settings.clock["name"],
         )
         self.terms(start)
         if self.settings.stop.seconds is not None and self.settings.clock["name"] == "none":
@@ -404,6 +411,7 @@ class _Live:
             members=len(self.ids),
             least=privacy.min_group,
             reveals=privacy.reveal,
+            secure=privacy.secure,
         )
 
     def begin(self, resume: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+from scipy.stats import binom
 
 from coterie.door.coding import Coding
 from coterie.door.door import Door
@@ -20,21 +21,48 @@ from coterie.door.privacy.spending import Account, Spending, account_of
 from coterie.engines.site import Plan
 from coterie.errors import ConfigError
 from coterie.federation import Federation, Slot
+from coterie.layerwise import RESTS
 from coterie.method import Method
 from coterie.weights import Layout, Weights
 
+EDGE = 0.1  # the part of δ that may go for cohorts that are just too small
+
 
 def check_privacy(
-    privacy: Privacy, method: Method, coding: Coding, policy: Policy, on: bool, layout: Layout
+    privacy: Privacy,
+    method: Method,
+    coding: Coding,
+    policy: Policy,
+    always_on: bool,
+    layout: Layout,
+    clients: int,
+    clock: str = "none",
 ) -> None:
-    """Refuse what does not go together, before anything is trained; ``on``: clients always are."""
+    """Refuse what does not go together, before anything is trained."""
     privacy.check()
     privacy.check_layout(layout)
-    privacy.check_policy(policy, on)
+    privacy.check_policy(policy, always_on, clients)
+    if privacy.does("central") and clock == "wireless" and policy.deadline is not None:
+        raise ConfigError(
+            "run.deadline with clock.name = wireless lets one client make others late, on their "
+            "common channel: ε does not account for that. Leave the deadline out"
+        )
+    if privacy.noised and method.needs_all_layers == RESTS:
+        raise ConfigError(
+            f"method {method.name} lets layers rest by numbers that clients report, which no noise "
+            "hides: leave out method.layer_interval"
+        )
     if privacy.secure and not coding.upwards.exact:
         raise ConfigError(
             f"wire.up = '{coding.up}' loses digits, and what masks hide must add up exactly: leave "
-            "the codec out (wire.down may have one), or --secure"
+            "the codec out (with full participation wire.down may have one), or --secure"
+        )
+    part = cohort_size(policy.cohort, clients) < clients or policy.sampling == "poisson"
+    if privacy.secure and privacy.same_orders and part and not coding.downwards.exact:
+        raise ConfigError(
+            f"wire.down = '{coding.down}' sends each client a change of the model that it holds, "
+            "and with partial participation these differ; members of a secure sum must be sent "
+            "the same. Leave the codec out, or give that up with privacy.same_orders = false"
         )
     if method.sees != "each":
         return
@@ -61,22 +89,9 @@ def check_privacy(
 
 def seen_by(method: Method) -> str:
     """What the server sees of single clients, in the method's own words."""
-    words = "the server sees each client's vectors"
-    if method.source is None:
-        return words
-    import importlib
+    from coterie.report.explain import looked_at
 
-    factory = getattr(importlib.import_module(method.source.module), method.source.factory)
-    lines = iter((inspect.getdoc(factory) or "").splitlines())
-    for line in lines:
-        if line.startswith("Server sees:"):
-            text = line.removeprefix("Server sees:").strip()
-            for more in lines:
-                if "." in text or (more.split(":")[0].istitle() and ":" in more):
-                    break
-                text += f" {more.strip()}"
-            return f"the server sees {text.partition('. ')[0].rstrip('.')}"
-    return words
+    return f"the server sees {looked_at(method) or 'the replies of each client'}"
 
 
 def sampling_of(policy: Policy, clients: int) -> Sampling:
@@ -101,10 +116,10 @@ def calibrated(privacy: Privacy, policy: Policy, clients: int, rounds: int) -> P
     assert privacy.epsilon is not None
     sampling = sampling_of(policy, clients)
     if privacy.mechanism == "local":
+        # A client may upload once more, when the method is set up.
         everybody = Sampling("all", clients, clients)
-        return replace(
-            privacy, delta=delta, noise=2 * calibrate(everybody, privacy.epsilon, delta, rounds)
-        )
+        noise = 2 * calibrate(everybody, privacy.epsilon, delta, rounds + 1)
+        return replace(privacy, delta=delta, noise=noise)
     return replace(privacy, delta=delta, noise=calibrate(sampling, privacy.epsilon, delta, rounds))
 
 
@@ -125,8 +140,26 @@ class Guard:
                     f"privacy.epsilon = {self.privacy.epsilon:g} has no room for a single round "
                     f"with privacy.noise = {self.privacy.noise:g}: raise one of them"
                 )
+            self._refuse_edge(sampling)
         self._stage: Private | Local | None = None
         self._secure: Secure | None = None
+
+    def _refuse_edge(self, sampling: Sampling) -> None:
+        """Refuse cohorts whose size often decides whether there is a sum at all.
+
+        There one client more brings in the parts of others too, which ε does not account for.
+        """
+        if not self.privacy.secure or sampling.kind != "poisson" or self.account is None:
+            return
+        others, least = sampling.clients - 1, self.privacy.min_group - 1
+        decisive = self.rounds * float(binom.pmf(least, others, sampling.rate))
+        if decisive > EDGE * self.account.delta:
+            raise ConfigError(
+                f"with cohorts of about {sampling.cohort} of {sampling.clients} clients, one "
+                f"client decides over privacy.min_group = {self.privacy.min_group} with "
+                f"probability {decisive:.2g} in {self.rounds} rounds, which δ = {self.account.delta:.2g} does "
+                "not cover: use larger cohorts (run.cohort)"
+            )
 
     def around(self, door: Door) -> Federation:
         """The door, as a method may use it."""
@@ -140,8 +173,15 @@ class Guard:
                 door, privacy, expected, self.entropy, self.spending, self._secure, name
             )
         elif privacy.noised:
-            self._stage = Local(door, privacy, self.entropy, self.spending, name, self._downlink())
+            self._stage = Local(
+                door, privacy, self.entropy, self.spending, self._fits, name, self._downlink()
+            )
         return self._stage or self._secure or door
+
+    def _fits(self, releases: int) -> bool:
+        if self.privacy.does("nbafl"):
+            return releases <= (self.privacy.exposures or 0)
+        return self.account is None or self.account.fits(releases)
 
     def _least_samples(self) -> int:
         return min(self.plan.train_sizes[c] for c in self.members)
@@ -174,9 +214,10 @@ class Guard:
 
     def over(self) -> str:
         """Why no further round fits into the budget, if so."""
-        more = max(1, self.spending.last)
-        if self.account is None or self.account.fits(self.spending.releases + more):
+        if self._fits(self.spending.releases + 1):
             return ""
+        if self.account is None:
+            return f"NbAFL's noise is for {self.privacy.exposures} uploads of a client"
         return f"the privacy budget of ε = {self.account.budget:g} has no room for another round"
 
     def summary(self) -> dict[str, Any]:

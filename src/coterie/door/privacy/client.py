@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from coterie.door.coding import change_of, laid_on
-from coterie.door.privacy.entropy import Entropy, Random
-from coterie.door.privacy.form import Count, Floats, Form, contribution
+from coterie.door.privacy.entropy import Entropy
+from coterie.door.privacy.form import Count, Floats, Form, Integers, contribution
 from coterie.door.privacy.identity import Roster
 from coterie.door.privacy.nbafl import clip_weights, uplink_sigma
 from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
-from coterie.door.privacy.secagg import Session
+from coterie.door.privacy.secagg import Rejected, Session
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Message, content_of
 from coterie.errors import ConfigError, RunDirError, TrainingError
@@ -32,7 +32,7 @@ from coterie.tree import read_tree, write_tree
 from coterie.weights import Layout, Weights
 
 SESSIONS = "sessions"  # a folder beside the clients' states
-NEGLIGIBLE = 1e-3  # whoever counts less than this share of a slot's largest weight hides nobody
+NEGLIGIBLE = 0.1  # whoever counts less than this share of a slot's largest weight hides nobody
 BIT = 1 << 8  # grid steps of a bit's half, so that its noise is fine enough
 _STEPS = {
     "keys": "share",
@@ -208,6 +208,7 @@ class Sealing:
             "slot": slot,
             "count": (weights.get(client, 1), told["by_examples"]),
             "arrays": dict(sent),
+            "asked": content_of(body["message"]),
             "content": content_of(body["message"]) if self.privacy.same_orders else "",
             "examples": examples,
             "metrics": {k: float(v) for k, v in upload.metrics.items()},
@@ -222,7 +223,7 @@ class Sealing:
 
     def step(self, client: ClientId, body: Mapping[str, Any]) -> tuple[Upload, dict[str, Any]]:
         """One step of the protocol; who must refuse it says why, and is out of the sum."""
-        from coterie.door.privacy.secagg import Member, Rejected
+        from coterie.door.privacy.secagg import Member
 
         told, said = body["beside"], bytes(body["arrays"]["secure"].numpy())
         path = self._path(client, told["attempt"])
@@ -239,8 +240,11 @@ class Sealing:
             if told["step"] == "shares":
                 values = self._values(client, kept, told, member)
                 sent = member.mask(said, values, about(told, kept["content"]))
+                kept |= {"arrays": {}, "metrics": {}}  # hidden in the sum now, and needed no more
             else:
                 sent = getattr(member, _STEPS[told["step"]])(said)
+            if told["step"] == "survivors":
+                self._sign(client, kept, member.survivors)
             reply = Upload({"secure": _bytes(sent)}), {"slot": kept["slot"]}
             kept |= {"step": digest, "reply": _bytes(sent)}
         except Rejected as why:  # and nothing is answered after it
@@ -248,6 +252,25 @@ class Sealing:
         kept["member"] = _bytes(member.to_bytes())
         write_tree(path, kept, self.layout, durable=False)
         return reply
+
+    def _sign(self, client: ClientId, kept: Mapping[str, Any], people: Sequence[ClientId]) -> None:
+        """Remember whose sum this upload is in; refuse a second one of nearly the same clients.
+
+        Their difference would be what a few of them sent: after a crash, or if a server asks again.
+        """
+        path = self.folder / SESSIONS / str(client) / "signed"
+        what = hashlib.sha256(f"{kept['round']} {kept['asked']}".encode()).hexdigest()
+        lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines:
+            before, *others = line.split()
+            apart = len(set(map(int, others)) ^ set(people))
+            if before == what and 0 < apart < self.privacy.min_group:
+                raise Rejected(
+                    f"client {client} has given the same upload to a sum that differs by {apart} "
+                    f"of its {len(people)} members: one could be taken from the other"
+                )
+        with path.open("a") as file:
+            file.write(f"{what} {' '.join(map(str, people))}\n")
 
     def _session(self, run: str, round: int, attempt: str, slot: str) -> Session:
         """A session by this client's own rules, whatever the server says."""
@@ -274,8 +297,8 @@ class Sealing:
                 self.privacy.bits,
                 member.members,
             )
-        noise, asked = told.get("noise", {}), self.privacy.noise or 0.0
-        if noise.get("multiplier", 0.0) < asked:
+        noise = told.get("noise", {})
+        if not self._enough(noise):
             raise ConfigError(
                 f"client {client} was told to add less noise than the run's settings ask for"
             )
@@ -283,6 +306,14 @@ class Sealing:
         share = 1 / np.sqrt(max(stay, self.privacy.min_group))  # enough if no more remain
         random = self.entropy.stream("noise", kept["round"], client)
         return noised(flat, noise, self.privacy.bits, share, random)
+
+    def _enough(self, noise: Mapping[str, float]) -> bool:
+        """Whether the noise on changes and bits together is what this client's settings ask for."""
+        multiplier, bits = noise.get("multiplier", 0.0), noise.get("bits", 0.0)
+        if multiplier <= 0 or (bits and self.privacy.follows is None):
+            return False
+        spent = multiplier**-2 + ((2 * bits) ** -2 if bits else 0.0)
+        return bool(spent <= (self.privacy.noise or 0.0) ** -2 * (1 + 1e-9))
 
     def _path(self, client: ClientId, attempt: str) -> Path:
         if not attempt.isalnum():
@@ -305,35 +336,44 @@ class Sealing:
         if not upload.arrays:
             return replace(upload, metrics={})
         form = Form.of(upload.arrays, self.layout)
-        random = self._lasting(client, _asked(body))
+        bits = self.privacy.bits
         if self.privacy.mechanism == "nbafl":
-            return Upload(form.arrays(self._nbafl(form.flat(upload.arrays), random)))
+            whole, sigma = self._nbafl(form.flat(upload.arrays))
+            noise = self._local_noise(client, body, whole, sigma)
+            return Upload(form.arrays(np.ldexp((whole + noise).astype(np.float64), -bits)))
         base = {n: received[of] for n, of in upload.since.items() if of}
         own = {n: change_of(a, base.get(n)) for n, a in upload.arrays.items()}
-        bound, bits = self.privacy.clip, self.privacy.bits
-        whole, _ = clipped(form.flat(own), bound, bits)
-        sigma = (self.privacy.noise or 0.0) * bound * 2.0**bits
-        whole = whole + discrete_gaussian(sigma, len(whole), random)
+        whole, _ = clipped(form.flat(own), self.privacy.clip, bits)
+        sigma = (self.privacy.noise or 0.0) * self.privacy.clip * 2.0**bits
+        whole = whole + self._local_noise(client, body, whole, sigma)
         back = form.arrays(np.ldexp(whole.astype(np.float64), -bits))
         sent = {n: laid_on(a, base.get(n)) for n, a in back.items()}
         return Upload(sent, {}, upload.since)
 
-    def _lasting(self, client: ClientId, order: str) -> Random:
-        """Randomness that the same order gets again: asking twice must not average noise away."""
-        if self.privacy.randomness == "simulated":
-            return self.entropy.stream("local noise", client, order)
-        return Entropy("simulated").stream(self.roster.private(client).hex(), order)
+    def _local_noise(
+        self, client: ClientId, body: Mapping[str, Any], whole: Integers, sigma: float
+    ) -> Integers:
+        """Noise that the same order and the same upload get again, and no others.
 
-    def _nbafl(self, flat: Floats, random: Random) -> Floats:
-        """A model clipped and noised before aggregation."""
+        So asking twice does not average noise away, and other uploads, as from an earlier state,
+        do not share it: the difference would be bare.
+        """
+        name = f"{_asked(body)} {hashlib.sha256(whole.tobytes()).hexdigest()}"
+        if self.privacy.randomness == "simulated":
+            random = self.entropy.stream("local noise", client, name)
+        else:
+            random = Entropy("simulated").stream(self.roster.private(client).hex(), name)
+        return discrete_gaussian(sigma, len(whole), random)
+
+    def _nbafl(self, flat: Floats) -> tuple[Integers, float]:
+        """A model clipped, on the grid, and how much noise it gets before aggregation."""
         own, bits = self.privacy, self.privacy.bits
         assert own.epsilon is not None
         assert own.delta is not None
         assert own.exposures is not None
-        kept = np.rint(np.ldexp(clip_weights(flat, own.clip), bits))
+        kept = np.rint(np.ldexp(clip_weights(flat, own.clip), bits)).astype(np.int64)
         sigma = uplink_sigma(own.clip, self.least_samples, own.epsilon, own.delta, own.exposures)
-        drawn = discrete_gaussian(sigma * 2.0**bits, len(flat), random)
-        return np.ldexp(kept + drawn, -bits)
+        return kept, sigma * 2.0**bits
 
 
 def noised(

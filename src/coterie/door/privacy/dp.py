@@ -79,7 +79,10 @@ class Private:
         self.models, self._released = models, 0
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
-        """Replies without vectors, as for a newcomer's choice; others are refused."""
+        """Replies without vectors; and without numbers, except for a newcomer's choice.
+
+        A newcomer comes after the last release: what it says moves no model.
+        """
         replies = self.door.exchange(orders)
         for reply in replies:
             if reply.arrays:
@@ -87,7 +90,9 @@ class Private:
                     f"method {self.method} looks at single clients' vectors, and what it makes of "
                     "them is not noised. Choose another method, or privacy.mechanism = local"
                 )
-        return list(replies)
+        if self.door.stage == "admit":
+            return list(replies)
+        return [Reply(r.client, 0, {}, Withheld(self.method)) for r in replies]
 
     def average(
         self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
@@ -125,7 +130,6 @@ class Private:
                 "draw of clients: ε accounts for one. Choose another method"
             )
         self.spending.releases += 1
-        self.spending.last = 1
 
     def _noise(self) -> dict[str, float]:
         """How much noise the changes get, once the bits and the counts have had their share."""
@@ -234,12 +238,13 @@ class Private:
         if self.secure is not None and total.clients:
             self._fine(total, noise)
         whole = total.values[: total.form.size].view(np.int64).astype(np.float64)
-        moved = np.ldexp(whole, -total.bits) / self._denominator(slot, total, noise)
+        count = self._denominator(slot, total, noise)
+        moved = np.ldexp(whole, -total.bits) / count
         arrays = {}
         for name, change in total.form.arrays(moved).items():
             base = self._base(slot, name, change, total, orders)
             arrays[name] = laid_on(change, base)
-        return Mean(arrays, len(total.clients), total.clients, Withheld(self.method))
+        return Mean(arrays, round(count), total.clients, Withheld(self.method))
 
     def _denominator(self, slot: Slot, total: Total, noise: Mapping[str, float]) -> float:
         """The expected number of members; of several groups, each one's own, noised."""

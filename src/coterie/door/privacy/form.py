@@ -114,9 +114,10 @@ def contribution(
         body = to_ring(arrays, bits, counts, members)
         numbers = to_ring(values, bits, 1, members)
         ends = to_ring(np.array([counts, examples, *known]), 0, 1, members)
-    except ValueError as error:
+    except ValueError:  # which value it is, and how large, stays with the client
         raise TrainingError(
-            f"{error}. Lower privacy.bits (now {bits}), or the learning rate if the model diverges"
+            f"a value is too large for a sum of {members} clients with {bits} bits after the "
+            "point, or not finite. Lower privacy.bits, or the learning rate if the model diverges"
         ) from None
     return np.concatenate([body, numbers, ends])
 

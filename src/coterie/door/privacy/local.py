@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from coterie.door.privacy.nbafl import downlink_sigma
 from coterie.door.privacy.noise import discrete_gaussian
 from coterie.door.privacy.settings import Privacy
 from coterie.door.privacy.spending import Spending, Withheld
-from coterie.errors import ConfigError
+from coterie.errors import Abandoned, ConfigError
 from coterie.federation import (
     Array,
     Chosen,
@@ -34,14 +34,16 @@ from coterie.weights import Weights
 class Local:
     """A federation whose clients noise their own uploads; the server may look at each of them.
 
-    No metric leaves a client, and everybody counts the same. With NbAFL's rules the server adds
-    its noise to each mean (``downlink``, a standard deviation).
+    No metric leaves a client, and everybody counts the same. ``fits`` says whether so many uploads
+    of one client stay within the budget. With NbAFL's rules the server adds its noise to the mean
+    (``downlink``, a standard deviation), of which there is one.
     """
 
     door: Door
     privacy: Privacy
     entropy: Entropy
     spending: Spending
+    fits: Callable[[int], bool]
     method: str = ""
     downlink: float = 0.0
 
@@ -51,8 +53,7 @@ class Local:
         return self.door.clients
 
     def begin(self, models: Mapping[Slot, Weights]) -> None:
-        """Another round."""
-        self.spending.last = 0
+        """Another round; what is asked in it is counted as it is asked."""
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, noised."""
@@ -74,6 +75,11 @@ class Local:
                 f"method {self.method} has each client say which group it belongs to, which its "
                 "noise does not hide: use privacy.mechanism = central"
             )
+        if self.privacy.mechanism == "nbafl" and len({s for row in into.values() for s in row}) > 1:
+            raise ConfigError(
+                f"method {self.method} asks for means of several groups: NbAFL's noise is for one "
+                "of everybody. Choose another method or mechanism"
+            )
         means = self.average(self._noised(orders, "means"), into, by_examples)
         if not self.downlink:
             return means
@@ -83,8 +89,11 @@ class Local:
         }
 
     def _noised(self, orders: Sequence[Order], asked: str) -> list[Reply]:
-        before, uploads = max(self.spending.uploads.values(), default=0), self.spending.uploads
+        uploads = self.spending.uploads
         owed = {o.client for o in orders if not o.apart}
+        if not self.fits(1 + max((uploads.get(c, 0) for c in owed), default=0)):
+            why = f"method {self.method} asks for more uploads than the privacy budget has room for"
+            raise (Abandoned if self.door.cohort else ConfigError)(why)
         try:
             answers = self.door.exchange(orders)
             owed -= {a.client for a in answers if not a.arrays}
@@ -92,9 +101,20 @@ class Local:
             for client in owed:
                 uploads[client] = uploads.get(client, 0) + 1
             self.spending.releases = max(uploads.values(), default=0)
-            self.spending.last += self.spending.releases - before
+        self._refuse_shapes(answers)
         self.door.saw(answers, asked, "local noise")
         return [Reply(a.client, a.examples, a.arrays, Withheld(self.method)) for a in answers]
+
+    def _refuse_shapes(self, answers: Sequence[Reply]) -> None:
+        """Refuse arrays whose shapes differ: a shape tells something that no noise hides."""
+        shapes: dict[str, torch.Size] = {}
+        for answer in answers:
+            for name, array in answer.arrays.items():
+                if shapes.setdefault(name, vector_of(array).shape) != vector_of(array).shape:
+                    raise ConfigError(
+                        f"method {self.method} sends '{name}' in a shape that depends on a "
+                        "client's data, which noise does not hide. Choose another method"
+                    )
 
     def _sent(self, slot: Slot, name: str, array: Array) -> Array:
         """A mean with the server's noise."""

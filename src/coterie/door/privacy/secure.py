@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from coterie.door.door import SECURE, Answer, Door
+from coterie.door.policy import cohort_size
 from coterie.door.privacy.client import about, negligible, place_name
 from coterie.door.privacy.form import Form, Total, length
 from coterie.door.privacy.isolation import isolated
@@ -139,9 +140,9 @@ class Secure:
         heavy = sorted(set(weights) - set(light))
         who = ", ".join(map(str, heavy))
         rest = " (the others hardly count)" if light else ""
-        # Nobody chose the size of a cohort drawn by coins: its small groups are passed over.
-        refuses = self.privacy.small_groups == "refuse"
-        if light or (refuses and self.door.terms.policy.sampling != "poisson"):
+        # A group that is small in a part of the clients, as drawn, is passed over for the round.
+        refuses = self.privacy.small_groups == "refuse" and self._everybody
+        if light or refuses:
             raise self._refusal(
                 f"the mean of slot {slot!r}, of client{'s' * (len(heavy) > 1)} {who} alone{rest}",
                 f"privacy.min_group = {self.privacy.min_group}. Use larger cohorts or fewer "
@@ -149,9 +150,15 @@ class Secure:
                 "privacy.small_groups = skip",
             )
 
+    @property
+    def _everybody(self) -> bool:
+        """Whether all clients take part in each round."""
+        policy, clients = self.door.terms.policy, len(self.clients)
+        return policy.sampling != "poisson" and cohort_size(policy.cohort, clients) == clients
+
     def _refuse_isolation(self, orders: Sequence[Order], slots: list[dict[int, float]]) -> None:
         """Refuse sums that, with those of the same vectors asked for before, single clients out."""
-        stage = f"{self.door.round}.{self.door._stage}"
+        stage = f"{self.door.round}.{self.door.stage}"
         if self._asked[0] != stage:
             self._asked = (stage, [])
         known = dict[int, bytes]()

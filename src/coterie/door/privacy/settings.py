@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 
-from coterie.door.policy import Policy
+from coterie.door.policy import Policy, cohort_size
 from coterie.door.privacy.entropy import KINDS
 from coterie.errors import ConfigError, unknown
 from coterie.weights import Layout
@@ -82,7 +83,9 @@ class Privacy:
             ("randomness", KINDS),
         ):
             if getattr(self, key) not in known:
-                raise ConfigError(unknown(f"privacy.{key}", getattr(self, key), known))
+                raise ConfigError(
+                    unknown(f"privacy.{key}", getattr(self, key), [k for k in known if k])
+                )
         for key, good, words in (
             ("min_group", self.min_group >= 2, "a sum of one hides nothing; give 2 or more"),
             ("threshold", 0.5 < self.threshold <= 1, "give a share above 0.5, up to 1"),
@@ -98,6 +101,10 @@ class Privacy:
         ):
             if not good:
                 raise ConfigError(f"privacy.{key} = {getattr(self, key)!r}: {words}")
+        for key in ("epsilon", "noise", "clip", "clip_rate"):
+            if not math.isfinite(getattr(self, key) or 0.0):
+                raise ConfigError(f"privacy.{key} = {getattr(self, key)}: give a finite number")
+        self._check_use()
         if self.reveal and not self.secure:
             raise ConfigError(
                 f"privacy.reveal = '{self.reveal}' lets something through secure aggregation, "
@@ -118,6 +125,19 @@ class Privacy:
                 f"privacy.reveal = '{self.reveal}' shows what the noise should hide: leave one out"
             )
 
+    def _check_use(self) -> None:
+        """Refuse settings of noise that is not there: nobody should think that it is."""
+        own, usual = asdict(self), asdict(Privacy())
+        keys = ["exposures"] if self.noised and self.mechanism != "nbafl" else []
+        keys += ["noise"] if self.does("nbafl") else []
+        if not self.noised:
+            keys = ["mechanism", "delta", "clip", "clipping", "quantile", "clip_rate", "exposures"]
+        for key in keys:
+            if own[key] != usual[key]:
+                why = "means nothing to this mechanism" if self.noised else "is about noise, and "
+                why += "" if self.noised else "there is none: give --epsilon or privacy.noise"
+                raise ConfigError(f"privacy.{key} = {own[key]!r} {why}")
+
     def check_layout(self, layout: Layout) -> None:
         """Refuse models whose statistics would leave their clients without noise."""
         shared = [e.name for e in layout.entries if e.kind == "buffer" and not e.local]
@@ -128,13 +148,16 @@ class Privacy:
                 "with another normalisation"
             )
 
-    def check_policy(self, policy: Policy, always_on: bool) -> None:
+    def check_policy(self, policy: Policy, always_on: bool, clients: int) -> None:
         """Refuse samples of clients that no accountant knows."""
+        if self.noised and clients < 2:
+            raise ConfigError("noise hides one client among others, and there is one only")
         if not self.does("central"):
-            if self.does("nbafl") and policy.cohort not in (1.0,):
+            everybody = cohort_size(policy.cohort, clients) == clients and always_on
+            if self.does("nbafl") and not everybody:
                 raise ConfigError(
                     "privacy.mechanism = 'nbafl' is proved for full participation: set "
-                    "run.cohort = 1.0"
+                    "run.cohort = 1.0 and leave out the availability"
                 )
             return
         for key, used in (

@@ -13,7 +13,7 @@ from coterie.federation import ClientId
 
 @dataclass
 class Spending:
-    """What a run has spent: releases so far, how many the last round made, and the present bound.
+    """What a run has spent: releases so far, and the present clipping bound.
 
     ``uploads`` are those of each client, where every client adds its own noise. ``form`` is what
     sums consist of, for a round in which nobody answers, and ``since`` what they are changes of.
@@ -21,7 +21,6 @@ class Spending:
 
     bound: float
     releases: int = 0
-    last: int = 1
     uploads: dict[ClientId, int] = field(default_factory=dict)
     form: list[Any] = field(default_factory=list)
     since: dict[str, str] = field(default_factory=lambda: {"model": "model"})

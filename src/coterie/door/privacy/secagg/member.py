@@ -63,6 +63,11 @@ class Member:
         """How many clients take part, as the keys that were received tell."""
         return len(self._kept.adverts)
 
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """Whose sum this member has confirmed."""
+        return self._kept.survivors
+
     def advertise(self) -> bytes:
         """Fresh keys, and the commitment to the seed of the self mask."""
         self._begin(Step.ADVERTISE)

@@ -157,8 +157,8 @@ class Sum:
     def _too_few(self, why: str) -> TooFew:
         names = "; ".join(self.rejected.values())
         return TooFew(
-            f"secure aggregation (round {self._session.round}, slot {self._session.slot}) ended "
-            f"without a sum: {why}" + (f". Refused were: {names}" if names else "")
+            f"secure aggregation (round {self._session.round + 1}, slot {self._session.slot}) "
+            f"ended without a sum: {why}" + (f". Refused were: {names}" if names else "")
         )
 
     def _agree(self, what: str) -> None:
