@@ -157,8 +157,8 @@ class Guard:
             raise ConfigError(
                 f"with cohorts of about {sampling.cohort} of {sampling.clients} clients, one "
                 f"client decides over privacy.min_group = {self.privacy.min_group} with "
-                f"probability {decisive:.2g} in {self.rounds} rounds, which δ = {self.account.delta:.2g} does "
-                "not cover: use larger cohorts (run.cohort)"
+                f"probability {decisive:.2g} in {self.rounds} rounds; δ = {self.account.delta:.2g} "
+                "does not cover that: use larger cohorts (run.cohort)"
             )
 
     def around(self, door: Door) -> Federation:

@@ -79,20 +79,14 @@ class Private:
         self.models, self._released = models, 0
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
-        """Replies without vectors; and without numbers, except for a newcomer's choice.
-
-        A newcomer comes after the last release: what it says moves no model.
-        """
-        replies = self.door.exchange(orders)
-        for reply in replies:
-            if reply.arrays:
-                raise ConfigError(
-                    f"method {self.method} looks at single clients' vectors, and what it makes of "
-                    "them is not noised. Choose another method, or privacy.mechanism = local"
-                )
-        if self.door.stage == "admit":
-            return list(replies)
-        return [Reply(r.client, 0, {}, Withheld(self.method)) for r in replies]
+        """What newcomers say, who come after the last release; before it nothing of one client."""
+        if orders and self.door.stage != "admit":
+            raise ConfigError(
+                f"method {self.method} asks for single clients' replies (task '{orders[0].task}'), "
+                "and what it makes of them is not noised. Choose another method, or "
+                "privacy.mechanism = local"
+            )
+        return list(self.door.exchange(orders))
 
     def average(
         self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
