@@ -171,6 +171,7 @@ def _wire_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
         ("rounds\nto target", "target_round", lambda v: "–" if v is None else str(v)),
         ("bytes\nto target", "target_bytes", bytes),
         ("s to\ntarget", "target_seconds", seconds),
+        ("ε", "epsilon", lambda v: "–" if v is None else f"{v:.3g}"),
     ]
     there = {key for row in rows for key in row if key != "wasted" or row[key]}
     return [(title, key, show, None) for title, key, show in columns if key in there]

@@ -354,6 +354,7 @@ def _row(
         "stopped": summary["stopped"],
         **_clocked(summary),
         **_to_target(summary),
+        **_private(summary),
         "seconds": summary["seconds"],
         "sees": server_sees(summary),
         "headline": score,
@@ -364,6 +365,12 @@ def _clocked(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The seconds of the clock, if there was one."""
     clock = summary.get("clock")
     return {} if clock is None else {f"clock_{k}": v for k, v in clock.items()}
+
+
+def _private(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What noise cost, if there was any."""
+    found = summary.get("privacy", {})
+    return {key: found[key] for key in ("epsilon", "delta") if key in found}
 
 
 def _to_target(summary: Mapping[str, Any]) -> dict[str, Any]:
