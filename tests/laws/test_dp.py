@@ -525,6 +525,7 @@ def test_a_budget_with_no_room_for_a_round_is_refused():
 
 EACH = "groups or mixes clients by what each of them sent"
 NOTHING = "is not a change of anything it received"
+RESTING = "lets layers rest by numbers that clients report"
 REFUSED = {
     "fedclust": EACH,
     "dc-pfl": EACH,
@@ -545,10 +546,13 @@ REFUSED = {
     "krum": EACH,
     "fednova": NOTHING,
     "scaffold": NOTHING,
-    "scaffold n": NOTHING,
+    "scaffold n": "asks for single clients' replies",
     "feddyn": NOTHING,
     "adaptive-tau": NOTHING,
     "ifca+adaptive-tau": NOTHING,
+    "fedavg layer-wise": RESTING,
+    "ditto layer-wise": RESTING,
+    "ifca layer-wise": RESTING,
 }
 
 
@@ -583,7 +587,7 @@ def test_two_means_in_a_round_and_means_before_the_first_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="method spoken asks for means 2 times in one round"):
         twice(on.fed, on, people)
     assert on.guard.spending.releases == 1
-    with pytest.raises(ConfigError, match="method spoken looks at single clients' vectors"):
+    with pytest.raises(ConfigError, match="method spoken asks for single clients' replies"):
         on.fed.gather([Order(0, "train", {"model": on.plan.start})])
     begin(on, number=1)
     orders = [Order(c, "train", {"model": on.plan.start}) for c in range(4)]
@@ -636,7 +640,8 @@ def test_shared_statistics_of_batch_normalisation_are_refused(mechanism):
         ({"secure": True, "reveal": "final-layer"}, "shows what the noise should hide"),
         ({"secure": True, "mechanism": "local"}, "does not go with --secure"),
         ({"mechanism": "nbafl", "noise": None, "epsilon": 1.0}, "between 0 and 1 only, not 1"),
-        ({"mechanism": "nbafl"}, "needs privacy.epsilon"),
+        ({"mechanism": "nbafl", "epsilon": 0.5}, "privacy.noise = 1e-06 means nothing to this"),
+        ({"mechanism": "nbafl", "noise": None}, "there is none: give --epsilon"),
         ({"mechanism": "middle"}, "unknown privacy.mechanism"),
         ({"clipping": "mean"}, "unknown privacy.clipping"),
         ({"clip": 0.0}, "privacy.clip = 0.0"),
