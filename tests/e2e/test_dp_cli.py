@@ -47,6 +47,19 @@ def test_more_rounds_keep_the_noise_and_the_budget(cli, small):
     assert "has no room for another round" in ended.out + ended.err
 
 
+def test_nbafl_stops_after_its_uploads_also_with_more_rounds(cli, small):
+    words = ("--epsilon", 0.5, "--set", "privacy.mechanism=nbafl", "--rounds", 2)
+    assert cli("run", *small, *words, "--dir", "r", "-q").code == 0
+    before = result("r")
+    assert (before["rounds"], before["privacy"]["exposures"]) == (2, 2)
+    ended = cli("run", "--resume", "r", "--rounds", 5)
+    assert ended.code == 0, ended.err
+    assert result("r")["rounds"] == 2
+    assert result("r")["stopped"] == "NbAFL's noise is for 2 rounds"
+    for key in ("epsilon", "delta", "exposures", "aggregations", "downlink"):
+        assert result("r")["privacy"][key] == before["privacy"][key]
+
+
 def test_without_a_budget_the_noise_is_told_as_it_is(cli, small):
     noise = ("--set", "privacy.noise=2", "--set", "privacy.clip=0.5")
     assert cli("run", *small, "--rounds", 2, *noise, "--dir", "r", "-q").code == 0
@@ -82,6 +95,29 @@ def sets(*texts):
         (["--epsilon", 4, "--secure", "--reveal", "final-layer"], "shows what the noise"),
         (["--epsilon", 4, *sets("privacy.mechanism=middle")], "unknown privacy.mechanism"),
         (["--epsilon", 4, *sets("run.sampling=poison")], "did you mean 'poisson'?"),
+        (["--epsilon", "inf"], "privacy.epsilon"),
+        (["--epsilon", 4, *sets("method.layer_interval=2")], "leave out method.layer_interval"),
+        (
+            ["--epsilon", 4, *sets("clock.name=wireless", "clock.system=2", "run.deadline=1e6")],
+            "run.deadline with clock.name = wireless",
+        ),
+        (sets("privacy.mechanism=local"), "privacy.mechanism = 'local' is about noise"),
+        (sets("privacy.clip=2"), "privacy.clip = 2.0 is about noise, and there is none"),
+        (sets("privacy.delta=1e-5"), "give --epsilon or privacy.noise"),
+        (["--epsilon", 4, *sets("privacy.exposures=3")], "means nothing to this mechanism"),
+        (
+            ["--epsilon", 0.5, *sets("privacy.mechanism=nbafl", "privacy.noise=1")],
+            "privacy.noise = 1.0 means nothing to this mechanism",
+        ),
+        (
+            ["--epsilon", 0.5, "--cohort", 1, *sets("privacy.mechanism=nbafl")],
+            "proved for full participation",
+        ),
+        (
+            ["--epsilon", 4, "--secure", *DRAWN, *sets("privacy.min_group=2")],
+            "one client decides over privacy.min_group = 2",
+        ),
+        (["--epsilon", 4, "--clients", 1], "noise hides one client among others"),
     ],
 )
 def test_what_cannot_be_private_is_said_in_a_sentence(cli, small, words, told):

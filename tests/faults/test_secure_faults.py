@@ -379,6 +379,7 @@ def test_an_attempt_cannot_name_another_file(driven, attempt):
         {0: 10**6, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1},
         {0: 1000, 1: 1000, 2: 1000, 3: 0, 4: 0, 5: 0},  # two of whom the server may call lost
         {0: 5, 1: 5, 2: -10, 3: 5, 4: 5, 5: 5},
+        {0: 1000, 1: 1000, 2: 1000, 3: 1000, 4: 1000, 5: 99},
     ],
 )
 def test_a_client_refuses_weights_that_single_anybody_out(driven, weights):
@@ -414,8 +415,9 @@ def test_a_client_whose_own_weight_is_missing_refuses(driven):
 
 
 def test_secrets_of_a_finished_sum_are_gone_and_kept_from_others(driven):
-    """One session a client, its last; whoever reads it finds that no step is left."""
+    """One session a client, its last, in which no step is left; and whose sums it signed."""
     for client in range(6):
         folder = driven.plan.folder / SESSIONS / str(client)
-        assert len({p.name.split(".")[0] for p in folder.iterdir()}) == 1
+        (session,) = folder.glob("*.session")
+        assert {p.name for p in folder.iterdir()} == {session.name, "signed"}
         assert folder.stat().st_mode & 0o777 == 0o700

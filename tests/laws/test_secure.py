@@ -1,6 +1,7 @@
 """Secure aggregation in runs: the means are the plain ones, and nobody's own numbers are seen."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -272,7 +273,7 @@ def test_weights_on_the_grid_count_as_in_a_plain_mean(tmp_path, monkeypatch):
     driven.door.begin(0)
     order = driven.made.method.sends(driven.state, 0)
     orders = [coterie.Order(c, "train", order) for c in range(6)]
-    weights = [1.0, 0.5, 2.0, 0.25, 3.0, 1.5]
+    weights = [1.0, 0.5, 2.0, 0.375, 3.0, 1.5]  # 0.1 of the largest is the least
     for by_examples in (True, False):
         into = {c: {"a": w} for c, w in enumerate(weights)}
         driven.fed.reduce(orders, into, by_examples)
@@ -302,8 +303,12 @@ def test_a_value_too_large_for_the_ring_ends_the_run_with_a_remedy(tmp_path):
         return coterie.Upload({"model": model * 1e6}, {}, {"model": "0"})
 
     made = replace(made, method=replace(made.method, tasks={"train": huge}))
-    with pytest.raises(coterie.errors.TrainingError, match=r"Lower privacy\.bits \(now 40\)"):
+    with pytest.raises(
+        coterie.errors.TrainingError, match=r"40 bits .* Lower privacy\.bits"
+    ) as why:
         Driven(made, tmp_path).all()
+    # The server reads this: how large the client's value is, is none of its business.
+    assert set(re.findall(r"\d+", str(why.value))) <= {"6", "40", "0"}
 
 
 # --- refusals ---------------------------------------------------------------------------------
@@ -374,6 +379,8 @@ def test_a_slot_that_clients_chose_and_that_is_too_small_is_left_out(tmp_path):
         {0: 1.0, 1: 1e-6, 2: 1e-6, 3: 1e-6},
         {0: 1.0, 1: 1.0, 2: 1e-9, 3: 1e-9},
         {0: 1.0, 1: 1.0, 2: 1.0, 3: 1e-9},  # and two of the three may be lost
+        {0: 1.0, 1: 0.001, 2: 0.001},  # the mean is the first one's, to three digits
+        {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.0999},
     ],
 )
 @pytest.mark.parametrize("few", ["refuse", "skip"])

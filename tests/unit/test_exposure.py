@@ -12,6 +12,7 @@ from coterie.door.exposure import (
     CONSENT,
     LOCAL_NOISE,
     OF_ONE,
+    OF_ONE_ALONE,
     PLAIN,
     SECURE,
     SECURE_NOISED,
@@ -130,6 +131,7 @@ def test_summary_of_single_vectors():
         "near": {"least": 3, "count": 0, "by_difference": {}, "examples": []},
         "revealed": [],
         "abandoned": 0,
+        "secure": False,
     }
 
 
@@ -511,6 +513,23 @@ def test_noise_in_words(protection, words, word):
 def test_nothing_in_words():
     assert sentences(Exposure().summary()) == ["Nothing left the clients."]
     assert sees(Exposure().summary()) == "nothing"
+
+
+def test_a_secure_run_without_a_sum_sent_masked_values_and_says_so():
+    ledger = Exposure(LAYERS, secure=True)
+    assert ledger.sentences() == ["The server learned no sum: what it received was masked."]
+    assert Exposure.from_tree(ledger.to_tree()).sentences() == ledger.sentences()
+    add(ledger, 1, [1, 2, 3])
+    assert ledger.sentences()[0].startswith("The server saw sums only, of 3 clients")
+
+
+def test_a_mean_of_one_client_has_words_of_its_own():
+    ledger = Exposure(LAYERS, members=4)
+    ledger.single(2, 1, MODEL, OF_ONE_ALONE)
+    (said,) = ledger.sentences()
+    assert said.startswith("A mean of one client is its model: so the method saw ")
+    assert "the method needs each by itself" not in said
+    assert sees(ledger.summary()) == "each"
 
 
 def test_what_is_told_of_an_older_run_is_what_its_method_looks_at():

@@ -192,6 +192,7 @@ class PrivacySection(Section):
     quantile: float = Field(0.5, gt=0, lt=1)
     clip_rate: float = Field(0.2, gt=0)
     exposures: int | None = Field(None, ge=1)
+    aggregations: int | None = Field(None, ge=1)
     randomness: str = "simulated"
 
 

@@ -106,11 +106,18 @@ def calibrated(privacy: Privacy, policy: Policy, clients: int, rounds: int) -> P
     if not privacy.noised:
         return privacy
     privacy.check()
+    if clients < 2:
+        raise ConfigError("noise hides one client among others, and there is one only")
     delta = sensible_delta(clients) if privacy.delta is None else privacy.delta
     if privacy.mechanism == "nbafl":
-        if privacy.epsilon is None:
-            raise ConfigError("privacy.mechanism = 'nbafl' needs privacy.epsilon, as in 0.5")
-        return replace(privacy, delta=delta, exposures=privacy.exposures or rounds)
+        most = privacy.aggregations or rounds
+        seen = privacy.exposures or most
+        if seen > most:
+            raise ConfigError(
+                f"privacy.exposures = {seen} uploads of a client cannot be seen in {most} rounds: "
+                "give no more than there are"
+            )
+        return replace(privacy, delta=delta, exposures=seen, aggregations=most)
     if privacy.noise is not None:
         return replace(privacy, delta=delta)
     assert privacy.epsilon is not None
@@ -180,7 +187,7 @@ class Guard:
 
     def _fits(self, releases: int) -> bool:
         if self.privacy.does("nbafl"):
-            return releases <= (self.privacy.exposures or 0)
+            return releases <= (self.privacy.aggregations or 0)
         return self.account is None or self.account.fits(releases)
 
     def _least_samples(self) -> int:
@@ -189,7 +196,7 @@ class Guard:
     def _downlink(self) -> float:
         if self.privacy.mechanism != "nbafl":
             return 0.0
-        return downlink_of(self.privacy, self._least_samples(), self.rounds, len(self.members))
+        return downlink_of(self.privacy, self._least_samples(), len(self.members))
 
     def begin(self, models: Mapping[Slot, Weights]) -> None:
         """Another round begins with these models."""
@@ -217,7 +224,7 @@ class Guard:
         if self._fits(self.spending.releases + 1):
             return ""
         if self.account is None:
-            return f"NbAFL's noise is for {self.privacy.exposures} uploads of a client"
+            return f"NbAFL's noise is for {self.privacy.aggregations} rounds"
         return f"the privacy budget of ε = {self.account.budget:g} has no room for another round"
 
     def summary(self) -> dict[str, Any]:
@@ -239,6 +246,7 @@ class Guard:
                 "epsilon": privacy.epsilon,
                 "delta": privacy.delta,
                 "exposures": privacy.exposures,
+                "aggregations": privacy.aggregations,
                 "downlink": self._downlink(),
                 "accountant": "nbafl",
                 "adjacency": "one sample of one client, by NbAFL's own assumptions",

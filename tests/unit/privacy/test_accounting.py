@@ -7,6 +7,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
+from opacus.accountants import PRVAccountant, RDPAccountant
 
 from coterie.door.privacy.accounting import (
     Mechanism,
@@ -43,9 +44,8 @@ CASES = [  # cohort of 1000, multiplier, rounds, delta
 
 @pytest.mark.parametrize(("cohort", "multiplier", "rounds", "delta"), CASES)
 def test_agrees_with_opacus(cohort, multiplier, rounds, delta):
-    opacus = pytest.importorskip("opacus.accountants")
     mechanism = poisson(multiplier, cohort)
-    for mine, theirs in (("pld", opacus.PRVAccountant()), ("rdp", opacus.RDPAccountant())):
+    for mine, theirs in (("pld", PRVAccountant()), ("rdp", RDPAccountant())):
         theirs.history = [(multiplier, mechanism.sampling.rate, rounds)]
         assert reported(mechanism, mine) == mine
         figure = epsilon(mechanism, rounds, delta, mine)

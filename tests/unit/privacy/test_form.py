@@ -1,5 +1,7 @@
 """What one client adds to a sum, and the mean back from it."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -72,11 +74,16 @@ def test_a_metric_that_is_no_number_is_not_reported():
 
 
 def test_what_would_leave_the_ring_is_refused_with_a_remedy():
-    with pytest.raises(TrainingError, match=r"Lower privacy\.bits \(now 40\), or the learning"):
-        contribution(np.array([2.0**20]), 100, {}, [], Count(), 40, 100)
+    with pytest.raises(
+        TrainingError, match=r"40 bits .*Lower privacy\.bits, or the learning"
+    ) as why:
+        contribution(np.array([2.0**20]), 77, {}, [], Count(), 40, 100)
+    # What the server hears has the run's numbers in it, and none of the client's.
+    assert re.findall(r"\d+", str(why.value)) == ["100", "40"]
+    assert why.value.__cause__ is None
     with pytest.raises(TrainingError, match="not finite"):
         contribution(np.array([np.inf]), 1, {}, [], Count(), 8, 3)
-    with pytest.raises(TrainingError, match="magnitude"):
+    with pytest.raises(TrainingError, match="too large"):
         contribution(np.zeros(1), 1, {"loss": 1e30}, ["loss"], Count(), 40, 3)
 
 

@@ -1,5 +1,7 @@
 """What a run may ask of privacy, and what does not go together."""
 
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
@@ -8,6 +10,7 @@ from coterie.door.coding import Coding
 from coterie.door.policy import Policy
 from coterie.door.privacy.settings import Privacy
 from coterie.errors import ConfigError
+from coterie.methods import make
 from coterie.run.privacy import check_privacy, seen_by
 from coterie.weights import Layout
 from support import ROWS
@@ -77,8 +80,8 @@ def test_with_noise_the_statistics_of_normalisation_must_stay():
     Privacy(secure=True).check_layout(Layout.of(NORMED))
 
 
-def check(privacy, method, coding=None):
-    check_privacy(privacy, method, coding or Coding(), Policy(), True, LAYOUT)
+def check(privacy, method, coding=None, policy=None):
+    check_privacy(privacy, method, coding or Coding(), policy or Policy(), True, LAYOUT, 8)
 
 
 def test_digits_may_be_lost_on_the_way_down_only():
@@ -87,6 +90,30 @@ def test_digits_may_be_lost_on_the_way_down_only():
     with pytest.raises(ConfigError, match=r"wire\.up = 'qsgd' loses digits.*--secure"):
         check(secure, coterie.fedavg(), Coding(up="qsgd"))
     check(Privacy(), coterie.fedavg(), Coding(up="qsgd"))
+
+
+PARTS = (Policy(cohort=0.5), Policy(cohort=7), Policy(sampling="poisson"))
+
+
+@pytest.mark.parametrize("policy", PARTS, ids=["half", "all but one", "coins"])
+def test_digits_lost_on_the_way_down_need_everybody_or_other_orders(policy):
+    """A change of the model that a client holds is another one for whoever missed a round."""
+    secure, lossy = Privacy(secure=True), Coding(down="qsgd")
+    with pytest.raises(ConfigError, match=r"wire\.down = 'qsgd'.*privacy\.same_orders = false"):
+        check(secure, coterie.fedavg(), lossy, policy)
+    check(secure, coterie.fedavg(), None, policy)
+    check(secure, coterie.fedavg(), lossy, Policy(cohort=8))
+    check(Privacy(secure=True, same_orders=False), coterie.fedavg(), lossy, policy)
+    check(Privacy(), coterie.fedavg(), lossy, policy)
+
+
+def test_what_may_be_revealed_is_named():
+    with pytest.raises(ConfigError) as refused:
+        Privacy(secure=True, reveal="all").check()
+    text = str(refused.value)
+    assert "final-layer" in text
+    assert "''" not in text
+    assert ": ," not in text
 
 
 EACH = [name for name, made in ROWS.items() if made().sees == "each"]
@@ -114,5 +141,17 @@ def test_what_is_seen_is_in_the_methods_own_words():
     assert "final layer" in seen_by(coterie.fedclust())
     assert len({seen_by(ROWS[n]()) for n in ("cfl", "fedfomo", "pacfl", "krum")}) > 1
     around = coterie.layer_wise(coterie.fedclust(), 2)
-    with pytest.raises(ConfigError, match=r"fedclust.*the server sees each client's vectors"):
-        check(Privacy(secure=True), around)
+    assert seen_by(around) == seen_by(coterie.fedclust())
+    silent = replace(coterie.fedavg(), name="silent", sees="each")
+    assert seen_by(silent) == "the server sees the replies of each client"
+
+
+def test_what_a_combination_sees_is_what_its_parts_see():
+    made = make("fedclust+ditto", {})
+    assert seen_by(made) == seen_by(coterie.fedclust())
+    with pytest.raises(ConfigError) as refused:
+        check(Privacy(secure=True), made)
+    text = str(refused.value)
+    assert text.startswith("method fedclust+ditto does not work under secure aggregation")
+    assert seen_by(coterie.fedclust()) in text
+    assert "--reveal final-layer" in text

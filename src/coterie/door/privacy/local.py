@@ -126,17 +126,18 @@ class Local:
         return Weights(array.layout, moved) if isinstance(array, Weights) else moved
 
 
-def downlink_of(privacy: Privacy, least_samples: int, rounds: int, clients: int) -> float:
+def downlink_of(privacy: Privacy, least_samples: int, clients: int) -> float:
     """The standard deviation of NbAFL's downlink noise."""
     assert privacy.epsilon is not None
     assert privacy.delta is not None
     assert privacy.exposures is not None
+    assert privacy.aggregations is not None
     return downlink_sigma(
         privacy.clip,
         least_samples,
         privacy.epsilon,
         privacy.delta,
-        rounds,
+        privacy.aggregations,
         privacy.exposures,
         clients,
     )

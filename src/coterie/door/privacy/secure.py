@@ -249,7 +249,8 @@ class Secure:
             try:
                 said[slot] = getattr(running[slot].sum, step)(replies.get(slot, {}))
             except TooFew as why:
-                self.skipped[str(slot)] = f"slot {slot!r}: {why}"
+                told = [f"{why}", *running[slot].refusals[:1]]
+                self.skipped[str(slot)] = f"slot {slot!r}: {'. '.join(told)}"
                 del running[slot]
         return said
 
@@ -268,7 +269,12 @@ class Secure:
                 told[client] = {"attempt": call.attempt, "step": step}
                 if step == "shares":
                     told[client] |= call.asks(running[slot].metrics)
-        return self.door.exchange(orders, told) if orders else []
+        answers = self.door.exchange(orders, told) if orders else []
+        for answer in answers:
+            if "refused" in answer.beside:
+                slot = next(s for s, messages in said.items() if answer.client in messages)
+                running[slot].refusals.append(str(answer.beside["refused"]))
+        return answers
 
     def _note(self, orders: Sequence[Order], slot: Slot, running: _Running, noised: bool) -> None:
         if running.form.size:
@@ -291,6 +297,7 @@ class _Running:
     form: Form
     metrics: tuple[str, ...]
     since: Mapping[str, str]
+    refusals: list[str] = field(default_factory=list)  # why members would not go on
 
 
 @dataclass(frozen=True)

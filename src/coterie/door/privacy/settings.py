@@ -32,7 +32,8 @@ class Privacy:
     ``secure`` the clients, in shares), each client for itself ("local"), or client and server by
     NbAFL's rules. ``clip`` bounds a client's change (NbAFL: its weights), as given ("fixed") or as
     the start of a bound that follows a ``quantile`` of the clients' norms (0.5 for "median").
-    ``exposures`` are NbAFL's L. ``randomness`` is where keys and noise come from.
+    ``exposures`` are NbAFL's L, how many of a client's uploads others see, and ``aggregations`` its
+    T, how many rounds there are. ``randomness`` is where keys and noise come from.
     """
 
     secure: bool = False
@@ -52,6 +53,7 @@ class Privacy:
     quantile: float = 0.5
     clip_rate: float = 0.2
     exposures: int | None = None
+    aggregations: int | None = None
     randomness: str = "simulated"
 
     @property
@@ -128,14 +130,16 @@ class Privacy:
     def _check_use(self) -> None:
         """Refuse settings of noise that is not there: nobody should think that it is."""
         own, usual = asdict(self), asdict(Privacy())
-        keys = ["exposures"] if self.noised and self.mechanism != "nbafl" else []
+        only = ["exposures", "aggregations"]
+        keys = only if self.noised and self.mechanism != "nbafl" else []
         keys += ["noise"] if self.does("nbafl") else []
         if not self.noised:
-            keys = ["mechanism", "delta", "clip", "clipping", "quantile", "clip_rate", "exposures"]
+            keys = ["mechanism", "delta", "clip", "clipping", "quantile", "clip_rate", *only]
         for key in keys:
             if own[key] != usual[key]:
                 why = "means nothing to this mechanism" if self.noised else "is about noise, and "
-                why += "" if self.noised else "there is none: give --epsilon or privacy.noise"
+                give = "--epsilon" if self.mechanism == "nbafl" else "--epsilon or privacy.noise"
+                why += "" if self.noised else f"there is none: give {give}"
                 raise ConfigError(f"privacy.{key} = {own[key]!r} {why}")
 
     def check_layout(self, layout: Layout) -> None:
@@ -150,8 +154,6 @@ class Privacy:
 
     def check_policy(self, policy: Policy, always_on: bool, clients: int) -> None:
         """Refuse samples of clients that no accountant knows."""
-        if self.noised and clients < 2:
-            raise ConfigError("noise hides one client among others, and there is one only")
         if not self.does("central"):
             everybody = cohort_size(policy.cohort, clients) == clients and always_on
             if self.does("nbafl") and not everybody:
