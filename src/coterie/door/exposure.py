@@ -425,7 +425,7 @@ def sentences(seen: Mapping[str, Any]) -> list[str]:
     for protection, words in _SAID.items():
         if protection in single:
             found.append(words.format(what=_what(seen, single[protection]["arrays"]), by=by))
-    if AVERAGED in single and PLAIN not in single:
+    if AVERAGED in single and PLAIN not in single and OF_ONE_ALONE not in single:
         found[-1] += " --secure would show it sums alone."
     found += _of_sums(seen) + _of_pairs(seen)
     if not found and seen.get("secure"):

@@ -21,6 +21,7 @@ from coterie.door.coding import change_of, laid_on
 from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.form import Count, Floats, Form, Integers, contribution
 from coterie.door.privacy.identity import Roster
+from coterie.door.privacy.isolation import isolated
 from coterie.door.privacy.nbafl import clip_weights, uplink_sigma
 from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
 from coterie.door.privacy.secagg import Rejected, Session
@@ -207,6 +208,7 @@ class Sealing:
             "round": session.round,
             "slot": slot,
             "count": (weights.get(client, 1), told["by_examples"]),
+            "place": name,
             "arrays": dict(sent),
             "asked": content_of(body["message"]),
             "content": content_of(body["message"]) if self.privacy.same_orders else "",
@@ -260,17 +262,23 @@ class Sealing:
         """
         path = self.folder / SESSIONS / str(client) / "signed"
         what = hashlib.sha256(f"{kept['round']} {kept['asked']}".encode()).hexdigest()
-        lines = path.read_text().splitlines() if path.exists() else []
-        for line in lines:
-            before, *others = line.split()
-            apart = len(set(map(int, others)) ^ set(people))
-            if before == what and 0 < apart < self.privacy.min_group:
-                raise Rejected(
-                    f"client {client} has given the same upload to a sum that differs by {apart} "
-                    f"of its {len(people)} members: one could be taken from the other"
-                )
+        counts = hashlib.sha256(repr(kept["place"]).encode()).hexdigest()
+        rows = [dict.fromkeys(people, 1.0)]
+        for line in path.read_text().splitlines() if path.exists() else []:
+            before, so, *others = line.split()
+            if before != what:
+                continue
+            if so != counts:
+                raise Rejected(f"client {client} has given the same upload with other weights")
+            rows.append(dict.fromkeys(map(int, others), 1.0))
+        alone = isolated(rows, self.privacy.min_group)
+        if alone is not None:
+            raise Rejected(
+                f"client {client} has given the same upload to a sum that differs by {len(alone)} "
+                f"of its {len(people)} members: one could be taken from the other"
+            )
         with path.open("a") as file:
-            file.write(f"{what} {' '.join(map(str, people))}\n")
+            file.write(f"{what} {counts} {' '.join(map(str, people))}\n")
 
     def _session(self, run: str, round: int, attempt: str, slot: str) -> Session:
         """A session by this client's own rules, whatever the server says."""
