@@ -88,6 +88,20 @@ def test_a_server_that_repeats_an_order_for_all_but_a_few_learns_nothing(gone, t
     everybody_refused(turned, rest, len(gone))
 
 
+def test_other_weights_for_the_same_upload_are_refused(tmp_path):
+    """With as many weightings as there are clients, each upload could be worked out."""
+    driven = Asking(tmp_path)
+    driven.total()
+    driven.fed._asked = ("", [])
+    driven.door.begin(0, "1", EIGHT, 8, 1)
+    sends = driven.made.method.sends(driven.state, 0)
+    orders = [Order(c, "train", sends) for c in EIGHT]
+    with pytest.raises(Abandoned):
+        driven.fed.sums(orders, {c: {0: 1.0 if c else 0.5} for c in EIGHT}, False)
+    said = {why.partition(" has ")[2] for _, why in driven.engine.refusals}
+    assert said == {"given the same upload with other weights"}
+
+
 def test_one_client_in_place_of_another_are_two_apart(tmp_path):
     driven = Asking(tmp_path)
     driven.total(range(7))
