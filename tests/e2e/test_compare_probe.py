@@ -382,10 +382,12 @@ def test_methods_are_listed_by_family(cli):
     assert ended.code == 0
     methods, presets = ended.out.split("Presets")
     rows = [line.split("│") for line in methods.splitlines() if line.startswith("│")]
-    secure = {row[2].strip(): row[3].strip() for row in rows}
+    secure = {row[2].strip(): row[4].strip() for row in rows}
+    sees = {row[2].strip(): row[3].strip() for row in rows}
     assert len(rows) == len(METHODS)
     assert sorted(secure) == sorted(METHODS)
     assert (secure["fedavg"], secure["ifca"], secure["krum"]) == ("yes", "yes", "no")
+    assert (sees["local"], sees["fedavg"], sees["krum"]) == ("nothing", "means", "each")
     assert "│ fedpaq" in presets
 
 

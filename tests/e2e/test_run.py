@@ -62,7 +62,7 @@ def test_the_summary_for_people(cli, small):
     assert ended.code == 0
     assert ended.err == ""
     assert [line.split()[0] for line in ended.out.splitlines()] == [
-        *["received", "adapted", "alone", "best", "bytes", "kept"]
+        *["received", "adapted", "alone", "best", "bytes", "exposed", "kept"]
     ]
     assert ended.out.splitlines()[-1].endswith("a [b] c")  # a path is no markup
     assert "gain" in Path("a [b] c/clients.csv").read_text().splitlines()[0]
