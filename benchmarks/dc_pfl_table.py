@@ -38,16 +38,15 @@ import torch
 
 from coterie.data import Population
 from coterie.data.heterogeneity import describe
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError
 from coterie.run.compare import folder_of, method_list
 from coterie.run.config import experiment_of, parse, population_of
 from coterie.run.experiment import execute
 from coterie.run.rundir import RunDir, finite
 from coterie.run.scenarios import scenario
-from coterie.run.stopping import stoppable
 from coterie.run.toml import read_toml
 from coterie.tree import write_atomic
-from methods import RESULTS, as_page, commit, machine
+from methods import RESULTS, as_page, commit, ended, machine
 
 Tree = dict[str, Any]
 
@@ -331,15 +330,9 @@ def in_short(own: Mapping[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     asked = arguments(words)
-    try:
-        with stoppable():
-            runs = all_runs(asked)
-    except KeyboardInterrupt:
-        print("stopped: call it again to go on", file=sys.stderr)
-        return 130
-    except CoterieError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    runs, code = ended(lambda: all_runs(asked))
+    if code:
+        return code
     command = ["python benchmarks/dc_pfl_table.py --folder DATA"]
     command += [f"--levels {','.join(asked.levels)}"] * (asked.levels != list(LEVELS))
     command += [f"--methods {asked.methods}"] * (asked.methods != METHODS)

@@ -25,7 +25,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ from typing import Any
 import torch
 
 from coterie.engines.pool import available_cores
+from coterie.errors import CoterieError
 from coterie.report.tables import left_out, percent, size
+from coterie.run.stopping import stoppable
 
 RESULTS = Path(__file__).parent / "results"
 COMMON = "--clients 20 --rounds 20 --epochs 2 --lr 0.05 --momentum 0"
@@ -106,6 +108,19 @@ def as_page(title: str, kept: dict, table: list[str], notes: list[str]) -> str:
     machine = f"- {kept['machine']}; {kept['seconds'] / 60:.1f} minutes of rounds"
     parts = [f"# {title}", f"```sh\n{kept['command']}\n```"]
     return "\n\n".join([*parts, "\n".join(table), "\n".join([*notes, machine])]) + "\n"
+
+
+def ended(work: Callable[[], Any]) -> tuple[Any, int]:
+    """What work gives that can be stopped and gone on with; or none, and the exit code."""
+    try:
+        with stoppable():
+            return work(), 0
+    except KeyboardInterrupt:
+        print("stopped: call it again to go on", file=sys.stderr)
+        return None, 130
+    except CoterieError as error:
+        print(error, file=sys.stderr)
+        return None, error.exit_code
 
 
 def commit() -> str:

@@ -33,14 +33,13 @@ from typing import Any
 import torch
 
 from coterie.data import Population
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError
 from coterie.run.config import experiment_of, parse, population_of
 from coterie.run.experiment import execute
 from coterie.run.rundir import finite
-from coterie.run.stopping import stoppable
 from coterie.tree import write_atomic
 from dc_pfl_table import Tree, write
-from methods import RESULTS, as_page, commit, machine
+from methods import RESULTS, as_page, commit, ended, machine
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 UNNOISED = 0.01  # a multiplier that hides nothing, to see what clipping costs
@@ -228,15 +227,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     asked = arguments(words)
-    try:
-        with stoppable():
-            runs = all_runs(asked)
-    except KeyboardInterrupt:
-        print("stopped: call it again to go on", file=sys.stderr)
-        return 130
-    except CoterieError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    runs, code = ended(lambda: all_runs(asked))
+    if code:
+        return code
     more = "" if asked.rounds == ROUNDS else f" --rounds {asked.rounds}"
     if asked.seeds != list(SEEDS):
         more += f" --seeds {' '.join(map(str, asked.seeds))}"

@@ -13,7 +13,6 @@ for the machine. Randomness is simulated: it follows from the seed.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 import time
@@ -26,6 +25,7 @@ import cryptography
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.secagg import Member, Session, Sum
 from coterie.door.privacy.secagg.crypto import public_identity
 from methods import commit, machine
@@ -38,18 +38,6 @@ STEPS = {  # what a client does, and what the server makes of it
     "unmask": "total",
 }
 Vectors = Mapping[int, NDArray[np.int64]]
-
-
-def bytes_from(*names: object) -> Callable[[int], bytes]:
-    """Simulated randomness: bytes that follow from these names."""
-    drawn = 0
-
-    def draw(count: int) -> bytes:
-        nonlocal drawn
-        drawn += 1
-        return hashlib.shake_256(repr((names, drawn)).encode()).digest(count)
-
-    return draw
 
 
 def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, NDArray[np.float64]]:
@@ -69,10 +57,11 @@ def plainly(vectors: Vectors, clients: tuple[int, ...]) -> NDArray[np.uint64]:
 
 def once(session: Session, vectors: Vectors, lost: set[int], before: str, seed: int) -> Any:
     """One run of the protocol; the seconds of each client and of the server, and the bytes."""
-    identities = {c: bytes_from(seed, "identity", c)(32) for c in vectors}
+    entropy = Entropy("simulated", seed)
+    identities = {c: entropy.stream("identity", c)(32) for c in vectors}
     roster = {c: public_identity(identities[c]) for c in vectors}
     members = {
-        c: Member(session, c, identities[c], roster, bytes_from(seed, session.attempt, c))
+        c: Member(session, c, identities[c], roster, entropy.stream(session.attempt, c))
         for c in vectors
     }
     server = Sum(session, roster, len(vectors[0]))

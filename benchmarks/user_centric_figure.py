@@ -38,13 +38,12 @@ import torch
 
 from coterie.data import Population
 from coterie.door.clock import SYSTEMS, System
-from coterie.errors import CoterieError, TrainingError
+from coterie.errors import TrainingError
 from coterie.run.compare import method_list
 from coterie.run.config import parse, population_of
 from coterie.run.scenarios import scenario
-from coterie.run.stopping import stoppable
 from dc_pfl_table import Tree, carry_out, content, write
-from methods import RESULTS, as_page, machine
+from methods import RESULTS, as_page, ended, machine
 
 SCENARIO = scenario("user-centric/covariate")
 METHODS = "user-centric,user-centric:streams=4,oracle,cfl,fedfomo,fedavg,local"
@@ -287,16 +286,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     asked = arguments(words)
-    try:
-        with stoppable():
-            runs = all_runs(asked)
-        table = rows(runs)
-    except KeyboardInterrupt:
-        print("stopped: call it again to go on", file=sys.stderr)
-        return 130
-    except CoterieError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+
+    def work() -> tuple[Any, Any]:
+        runs = all_runs(asked)
+        return runs, rows(runs)
+
+    found, code = ended(work)
+    if code:
+        return code
+    runs, table = found
     usual = arguments([])
     changed = [k for k in ("data", "methods", "seed", "rounds") if vars(asked)[k] != vars(usual)[k]]
     more = "".join(f" --{k} {vars(asked)[k]}" for k in changed)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.secagg import Member, Rejected, Session, Sum
 from coterie.door.privacy.secagg.crypto import public_identity
 from coterie.door.privacy.secagg.frames import Step
@@ -20,16 +21,8 @@ MESSAGES = tuple(Step)[:9]
 Meddle = Callable[[Step, int, bytes], bytes | None]
 
 
-def stream(*names: object) -> Callable[[int], bytes]:
-    """Bytes that follow from these names, and never the same twice."""
-    drawn = 0
-
-    def draw(count: int) -> bytes:
-        nonlocal drawn
-        drawn += 1
-        return hashlib.shake_256(repr((names, drawn)).encode()).digest(count)
-
-    return draw
+stream = Entropy().stream
+"""Bytes that follow from names, and never the same twice."""
 
 
 def identity(client: int) -> bytes:

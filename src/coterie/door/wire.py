@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,11 +180,20 @@ class Wire:
         return found
 
 
+def digest_of(message: Message) -> str:
+    """A short name for an order with all that it says; which versions to keep is no part of it."""
+    return _digest(message, lambda key: key != "keep")
+
+
 def content_of(message: Message) -> str:
-    """A digest of what an order asks for: its task, config and arrays, as they travel."""
+    """A short name for what an order asks for: its task, config and arrays, whoever gets it."""
+    return _digest(message, lambda key: key in ("task", "config", "arrays"))
+
+
+def _digest(message: Message, counts: Callable[[str], bool]) -> str:
     header = json.loads(message.header)
-    asked = [header["body"].get(key) for key in ("task", "config", "arrays")]
-    digest = hashlib.sha256(json.dumps([asked, header["arrays"]]).encode())
+    body = {key: said for key, said in header["body"].items() if counts(key)}
+    digest = hashlib.sha256(json.dumps([body, header["arrays"]]).encode())
     for payload in message.payloads:
         digest.update(payload)
     return digest.hexdigest()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +33,7 @@ from coterie.door.privacy.client import Sealing
 from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.identity import Roster
 from coterie.door.privacy.settings import Privacy
-from coterie.door.wire import Decoded, Message, Wire, Work
+from coterie.door.wire import Decoded, Message, Wire, Work, digest_of
 from coterie.engines.store import Store
 from coterie.errors import CoterieError, TrainingError
 from coterie.federation import Array, ClientId, Upload, check_finite, vector_of
@@ -164,7 +162,7 @@ class Site:
             reply = self._reply(0, sent, more={"beside": beside})
             return replace(reply, work=Work(time.perf_counter() - began))
         if self.store.holds(id, version):
-            stored = self.store.answered(id, version, _digest(body["message"]))
+            stored = self.store.answered(id, version, digest_of(body["message"]))
             if stored is not None:
                 return stored
         client = self._client(id, body)
@@ -197,7 +195,7 @@ class Site:
         reply = replace(reply, work=Work(time.perf_counter() - began, client.samples))
         if not changed:
             return reply
-        self.store.write(id, version, client.state, _digest(body["message"]), reply)
+        self.store.write(id, version, client.state, digest_of(body["message"]), reply)
         self.store.keep(id, [version, expects, *body.get("keep", [])])
         return reply
 
@@ -213,7 +211,7 @@ class Site:
         if "beside" in body:
             sent, beside = self.sealing.advertise(client.id, examples, upload, received, body)
             return 0, sent, {"beside": beside}
-        self.sealing.may_show(client.id, upload, body["task"], _digest(body["message"]))
+        self.sealing.may_show(client.id, upload, body["task"], digest_of(body["message"]))
         if privacy.does("local") or privacy.does("nbafl"):
             counts = 1 if privacy.mechanism == "local" else examples
             return counts, self.sealing.disturbed(client.id, upload, received, body), {}
@@ -333,13 +331,3 @@ class Site:
         if len(y):
             found |= {name: float(f(out, y)) for name, f in self.plan.metrics.items()}
         return found
-
-
-def _digest(message: Message) -> str:
-    """What an order asks for, as a short name; which old versions to keep is no part of that."""
-    body = json.loads(message.header)["body"]
-    body.pop("keep", None)
-    digest = hashlib.blake2b(json.dumps(body).encode(), digest_size=16)
-    for payload in message.payloads:
-        digest.update(payload)
-    return digest.hexdigest()

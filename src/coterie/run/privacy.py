@@ -79,7 +79,7 @@ def check_privacy(
             f"method {method.name} does not work under secure aggregation, which shows sums only: "
             f"{seen}. Choose one that asks for means (`coterie methods`){consent}"
         )
-    if privacy.does("central") and not privacy.secure:
+    if privacy.does("central"):
         raise ConfigError(
             f"method {method.name} groups or mixes clients by what each of them sent, which "
             f"moves the models of others too, and is not noised: {seen_by(method)}. Choose one "

@@ -26,7 +26,7 @@ from coterie.door.privacy.nbafl import clip_weights, uplink_sigma
 from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
 from coterie.door.privacy.secagg import Rejected, Session
 from coterie.door.privacy.settings import Privacy
-from coterie.door.wire import Message, content_of
+from coterie.door.wire import content_of, digest_of
 from coterie.errors import ConfigError, RunDirError, TrainingError
 from coterie.federation import Array, ClientId, Upload
 from coterie.tree import read_tree, write_tree
@@ -184,7 +184,7 @@ class Sealing:
             )
         name = place_name(slot, told["by_examples"], weights)
         session = self._session(told["run"], body["round"], told["attempt"], name)
-        path, order = self._path(client, session.attempt), _order(body["message"])
+        path, order = self._path(client, session.attempt), digest_of(body["message"])
         if path.exists():
             kept = read_tree(path, self.layout)
             if kept["order"] != order:
@@ -366,7 +366,7 @@ class Sealing:
         So asking twice does not average noise away, and other uploads, as from an earlier state,
         do not share it: the difference would be bare.
         """
-        name = f"{_asked(body)} {hashlib.sha256(whole.tobytes()).hexdigest()}"
+        name = f"{digest_of(body['message'])} {hashlib.sha256(whole.tobytes()).hexdigest()}"
         if self.privacy.randomness == "simulated":
             random = self.entropy.stream("local noise", client, name)
         else:
@@ -398,21 +398,6 @@ def noised(
     bit = round(centred(norm, bound) * 2 * BIT) if noise["bits"] else 0  # else nobody asks for it
     bit += int(discrete_gaussian(share * noise["bits"] * 2 * BIT, 1, random)[0])
     return np.append(whole + discrete_gaussian(sigma, len(whole), random), bit)
-
-
-def _asked(body: Mapping[str, Any]) -> str:
-    """An order by its name and content; which old versions to keep is no part of that."""
-    head = json.loads(body["message"].header)["body"]
-    head.pop("keep", None)
-    digest = hashlib.sha256(json.dumps(head).encode())
-    for payload in body["message"].payloads:
-        digest.update(payload)
-    return f"{body['order']} {digest.hexdigest()}"
-
-
-def _order(message: Message) -> str:
-    """A short name for an order with all that it says."""
-    return hashlib.sha256(message.to_bytes()).hexdigest()
 
 
 def _bytes(data: bytes) -> torch.Tensor:
