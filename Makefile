@@ -4,12 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_DIR ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test check pages bench-methods setup clean
+.PHONY: demo test test-e2e check pages bench-methods setup clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,privacy]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,privacy,ray,flower]'
 	touch $@
 
 setup: $(VENV)/.installed
@@ -22,6 +22,11 @@ test: setup
 	$(BIN)/python tests/both_cores.py
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=90
+
+# The long ones: real federations, clusters and whole runs. COTERIE_DATA is the folder of the public
+# data sets' files; tests that need them are skipped without it.
+test-e2e: setup
+	$(BIN)/python -m pytest -m e2e tests
 
 check: setup
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from coterie.engines.pool import available_cores
+from coterie.engines.dealing import available_cores
 from coterie.errors import CoterieError
 from coterie.report.tables import left_out, percent, size
 from coterie.run.stopping import stoppable

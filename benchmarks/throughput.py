@@ -1,11 +1,12 @@
-"""Trained samples per second of the pool engine against bare PyTorch loops doing the same work.
+"""Trained samples per second of the pool and Ray engines against bare PyTorch loops.
 
 Fashion-MNIST, LeNet-5, 100 clients, 10 a round, 2 epochs, batch 10, momentum 0.9. The reference is
 one process per core, each a bare single-threaded loop (nn.Module, torch.optim.SGD, tensors in RAM,
-no DataLoader) over its share of the same clients. Both are measured in the same run, alternating
+no DataLoader) over its share of the same clients. All are measured in the same run, taking turns
 round by round, so that a noisy machine disturbs them alike. The last line is the ratio.
 
     python benchmarks/throughput.py --folder DATA          # the ratio, and the cost of scoring
+    python benchmarks/throughput.py --folder DATA --ray    # and Ray's samples against the pool's
     python benchmarks/throughput.py --folder DATA --memory # peak memory with 1,000 clients
 """
 
@@ -25,7 +26,9 @@ from torch import nn
 from coterie.data import Population
 from coterie.door.door import Door
 from coterie.door.wire import Wire
-from coterie.engines.pool import Pool, available_cores
+from coterie.engines.dealing import available_cores
+from coterie.engines.pool import Pool
+from coterie.engines.ray import RayEngine
 from coterie.method import Round
 from coterie.run.config import experiment_of, parse, population_of
 from coterie.run.experiment import Experiment, cohort
@@ -120,14 +123,16 @@ class Bare:
             process.join()
 
 
-class Pooled:
-    """The pool engine with FedAvg: training, messages and aggregation."""
+class Running:
+    """An engine with FedAvg: training, messages and aggregation."""
 
-    def __init__(self, experiment: Experiment, workers: int, folder: Path) -> None:
+    def __init__(
+        self, experiment: Experiment, workers: int, folder: Path, engine: type = Pool
+    ) -> None:
         self.method = experiment.method
         plan = experiment.plan(folder)
-        self.pool = Pool(plan, workers)
-        self.door = Door(self.pool, Wire(plan.start.layout))
+        self.engine = engine(plan, workers)
+        self.door = Door(self.engine, Wire(plan.start.layout))
         self.state = self.method.init(self.door, experiment.setup(plan.start))
         self.number = 0
 
@@ -140,24 +145,26 @@ class Pooled:
 
     def score(self) -> float:
         began = time.perf_counter()
-        self.door.score({c: self.method.sends(self.state, c) for c in self.pool.clients}, {})
+        self.door.score({c: self.method.sends(self.state, c) for c in self.engine.clients}, {})
         return time.perf_counter() - began
 
 
-def throughput(folder: str | None, rounds: int, workers: int) -> None:
+def throughput(folder: str | None, rounds: int, workers: int, with_ray: bool) -> None:
     config = parse(configuration(folder, 100, 10, workers))
     population = population_of(config)
     experiment = experiment_of(config, population)
     bare = Bare(population, workers)
     with tempfile.TemporaryDirectory() as scratch:
-        pooled = Pooled(experiment, workers, Path(scratch))
-        times: dict[str, list[float]] = {"bare": [], "pool": [], "score": []}
-        rates: dict[str, list[float]] = {"bare": [], "pool": []}
+        pooled = Running(experiment, workers, Path(scratch, "pool"))
+        runners: dict[str, Bare | Running] = {"bare": bare, "pool": pooled}
+        if with_ray:
+            runners["ray"] = Running(experiment, workers, Path(scratch, "ray"), RayEngine)
+        times: dict[str, list[float]] = {name: [] for name in (*runners, "score")}
+        rates: dict[str, list[float]] = {name: [] for name in runners}
         for number in range(rounds + 1):
             people = cohort(experiment.settings, number, range(100))
             samples = EPOCHS * sum(len(population.clients[c].train) for c in people)
-            runners = {"bare": bare, "pool": pooled}
-            first = list(runners) if number % 2 else list(runners)[::-1]  # neither always leads
+            first = list(runners) if number % 2 else list(runners)[::-1]  # none always leads
             taken = {name: runners[name].round(people) for name in first}
             taken["score"] = pooled.score()
             if number == 0:  # warm up
@@ -166,15 +173,24 @@ def throughput(folder: str | None, rounds: int, workers: int) -> None:
                 times[name].append(seconds)
             for name in rates:
                 rates[name].append(samples / taken[name])
-        pooled.pool.close()
+        for runner in runners.values():
+            if isinstance(runner, Running):
+                runner.engine.close()
     bare.close()
-    for name, title in (("bare", f"{workers} bare loops"), ("pool", f"pool, {workers} workers")):
+    for name in runners:
+        title = f"{workers} bare loops" if name == "bare" else f"{name}, {workers} workers"
         print(f"{title:22} {statistics.median(rates[name]):8.0f} samples/s (median of {rounds})")
     held = sum(len(c.test) + len(c.val) for c in population.clients)
     extra = statistics.median(s / p for s, p in zip(times["score"], times["pool"], strict=True))
     print(f"scoring all 100 clients ({held} samples) adds {100 * extra:.0f} % to a round")
-    ratio = statistics.median(p / b for p, b in zip(rates["pool"], rates["bare"], strict=True))
-    print(f"ratio {ratio:.2f}")
+    if with_ray:
+        print(f"ray against pool: ratio {median_ratio(rates['ray'], rates['pool']):.2f}")
+    print(f"ratio {median_ratio(rates['pool'], rates['bare']):.2f}")
+
+
+def median_ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median over rounds of one rate by another."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def proportional_memory(pids: list[int]) -> int:
@@ -193,12 +209,12 @@ def memory(folder: str | None, workers: int) -> None:
     experiment = experiment_of(config, population)
     peak = 0
     with tempfile.TemporaryDirectory() as scratch:
-        pooled = Pooled(experiment, workers, Path(scratch))
+        pooled = Running(experiment, workers, Path(scratch))
         for number in range(3):
             pooled.round(cohort(experiment.settings, number, range(1000)))
             pooled.score()
-            peak = max(peak, proportional_memory([os.getpid(), *pooled.pool.pids]))
-        pooled.pool.close()
+            peak = max(peak, proportional_memory([os.getpid(), *pooled.engine.pids]))
+        pooled.engine.close()
     print(
         f"1,000 clients, 100 a round: {peak / 1e6:.0f} MB (summed PSS of {workers + 1} processes)"
     )
@@ -213,6 +229,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--workers", type=int, default=available_cores())
+    parser.add_argument("--ray", action="store_true", help="measure Ray too")
     parser.add_argument("--memory", action="store_true", help="measure memory instead")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -220,4 +237,4 @@ if __name__ == "__main__":
     if arguments.memory:
         memory(arguments.folder, arguments.workers)
     else:
-        throughput(arguments.folder, arguments.rounds, arguments.workers)
+        throughput(arguments.folder, arguments.rounds, arguments.workers, arguments.ray)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import coterie
 from coterie.client import Schedule
-from coterie.data import ClientData, Population, Split, build_population, load
+from coterie.data import ClientData, Population, RawData, Split, build_population, load
 from coterie.door.door import Door
 from coterie.door.wire import Wire
 from coterie.engines.base import Engine
@@ -77,10 +78,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def _read() -> RawData:
+    return load("digits")
+
+
+def _images() -> RawData:
+    """The digits, read from their text file once; arrays of one's own."""
+    return replace(_read(), x=_read().x.copy(), y=_read().y.copy())
+
+
 def digits(clients: int = 6, groups: int = 2, samples: int = 360, seed: int = 0) -> Population:
     """Handwritten digits over a few clients; groups see their images rotated."""
     return build_population(
-        load("digits"),
+        _images(),
         clients=clients,
         partition="iid",
         partition_params={},

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie import __version__
+from coterie.deploy import commands as federation
 from coterie.errors import ConfigError, CoterieError, Interrupted
 from coterie.run.experiment import Watch
 from coterie.run.stopping import heeding, stoppable, stopped_with
@@ -57,8 +58,12 @@ BatchSize = Annotated[int | None, typer.Option(help="Local batch size.")]
 Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 Momentum = Annotated[float | None, typer.Option(help="Momentum of local SGD.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
-EngineName = Annotated[str | None, typer.Option("--engine", help="loop or pool.")]
-Workers = Annotated[int | None, typer.Option(help="Worker processes of the pool.")]
+EngineName = Annotated[str | None, typer.Option("--engine", help="loop, pool or ray.")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes of the pool, or of Ray.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="A Ray cluster: auto, or HOST:PORT (default: a Ray of its own, here)."),
+]
 Holdout = Annotated[
     int | None, typer.Option(help="Clients that stay outside and join after the last round.")
 ]
@@ -111,6 +116,7 @@ _FLAGS = {
     "seed": "run.seed",
     "engine": "run.engine",
     "workers": "run.workers",
+    "address": "run.address",
     "holdout": "run.holdout",
     "admit_epochs": "run.admit_epochs",
     "alone": "evaluation.alone",
@@ -182,6 +188,7 @@ def run(
     seed: Seed = None,
     engine: EngineName = None,
     workers: Workers = None,
+    address: Address = None,
     holdout: Holdout = None,
     admit_epochs: AdmitEpochs = None,
     codec: CodecName = None,
@@ -242,11 +249,11 @@ def _resumed(
     resume: Path, config: object, directory: Path | None, sets: Any, flags: dict[str, Any]
 ) -> dict[str, Any]:
     """The run's own configuration; only what cannot change its course may be given anew."""
-    from coterie.run.config import assign, assign_texts, parse
+    from coterie.run.config import assign, assign_texts, parse, run_anew
     from coterie.run.rundir import RunDir
     from coterie.run.toml import read_toml
 
-    free = ("rounds", "engine", "workers", "alone")
+    free = ("rounds", "engine", "workers", "address", "alone")
     ends = [text for text in sets or [] if text.strip().startswith("stop.")]
     more = config or directory or len(ends) < len(sets or [])
     _refuse_with_resume("run", bool(more), flags, *free, and_also=" and --set stop.…")
@@ -256,9 +263,9 @@ def _resumed(
             f"{resume} was made by coterie.simulate: continue it from Python with "
             "simulate(..., directory=..., resume=True)"
         )
-    for key in free:
-        if flags[key] not in (None, False):
-            assign(tree, _FLAGS[key], flags[key])
+    run_anew(tree, {key: flags[key] for key in free if key != "alone"})
+    if flags["alone"]:
+        assign(tree, _FLAGS["alone"], True)
     assign_texts(tree, ends)
     asked, done = parse(tree).run.rounds, _rounds_done(resume)
     if asked < done:
@@ -307,6 +314,11 @@ def _how_to_go_on(place: Path, more: str) -> str:
     return f"stopped before anything was saved in {place}; start again in another folder"
 
 
+app.add_typer(federation.keys, name="keys")
+app.command()(federation.serve)
+app.command()(federation.join)
+
+
 @app.command()
 def compare(
     config: ConfigFile = None,
@@ -333,6 +345,7 @@ def compare(
     seed: Seed = None,
     engine: EngineName = None,
     workers: Workers = None,
+    address: Address = None,
     holdout: Holdout = None,
     admit_epochs: AdmitEpochs = None,
     codec: CodecName = None,
@@ -385,12 +398,14 @@ def compare(
     with stopped_with(lambda: _how_to_compare_on(place, how)):
         if resume is not None:
             more = any((config, methods, sets, scenario, directory))
-            _refuse_with_resume("comparison", more, flags, "engine", "workers")
+            _refuse_with_resume("comparison", more, flags, "engine", "workers", "address")
             abouts |= read_abouts(place)
             for title, about in abouts.items():  # also of what was finished and not yet marked
                 with remember(place / folder_of(title), about):
                     pass
-            made = go_on(place, watching, _note, engine=engine, workers=workers)
+            made = go_on(
+                place, watching, _note, engine=engine, workers=workers, address=address
+            )
         else:
             text = methods or _of_the_table(scenario) or _COMPARED
             entries, population = prepare(text, configure, oracle_if_possible=methods is None)

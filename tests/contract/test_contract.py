@@ -1,6 +1,9 @@
 """What every method promises: one row each, the same checks for all."""
 
 import copy
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -30,6 +33,20 @@ def outcome(name, folder, engine=None, settings=None):
         running.close()
 
 
+@cache
+def undisturbed(name):
+    """What nothing went wrong in, and what it is compared with: the same run for every test."""
+    with TemporaryDirectory() as folder:
+        return outcome(name, Path(folder))
+
+
+@cache
+def undisturbed_cohorts(name):
+    """The same with half of the clients a round."""
+    with TemporaryDirectory() as folder:
+        return outcome(name, Path(folder), settings=PARTIAL)
+
+
 class Reversed(Loop):
     """Answers in the opposite order."""
 
@@ -39,26 +56,27 @@ class Reversed(Loop):
 
 @every_method
 def test_any_order_of_replies(name, tmp_path):
-    state, _, plain = outcome(name, tmp_path / "a")
-    turned_state, _, turned = outcome(name, tmp_path / "b", Reversed)
+    state, _, plain = undisturbed(name)
+    turned_state, _, turned = outcome(name, tmp_path, Reversed)
     assert same_bits(plain, turned)
     assert same(state.to_tree()["models"], turned_state.to_tree()["models"])
 
 
-@every_method
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    # How many workers there are is the engine's affair: three for some, two for every method.
+    [(name, 2) for name in ROWS] + [(name, 3) for name in ("fedavg", "ifca", "scaffold", "apfl")],
+)
 def test_same_bits_on_the_pool(name, workers, tmp_path):
-    _, loop_door, loop = outcome(name, tmp_path / "a", settings=PARTIAL)
-    _, pool_door, pool = outcome(
-        name, tmp_path / "b", lambda plan: Pool(plan, workers), settings=PARTIAL
-    )
+    _, loop_door, loop = undisturbed_cohorts(name)
+    _, pool_door, pool = outcome(name, tmp_path, lambda p: Pool(p, workers), settings=PARTIAL)
     assert same_bits(loop, pool)
     assert loop_door.ledger.method == pool_door.ledger.method
 
 
 @every_method
 def test_state_round_trips_exactly(name, tmp_path):
-    state, door, _ = outcome(name, tmp_path)
+    state, door, _ = undisturbed(name)
     write_tree(tmp_path / "state", state.to_tree(), door.wire.layout, durable=False)
     back = State.from_tree(read_tree(tmp_path / "state", door.wire.layout))
     assert same(back.to_tree(), state.to_tree())
@@ -72,7 +90,7 @@ def test_a_lost_reply_is_as_if_the_order_had_been_lost(name, client, order, tmp_
 
     _, done, worked = outcome(name, tmp_path / "a", lambda p: Faulty(Loop(p), lose_reply=hit))
     _, idle, never = outcome(name, tmp_path / "b", lambda p: Faulty(Loop(p), lose_order=hit))
-    _, _, whole = outcome(name, tmp_path / "c")
+    _, _, whole = undisturbed(name)
     assert same_bits(worked, never)
     assert done.versions == idle.versions
     assert done.ledger.lost == 1
@@ -112,10 +130,8 @@ def test_a_lost_reply_leaves_no_trace_in_what_codecs_remember(name, tmp_path):
 
 @every_method
 def test_an_order_that_arrives_twice_counts_once(name, tmp_path):
-    _, _, once = outcome(name, tmp_path / "a")
-    _, _, twice = outcome(
-        name, tmp_path / "b", lambda p: Faulty(Loop(p), repeat=lambda c, o: c % 2 == 0)
-    )
+    _, _, once = undisturbed(name)
+    _, _, twice = outcome(name, tmp_path, lambda p: Faulty(Loop(p), repeat=lambda c, o: c % 2 == 0))
     assert same_bits(once, twice)
 
 
@@ -172,8 +188,8 @@ def test_partial_participation_trains_only_the_cohort(name, tmp_path):
 
 
 @every_method
-def test_sees_is_true(name, tmp_path):
-    _, door, _ = outcome(name, tmp_path)
+def test_sees_is_true(name):
+    _, door, _ = undisturbed(name)
     method = ROWS[name]()
     # Looking at models for this test is a fetch, which is not part of the method.
     seen = {"nothing": set(), "means": {"means"}, "each": {"means", "each"}}[method.sees]

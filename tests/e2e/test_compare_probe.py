@@ -292,7 +292,7 @@ def test_only_what_leaves_results_as_they_are_goes_with_resume(cli, small):
         ("--dir", "d"),
         ("--scenario", "fedclust/fmnist-skew20"),
     ):
-        told = "--resume takes the configuration of the comparison; only --engine and --workers"
+        told = "--resume takes the configuration of the comparison; only --engine, "
         cli("compare", "--resume", "c", *words).says(2, told)
 
 

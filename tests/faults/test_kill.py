@@ -52,7 +52,6 @@ def events(folder: Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_killed_at_ten_random_moments_and_resumed(tmp_path):
     config = tmp_path / "config.toml"

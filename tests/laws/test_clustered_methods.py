@@ -382,7 +382,7 @@ def test_a_newcomers_walk_is_counted(tmp_path):
 @pytest.mark.parametrize(
     ("method", "rounds"),
     [
-        (cfl(eps1=0.4), 30),
+        pytest.param(cfl(eps1=0.4), 30, marks=pytest.mark.e2e),
         (fl_hc(rounds=2), 3),
         (flis(), 1),
         (adaptive(every=2), 5),

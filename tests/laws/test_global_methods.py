@@ -349,7 +349,7 @@ def test_fedavg_misses_the_optimum_when_clients_make_several_steps(tmp_path):
     assert abs(fixed - OPTIMUM) > 0.4
 
 
-ALL, SOME = [[0, 1, 2]] * 40, [[0, 1], [1, 2], [0, 2], [2], [0], [1]] * 20
+ALL, SOME = [[0, 1, 2]] * 25, [[0, 1], [1, 2], [0, 2], [2], [0], [1]] * 12
 
 
 @pytest.mark.parametrize("turns", [ALL, SOME], ids=["all", "some"])

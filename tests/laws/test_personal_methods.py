@@ -148,7 +148,7 @@ def test_ditto_settles_between_its_own_optimum_and_the_global_one(tmp_path):
     # w goes to 4 (the mean of 1 and 7), v to argmin (v − y)² + λ/2·(v − 4)² = (2y + 4λ)/(2 + λ):
     # λ = 4 gives (2 + 16)/6 = 3 and (14 + 16)/6 = 5.
     made = on_quadratics(ditto(lam=4.0), [[1.0], [7.0]])
-    state, used = values(made, tmp_path, 100)
+    state, used = values(made, tmp_path, 60)  # w keeps 0.8 of its distance a round
     assert global_model(state) == pytest.approx(4.0, abs=1e-4)
     assert used == pytest.approx([3.0, 5.0], abs=1e-4)
 
@@ -175,9 +175,10 @@ def test_per_fedavg_reaches_the_optimum_of_what_it_minimises(order, optimum, tmp
     # and 0.2 of it. The MAML objective is 0.64(θ − 0)² + 4·0.04(θ − 10)²: (0.64·0 + 0.16·10)/0.8
     # = 2. First order weighs gradients by 0.8 and 4·0.2 = 0.8: 5. FedAvg: (0 + 4·10)/5 = 8.
     made = on_lines(per_fedavg(order, alpha=0.1, beta=0.2, delta=0.5), [(1.0, 0.0), (2.0, 10.0)])
-    assert values(made, tmp_path / "a", 200)[1] == pytest.approx([optimum] * 2, abs=1e-3)
+    # A round leaves 0.68 of the distance (first order) or 0.84, of FedAvg's a half.
+    assert values(made, tmp_path / "a", 70)[1] == pytest.approx([optimum] * 2, abs=1e-3)
     plain = on_lines(coterie.fedavg(), [(1.0, 0.0), (2.0, 10.0)])
-    assert values(plain, tmp_path / "b", 200)[1] == pytest.approx([8.0] * 2, abs=1e-3)
+    assert values(plain, tmp_path / "b", 20)[1] == pytest.approx([8.0] * 2, abs=1e-3)
 
 
 def test_per_fedavg_decays_its_outer_rate_as_the_run_does(tmp_path):
@@ -285,7 +286,7 @@ def test_apfl_with_a_fixed_share_settles_where_its_mixture_fits(tmp_path):
     # w goes to 4; a client trains it to w_i = 4 − 0.2(4 − y), 3.4 and 4.6, and v until the mixture
     # with that w_i is its own optimum y. With w itself it is (4 − w_i)/2 off: 1.3 and 6.7.
     made = on_quadratics(apfl(learn=False), [[1.0], [7.0]])
-    state, used = values(made, tmp_path, 300)
+    state, used = values(made, tmp_path, 240)  # v keeps 0.95 of its distance a round
     assert global_model(state) == pytest.approx(4.0, abs=1e-4)
     assert used == pytest.approx([1.3, 6.7], abs=1e-4)
 

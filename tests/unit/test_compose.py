@@ -150,7 +150,7 @@ def test_every_other_method_lets_layers_rest(tmp_path):
             def network(people=people):
                 return make_model("mlp", people.shape, people.targets, hidden=(12, 8))
 
-            setting = experiment(made, people, model=network, settings={"rounds": 11})
+            setting = experiment(made, people, model=network, settings={"rounds": 8})
             _, door, _ = drive(setting, tmp_path / f"{name}-{interval}")
             moved.append(door.ledger.total.down + door.ledger.total.up)
         assert moved[1] < moved[0], name

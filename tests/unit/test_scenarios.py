@@ -188,7 +188,10 @@ def test_every_scenario_can_be_run_with_no_file_at_all(name):
         assert len(population.public) >= chosen.tree["method"]["public_batch"]
 
 
-@pytest.mark.parametrize("name", ["user-centric/covariate", "fedtsdp/svhn-dir0.5"])
+@pytest.mark.parametrize(
+    "name",
+    ["user-centric/covariate", pytest.param("fedtsdp/svhn-dir0.5", marks=pytest.mark.e2e)],
+)
 def test_stand_ins_can_be_run_on_real_data(name):
     folder = os.environ.get("COTERIE_DATA")
     if not folder:

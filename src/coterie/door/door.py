@@ -11,18 +11,19 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coterie.door.availability import Availability
 from coterie.door.clock import Clock, Leg, Moment, Seconds
-from coterie.door.coding import SENT, Coding, decode, encode, now_held, reference_of
+from coterie.door.coding import SENT, Coded, Coding, decode, encode, now_held, reference_of
 from coterie.door.exposure import Exposure
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.policy import Policy, accept
-from coterie.door.wire import Decoded, Encoded, Message, Wire, content_of
+from coterie.door.vetting import misfits, vet
+from coterie.door.wire import Decoded, Encoded, Message, Wire, content_of, without
 from coterie.engines.base import Engine, Request
 from coterie.errors import Abandoned, CoterieError, TrainingError, WireError, error_named
 from coterie.federation import (
@@ -35,6 +36,7 @@ from coterie.federation import (
     Slot,
     check_finite,
     mix,
+    vector_of,
 )
 from coterie.seeds import seed_for
 from coterie.tree import Tree
@@ -43,7 +45,8 @@ from coterie.weights import Weights
 SCORE = "$score"
 FETCH = "$fetch"
 SECURE = "$secure"  # a step of the secure-aggregation protocol
-NO_WORK = (SCORE, FETCH)  # what is asked for a report: neither time nor deadlines go for it
+KEEP = "$keep"  # the run is over: the client keeps the model that it would use now
+NO_WORK = (SCORE, FETCH, KEEP)  # beside the training: neither time nor deadlines go for it
 KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
 Held = dict[str, Weights]  # models by name, as a client decoded them
 
@@ -81,6 +84,17 @@ class Answer(Reply):
     content: str = ""
 
 
+@dataclass(frozen=True)
+class Ride:
+    """The scoring of a round that waits for an exchange to go with: what everybody would be sent.
+
+    ``round`` is the one that is scored, as ``Door.round`` was then.
+    """
+
+    orders: Mapping[ClientId, Order] = field(default_factory=dict)
+    round: int = 0
+
+
 @dataclass
 class Door:
     """The server's federation: ``gather`` and ``reduce`` over an engine."""
@@ -100,12 +114,17 @@ class Door:
     enough: int = 0
     least: int = 0
     round_lasted: Seconds = field(default_factory=Seconds)
+    samples: Mapping[ClientId, int] | None = None  # of clients that are not ours
+    rejected: dict[ClientId, str] = field(default_factory=dict)
     _stage: str = ""
     _exchanges: int = 0
     _waited: float = 0.0
     _ends: float = math.inf
     _began: dict[ClientId, str] = field(default_factory=dict)
     _late: list[Answer] = field(default_factory=list)
+    _ride: Ride | None = None
+    _scores: dict[ClientId, dict[str, float]] = field(default_factory=dict)
+    _failed: dict[ClientId, str] = field(default_factory=dict)
 
     @property
     def clients(self) -> Sequence[ClientId]:
@@ -127,6 +146,7 @@ class Door:
         """
         self.round, self._stage, self._exchanges = round, stage or str(round + 1), 0
         self.cohort, self.enough, self.least = cohort, enough, least
+        self.rejected = {}
         self._began = dict(self.versions) if cohort else {}
         self.round_lasted, self._waited = Seconds(), 0.0
         real = self.terms.policy.real_deadline
@@ -184,8 +204,38 @@ class Door:
         self, sends: Mapping[ClientId, Mapping[str, Any]], config: Mapping[str, Any]
     ) -> dict[ClientId, dict[str, float]]:
         """Let clients score the model that they would use now; bytes are counted apart."""
-        orders = [Order(c, SCORE, arrays, config, apart=True) for c, arrays in sends.items()]
-        return {r.client: dict(r.metrics) for r in self.exchange(orders)}
+        orders = _scoring(sends, config)
+        return {r.client: dict(r.metrics) for r in self.exchange(list(orders.values()))}
+
+    def ride(
+        self,
+        sends: Mapping[ClientId, Mapping[str, Any]],
+        config: Mapping[str, Any],
+        round: int,
+    ) -> None:
+        """The same, but with the next exchange, for an earlier ``round``; see ``alight``.
+
+        A client that has an order in that exchange scores before it works, and answers both in one
+        message; the others are asked by the way. Neither they nor their scores decide over the
+        round, and the method's bytes are what they would be.
+        """
+        self._ride = Ride(_scoring(sends, config), round)
+
+    def alight(self) -> tuple[dict[ClientId, dict[str, float]], dict[ClientId, str]]:
+        """The scores that rode along, and why others failed; lost ones are in neither.
+
+        If there was no exchange to go with, they have one for themselves now.
+        """
+        if self._ride is not None:
+            self.exchange([])
+        found = self._scores, self._failed
+        self._scores, self._failed = {}, {}
+        return found
+
+    @property
+    def exchanges(self) -> int:
+        """How many there were since the round, or the stage, began."""
+        return self._exchanges
 
     def fetch(self, client: ClientId, sends: Mapping[str, Any]) -> Weights:
         """The whole model that one client would use now, for export."""
@@ -231,18 +281,24 @@ class Door:
             raise CoterieError("a client can have one order in an exchange; ask again for more")
         name = f"{self._stage}.{self._exchanges}"
         self._exchanges += 1
-        sheet = _Sheet(self, name, beside or {})
+        ride, self._ride = self._ride or Ride(), None
+        sheet = _Sheet(self, name, beside or {}, ride)
         requests = [sheet.request(o) for o in orders if self._there(o)]
         by_client = {o.client: o for o in orders}
+        spare = {c: o for c, o in ride.orders.items() if c not in by_client}
+        asked = [*requests, *(sheet.request(o) for o in spare.values())]
         arrived: dict[ClientId, Message] = {}
         bodies: dict[ClientId, Mapping[str, Any]] = {}
-        ends = math.inf if orders and orders[0].task in NO_WORK else self._ends
+        ends = math.inf if not orders or orders[0].task in NO_WORK else self._ends
         real = self.terms.policy.real_deadline
         if real is not None and self.cohort and orders and orders[0].task == SECURE:
             ends = time.monotonic() + real
         until, late = None if math.isinf(ends) else ends, set[ClientId]()
-        with closing(self.engine.exchange(requests, until)) as arriving:
+        with closing(self.engine.exchange(asked, until)) as arriving:
             for client, message in arriving:
+                if client in spare:
+                    self._by_the_way(sheet, spare[client], message)
+                    continue
                 if message is not None:
                     arrived[client] = message
                 if time.monotonic() > ends:
@@ -250,8 +306,13 @@ class Door:
                 elif message is not None:
                     # One that was damaged is as good as lost. They are read as they come, while
                     # others are still at work.
-                    with suppress(WireError):
+                    with suppress(WireError), self._forgiving(client):
                         bodies[client] = sheet.read(client, by_client[client], message)
+                        self._take(client, bodies[client].get("scored", {}))
+        if self.samples is not None:
+            for client, why in misfits(by_client, bodies).items():
+                self.rejected[client] = why
+                del bodies[client]
         late |= self._time(orders, requests, {c: arrived[c] for c in bodies})
         answers, self._late = [], []
         for order in sorted(orders, key=lambda o: o.client):
@@ -267,6 +328,18 @@ class Door:
         self._enough(orders, answers, late)
         return answers
 
+    @contextmanager
+    def _forgiving(self, client: ClientId) -> Iterator[None]:
+        """Among clients of others, an answer that cannot be used is rejected, whatever it is."""
+        try:
+            yield
+        except WireError:
+            raise
+        except Exception as error:
+            if self.samples is None:
+                raise
+            self.rejected[client] = str(error) or type(error).__name__
+
     def adopt(self, answer: Answer) -> None:
         """An answer that counts: the client's state is now what it made of it."""
         if answer.version is not None:
@@ -278,6 +351,11 @@ class Door:
         self, sheet: _Sheet, order: Order, message: Message | None, counts: bool, late: bool
     ) -> None:
         sent = sheet.sent.get(order.client)
+        if order.client in sheet.riding:  # what rode along is no part of what the method costs
+            extra, whole = sheet.riding[order.client], message
+            message = without(whole, "scored") if whole is not None and counts else whole
+            back = whole.size - message.size if whole is not None and message is not None else 0
+            self.ledger.record(order.client, Bytes(extra, back), {}, apart=True)
         moved = Bytes(sent.size if sent else 0, message.size if message else 0)
         if not counts:
             self.ledger.waste(order.client, moved, order.apart, late)
@@ -289,6 +367,27 @@ class Door:
             down, up = sheet.kinds(sent), self.wire.kinds(message)
             kinds = {k: Bytes(down.get(k, 0), up.get(k, 0)) for k in {**down, **up}}
         self.ledger.record(order.client, moved, kinds, order.apart)
+
+    def _by_the_way(self, sheet: _Sheet, order: Order, message: Message | None) -> None:
+        """What came of scores that were asked for beside a round's orders."""
+        moved = Bytes(sheet.sent[order.client].size, message.size if message else 0)
+        self.ledger.record(order.client, moved, {}, apart=True)
+        try:
+            if message is None:
+                raise WireError("it was lost")
+            with self._forgiving(order.client):
+                self._take(order.client, sheet.read(order.client, order, message))
+        except WireError:
+            self.ledger.lost += 1  # of the run: the present round has lost nothing by it
+        except CoterieError as why:
+            self._take(order.client, {"text": str(why)})
+
+    def _take(self, client: ClientId, scored: Mapping[str, Any]) -> None:
+        """Scores, or why there are none; a round goes on without."""
+        if "metrics" in scored:
+            self._scores[client] = dict(scored["metrics"])
+        elif scored:
+            self._failed[client] = str(scored.get("text", ""))
 
     # --- who is there, and in time --------------------------------------------------------------
 
@@ -359,7 +458,9 @@ class _Sheet:
     door: Door
     name: str
     beside: Mapping[ClientId, Mapping[str, Tree]] = field(default_factory=dict)
+    ride: Ride = field(default_factory=Ride)
     sent: dict[ClientId, Message] = field(default_factory=dict)
+    riding: dict[ClientId, int] = field(default_factory=dict)  # bytes on top of what is sent
     held: dict[ClientId, Held] = field(default_factory=dict)
     received: dict[ClientId, Mapping[str, Array]] = field(default_factory=dict)
     _encoded: Encoded = field(default_factory=dict)
@@ -369,12 +470,18 @@ class _Sheet:
     _contents: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def request(self, order: Order) -> Request:
-        """The order as a message."""
-        door = self.door
-        arrays, choices = self._arrays(order)
+        """The order as a message, with the scoring that rides on it, if any."""
+        door, rider = self.door, self.ride.orders.get(order.client)
+        spare = rider is order
+        round = self.ride.round if spare else door.round
+        coded, received, held = self._arrays(order, round)
+        arrays, choices = coded.arrays, coded.choices
+        self.received[order.client] = received
+        if held:
+            self.held[order.client] = held
         body: dict[str, Tree] = {
             "order": self.name,
-            "round": door.round,
+            "round": round,
             "task": order.task,
             "arrays": arrays,
             "config": dict(order.config),
@@ -393,27 +500,46 @@ class _Sheet:
             body["keep"] = sorted(keep)
         message = door.wire.pack(body, self._encoded, choices)
         self.sent[order.client] = message
-        return Request(order.client, message, together=order.task == SCORE)
+        if rider is not None and not spare:
+            body["score"], more = self._rider(rider, order)
+            message = door.wire.pack(body, self._encoded, {**choices, **more})
+            self.riding[order.client] = message.size - self.sent[order.client].size
+        return Request(order.client, message, together=order.task == SCORE, spare=spare)
 
-    def _arrays(self, order: Order) -> tuple[dict[str, Tree], dict[int, Any]]:
-        """What travels of an order's arrays; and, noted, what the client makes of it."""
+    def _rider(self, rider: Order, order: Order) -> tuple[dict[str, Tree], dict[int, Any]]:
+        """Scoring as a part of another order; what that order has already is named, not repeated.
+
+        A lossy codec draws the model to be scored by itself, so it is not the one of the order.
+        """
+        same, exact = dict[str, str](), self.door.terms.coding.downwards.exact
+        for name, array in rider.arrays.items() if exact else ():
+            there = [n for n, a in order.arrays.items() if _is(a, array)]
+            same |= {name: there[0]} if there else {}
+        own = {n: a for n, a in rider.arrays.items() if n not in same}
+        coded, _, _ = self._arrays(replace(rider, arrays=own), self.ride.round)
+        arrays = {n: {"as": same[n]} if n in same else coded.arrays[n] for n in rider.arrays}
+        score = {"round": self.ride.round, "arrays": arrays, "config": dict(rider.config)}
+        return score, coded.choices
+
+    def _arrays(self, order: Order, round: int) -> tuple[Coded, Mapping[str, Array], Held]:
+        """What travels of an order's arrays, what the client makes of it, what it then holds."""
         side, start = self.door.terms.coding.downwards, self.door.terms.start
-        self.received[order.client] = order.arrays
         if side.plainly or start is None:
-            return dict(order.arrays), {}
+            return Coded(dict(order.arrays)), order.arrays, {}
         held = self.door.held.get(order.client, {})
         models = (
             [] if side.exact else [n for n, a in order.arrays.items() if isinstance(a, Weights)]
         )
         references = {name: reference_of(held.get, name, start) for name in models}
+        # Whatever is scored, or fetched, after a round is the same model.
+        stream = "score" if order.task in (SCORE, FETCH) else self.name
+        seed = seed_for(self.door.terms.seed, "codec", round, stream=stream)
         key = (
+            seed,
             tuple((n, id(a)) for n, a in order.arrays.items()),
             tuple(map(id, references.values())),
         )
         if key not in self._coded:
-            # Whatever is scored, or fetched, after a round is the same model.
-            stream = "score" if order.task in (SCORE, FETCH) else self.name
-            seed = seed_for(self.door.terms.seed, "codec", self.door.round, stream=stream)
             coded = encode(
                 side,
                 order.arrays,
@@ -429,8 +555,8 @@ class _Sheet:
             now = {} if side.exact else now_held(found, references)
             # What the memo's keys are made of must live as long as the memo.
             self._coded[key] = coded, found, now, (dict(order.arrays), references)
-        coded, self.received[order.client], self.held[order.client], _ = self._coded[key]
-        return coded.arrays, coded.choices
+        coded, found, now, _ = self._coded[key]
+        return coded, found, now
 
     def read(self, client: ClientId, order: Order, message: Message) -> dict[str, Any]:
         """The body of an answer, its arrays as the client meant them; its errors are raised."""
@@ -448,6 +574,8 @@ class _Sheet:
                 references[name] = received[of] if of else None
         body["arrays"] = decode(body["arrays"], references, self.door.wire.layout)
         check_finite(client, self.door.round, order.task, body["arrays"])
+        if self.door.samples is not None:
+            vet(client, body, self.door.samples.get(client, 0))
         for name, of in since.items():
             if of == SENT:
                 whole = body["arrays"][name].onto(references[name])
@@ -488,6 +616,19 @@ class _Sheet:
         if message.header not in self._kinds:
             self._kinds[message.header] = self.door.wire.kinds(message)
         return self._kinds[message.header]
+
+
+def _scoring(
+    sends: Mapping[ClientId, Mapping[str, Any]], config: Mapping[str, Any]
+) -> dict[ClientId, Order]:
+    """An order for each client to score what it would be sent."""
+    return {c: Order(c, SCORE, arrays, config, apart=True) for c, arrays in sends.items()}
+
+
+def _is(a: Array, b: Array) -> bool:
+    """Whether two arrays are one: the same tensor, by the same layout."""
+    layouts = [w.layout if isinstance(w, Weights) else None for w in (a, b)]
+    return vector_of(a) is vector_of(b) and layouts[0] == layouts[1]
 
 
 def layers_of(arrays: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -178,6 +178,15 @@ class Wire:
             found["losses"] = len(json.dumps(metrics, separators=(",", ":")))
         found["header"] = message.size - sum(found.values())
         return found
+
+
+def without(message: Message, field: str) -> Message:
+    """The same message without a field of its body that holds no arrays."""
+    if not message.header:  # it was damaged
+        return message
+    header = json.loads(message.header)
+    header["body"].pop(field, None)
+    return replace(message, header=json.dumps(header, separators=(",", ":")).encode())
 
 
 def digest_of(message: Message) -> str:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from coterie.data.population import Population
 from coterie.door.wire import Message
 from coterie.federation import ClientId
 
@@ -17,11 +18,16 @@ TOGETHER = 1000  # samples that scoring requests of one model are batched to
 
 @dataclass(frozen=True)
 class Request:
-    """A message for one client; requests marked ``together`` may be answered as one batch."""
+    """A message for one client; requests marked ``together`` may be answered as one batch.
+
+    One that is ``spare`` is not worth waiting for: once all others have been answered, an engine
+    may give it up for lost when it likes.
+    """
 
     client: ClientId
     message: Message
     together: bool = False
+    spare: bool = False
 
 
 Answers = Generator[tuple[ClientId, Message | None], None, None]
@@ -30,8 +36,14 @@ Answers = Generator[tuple[ClientId, Message | None], None, None]
 class Engine(Protocol):
     """Carries requests to clients. Answers come in any order; a lost one comes as None.
 
-    What has not come when ``time.monotonic()`` passes ``until`` is not waited for.
+    What has not come when ``time.monotonic()`` passes ``until`` is not waited for. An engine whose
+    exchanges are dear, whatever they carry, ``rides``: scores then go with the next round's orders.
     """
+
+    @property
+    def rides(self) -> bool:
+        """Whether scores should wait for an exchange that is made anyway."""
+        ...
 
     @property
     def clients(self) -> Sequence[ClientId]:
@@ -44,6 +56,32 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End everything it started."""
+        ...
+
+
+class Remote(Engine, Protocol):
+    """Carries requests to clients on machines of others, which come and go."""
+
+    @property
+    def population(self) -> Population:
+        """What is known of the clients: how many samples each has, and of what kind."""
+        ...
+
+    @property
+    def samples(self) -> Mapping[ClientId, int]:
+        """How many training samples each client says it has."""
+        ...
+
+    def present(self) -> set[ClientId]:
+        """Who can be reached now."""
+        ...
+
+    def begin(self, round: int) -> None:
+        """Another round: what clients got in the one before is not taken for known."""
+        ...
+
+    def arrivals(self, members: Sequence[ClientId], least: int) -> list[ClientId]:
+        """Wait until so many of the members are there; who else is there now, and ready."""
         ...
 
 

@@ -48,6 +48,11 @@ class Faulty:
         """Those of the engine."""
         return self.engine.clients
 
+    @property
+    def rides(self) -> bool:
+        """As the engine does."""
+        return self.engine.rides
+
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out, badly."""
         named = {r.client: json.loads(r.message.header)["body"]["order"] for r in requests}

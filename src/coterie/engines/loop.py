@@ -13,6 +13,8 @@ from coterie.federation import ClientId
 class Loop:
     """Carries out every order in this process."""
 
+    rides = False
+
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._site = Site(plan)

@@ -8,18 +8,15 @@ an order that kills three workers counts as a lost reply.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import multiprocessing as mp
 import os
 import signal
-import struct
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pickle import PicklingError
 from typing import Any
@@ -27,24 +24,24 @@ from typing import Any
 import torch
 
 from coterie.door.codec import Payload
-from coterie.door.wire import Message, Work, received
+from coterie.door.wire import Message
 from coterie.engines.base import Answers, Request, units
+from coterie.engines.dealing import (
+    Queue,
+    Unit,
+    arrived,
+    available_cores,
+    framed,
+    travelling,
+    unframed,
+)
+from coterie.engines.orphans import die_with
 from coterie.engines.site import Plan, Site
 from coterie.errors import ConfigError, EngineError
 from coterie.federation import ClientId
 
-_TRIES = 3
 _STOPS = {signal.SIGINT, signal.SIGTERM}
-_WORK = struct.Struct("<dd")  # seconds and samples
 _READY, _BLOB, _UNIT, _FORGET = b"ready", b"B", b"U", b"F"
-
-
-@dataclass
-class Unit:
-    """Requests that one worker answers in one go, and how many workers died of them."""
-
-    requests: list[Request]
-    deaths: int = 0
 
 
 @dataclass(eq=False)
@@ -59,6 +56,8 @@ class Worker:
 
 class Pool:
     """Divides orders among worker processes; the same bits as the loop for any number of them."""
+
+    rides = False
 
     def __init__(self, plan: Plan, workers: int | None = None) -> None:
         self._plan = plan
@@ -91,7 +90,7 @@ class Pool:
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out, largest clients first, as workers become free."""
-        queue = deque(Unit(unit) for unit in units(requests, self._train, self._held))
+        queue = Queue(units(requests, self._train, self._held))
         numbers: dict[int, int] = {}
         for worker in list(self._workers):
             if not worker.process.is_alive():
@@ -103,19 +102,19 @@ class Pool:
             while queue or any(w.unit for w in self._workers):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:  # whoever is still at work is not waited for
-                    waiting = [w.unit for w in self._workers if w.unit] + list(queue)
+                    waiting = [w.unit for w in self._workers if w.unit] + queue.left()
                     yield from ((r.client, None) for unit in waiting for r in unit.requests)
                     return
                 self._feed(queue, numbers)
                 busy = {w.pipe: w for w in self._workers if w.unit}
-                arrived: list[tuple[ClientId, bytes | None]] = []
+                come: list[tuple[ClientId, bytes | None]] = []
                 for pipe in (
                     wait(list(busy), left) if busy else []
                 ):  # none, if all sends met the dead
-                    arrived += self._receive(busy[pipe], queue)  # type: ignore[index]
+                    come += self._receive(busy[pipe], queue)  # type: ignore[index]
                 self._feed(queue, numbers)  # first the next work, then what has to be thought about
-                for client, answer in arrived:
-                    yield client, None if answer is None else _received(answer)
+                for client, answer in come:
+                    yield client, None if answer is None else unframed(answer)
         finally:
             # An exchange that was broken off leaves no answers behind for the next one to find.
             for worker in self._workers:
@@ -142,7 +141,7 @@ class Pool:
             target=_work,
             args=(
                 theirs,
-                self._plan if forked else _travelling(self._plan),
+                self._plan if forked else travelling(self._plan),
                 others if forked else [],
                 os.getpid(),
             ),
@@ -177,25 +176,26 @@ class Pool:
             'try fewer workers (run.workers) or the loop engine (run.engine = "loop")'
         )
 
-    def _feed(self, queue: deque[Unit], numbers: dict[int, int]) -> None:
+    def _feed(self, queue: Queue, numbers: dict[int, int]) -> None:
         """Give every idle worker something to do."""
         for worker in list(self._workers):
             if queue and worker.unit is None:
-                worker.unit = queue.popleft()
+                worker.unit = queue.take()
                 try:
                     self._send(worker, worker.unit, numbers)
                 except OSError:  # dead before it got the work: nobody died of that
-                    queue.appendleft(worker.unit)
+                    queue.put_back(worker.unit)
                     self._replace(worker)
 
-    def _receive(self, worker: Worker, queue: deque[Unit]) -> list[tuple[ClientId, bytes | None]]:
+    def _receive(self, worker: Worker, queue: Queue) -> list[tuple[ClientId, bytes | None]]:
         """A worker's answers; or, when it died, what that means for its work."""
         unit = worker.unit
         assert unit is not None
         try:
             answers = [worker.pipe.recv_bytes() for _ in unit.requests]
         except (EOFError, OSError):
-            return self._bury(worker, unit, queue)
+            self._replace(worker)
+            return [(r.client, None) for r in queue.died(unit)]
         worker.unit = None
         return [(r.client, a) for r, a in zip(unit.requests, answers, strict=True)]
 
@@ -221,36 +221,6 @@ class Pool:
         self._await_ready(fresh)
         return fresh
 
-    def _bury(
-        self, worker: Worker, unit: Unit, queue: deque[Unit]
-    ) -> list[tuple[ClientId, bytes | None]]:
-        """Replace a worker that died of its work, and put the work back or give it up for lost."""
-        self._replace(worker)
-        if unit.deaths + 1 >= _TRIES:
-            return [(r.client, None) for r in unit.requests]
-        # A batch is kept whole, for its bits depend on it, until it has killed twice.
-        parts = [unit.requests] if unit.deaths == 0 else [[r] for r in unit.requests]
-        queue.extendleft(Unit(part, unit.deaths + 1) for part in reversed(parts))
-        return []
-
-
-def available_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _travelling(plan: Plan) -> Plan:
-    """The plan for a process that shares no memory: the method goes by name."""
-    if plan.method.source is None:
-        raise EngineError(
-            f"method '{plan.method.name}' was not made by a @coterie.method factory, so it cannot "
-            "be sent to other processes on this system. Use the loop engine (run.engine = "
-            '"loop") or define it in a module'
-        )
-    return replace(plan, method=plan.method.source)  # type: ignore[arg-type]
-
 
 def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: int) -> None:
     """A worker's life: answer units until the parent hangs up."""
@@ -259,11 +229,9 @@ def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: in
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     for other in others:  # inherited by the fork; held open, they would hide a parent's death
         other.close()
-    _die_with(parent)
+    die_with(parent)
     torch.set_num_threads(1)
-    if not hasattr(plan.method, "tasks"):
-        plan = replace(plan, method=plan.method.make())  # type: ignore[attr-defined]
-    site = Site(plan)
+    site = Site(arrived(plan))
     gc.collect()
     gc.freeze()  # what is here now stays: never look through it again
     blobs: dict[int, Payload] = {}
@@ -283,20 +251,4 @@ def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: in
                     (c, Message(h.encode(), tuple(blobs[b] for b in ids))) for c, h, ids in work
                 ]
                 for answer in site.answer(unit):
-                    work = _WORK.pack(answer.work.seconds, answer.work.samples)
-                    pipe.send_bytes(work + answer.to_bytes())
-
-
-def _received(answer: bytes) -> Message | None:
-    """A worker's answer: what it cost goes before the message."""
-    work = Work(*_WORK.unpack_from(answer))
-    return received(memoryview(answer)[_WORK.size :], work)
-
-
-def _die_with(parent: int) -> None:
-    """On Linux, ask the kernel to end this worker when its parent dies, even while it computes."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)
+                    pipe.send_bytes(framed(answer))

@@ -28,7 +28,7 @@ from coterie.door.coding import (
     now_held,
     reference_of,
 )
-from coterie.door.door import FETCH, SCORE, SECURE
+from coterie.door.door import FETCH, KEEP, SCORE, SECURE
 from coterie.door.privacy.client import Sealing
 from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.identity import Roster
@@ -43,6 +43,8 @@ from coterie.weights import Weights
 
 Metric = Callable[[Tensor, Tensor], float]
 Done = TypeVar("Done")
+# What a client does with the model that it is left with, and what it is told of it.
+Keeper = Callable[[ClientId, Weights, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ class Plan:
 class Site:
     """One resident model, and the clients that take turns at it."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, keeper: Keeper | None = None) -> None:
+        self.plan, self.keeper = plan, keeper
         model = FlatModel(copy.deepcopy(plan.module), plan.device, plan.bn)
         start = Weights(model.layout, plan.start.vector)
         self.bench = Bench(model, start, plan.criterion, plan.schedule, plan.seed)
@@ -165,12 +167,19 @@ class Site:
             stored = self.store.answered(id, version, digest_of(body["message"]))
             if stored is not None:
                 return stored
+        ridden = self._ridden(id, body)
+        began = time.perf_counter()  # no clock counts scoring
         client = self._client(id, body)
         arrays = self._received(client, body)
         if body["task"] == FETCH:
             self.sealing.may_fetch(id)
             model = self.plan.method.assemble(client, arrays)
             return self._reply(len(client.train), Upload({"model": model}))
+        if body["task"] == KEEP:
+            if self.keeper is None:
+                raise CoterieError(f"client {id} has no place to keep a model in")
+            self.keeper(id, self.plan.method.assemble(client, arrays), body["config"])
+            return self._reply(0, Upload())
         task = self.plan.method.tasks.get(body["task"])
         if task is None:
             raise CoterieError(f"method '{self.plan.method.name}' has no task '{body['task']}'")
@@ -191,13 +200,30 @@ class Site:
             raise TrainingError(f"client {id}, round {client.round + 1}: {error}") from None
         self._hold(client, arrays)
         changed = client.state.changed
-        reply = self._reply(examples, upload, version if changed else "", coded, beside)
+        more = {**beside, **ridden}
+        reply = self._reply(examples, upload, version if changed else "", coded, more)
         reply = replace(reply, work=Work(time.perf_counter() - began, client.samples))
         if not changed:
             return reply
         self.store.write(id, version, client.state, digest_of(body["message"]), reply)
         self.store.keep(id, [version, expects, *body.get("keep", [])])
         return reply
+
+    def _ridden(self, id: ClientId, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Scores that an order asks for beside its task, of the client as it is before it.
+
+        A failure there is told, and does not keep the client from its task.
+        """
+        if "score" not in body:
+            return {}
+        asked = dict(body["score"])
+        asked["arrays"] = {
+            n: body["arrays"][a["as"]] if isinstance(a, Mapping) and "as" in a else a
+            for n, a in asked["arrays"].items()
+        }
+        request = {"task": SCORE, "expects": body.get("expects", ""), **asked}
+        found = self.wire.unpack(self._score_all([(id, request)])[0])
+        return {"scored": {k: found[k] for k in ("metrics", "error", "text") if k in found}}
 
     def _private(
         self,

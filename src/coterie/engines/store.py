@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from coterie.door.codec import Payload
 from coterie.door.wire import Message, Work
 from coterie.errors import RunDirError
 from coterie.federation import ClientId
-from coterie.tree import read_tree, sync, write_tree
+from coterie.tree import read_tree, sync, write_atomic, write_tree
 from coterie.weights import Layout
 
 
@@ -75,6 +76,25 @@ class Store:
         for path in self._path(client, "x").parent.glob("*"):
             if path not in wanted:
                 path.unlink(missing_ok=True)
+
+    def copy(self, client: ClientId, version: str) -> bytes | None:
+        """A version as it lies on disk, to be put into another store; None if there is none."""
+        path = self._path(client, version)
+        return path.read_bytes() if version and path.exists() else None
+
+    def put(self, client: ClientId, version: str, copy: Payload) -> None:
+        """Add a version that was copied from another store."""
+        path = self._path(client, version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, bytes(copy), durable=False)
+
+    def stamp(self, client: ClientId, version: str) -> tuple[int, int] | None:
+        """Something that is another when the version was written anew."""
+        try:
+            found = self._path(client, version).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def flush(self, versions: Mapping[ClientId, str]) -> None:
         """Wait until these versions are on disk."""

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError
+from coterie.run.rundir import rounds_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -438,8 +439,7 @@ def _series(events: Sequence[Event], key: str, method: str) -> list[tuple[int, f
 
 def _accuracies(events: Sequence[Event]) -> list[tuple[int, float]]:
     """The mean accuracy of the models received, in the rounds that were scored."""
-    rounds = [e for e in events if "event" not in e]
-    found = [(e["round"], (e.get("received") or {}).get("accuracy")) for e in rounds]
+    found = [(e["round"], (e.get("received") or {}).get("accuracy")) for e in rounds_of(events)]
     return [(r, v) for r, v in found if v is not None]
 
 

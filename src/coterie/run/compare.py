@@ -17,7 +17,14 @@ from coterie.data import Population
 from coterie.door.exposure import server_sees
 from coterie.errors import ConfigError, RunDirError, TrainingError
 from coterie.methods import METHODS
-from coterie.run.config import Config, experiment_of, method_of, parse, population_of
+from coterie.run.config import (
+    Config,
+    experiment_of,
+    method_of,
+    parse,
+    population_of,
+    run_anew,
+)
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment, Watch, execute
 from coterie.run.rundir import RunDir, finite, to_csv
@@ -183,7 +190,7 @@ def go_on(
 
     def experiment(title: str) -> Experiment:
         tree = next(e.config for e in entries if e.title == title).model_dump()
-        tree["run"] |= {key: value for key, value in changes.items() if value is not None}
+        run_anew(tree, changes)
         config = parse(tree)
         if not people:  # read once, and only if anything is left to do
             people.append(population_of(entries[0].config))

@@ -21,11 +21,12 @@ from coterie.door.coding import Coding
 from coterie.door.policy import cohort_size
 from coterie.door.privacy.settings import Privacy
 from coterie.errors import ConfigError, DataError, unknown
+from coterie.federation import ClientId
 from coterie.method import Method
 from coterie.methods import make as make_method
 from coterie.models import MODELS, make_model
 from coterie.run.ending import Stop
-from coterie.run.experiment import ENGINES, Experiment, Settings
+from coterie.run.experiment import Experiment, Settings, check_engine
 from coterie.run.presets import expanded
 
 
@@ -118,6 +119,9 @@ class RunSection(Section):
     seed: int = 0
     engine: str = "pool"
     workers: int | None = Field(None, ge=1)
+    address: str | None = None
+    cpus_per_worker: float = Field(1.0, gt=0)
+    gpus_per_worker: float = Field(0.0, ge=0)
     device: str = "cpu"
     checkpoint_every: int = Field(1, ge=1)
     holdout: int = Field(0, ge=0)
@@ -364,13 +368,21 @@ def method_of(config: Config) -> Method:
     )
 
 
-def experiment_of(config: Config, population: Population | None = None) -> Experiment:
-    """The experiment that a configuration describes; names are checked before data is read."""
+def experiment_of(
+    config: Config,
+    population: Population | None = None,
+    whole: bool = True,
+    absent: Sequence[ClientId] = (),
+) -> Experiment:
+    """The experiment that a configuration describes; names are checked before data is read.
+
+    A single client of a real federation does not see the ``whole`` of it, and checks nothing; some
+    may be ``absent`` when it begins.
+    """
     method = method_of(config)
     if config.model.name not in MODELS:
         raise ConfigError(unknown("model", config.model.name, MODELS))
-    if config.run.engine not in ENGINES:
-        raise ConfigError(unknown("engine", config.run.engine, ENGINES))
+    check_engine(settings_of(config))
     optimiser_class(config.train.optimizer)
     start = read_start(config.model.start) if config.model.start else None
     if population is None:
@@ -396,7 +408,10 @@ def experiment_of(config: Config, population: Population | None = None) -> Exper
         freeze=tuple(config.model.freeze),
         bn=config.model.bn,
         config=_placed(config.model_dump()),
+        absent=tuple(absent),
     )
+    if not whole:
+        return experiment
     experiment.plan(Path())  # what does not fit is said before anything is written
     return _settled(experiment)
 
@@ -432,6 +447,21 @@ def settings_of(config: Config) -> Settings:
         stop=Stop(**dict(config.stop)),
         privacy=Privacy(**dict(config.privacy)),
     )
+
+
+def run_anew(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Set keys of ``[run]`` for a run that is continued; another engine drops what is Ray's.
+
+    >>> tree = {"run": {"engine": "ray", "address": "auto"}}
+    >>> run_anew(tree, {"engine": "loop", "workers": None}); tree
+    {'run': {'engine': 'loop'}}
+    """
+    given = {key: value for key, value in changes.items() if value is not None}
+    table = tree.setdefault("run", {})
+    if given.get("engine", "ray") != "ray":
+        for key in ("address", "cpus_per_worker", "gpus_per_worker"):
+            table.pop(key, None)
+    table |= given
 
 
 def _placed(tree: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,33 +22,47 @@ from coterie.data.population import Population
 from coterie.door.availability import make_availability
 from coterie.door.clock import Seconds, make_clock
 from coterie.door.coding import Coding
-from coterie.door.door import KEPT, Door, Held, Terms
+from coterie.door.door import KEEP, KEPT, Door, Held, Terms
 from coterie.door.exposure import Exposure
 from coterie.door.ledger import Ledger
 from coterie.door.policy import Policy, cohort_size, least, ready, select, selecting
 from coterie.door.policy import check as check_policy
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Wire
-from coterie.engines.base import Engine, one_thread
+from coterie.engines.base import Engine, Remote, one_thread
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.engines.site import Metric, Plan
 from coterie.engines.store import Store
 from coterie.errors import Abandoned, ConfigError, RunDirError, TrainingError, unknown
-from coterie.federation import ClientId, Slot
+from coterie.federation import ClientId, Order, Slot
 from coterie.method import Method, Public, Round, Setup, Spent, State
 from coterie.run.checkpoint import Checkpoint, Checkpoints, folded, unfolded
 from coterie.run.ending import Stop, reaching, reason
 from coterie.run.evaluation import Scores, headline, summarise
 from coterie.run.privacy import Guard, calibrated, check_privacy
 from coterie.run.result import Result, client_rows
-from coterie.run.rundir import RunDir, rounds_of
+from coterie.run.rundir import SCORES, RunDir, rounds_of
 from coterie.seeds import numpy_generator, seed_for
 from coterie.weights import Layout, Weights
 
-ENGINES: dict[str, Callable[[Plan, int | None], Engine]] = {
-    "loop": lambda plan, workers: Loop(plan),
-    "pool": Pool,
+
+def _ray(plan: Plan, settings: Settings) -> Engine:
+    from coterie.engines.ray import RayEngine  # Ray is an extra
+
+    return RayEngine(
+        plan,
+        settings.workers,
+        settings.address,
+        settings.cpus_per_worker,
+        settings.gpus_per_worker,
+    )
+
+
+ENGINES: dict[str, Callable[[Plan, Settings], Engine]] = {
+    "loop": lambda plan, settings: Loop(plan),
+    "pool": lambda plan, settings: Pool(plan, settings.workers),
+    "ray": _ray,
 }
 Watch = Callable[[dict[str, Any]], None]
 
@@ -70,6 +84,9 @@ class Settings(Policy):
     seed: int = 0
     engine: str = "pool"
     workers: int | None = None
+    address: str | None = None
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
     device: str = "cpu"
     evaluate_every: int = 1
     adapt_every: int = 0
@@ -109,6 +126,7 @@ class Experiment:
     bn: str = "shared"
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    absent: tuple[ClientId, ...] = ()  # of a real federation: not there when it begins
 
     def fresh(self, number: int) -> nn.Module:
         """A newly initialised module; number 0 is the one that everybody starts from."""
@@ -123,12 +141,10 @@ class Experiment:
                 f"method {self.method.name} has no way to admit newcomers: leave out --holdout, "
                 "or choose another method"
             )
-        module = self.fresh(0)
-        freeze(module, self.freeze)
-        layout = Layout.of(module, self.bn)
+        plan = self.site_plan(folder)
+        start, layout = plan.start, plan.start.layout
         if not layout.trainable:
             raise ConfigError("every layer is frozen: there is nothing to train")
-        start = Weights.from_tensors(layout, self.start or module.state_dict())
         if self.method.check is not None:
             self.method.check(self.setup(start))
         always = self.settings.availability["name"] == "always"
@@ -154,6 +170,14 @@ class Experiment:
                 "data.val_fraction above 0"
             )
         self._check_targets()
+        return plan
+
+    def site_plan(self, folder: Path) -> Plan:
+        """The same, unchecked: for a client that was told the experiment."""
+        module = self.fresh(0)
+        freeze(module, self.freeze)
+        layout = Layout.of(module, self.bn)
+        start = Weights.from_tensors(layout, self.start or module.state_dict())
         return Plan(
             self.population,
             module,
@@ -243,7 +267,7 @@ class Experiment:
     @property
     def members(self) -> list[ClientId]:
         """Who trains: everybody but the newcomers."""
-        outside = set(self.newcomers)
+        outside = {*self.newcomers, *self.absent}
         return [c for c in range(len(self.population.clients)) if c not in outside]
 
     @cached_property
@@ -288,6 +312,20 @@ class Experiment:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
+def check_engine(settings: Settings) -> None:
+    """Refuse an engine that there is not, and settings that another one has."""
+    if settings.engine not in ENGINES:
+        raise ConfigError(unknown("engine", settings.engine, ENGINES))
+    if settings.engine == "ray":
+        return
+    for key in ("address", "cpus_per_worker", "gpus_per_worker"):
+        if (value := getattr(settings, key)) != getattr(Settings, key):
+            raise ConfigError(
+                f"run.{key} = {value!r} is for Ray, and the engine is '{settings.engine}': add "
+                "--engine ray, or leave it out"
+            )
+
+
 def public_of(population: Population, module: nn.Module, bn: str, device: str) -> Public | None:
     """The public samples of a population, and this module to run on them."""
     if population.public is None:
@@ -325,10 +363,13 @@ def execute(
     directory: Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
+    remote: Callable[[Plan], Remote] | None = None,
 ) -> Result:
-    """Run an experiment, or continue it where its directory's last checkpoint left it."""
-    if experiment.settings.engine not in ENGINES:
-        raise ConfigError(unknown("engine", experiment.settings.engine, ENGINES))
+    """Run an experiment, or continue it where its directory's last checkpoint left it.
+
+    With ``remote`` its clients are elsewhere, and keep their states themselves.
+    """
+    check_engine(experiment.settings)
     with ExitStack() as stack:
         stack.enter_context(one_thread())
         scratch = tempfile.TemporaryDirectory(prefix="coterie-") if directory is None else None
@@ -336,16 +377,17 @@ def execute(
         folder = Path(scratch.name) if scratch is not None else run.clients  # type: ignore[union-attr]
         # What is wrong with the model or the method shows before anything is written.
         plan = experiment.plan(folder)
-        live = _Live(experiment, plan, run, watch)
+        live = _Live(experiment, plan, run, watch, remote is not None)
         if run is not None:
             (RunDir.open if resume else RunDir.create)(run.path)
             run.lock()
             stack.callback(run.unlock)
             live.begin(resume)
             run.write_config(experiment.config)
-        if plan.privacy.on:
+        if plan.privacy.on and remote is None:
             plan.roster.prepare()
-        engine = ENGINES[experiment.settings.engine](plan, experiment.settings.workers)
+        make = ENGINES[experiment.settings.engine]
+        engine = make(plan, experiment.settings) if remote is None else remote(plan)
         stack.callback(engine.close)
         try:
             live.run(engine)
@@ -373,7 +415,12 @@ class _Live:
     """A run while it is going on."""
 
     def __init__(
-        self, experiment: Experiment, plan: Plan, run: RunDir | None, watch: Watch | None
+        self,
+        experiment: Experiment,
+        plan: Plan,
+        run: RunDir | None,
+        watch: Watch | None,
+        elsewhere: bool = False,
     ) -> None:
         self.experiment, self.settings = experiment, experiment.settings
         self.plan, self.run_dir, self.watch = plan, run, watch
@@ -387,7 +434,8 @@ class _Live:
         self.lasted = Seconds()
         self.stopped = ""
         self.judged_by = headline(plan.population.classes is None)
-        self.store = Store(plan.folder, self.layout)
+        self.store = None if elsewhere else Store(plan.folder, self.layout)
+        self.remote: Remote | None = None  # set when the run begins
         self.checkpoints = (
             None
             if run is None
@@ -397,6 +445,7 @@ class _Live:
         self.done = -1  # rounds finished; −1 before the method has been set up
         self.ledger, self.versions = Ledger(), dict[ClientId, str]()
         self.retained: list[dict[ClientId, str]] = []
+        self.unscored = 0  # the round whose scores ride on the next one's first order, from 1
         self.best: dict[str, Any] = {}
         self.begun: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
@@ -438,6 +487,8 @@ class _Live:
         self.versions = dict(last.door["versions"])
         self.held = unfolded(last.door["held"])
         self.lasted, self.next = Seconds(*last.door["lasted"]), last.door["next"]
+        self.unscored = int(last.door.get("unscored", 0))
+        self.ids = list(last.door.get("members", self.ids))
         self.exposure = Exposure.from_tree(last.door["exposure"])
         self.guard.restore(last.door["privacy"])
         self.retained = [dict(c.door["versions"]) for c in good[-KEPT:]]
@@ -447,6 +498,8 @@ class _Live:
 
     def _whole(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
         """Those up to the newest whose versions of client state are all there and sound."""
+        if self.store is None:
+            return checkpoints
         while True:
             try:
                 for client, version in checkpoints[-1].door["versions"].items():
@@ -471,12 +524,18 @@ class _Live:
             self.lasted,
         )
         self.door.exposure = self.exposure
+        if self.store is None:
+            self.remote = cast(Remote, engine)
+            self.door.samples = self.remote.samples
         self.federation = self.guard.around(self.door)
         if self.done < 0:
             self._init()
+        if self.settings.stop.validates:  # it may be new since the run was stopped
+            self._catch_up()
         self.stopped = self._reason()
         while self.done < self.settings.rounds and not self.stopped:
             self._round(self.done)
+        self._catch_up()
         self._finish()
 
     def _spent(self, event: Mapping[str, Any] | None = None) -> Spent:
@@ -488,17 +547,18 @@ class _Live:
         clock = {k: v for k, v in event.get("clock", {}).items() if k.startswith("total_")}
         return Spent(bytes, **{k.removeprefix("total_"): v for k, v in clock.items()})
 
-    def _reason(self) -> str:
-        """Why no round comes after this one, if so."""
+    def _reason(self, *present: dict[str, Any]) -> str:
+        """Why no round comes after those of the history, and the present one, if so."""
         if over := self.state.over or self.guard.over():
             return over
-        before = self.spent_at_first if self.history else self._spent()
-        if len(self.history) > 1:
-            before = self._spent(self.history[-2])
+        history = [*self.history, *present]
+        before = self.spent_at_first if history else self._spent()
+        if len(history) > 1:
+            before = self._spent(history[-2])
         method = self.experiment.method
         return reason(
             self.settings.stop,
-            self.history,
+            history,
             method.headline,
             self._spent(),
             before,
@@ -535,7 +595,12 @@ class _Live:
 
     def _groups(self) -> list[Slot | None]:
         """Each client's group, in client order; newcomers have none before they come."""
-        return [self.state.groups.get(c) for c in range(len(self.plan.population.clients))]
+        return [self.state.groups.get(c) for c in range(len(self._population.clients))]
+
+    @property
+    def _population(self) -> Population:
+        """The clients as they are known now: a real federation may have more than it began with."""
+        return self.plan.population if self.remote is None else self.remote.population
 
     def _book(self, round: int) -> None:
         """Write the present round's bytes to the ledger's file."""
@@ -551,8 +616,10 @@ class _Live:
             self.run_dir.append(event)
 
     def _round(self, number: int) -> None:
+        self._welcome(number)
         began, spent, memory = time.perf_counter(), self._spent(), self.door.memory()
         people = self._begin(number)
+        self._ride()
         info = Round(number, people, self.experiment.public, spent, self.settings.stop.budget)
         event: dict[str, Any] = {"round": number + 1, "cohort": people}
         try:
@@ -561,11 +628,17 @@ class _Live:
         except Abandoned as why:
             self.door.go_back(memory)
             event["abandoned"] = str(why)
+        complete = self._alight()
         trained = time.perf_counter()
         event |= {"groups": self._groups(), **self._traffic(), **self.guard.event()}
+        if self.door.rejected:
+            event["rejected"] = {str(c): why for c, why in sorted(self.door.rejected.items())}
         self._book(number + 1)
-        if "abandoned" not in event or self._last(number):
+        if self._may_wait(number, event):
+            self.unscored = number + 1
+        elif "abandoned" not in event or self._last(number):
             event |= self._evaluate(number)
+        event["exchanges"] = self.door.exchanges
         event["seconds"] = {
             "train": round(trained - began, 4),
             "score": round(time.perf_counter() - trained, 4),
@@ -576,9 +649,62 @@ class _Live:
         self.stopped = self._reason()
         if self.done % self.settings.checkpoint_every == 0 or self._last(number) or self.stopped:
             self._save(self.done)
-        if self.watch is not None:
-            self.watch(event)
+        self._show([*complete, *([] if self.unscored else [event])])
         self._give_up()
+
+    def _show(self, events: Sequence[dict[str, Any]]) -> None:
+        """Tell who watches of rounds that are complete."""
+        for event in events if self.watch is not None else ():
+            self.watch(event)  # type: ignore[misc]
+
+    # --- scores that ride on the next round's orders ---------------------------------------------
+
+    def _may_wait(self, number: int, event: dict[str, Any]) -> bool:
+        """Whether the scores of this round can ride on the next one's first order."""
+        return (
+            self.door.engine.rides
+            and "abandoned" not in event
+            and self._is_scored(number)
+            and not self._last(number)  # there is no order any more
+            and not self._is_adapted(number)  # which takes an exchange anyway
+            and not self.settings.stop.validates  # the scores say whether there is a next round
+            # Where seconds are simulated, an order must weigh what the method alone makes of it.
+            and self.terms.clock is None
+            and self.terms.availability is None
+            # Clients sign, and noise is drawn by, all that an order says: it says nothing else.
+            and not self.plan.privacy.on
+            and not self._reason(event)
+        )
+
+    def _ride(self) -> None:
+        """Let the next exchange score the last round too."""
+        if self.unscored:
+            self.door.ride(self._sends(self.ids), {}, self.unscored - 1)
+
+    def _alight(self) -> list[dict[str, Any]]:
+        """Complete the last round with the scores that rode along; nothing, if it had its own."""
+        if not self.unscored:
+            return []
+        scores, failed = self.door.alight()
+        found: dict[str, Any] = {}
+        if scores:
+            found["received"] = self._judged(scores, self.unscored)
+        if failed:
+            found["failed_scores"] = {str(c): failed[c] for c in sorted(failed)}
+        if found and self.run_dir is not None:
+            self.run_dir.append({"round": self.unscored, "event": SCORES, **found})
+        complete = [e for e in self.history[-1:] if e["round"] == self.unscored]
+        for event in complete:  # one; none if the run's events were removed
+            event |= found
+        self.unscored = 0
+        return complete
+
+    def _catch_up(self) -> None:
+        """Score the last round by itself if no order comes for that to ride on."""
+        if self.unscored:
+            self.door.begin(self.unscored - 1, stage=f"{self.unscored}.{SCORES}")
+            self._ride()
+            self._show(self._alight())
 
     def _begin(self, number: int) -> list[ClientId]:
         """Begin a round with those selected during the last one; meanwhile select the next."""
@@ -587,7 +713,7 @@ class _Live:
         people, waits = self.next, 0.0
         if people is None:
             waits = ready(policy, self.ids, available, now) - now
-            people = select(policy, self.settings.seed, number, self.ids, available, now + waits)
+            people = self._select(number, now + waits)
         elif self.history:
             lasted = self.history[-1].get("clock", {})
             hides = sum(lasted.get(f.name, 0.0) for f in fields(Seconds))
@@ -606,7 +732,48 @@ class _Live:
             policy, len(self.ids)
         ):
             return None
-        return select(policy, self.settings.seed, number, self.ids, available, now)
+        return self._select(number, now)
+
+    def _select(self, number: int, now: float) -> list[ClientId]:
+        """A round's clients, of those that are there."""
+        people, seed = self.ids, self.settings.seed
+        if self.remote is not None:
+            there = self.remote.present()
+            people = [c for c in people if c in there]
+        return select(self.policy, seed, number, people, self.terms.availability, now)
+
+    def _welcome(self, number: int) -> None:
+        """Before a round of a real federation: wait for enough clients, and let new ones in."""
+        if self.remote is None:
+            return
+        self.remote.begin(number)
+        fresh = self.remote.arrivals(self.ids, least(self.policy, len(self.ids)))
+        if self.next is not None and not set(self.next) <= self.remote.present():
+            self.next = None  # somebody left since: choose again
+        if not fresh:
+            return
+        admit = self.experiment.method.admit
+        if admit is None or self.plan.privacy.on:
+            why = "its clients keep a privacy budget" if self.plan.privacy.on else "it has no way to"
+            self._note({"round": number, "event": "refusal", "clients": fresh, "why": why})
+            return
+        self.door.begin(max(0, number - 1), stage=f"{number}.admit")
+        info = Round(number, fresh, self.experiment.public)
+        self.state = admit(self.federation, self.state, info)
+        came = [c for c in fresh if c in self.state.groups]
+        self.ids, self.next = sorted({*self.ids, *came}), None
+        groups = [self.state.groups[c] for c in came]
+        self._book(number)
+        self._note({"round": number, "event": "admission", "clients": came, "groups": groups})
+
+    def _leave(self) -> None:
+        """A real federation is over: every client keeps the model that it would use now."""
+        told = {"rounds": self.done}
+        orders = [
+            Order(c, KEEP, sends, {**told, "group": str(self.state.groups.get(c, ""))}, apart=True)
+            for c, sends in self._sends(self.ids).items()
+        ]
+        self.summary["kept"] = [answer.client for answer in self.door.exchange(orders)]
 
     def _traffic(self) -> dict[str, Any]:
         """What the present round cost: bytes by client and kind, those wasted, and seconds."""
@@ -639,20 +806,32 @@ class _Live:
     def _last(self, number: int) -> bool:
         return number + 1 == self.settings.rounds
 
-    def _evaluate(self, number: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        every, adapt = self.settings.evaluate_every, self.settings.adapt_every
-        if self._last(number) or (every and (number + 1) % every == 0):
-            found["received"] = summarise(self._scores(), self.judged_by)
-            value = found["received"].get("val")
-            if value is not None and value > self.best.get("val", -float("inf")):
-                self.best = {"val": value, "round": number + 1, "received": found["received"]}
+    def _is_scored(self, number: int) -> bool:
+        every = self.settings.evaluate_every
+        return self._last(number) or bool(every and (number + 1) % every == 0)
+
+    def _is_adapted(self, number: int) -> bool:
         # A rule that looks at the adapted score needs it whenever a round is scored.
         looked = self.settings.stop.validates or self.settings.target is not None
         judged = looked and self.experiment.method.headline == "adapted"
-        if (adapt and (number + 1) % adapt == 0) or (judged and "received" in found):
+        adapt = self.settings.adapt_every
+        return bool(adapt and (number + 1) % adapt == 0) or (judged and self._is_scored(number))
+
+    def _evaluate(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self._is_scored(number):
+            found["received"] = self._judged(self._scores(), number + 1)
+        if self._is_adapted(number):
             found["adapted"] = summarise(self._scores(self._adapt_epochs), self.judged_by)
         return found
+
+    def _judged(self, scores: Scores, round: int) -> dict[str, Any]:
+        """What a round's scores come to; the best round on validation data is noted."""
+        received = summarise(scores, self.judged_by)
+        value = received.get("val")
+        if value is not None and value > self.best.get("val", -float("inf")):
+            self.best = {"val": value, "round": round, "received": received}
+        return received
 
     @property
     def _adapt_epochs(self) -> int:
@@ -662,9 +841,12 @@ class _Live:
         return max(1, epochs) if self.experiment.method.headline == "adapted" else epochs
 
     def _scores(self, adapt_epochs: int = 0, clients: Sequence[ClientId] | None = None) -> Scores:
-        people = self.ids if clients is None else clients
-        sends = {c: self.experiment.method.sends(self.state, c) for c in people}
+        sends = self._sends(self.ids if clients is None else clients)
         return self.door.score(sends, {"adapt_epochs": adapt_epochs} if adapt_epochs else {})
+
+    def _sends(self, people: Sequence[ClientId]) -> dict[ClientId, Mapping[str, Any]]:
+        """What each of these would be sent now: the model that it is scored with."""
+        return {c: self.experiment.method.sends(self.state, c) for c in people}
 
     def _alone(self) -> Scores:
         """Every client trains alone for as many rounds as it had on average, and is scored."""
@@ -684,7 +866,7 @@ class _Live:
         newcomers, *scores = self._admit() if self.newcomers else ({}, {}, {})
         received_by_all = {**received, **scores[0]}, {**adapted, **scores[1]}
         self.rows = client_rows(
-            self.plan.population,
+            self._population,
             self.state,
             self.ledger,
             self.judged_by,
@@ -730,6 +912,8 @@ class _Live:
             self.summary["newcomers"] = newcomers
         if alone:
             self.summary["alone"] = summarise(alone, self.judged_by)
+        if self.remote is not None:
+            self._leave()
         if self.run_dir is not None:
             self.run_dir.write_table(self.rows)
             self.run_dir.write_exposure(self.exposure.rows())
@@ -763,7 +947,8 @@ class _Live:
             return
         self.run_dir.sync()
         last = self.retained[-1] if self.retained else {}
-        self.store.flush({c: v for c, v in self.door.versions.items() if last.get(c) != v})
+        if self.store is not None:
+            self.store.flush({c: v for c, v in self.door.versions.items() if last.get(c) != v})
         lasted = self.door.lasted
         door = {
             "ledger": self.ledger.to_tree(),
@@ -771,6 +956,8 @@ class _Live:
             "held": folded(self.door.held),
             "lasted": (lasted.computation, lasted.communication, lasted.waiting),
             "next": self.next,
+            "unscored": self.unscored,
+            **({} if self.remote is None else {"members": list(self.ids)}),
             "exposure": self.exposure.to_tree(),
             "privacy": self.guard.to_tree(),
         }

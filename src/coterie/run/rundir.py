@@ -17,6 +17,9 @@ from coterie.errors import RunDirError
 from coterie.run.toml import to_toml
 from coterie.tree import sync, write_atomic
 
+ENGINE = "flower"  # what a federation's own processes keep, if it is a real one
+SCORES = "scores"  # the event of scores that came after their round was written
+
 
 class RunDir:
     """The folder of one run.
@@ -29,6 +32,7 @@ class RunDir:
     ``result.json``     the summary, written at the end
     ``checkpoints/``    the last two checkpoints
     ``clients/``        client state, by client and version
+    ``flower/``         of a federation that is served: what its processes keep
     ==================  ====================================================================
     """
 
@@ -46,7 +50,7 @@ class RunDir:
     @staticmethod
     def create(path: Path) -> RunDir:
         """A new run directory; refused if one is there already."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(p.name != ENGINE for p in path.iterdir())):
             raise RunDirError(
                 f"{path} already holds something. Continue a run with --resume {path}, or choose "
                 "another folder with --dir"
@@ -144,10 +148,13 @@ class RunDir:
     def rewind(self, rounds: int) -> list[dict[str, Any]]:
         """Keep only the events up to this round: what came later will be done again.
 
-        An admission comes after the last round, and is done again too.
+        An admission comes after the last round, and is done again too; so are scores of this
+        round that came after it.
         """
         events = [
-            e for e in self.read_events() if e["round"] <= rounds and e.get("event") != "admission"
+            e
+            for e in self.read_events()
+            if e["round"] < rounds + (e.get("event") != SCORES) and e.get("event") != "admission"
         ]
         write_atomic(
             self.events, "".join(json.dumps(e) + "\n" for e in events).encode(), durable=True
@@ -175,9 +182,24 @@ class RunDir:
         )
 
 
-def rounds_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events that are rounds; the beginning and admissions are marked as such."""
-    return [e for e in events if "event" not in e]
+def rounds_of(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The events that are rounds; the beginning and admissions are marked as such.
+
+    Scores that came later are laid into their round, the last ones if they came twice.
+
+    >>> rounds_of([{"round": 0, "event": "init"}, {"round": 1, "lost": 2},
+    ...            {"round": 1, "event": "scores", "received": {"loss": 0.5}}])
+    [{'round': 1, 'lost': 2, 'received': {'loss': 0.5}}]
+    """
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if "event" not in event:
+            found.append(dict(event))
+        elif event["event"] == SCORES:
+            own = {k: v for k, v in event.items() if k not in ("round", "event")}
+            for scored in [e for e in found if e["round"] == event["round"]]:
+                scored |= own
+    return found
 
 
 def finite(tree: Any) -> Any:

@@ -40,7 +40,7 @@ def test_a_thousand_clients_cost_one_copy(real_data):
     assert describe(population)["samples"]["min"] >= 10
 
 
-@pytest.mark.slow
+@pytest.mark.e2e  # 60,000 pictures in one archive: test_user_sets has a few of them
 def test_cifar_10_images(real_data):
     if not (real_data / "cifar-10").is_dir():
         pytest.skip(f"cifar-10 is not in {real_data}")

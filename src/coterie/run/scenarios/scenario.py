@@ -20,7 +20,16 @@ from coterie.tree import write_atomic
 SCORES = ("received", "adapted", "unknown")
 NOTE = "scenario.json"
 # Settings that do not make an experiment another one.
-_FREE = ("run.engine", "run.workers", "run.device", "run.seed", "run.checkpoint_every")
+_FREE = (
+    "run.engine",
+    "run.workers",
+    "run.address",
+    "run.cpus_per_worker",
+    "run.gpus_per_worker",
+    "run.device",
+    "run.seed",
+    "run.checkpoint_every",
+)
 _FREE_TABLES = ("evaluation", "method")
 
 

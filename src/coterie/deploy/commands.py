@@ -1,0 +1,229 @@
+"""The commands of a real federation: keys, serve and join."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from coterie.errors import ConfigError
+
+out = Console()
+err = Console(stderr=True)
+keys = typer.Typer(
+    help="Make the keys of a federation: its authority, the server's certificate, each client's.",
+    no_args_is_help=True,
+)
+PORT = 8443
+
+KeysFolder = Annotated[Path, typer.Option("--dir", help="Where the federation's keys are kept.")]
+Hosts = Annotated[
+    list[str], typer.Option("--host", help="A name or address that clients reach the server by.")
+]
+ClientNames = Annotated[
+    list[str], typer.Option("--client", help="A client's name; the first is client 0.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="No TLS and no keys: for loopback (127.0.0.1) only.")
+]
+
+
+@keys.command("make")
+def make_keys(
+    host: Hosts,
+    client: ClientNames,
+    folder: KeysFolder = Path("federation"),
+    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 3650,
+) -> None:
+    """Make a federation: an authority, the server's certificate, and a folder for each client."""
+    from coterie.engines.flower.keys import make_federation
+
+    made = make_federation(folder, host, client, days)
+    _handed_over(folder, made)
+    out.print(
+        f"keep {escape(str(folder / 'ca'))} offline; {escape(str(folder / 'server'))} is for the "
+        "server's machine",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@keys.command("add")
+def add_keys(client: ClientNames, folder: KeysFolder = Path("federation")) -> None:
+    """Make keys for more clients; a server that runs lets them in by itself."""
+    from coterie.engines.flower.keys import add_clients
+
+    _handed_over(folder, add_clients(folder, client))
+
+
+@keys.command("renew")
+def renew_keys(host: Hosts, folder: KeysFolder = Path("federation")) -> None:
+    """Give the server a new certificate, for these hosts."""
+    from coterie.engines.flower.keys import renew_server
+
+    until = renew_server(folder, host)
+    out.print(f"the server's certificate is valid until {until:%Y-%m-%d}", highlight=False)
+
+
+def _handed_over(folder: Path, members: Any) -> None:
+    for member in members:
+        place = folder / "clients" / member.name
+        out.print(
+            f"client {member.id}: hand {escape(str(place))} to {member.name}, over a way you trust",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def serve(
+    config: Annotated[Path, typer.Argument(help="A TOML file, as for `coterie run`.")],
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where the run is kept; given again, it goes on there.")
+    ],
+    keys: Annotated[
+        Path, typer.Option(help="The federation's keys, or the server's folder of them.")
+    ] = Path("federation"),
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any.")] = PORT,
+    expect: Annotated[
+        int | None, typer.Option(help="Clients to wait for before it begins (default: all).")
+    ] = None,
+    superlink: Annotated[
+        str, typer.Option(help="HOST:PORT of a SuperLink that runs with --isolation process.")
+    ] = "",
+    superlink_secret: Annotated[
+        Path | None, typer.Option(help="The file of that SuperLink's --superexec-auth-secret-file.")
+    ] = None,
+    insecure: Insecure = False,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Serve a federation: wait for its clients, train with them, leave each its model."""
+    _require()
+    from coterie.cli import resolve
+    from coterie.deploy.serve import Serving, serve
+    from coterie.report.progress import progress
+    from coterie.report.tables import print_summary
+    from coterie.run.config import method_of, parse
+    from coterie.run.stopping import heeding, stopped_with
+
+    tree = resolve(config, sets)
+    asked = parse(tree)
+    listen = host or ("127.0.0.1" if insecure else "0.0.0.0")
+    if insecure:
+        _warn()
+    serving = Serving(
+        tree,
+        directory,
+        None if insecure else keys,
+        listen,
+        port,
+        expect,
+        superlink,
+        superlink_secret,
+    )
+    shown = progress(err, method_of(asked).name, asked.run.rounds, "accuracy", quiet)
+    command = f"coterie serve {config} --dir {directory}"
+    with stopped_with(lambda: f"stopped. Go on with the same command: {command} …"), shown as watch:
+        result = serve(serving, heeding(watch), _told)
+    if as_json:
+        typer.echo(json.dumps({**result.summary, "directory": str(directory)}))
+    else:
+        print_summary(out, result.summary, directory)
+
+
+def join(
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where this client keeps its state and its model.")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="This client's data: a file or folder (`coterie join --help`)."),
+    ] = None,
+    data_loader: Annotated[
+        str, typer.Option(help="package.module:function that loads the data; it gets --data.")
+    ] = "",
+    form: Annotated[
+        str, typer.Option(help="What --data is: npz, npy, csv or image-folder (default: guessed).")
+    ] = "",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="key=value for the form, as in label=diagnosis for a csv."),
+    ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option("--simulated", help="Take this client's part of the experiment's own data."),
+    ] = False,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="The folder of keys that this client was given (default: DIR/keys)."),
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option(min=0, help="With --insecure: which client this is.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to train, as in cuda.")] = "cpu",
+    once: Annotated[
+        bool, typer.Option("--once", help="End when a run is over and the model is there.")
+    ] = False,
+    insecure: Insecure = False,
+) -> None:
+    """Join a federation as a client, and stay until you end it."""
+    _require()
+    from coterie.deploy.data import Source
+    from coterie.deploy.join import Joining, join
+    from coterie.run.config import check_device
+
+    check_device(device)
+    if ":" not in server:
+        raise ConfigError(f"--server {server}: write HOST:PORT, as in {server}:{PORT}")
+    if insecure == (client is None):
+        raise ConfigError(
+            "--client says who this is where no keys do: give it with --insecure, and only then"
+        )
+    if insecure:
+        _warn()
+    options = dict(_option(text) for text in option or [])
+    source = Source(data and data.resolve(), data_loader, form, options, simulated)
+    held = None if insecure else (keys or directory / "keys")
+    try:
+        join(Joining(server, directory, source, held, client or 0, device, once), _told)
+    except KeyboardInterrupt:
+        err.print("left the federation; join again with the same command", highlight=False)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    from coterie.run.config import assign_text
+
+    key, equals, _ = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--option {text}: write key=value")
+    tree: dict[str, Any] = {}
+    assign_text(tree, f"options.{text}")
+    return key.strip(), tree["options"][key.strip()]
+
+
+def _require() -> None:
+    if find_spec("flwr") is None:
+        raise ConfigError("a real federation needs the extra: pip install 'coterie[flower]'")
+
+
+def _warn() -> None:
+    err.print(
+        "[yellow]note:[/] --insecure: nothing is encrypted and nobody has to prove who they are. "
+        "For trying things on one machine only",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _told(text: str) -> None:
+    err.print(escape(text), highlight=False, soft_wrap=True)

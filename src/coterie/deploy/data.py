@@ -1,0 +1,123 @@
+"""Where a client's data comes from: its own files, its own function, or a part of a data set."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.data import build_population, load
+from coterie.data.clients import from_clients
+from coterie.data.population import Population
+from coterie.errors import ConfigError, DataError
+from coterie.federation import ClientId
+from coterie.run.config import Config, population_of
+
+
+@dataclass(frozen=True)
+class Source:
+    """What ``coterie join`` was told of its data.
+
+    ``form`` is a data set form of ``coterie run`` (npz, npy, csv, text, image-folder), by default
+    what the path looks like; ``options`` are its own. ``loader`` is ``package.module:function``,
+    called with the path. ``simulated`` takes this client's part of the experiment's own data set,
+    divided as its configuration says, from the files under the path.
+    """
+
+    path: Path | None = None
+    loader: str = ""
+    form: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    simulated: bool = False
+
+    def check(self) -> None:
+        """Refuse at once what cannot be."""
+        if self.simulated and (self.loader or self.form):
+            raise ConfigError(
+                "--simulated takes the experiment's own data: leave out the form of yours"
+            )
+        if self.loader:
+            _function(self.loader)
+        elif not self.simulated:
+            if self.path is None:
+                raise ConfigError("say where this client's data is: --data PATH, or --data-loader")
+            if not self.path.exists():
+                raise DataError(f"there is no file or folder {self.path}: correct --data")
+            self.form or _form_of(self.path)
+
+    def read(self, config: Config, id: ClientId) -> tuple[Population, int]:
+        """A population that this client is in, and its place there."""
+        section = config.data
+        if self.simulated:
+            folder = None if self.path is None else str(self.path)
+            data = section.model_copy(update={"folder": folder})
+            population = population_of(config.model_copy(update={"data": data}))
+            if id >= len(population.clients):
+                raise DataError(
+                    f"client {id} has no part: the experiment's data is divided among "
+                    f"{len(population.clients)} clients (data.clients)"
+                )
+            return population, id
+        fractions: dict[str, Any] = {
+            "test_fraction": section.test_fraction,
+            "val_fraction": section.val_fraction,
+        }
+        if self.loader:
+            try:
+                entry = _function(self.loader)(self.path)
+            except Exception as error:
+                raise DataError(
+                    f"{self.loader} failed with {type(error).__name__}: {error}"
+                ) from error
+            return from_clients([entry], **fractions, seed=config.run.seed), 0
+        assert self.path is not None
+        raw = load(self.form or _form_of(self.path), self.path, **self.options)
+        if raw.kind == "text":
+            raise DataError(
+                "texts need a vocabulary that all clients share: number the words yourself, and "
+                "load them with --data-loader"
+            )
+        return (
+            build_population(
+                raw,
+                clients=1,
+                partition="iid",
+                **fractions,
+                seed=config.run.seed,
+            ),
+            0,
+        )
+
+
+def _form_of(path: Path) -> str:
+    """The data set form that a path looks like."""
+    if path.is_dir():
+        return "npy" if (path / "x.npy").is_file() else "image-folder"
+    form = {".npz": "npz", ".csv": "csv", ".tar": "image-folder", ".tgz": "image-folder"}
+    found = form.get(path.suffix.lower())
+    if found is None:
+        raise ConfigError(
+            f"{path}: say what it is with --form, or load it with --data-loader "
+            "package.module:function"
+        )
+    return found
+
+
+def _function(name: str) -> Any:
+    """The user's own function, found as Python finds modules, or in the folder one is in."""
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ConfigError(f"--data-loader {name}: write package.module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--data-loader {name}: {error}") from None
+    if not callable(found):
+        raise ConfigError(f"--data-loader {name}: that is no function")
+    return found

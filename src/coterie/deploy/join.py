@@ -1,0 +1,197 @@
+"""Joining a federation: a SuperNode and a worker, kept running for as long as the user likes.
+
+The SuperNode holds the line to the server; the worker answers its messages from the client's own
+data. Either may fall: it is started again, and goes on from what is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from coterie.deploy.data import Source
+from coterie.engines.flower.keys import ClientKeys, read_client
+from coterie.engines.flower.processes import Child, environment, free_port, tail
+from coterie.errors import ConfigError
+from coterie.run.rundir import RunDir
+
+_LOOK = 0.2
+_PAUSE = 5.0  # seconds before a SuperNode that ended is started again
+DONE = 70  # the worker's exit code when a run is over and one was enough
+_LAST = 20.0  # seconds for the last answer to reach the server
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What ``coterie join`` was told."""
+
+    server: str
+    directory: Path
+    source: Source
+    keys: Path | None  # None: without any, on loopback only
+    client: int = 0  # who it is, where no keys say so
+    device: str = "cpu"
+    once: bool = False
+
+
+def join(joining: Joining, tell: Tell) -> None:
+    """Be a client until the user ends it or, if one run is enough, until that is over."""
+    joining.source.check()
+    keys = None if joining.keys is None else read_client(joining.keys)
+    if keys is None and not _loopback(joining.server):
+        raise ConfigError(
+            f"--insecure is for loopback only, and {joining.server} is not: anybody could read and "
+            "change what is sent. Ask the federation for your keys (--keys)"
+        )
+    place = RunDir(joining.directory)
+    joining.directory.mkdir(parents=True, exist_ok=True)
+    place.lock()  # a second client in the same folder would answer with the same state
+    try:
+        _Household(joining, keys, tell).live()
+    finally:
+        place.unlock()
+
+
+class _Household:
+    """The two processes of a client, and the log that the user sees."""
+
+    def __init__(self, joining: Joining, keys: ClientKeys | None, tell: Tell) -> None:
+        self.joining, self.keys, self._tell = joining, keys, tell
+        self.folder = joining.directory / "flower"
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.secret = self.folder / "secret"
+        if not self.secret.exists():
+            descriptor = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32))
+        self.port = free_port()
+        self.node: Child | None = None
+        self.worker: Child | None = None
+        self._start_node_at = 0.0
+        self._said, self._log = "", self.folder / "worker.log"
+        self._heard = self._log.stat().st_size if self._log.exists() else 0
+
+    def live(self) -> None:
+        """Keep both running."""
+        who = "" if self.keys is None else f" as {self.keys.name} (client {self.keys.id})"
+        self._tell(f"joining {self.joining.server}{who}; end with Ctrl-C")
+        try:
+            while True:
+                self._see_to_node()
+                if self.worker is None or not self.worker.alive:
+                    if self.worker is not None and self._over(self.worker):
+                        return
+                    self._start_worker()
+                self._pass_on()
+                time.sleep(_LOOK)
+        finally:
+            self._pass_on()
+            for child in (self.worker, self.node):  # the node last: it takes its leave
+                if child is not None:
+                    child.stop(10)
+
+    def _see_to_node(self) -> None:
+        if self.node is not None and self.node.alive:
+            return
+        if self.node is not None:
+            self.node.stop()
+            self._say(_reason(tail(self.node.log, 40)))
+            self.node, self._start_node_at = None, time.monotonic() + _PAUSE
+        if time.monotonic() < self._start_node_at:
+            return
+        trust = ["--insecure"]
+        if self.keys is not None:
+            trust = [
+                *("--root-certificates", str(self.keys.ca)),
+                *("--auth-supernode-private-key", str(self.keys.node_key)),
+            ]
+        command = [
+            "flower-supernode",
+            *trust,
+            *("--superlink", self.joining.server),
+            *("--isolation", "process"),
+            *("--superexec-auth-secret-file", str(self.secret)),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+        ]
+        log = self.folder / "supernode.log"
+        with contextlib.suppress(FileNotFoundError):
+            log.replace(log.with_suffix(".log.1"))
+        self.node = Child(command, log, environment(self.folder / "home"))
+
+    def _start_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.stop()
+            self._tell(f"the worker ended (exit code {self.worker.ended}): it is started again")
+        told = {
+            **asdict(self.joining.source),
+            "directory": self.joining.directory,
+            "keys": self.joining.keys,
+            "client": self.joining.client,
+            "device": self.joining.device,
+            "once": self.joining.once,
+            "port": self.port,
+            "secret": self.secret,
+        }
+        text = json.dumps(told, default=str)
+        command = [sys.executable, "-m", "coterie.deploy.worker", text]
+        self.worker = Child(command, self._log, environment(self.folder / "home"))
+
+    def _over(self, worker: Child) -> bool:
+        """Whether the worker ended because all is done; then the last answer is seen off."""
+        if worker.ended != DONE or self.node is None:
+            return False
+        ends = time.monotonic() + _LAST
+        while time.monotonic() < ends and self.node.alive and not _sent(self.node.log):
+            time.sleep(_LOOK)
+        return True
+
+    def _say(self, text: str) -> None:
+        if text and text != self._said:
+            self._said = text
+            self._tell(text)
+
+    def _pass_on(self) -> None:
+        """Let the user see what the worker has to say."""
+        if not self._log.exists():
+            return
+        with self._log.open("rb") as file:
+            file.seek(self._heard)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._heard += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            self._tell(line)
+
+
+def _sent(log: Path) -> bool:
+    text = log.read_text(errors="replace")
+    return text.rfind("Sent successfully") > text.rfind("Sending:")
+
+
+def _reason(log: str) -> str:
+    """Why a SuperNode ended, in words."""
+    if re.search(r"certificate|SSL|ssl", log):
+        return (
+            "the server is not the one of this federation: its certificate does not fit ca.pem; "
+            "trying again"
+        )
+    if re.search(r"40[13]|412|[Uu]nauthor|[Ii]nvalid .*auth|public key", log):
+        return (
+            "the server does not let this client in: its key is not registered there, or the "
+            "server has not noticed yet that it was away (about a minute); trying again"
+        )
+    last = [line.strip() for line in log.splitlines() if line.strip()] or ["no reason given"]
+    return f"the line to the server ended ({last[-1]}); trying again"
+
+
+def _loopback(server: str) -> bool:
+    return server.rpartition(":")[0].strip("[]") in ("127.0.0.1", "localhost", "::1")

@@ -1,0 +1,219 @@
+"""A client of a real federation: it answers orders from its own data, disk and installed code."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from coterie import __version__
+from coterie.deploy.data import Source
+from coterie.deploy.terms import Described, digest_of_start, seen_from_client
+from coterie.door.codec import Payload
+from coterie.door.privacy.identity import KEYS
+from coterie.door.wire import Message
+from coterie.engines.base import one_thread
+from coterie.engines.flower.engine import MISSING, ORDER
+from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+from coterie.engines.site import Site
+from coterie.errors import CoterieError, RunDirError, WireError
+from coterie.federation import ClientId
+from coterie.run.config import experiment_of, parse
+from coterie.tree import write_atomic
+from coterie.weights import Weights
+
+DESCRIBE, ENROL = "describe", "enrol"
+REFUSED, STRANGER = "refused", "stranger"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this client is: its number, its secret for secure sums, and everybody's public ones."""
+
+    id: ClientId
+    name: str = ""
+    secret: bytes = field(default=b"", repr=False)
+    roster: Mapping[int, bytes] = field(default_factory=dict)
+
+
+class Member:
+    """Answers what the server asks; it keeps everything it must remember on its own disk.
+
+    ``folder`` holds a folder for each run: what was agreed, the client's states, and in the end
+    its model. Started anew, a client goes on from there.
+    """
+
+    def __init__(
+        self, folder: Path, source: Source, who: Identity, device: str, tell: Tell
+    ) -> None:
+        self.folder, self.source, self.who, self.device = folder, source, who, device
+        self.kept: Path | None = None  # where its model is, once a run is over
+        self._tell = tell
+        self._run, self._site = "", None  # type: tuple[str, Site | None]
+        self._own: tuple[str, Any] = ("", None)  # the data as read, and for which settings
+        self._digests, self._has = Digests(), dict[str, Payload]()
+        self._round: object = None
+
+    def answer(self, content: Any) -> Any:
+        """The content of the answer to that of a message; what went wrong is an answer too."""
+        try:
+            parcel, came = opened(content, self._has)
+        except KeyError:
+            return self._sealed(MISSING)
+        except WireError as error:
+            return self._sealed(REFUSED, text=str(error))
+        work = {DESCRIBE: self._describe, ENROL: self._enrol, ORDER: self._order}
+        try:
+            if parcel.kind not in work:
+                raise WireError(f"an order of a kind that is not known here: '{parcel.kind}'")
+            with one_thread():
+                return work[parcel.kind](parcel, came)
+        except CoterieError as error:
+            self._tell(f"refused: {error}")
+            return self._sealed(REFUSED, parcel.run, text=str(error))
+
+    def _sealed(self, kind: str, run: str = "", message: Message | None = None, **told: str) -> Any:
+        return sealed(Parcel(kind, run, message or Message(b"{}", ()), told), Digests())
+
+    # --- before the training --------------------------------------------------------------------
+
+    def _describe(self, parcel: Parcel, came: Mapping[str, Payload]) -> Any:
+        asked = json.loads(parcel.told["json"])
+        if asked["version"] != __version__:
+            raise WireError(
+                f"the server runs Coterie {asked['version']}, client {self.who.id} {__version__}: "
+                "install the same version"
+            )
+        population, place = self._data(asked["config"])
+        described = replace(Described.of(population, place), name=self.who.name)
+        about = {"client": self.who.id, "data": described.to_json()}
+        return self._sealed(DESCRIBE, parcel.run, json=json.dumps(about))
+
+    def _data(self, tree: Mapping[str, Any]) -> Any:
+        key = json.dumps(
+            [tree.get(k) for k in ("data", "partition", "shift", "run")], sort_keys=True
+        )
+        if self._own[0] != key:
+            self._own = key, self.source.read(parse(tree), self.who.id)
+        return self._own[1]
+
+    def _enrol(self, parcel: Parcel, came: Mapping[str, Payload]) -> Any:
+        terms = parcel.told["json"]
+        folder = self._place(parcel.run)
+        given = folder / "start.safetensors"
+        if came:
+            (vector,) = came.values()
+            values = torch.frombuffer(bytearray(vector), dtype=torch.float32)
+            write_atomic(given, save({"start": values}), durable=True)
+        site = self._site_of(parcel.run, json.loads(terms))
+        if site is None:
+            return self._sealed("start", parcel.run)
+        write_atomic(folder / "agreed.json", terms.encode(), durable=True)
+        self._tell(f"enrolled as client {self.who.id} for run {parcel.run[:8]}")
+        return self._sealed(ENROL, parcel.run)
+
+    def _site_of(self, run: str, terms: Mapping[str, Any]) -> Site | None:
+        """A site for a run; None if its first weights are others than these terms ask for."""
+        folder, config = self._place(run), parse(terms["config"])
+        own, place = self._data(terms["config"])
+        like = Described.from_json(terms["like"])
+        population = seen_from_client(
+            like, own, place, self.who.id, int(terms["clients"]), int(terms["least"])
+        )
+        experiment = experiment_of(config, population, whole=False)
+        plan = replace(experiment.site_plan(folder / "states"), device=self.device)
+        given = folder / "start.safetensors"
+        if digest_of_start(plan.start) != terms["start"] and given.exists():
+            from safetensors.torch import load_file
+
+            plan = replace(plan, start=Weights(plan.start.layout, load_file(given)["start"]))
+        if digest_of_start(plan.start) != terms["start"]:
+            return None
+        if plan.privacy.on:
+            self._write_identities(plan.folder)
+        self._site, self._run = Site(plan, self._keep), run
+        self._has.clear()
+        return self._site
+
+    def _write_identities(self, folder: Path) -> None:
+        """Everybody's public key from this client's own roster, and its own secret."""
+        place = folder / KEYS
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for client, public in self.who.roster.items():
+            write_atomic(place / f"{client}.pub", public, durable=True)
+        from coterie.engines.flower.keys import write_secret
+
+        write_secret(place / f"{self.who.id}.key", self.who.secret)
+
+    def _place(self, run: str) -> Path:
+        if not run or not run.isalnum():
+            raise WireError(f"'{run}' is no name of a run")
+        place = self.folder / "runs" / run
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    # --- while it goes on -----------------------------------------------------------------------
+
+    def _order(self, parcel: Parcel, came: dict[str, Payload]) -> Any:
+        site = self._site if self._run == parcel.run else self._recall(parcel.run)
+        if site is None:
+            return self._sealed(STRANGER, parcel.run)
+        about = json.loads(parcel.message.header)["body"]
+        if self._round != (parcel.run, about.get("round")):
+            self._round = parcel.run, about.get("round")
+            self._has.clear()
+        self._has |= came
+        try:
+            (answer,) = site.answer([(self.who.id, parcel.message)])
+        finally:
+            site.forget()
+        version = json.loads(answer.header)["body"].get("version", "")
+        site.store.flush({self.who.id: version})  # before the server builds on it
+        return self._sealed(ORDER, parcel.run, answer)
+
+    def _recall(self, run: str) -> Site | None:
+        """What was agreed on before this client was started anew."""
+        path = self._place(run) / "agreed.json"
+        if not path.exists():
+            return None
+        self._tell(f"going on with run {run[:8]} where it stopped")
+        return self._site_of(run, json.loads(path.read_text()))
+
+    def _keep(self, id: ClientId, model: Weights, about: Mapping[str, Any]) -> None:
+        """The run is over: the model that this client is left with, ready for use."""
+        site = self._site
+        assert site is not None
+        population = site.plan.population
+        own, _ = self._own[1]
+        described = {
+            "run": self._run,
+            "client": id,
+            "name": self.who.name,
+            "method": site.plan.method.name,
+            "classes": population.classes,
+            "shape": population.shape,
+            "standardised": None
+            if own.mean is None
+            else {"mean": own.mean.tolist(), "std": own.std.tolist()},
+            "written": time.strftime("%Y-%m-%d %H:%M:%S"),
+            **about,
+        }
+        tensors = {k: v.clone() for k, v in model.tensors().items()}
+        metadata = {k: v if isinstance(v, str) else json.dumps(v) for k, v in described.items()}
+        weights = save(tensors, metadata=metadata)
+        text = json.dumps(described, indent=2).encode()
+        try:
+            for folder in (self._place(self._run), self.folder):
+                write_atomic(folder / "model.safetensors", weights, durable=True)
+                write_atomic(folder / "model.json", text, durable=True)
+        except OSError as error:
+            raise RunDirError(f"client {id} cannot write its model: {error}") from error
+        self.kept = self.folder / "model.safetensors"
+        self._tell(f"the run is over: the model is in {self.kept}")

@@ -1,0 +1,399 @@
+"""Serving a federation: wait for its clients, agree with them, run, and leave each its model."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coterie import __version__
+from coterie.data.population import Population
+from coterie.deploy.member import DESCRIBE, ENROL, REFUSED, STRANGER
+from coterie.deploy.terms import (
+    Described,
+    digest_of_start,
+    in_common,
+    seen_from_server,
+    travelling,
+)
+from coterie.door.privacy.identity import KEYS
+from coterie.door.wire import Message
+from coterie.engines.base import Answers, Request
+from coterie.engines.flower.engine import ORDER, Flower, Tell
+from coterie.engines.flower.hub import Hub
+from coterie.engines.flower.keys import ServerKeys, read_server
+from coterie.engines.flower.parcel import Parcel
+from coterie.engines.site import Plan
+from coterie.errors import ConfigError, DataError, RunDirError
+from coterie.federation import ClientId
+from coterie.run.config import Config, experiment_of, parse, population_of
+from coterie.run.experiment import Experiment, Watch, execute
+from coterie.run.result import Result
+from coterie.run.rundir import ENGINE, RunDir
+from coterie.tree import write_atomic
+
+_LOOK = 1.0  # seconds between two looks for clients
+_BACK = 90.0  # seconds: a client that lost its SuperLink is refused for about sixty
+_AGREE = 300.0  # seconds for clients to read their data and answer
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What ``coterie serve`` was told."""
+
+    config: Mapping[str, Any]
+    directory: Path
+    keys: Path | None  # None: without any, on loopback only
+    host: str = "0.0.0.0"
+    port: int = 8443
+    expect: int | None = None  # clients to wait for; None: all that have keys
+    superlink: str = ""
+    secret: Path | None = None
+
+
+class _Sizes(Mapping[ClientId, int]):
+    """Training samples by client, as last described."""
+
+    def __init__(self, described: Mapping[ClientId, Described]) -> None:
+        self._described = described
+
+    def __getitem__(self, client: ClientId) -> int:
+        return self._described[client].sizes[0]
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._described)
+
+    def __len__(self) -> int:
+        return len(self._described)
+
+
+class Served(Flower):
+    """The engine of a federation that is served: it also lets clients in, early and late."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        nodes: Mapping[ClientId, int],
+        run: str,
+        config: Mapping[str, Any],
+        keys: Path | None,
+        tell: Tell,
+    ) -> None:
+        super().__init__(hub, nodes, run, tell)
+        self.hub, self.config, self._keys = hub, config, keys
+        self.described: dict[ClientId, Described] = {}
+        self.like: Described | None = None
+        self.terms: dict[str, Any] = {}
+        self.start: bytes = b""
+        self.begun: dict[ClientId, Described] = {}  # whom it began with
+        self.count = 0
+        self._place, self._settings = Path(), dict[str, Any]()
+        self._enrolled: set[ClientId] = set()
+        self._refused: set[ClientId] = set()
+        self._looked = 0.0
+
+    def remember(self, place: Path, config: Config) -> None:
+        """Write down who the clients are, for a server that is started again."""
+        self._place, self._settings = place, config.model_dump()
+        self._write()
+
+    def _write(self) -> None:
+        assert self.like is not None
+        later = {c: d for c, d in self.described.items() if c not in self.begun}
+        kept = {
+            "run": self.run,
+            "config": self._settings,
+            "clients": {c: d.to_json() for c, d in self.begun.items()},
+            "later": {c: d.to_json() for c, d in later.items()},
+            "like": self.like.to_json(),
+            "count": self.count,
+        }
+        write_atomic(self._place / "served.json", json.dumps(kept).encode(), durable=True)
+
+    def recall(self, kept: Mapping[str, Any]) -> None:
+        """The same, read again."""
+        self.like, self.count = Described.from_json(kept["like"]), kept["count"]
+        self.begun = {int(c): Described.from_json(d) for c, d in kept["clients"].items()}
+        later = {int(c): Described.from_json(d) for c, d in kept["later"].items()}
+        self.described = {**self.begun, **later}
+
+    @property
+    def population(self) -> Population:
+        """The clients as they are known now."""
+        assert self.like is not None
+        count = max([*self.nodes, *self.described]) + 1
+        return seen_from_server(self.like, self.described, count)
+
+    def look(self) -> set[ClientId]:
+        """Who is connected; nodes without keys, on loopback, are asked who they are."""
+        if self._keys is None:
+            self._greet()
+        elif time.monotonic() > self._looked + 5:
+            # Keys that were made meanwhile are let in without a new start.
+            self._looked = time.monotonic()
+            keys = read_server(self._keys)
+            if len(keys.clients) > len(self.nodes):
+                self.nodes = dict(self._calmly(lambda grid: self.hub.admit(keys)))
+        return self.present()
+
+    def _greet(self) -> None:
+        known = set(self.nodes.values())
+        for node in self._calmly(lambda grid: list(grid.get_node_ids())):
+            if node in known:
+                continue
+            place = -1 - node  # a place of its own until it has said who it is
+            self.nodes[place] = node
+            found = self.describe([place])
+            del self.nodes[place]
+            for client, own in found.items():
+                self.nodes[client], self.described[client] = node, own
+
+    def describe(self, clients: Sequence[ClientId]) -> dict[ClientId, Described]:
+        """Ask clients about their data."""
+        about = json.dumps({"version": __version__, "config": self.config})
+        found = {}
+        for place, told in self._told(clients, DESCRIBE, about).items():
+            client = place if place >= 0 else int(told["client"])
+            if client != told["client"]:
+                self._refuse(client, f"it says that it is client {told['client']}")
+                continue
+            try:
+                found[client] = Described.from_json(told["data"])
+            except DataError as error:
+                self._refuse(client, str(error))
+        return found
+
+    def enrol(self, clients: Sequence[ClientId]) -> set[ClientId]:
+        """Tell clients the experiment; gives those that are ready for it."""
+        ready, terms = set(), json.dumps(self.terms)
+        asked = {c: Parcel(ENROL, self.run, Message(b"{}", ()), {"json": terms}) for c in clients}
+        wants = []
+        for client, parcel in self.ask(asked, time.monotonic() + _AGREE):
+            if parcel is not None and parcel.kind == "start":
+                wants.append(client)
+            elif self._agreed(client, parcel, ENROL):
+                ready.add(client)
+        # Whose own first weights are others gets them.
+        message = Message(b"{}", (self.start,))
+        asked = {c: Parcel(ENROL, self.run, message, {"json": terms}) for c in wants}
+        for client, parcel in self.ask(asked, time.monotonic() + _AGREE) if asked else ():
+            if self._agreed(client, parcel, ENROL):
+                ready.add(client)
+        self._enrolled |= ready
+        return ready
+
+    @property
+    def samples(self) -> Mapping[ClientId, int]:
+        """How many training samples each client says it has."""
+        return _Sizes(self.described)
+
+    def arrivals(self, members: Sequence[ClientId], least: int) -> list[ClientId]:
+        """Wait for so many members; gives others that are there, and ready, and none yet."""
+        there, told = self.look(), False
+        while len(there & set(members)) < least:
+            if not told:
+                self._tell(f"{len(there & set(members))} of at least {least} clients are there")
+                told = True
+            time.sleep(_LOOK)
+            there = self.look()
+        again = sorted((there & set(members)) - self._enrolled)
+        if again:
+            self.enrol(again)
+        fresh = sorted(there - set(members) - self._refused)
+        if not fresh:
+            return []
+        assert self.like is not None
+        for client, own in self.describe(fresh).items():
+            try:
+                self._fits(client, own)
+            except DataError as error:
+                self._refuse(client, str(error))
+            else:
+                self.described[client] = own
+        self.terms["clients"] = len(self.population.clients)
+        self._write()
+        return sorted(self.enrol([c for c in fresh if c in self.described]))
+
+    def _fits(self, client: ClientId, own: Described) -> None:
+        assert self.like is not None
+        for what in ("kind", "shape", "samples", "labels", "width"):
+            if getattr(own, what) != getattr(self.like, what):
+                raise DataError(
+                    f"its data is of {what} {getattr(own, what)}, not {getattr(self.like, what)}"
+                )
+        if set(own.classes or ()) - set(self.like.classes or ()):
+            raise DataError("it has classes that the federation does not know")
+
+    def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
+        """Carry these out; who does not know the run is told of it before the next round."""
+        parcels = {r.client: Parcel(ORDER, self.run, r.message) for r in requests}
+        spare = frozenset(r.client for r in requests if r.spare)
+        for client, parcel in self.ask(parcels, until, spare):
+            if self._agreed(client, parcel, ORDER):
+                assert parcel is not None
+                yield client, parcel.message
+            else:
+                yield client, None
+
+    def _told(self, clients: Sequence[ClientId], kind: str, about: str) -> dict[ClientId, Any]:
+        parcels = {c: Parcel(kind, self.run, Message(b"{}", ()), {"json": about}) for c in clients}
+        found = {}
+        for client, parcel in self.ask(parcels, time.monotonic() + _AGREE):
+            if self._agreed(client, parcel, kind):
+                assert parcel is not None
+                try:
+                    found[client] = json.loads(parcel.told["json"])
+                except (KeyError, ValueError) as error:
+                    self._refuse(client, f"its answer makes no sense ({error!r})")
+        return found
+
+    def _agreed(self, client: ClientId, parcel: Parcel | None, kind: str) -> bool:
+        if parcel is None:
+            return False
+        if parcel.kind == STRANGER:
+            self._enrolled.discard(client)
+        elif parcel.kind == REFUSED:
+            self._refuse(client, str(parcel.told.get("text", "")))
+        return parcel.kind == kind
+
+    def _refuse(self, client: ClientId, why: str) -> None:
+        self._refused.add(client)
+        who = f"client {client}" if client >= 0 else "a client"
+        self._tell(f"{who} cannot take part: {why}")
+
+
+def serve(serving: Serving, watch: Watch | None, tell: Tell) -> Result:
+    """Run a federation, or go on with it where it stopped."""
+    config = parse(serving.config)
+    _check(config)
+    place = serving.directory / ENGINE
+    before = _remembered(place)
+    if before is not None and before["config"] != json.loads(json.dumps(config.model_dump())):
+        raise ConfigError(
+            f"{serving.directory} serves another configuration: give the one it began with, or "
+            "another folder (--dir)"
+        )
+    keys = None if serving.keys is None else read_server(serving.keys)
+    with ExitStack() as stack:
+        address = (serving.host, serving.port)
+        hub = Hub(place, keys, address, tell, serving.superlink, serving.secret)
+        stack.callback(hub.close)
+        hub.open()
+        nodes = {} if keys is None else hub.admit(keys)
+        run = secrets.token_hex(8) if before is None else before["run"]
+        engine = Served(hub, nodes, run, travelling(config.model_dump()), serving.keys, tell)
+        tell(f"serving at {hub.address}")
+        expected = serving.expect or len(nodes) or (config.data.clients or 1)
+        if before is None:
+            _gather(engine, expected, tell)
+            assert engine.like is not None
+            engine.begun, engine.count = dict(engine.described), len(engine.population.clients)
+        else:
+            engine.recall(before)
+            assert engine.like is not None
+        experiment = _experiment(config, engine.like, engine.begun, engine.count)
+        start = experiment.plan(Path()).start
+        engine.terms = {
+            "config": travelling(experiment.config),
+            "clients": len(engine.population.clients),
+            "like": engine.like.to_json(),
+            "least": min(d.sizes[0] for d in engine.begun.values()),
+            "start": digest_of_start(start),
+        }
+        engine.start = start.vector.numpy().tobytes()
+        engine.remember(place, config)
+        if before is not None:
+            _gather_again(engine, tell)
+        ready = engine.enrol(sorted(engine.present() & engine.described.keys()))
+        tell(f"{len(ready)} clients are ready")
+        resume = RunDir(serving.directory).config.is_file()
+
+        def made(plan: Plan) -> Served:
+            if plan.privacy.on and keys is not None:
+                _write_roster(plan.folder, keys)
+            return engine
+
+        return execute(experiment, serving.directory, resume, watch, made)
+
+
+def _check(config: Config) -> None:
+    """Refuse what only a simulation has."""
+    for table, name, simulated in (
+        ("clock", config.clock.name, "none"),
+        ("availability", config.availability.name, "always"),
+    ):
+        if name != simulated:
+            raise ConfigError(
+                f"{table}.name = {name} simulates what a real federation has: leave it out"
+            )
+    if config.run.holdout:
+        raise ConfigError("run.holdout is for simulations: who comes late is admitted by itself")
+    if config.privacy.secure and config.privacy.randomness != "system":
+        raise ConfigError(
+            "secure sums among real clients need real randomness: set privacy.randomness = system"
+        )
+
+
+def _gather(engine: Served, expected: int, tell: Tell) -> None:
+    """Wait until the clients that are expected are there, and find what they have in common."""
+    told: set[ClientId] | None = None
+    while True:
+        there = engine.look() - engine._refused
+        fresh = sorted(there - engine.described.keys())
+        if fresh:
+            engine.described |= engine.describe(fresh)
+        ready = engine.described.keys() & there
+        if len(ready) >= expected:
+            break
+        if ready != told:
+            told = set(ready)
+            missing = sorted(engine.nodes.keys() - ready)
+            who = f" (waiting for {', '.join(map(str, missing))})" if missing else ""
+            tell(f"{len(ready)} of {expected} clients are here{who}")
+        time.sleep(_LOOK)
+    engine.described = {c: engine.described[c] for c in sorted(engine.described)}
+    engine.like = in_common(engine.described)
+
+
+def _gather_again(engine: Served, tell: Tell) -> None:
+    """Going on: give all the time to come back; who does not is a member still."""
+    members = sorted(engine.described)
+    tell(f"going on; waiting for clients {', '.join(map(str, members))}")
+    ends = time.monotonic() + _BACK
+    while time.monotonic() < ends and not set(members) <= engine.look():
+        time.sleep(_LOOK)
+
+
+def _experiment(
+    config: Config, like: Described, described: Mapping[ClientId, Described], count: int
+) -> Experiment:
+    """The experiment of the clients that it began with."""
+    population = seen_from_server(like, described, count)
+    if config.data.public is not None:  # the server's own samples
+        population = replace(population, public=population_of(config).public)
+    absent = [c for c in range(count) if c not in described]
+    local = config.run.model_copy(update={"engine": "loop"})  # there is no choice of engine here
+    return experiment_of(config.model_copy(update={"run": local}), population, absent=absent)
+
+
+def _remembered(place: Path) -> dict[str, Any] | None:
+    path = place / "served.json"
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise RunDirError(f"{path} is damaged ({error}): begin in a new folder") from None
+    return found
+
+
+def _write_roster(folder: Path, keys: ServerKeys) -> None:
+    place = folder / KEYS
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for member in keys.clients:
+        write_atomic(place / f"{member.id}.pub", member.identity, durable=True)

@@ -1,0 +1,199 @@
+"""What server and clients agree on before they train: whose data is like whose, and the experiment.
+
+A client describes its data in a few numbers and class names; none of its samples leave. The server
+finds what all of them have in common, and tells everybody the experiment: names and numbers, from
+which each builds model and method out of what is installed on its own machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from coterie.data.population import ClientData, Population, Split
+from coterie.errors import DataError
+from coterie.federation import ClientId
+from coterie.weights import Weights
+
+_PATHS = (("data", "folder"), ("model", "start"), ("availability", "file"))
+
+
+@dataclass(frozen=True)
+class Described:
+    """A client's data from outside."""
+
+    kind: str
+    shape: tuple[int, ...]
+    samples: str  # the type of their numbers
+    labels: str
+    width: tuple[int, ...]  # of a regression target
+    classes: tuple[str, ...] | None
+    targets: int
+    vocabulary: int
+    sizes: tuple[int, int, int]
+    groups: int | None = None  # the true group, where a scenario knows it
+    name: str = ""
+
+    @staticmethod
+    def of(population: Population, place: int) -> Described:
+        """One client of a population."""
+        own = population.clients[place]
+        return Described(
+            population.kind,
+            population.shape,
+            str(own.train.x.dtype).removeprefix("torch."),
+            str(own.train.y.dtype).removeprefix("torch."),
+            tuple(own.train.y.shape[1:]),
+            population.classes,
+            population.targets,
+            len(population.vocabulary or ()),
+            (len(own.train), len(own.val), len(own.test)),
+            None if population.groups is None else population.groups[place],
+            own.name,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(tree: Mapping[str, Any]) -> Described:
+        """From plain values, with every one of the right type; DataError if not."""
+        try:
+            classes = tree["classes"]
+            sizes = tuple(int(n) for n in tree["sizes"])
+            if len(sizes) != 3 or min(sizes) < 0 or sizes[0] < 1 or max(sizes) > 2**40:
+                raise ValueError(f"sizes {sizes}")
+            group = tree["groups"]
+            return Described(
+                str(tree["kind"]),
+                tuple(int(n) for n in tree["shape"]),
+                _type(tree["samples"]),
+                _type(tree["labels"]),
+                tuple(int(n) for n in tree["width"]),
+                None if classes is None else tuple(str(c)[:200] for c in classes),
+                int(tree["targets"]),
+                int(tree["vocabulary"]),
+                sizes,
+                None if group is None else int(group),
+                str(tree["name"])[:200],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"a description of data that makes no sense: {error!r}") from None
+
+
+def _type(name: Any) -> str:
+    if name not in ("uint8", "float32", "int64"):
+        raise ValueError(f"type {name!r}")
+    return str(name)
+
+
+def in_common(described: Mapping[ClientId, Described]) -> Described:
+    """What all have in common, with the classes of all; DataError that names who does not fit."""
+    first, model = next(iter(described.items()))
+    for client, own in described.items():
+        for what in ("kind", "shape", "samples", "labels", "width"):
+            if getattr(own, what) != getattr(model, what):
+                raise DataError(
+                    f"client {client} has data of {what} {getattr(own, what)}, client {first} of "
+                    f"{getattr(model, what)}: prepare them alike"
+                )
+        if (own.classes is None) != (model.classes is None):
+            raise DataError(
+                f"client {client} has numbers to predict where client {first} has classes"
+            )
+    if model.classes is None:
+        return model
+    names = {name for own in described.values() for name in own.classes or ()}
+    numbers = all(name.removeprefix("-").isdecimal() for name in names)
+    if all(own.classes == model.classes for own in described.values()):
+        classes = model.classes
+    else:
+        classes = tuple(sorted(names, key=int) if numbers else sorted(names))
+    vocabulary = max(own.vocabulary for own in described.values())
+    return replace(model, classes=classes, targets=len(classes), vocabulary=vocabulary)
+
+
+def shell(like: Described, sizes: Sequence[int], name: str = "") -> ClientData:
+    """A client of which nothing is known but how many samples it has."""
+
+    def part(count: int) -> Split:
+        x = torch.zeros(1, dtype=getattr(torch, like.samples))
+        y = torch.zeros(1, dtype=getattr(torch, like.labels))
+        return Split(
+            x.reshape([1] * (1 + len(like.shape))).expand(count, *like.shape),
+            y.reshape([1] * (1 + len(like.width))).expand(count, *like.width),
+        )
+
+    return ClientData(part(sizes[0]), part(sizes[1]), part(sizes[2]), name)
+
+
+def seen_from_server(
+    like: Described, described: Mapping[ClientId, Described], count: int
+) -> Population:
+    """The clients as the server knows them; those not there yet have no samples."""
+    clients = tuple(
+        shell(like, described[i].sizes, described[i].name)
+        if i in described
+        else shell(like, (0, 0, 0))
+        for i in range(count)
+    )
+    groups = tuple(described[i].groups if i in described else None for i in range(count))
+    known = None if None in groups else groups
+    return _population(like, clients, known)  # type: ignore[arg-type]
+
+
+def seen_from_client(
+    like: Described, own: Population, place: int, id: ClientId, count: int, least: int
+) -> Population:
+    """The same clients as one of them knows them: itself, its labels numbered as everybody's."""
+    mine = own.clients[place]
+    if own.classes is not None and own.classes != like.classes:
+        assert like.classes is not None
+        unknown = set(own.classes) - set(like.classes)
+        if unknown:
+            raise DataError(
+                f"this client has classes that the federation does not know: {sorted(unknown)}. It "
+                f"knows {list(like.classes)}"
+            )
+        places = torch.tensor([like.classes.index(name) for name in own.classes])
+
+        def renumbered(split: Split) -> Split:
+            return Split(split.x, places[split.y])
+
+        mine = ClientData(
+            renumbered(mine.train), renumbered(mine.val), renumbered(mine.test), mine.name
+        )
+    other = shell(like, (least, 0, 0))
+    clients = tuple(mine if i == id else other for i in range(count))
+    return _population(like, clients, None)
+
+
+def _population(
+    like: Described, clients: tuple[ClientData, ...], groups: tuple[int, ...] | None
+) -> Population:
+    words = tuple(str(i) for i in range(like.vocabulary)) if like.vocabulary else None
+    return Population(
+        clients, like.kind, like.shape, like.classes, like.targets, groups, None, words
+    )
+
+
+def travelling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment's configuration without the server's own paths, and what is the server's."""
+    tree = {table: dict(keys) for table, keys in config.items() if isinstance(keys, Mapping)}
+    for table, key in _PATHS:
+        tree.get(table, {}).pop(key, None)
+    for table in ("availability", "clock", "stop"):
+        tree.pop(table, None)
+    for key in ("device", "engine", "workers", "address", "cpus_per_worker", "gpus_per_worker"):
+        tree.get("run", {}).pop(key, None)
+    return tree
+
+
+def digest_of_start(start: Weights) -> str:
+    """A name for the weights that everybody starts from."""
+    return hashlib.sha256(start.vector.numpy().tobytes()).hexdigest()

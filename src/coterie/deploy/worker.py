@@ -1,0 +1,51 @@
+"""The process that answers a SuperNode's messages; ``coterie join`` starts it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie.deploy.data import Source
+from coterie.deploy.join import DONE
+from coterie.deploy.member import Identity, Member
+from coterie.engines.flower.keys import read_client
+from coterie.engines.flower.runtime import AWAY, Desk, client_app, quiet
+
+_LOOK = 0.1  # seconds between two looks for a message
+_PAUSE = 1.0  # while there is no SuperNode
+
+
+def work(told: dict[str, Any]) -> int:
+    """Answer messages until the user ends it, or until one run is over if that is enough."""
+    torch.set_num_threads(1)
+    quiet()
+
+    def tell(text: str) -> None:
+        print(text, flush=True)
+
+    path = None if told["path"] is None else Path(told["path"])
+    source = Source(path, told["loader"], told["form"], told["options"], told["simulated"])
+    who = Identity(told["client"])
+    if told["keys"] is not None:
+        keys = read_client(Path(told["keys"]))
+        who = Identity(keys.id, keys.name, keys.identity, keys.roster)
+    member = Member(Path(told["directory"]), source, who, told["device"], tell)
+    secret = Path(told["secret"]).read_bytes()
+    desk = Desk(f"127.0.0.1:{told['port']}", secret, client_app(member.answer))
+    while True:
+        try:
+            if not desk.serve():
+                time.sleep(_LOOK)
+        except AWAY:
+            time.sleep(_PAUSE)
+        if told["once"] and member.kept is not None:
+            return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(work(json.loads(sys.argv[1])))

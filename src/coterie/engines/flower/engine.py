@@ -1,0 +1,172 @@
+"""The engine over a Flower grid: clients are nodes elsewhere, each with its own data and disk."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+from flwr.app import Message as Envelope
+from flwr.serverapp import Grid
+
+from coterie.engines.base import Answers, Request
+from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+from coterie.engines.flower.runtime import AWAY
+from coterie.errors import WireError
+from coterie.federation import ClientId
+
+ORDER = "order"
+MISSING = "missing"  # a client lost what it should have: it was started anew
+LIFE = 12 * 3600.0  # seconds that an order waits for its client when no deadline is set
+_SPARE = 10.0  # seconds for answers that nobody needs, once the others are there
+_LOOK = 0.25  # seconds between two looks for answers
+Tell = Callable[[str], None]
+T = TypeVar("T")
+
+
+class Line(Protocol):
+    """A way to a grid that comes back after the SuperLink was away."""
+
+    @property
+    def grid(self) -> Grid:
+        """The grid as it is now."""
+        ...
+
+    def mend(self) -> None:
+        """The grid does not answer: see to it that there is one again, under a run of its own."""
+        ...
+
+
+class Flower:
+    """Carries orders to clients over a grid.
+
+    A client that is not there when an exchange begins counts as lost at once; so one that has left
+    holds nobody up, and is a member again when it comes back. If the SuperLink is lost, what was
+    on its way is sent again: clients that have answered answer the same once more.
+    """
+
+    rides = True
+
+    def __init__(self, line: Line, nodes: Mapping[ClientId, int], run: str, tell: Tell) -> None:
+        self.nodes = dict(nodes)
+        self.run = run
+        self.spared = 0  # bytes that did not have to travel again
+        self._line, self._tell = line, tell
+        self._digests = Digests()
+        self._has: dict[ClientId, set[str]] = {}
+
+    @property
+    def clients(self) -> Sequence[ClientId]:
+        """Everybody who has a node."""
+        return sorted(self.nodes)
+
+    def present(self) -> set[ClientId]:
+        """Who is connected now."""
+        there = set(self._calmly(lambda grid: grid.get_node_ids()))
+        return {client for client, node in self.nodes.items() if node in there}
+
+    def begin(self, round: int) -> None:
+        """Another round: what clients got in the one before is not taken for known."""
+        self._has.clear()
+        self._digests.clear()
+
+    def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
+        """Carry these out; an answer that is none, or not in time, is lost."""
+        parcels = {r.client: Parcel(ORDER, self.run, r.message) for r in requests}
+        spare = frozenset(r.client for r in requests if r.spare)
+        for client, parcel in self.ask(parcels, until, spare):
+            yield client, None if parcel is None else parcel.message
+
+    def ask(
+        self,
+        parcels: Mapping[ClientId, Parcel],
+        until: float | None = None,
+        spare: Collection[ClientId] = (),
+    ) -> Iterator[tuple[ClientId, Parcel | None]]:
+        """Send each client its parcel; what comes back, as it comes.
+
+        When only those are left that are ``spare``, they get a little time, and no more.
+        """
+        there = self.present()
+        for client in parcels.keys() - there:
+            yield client, None
+        waiting: dict[str, ClientId] = {}
+        left = sorted(parcels.keys() & there)
+        self._send(left, parcels, waiting, until)
+        while waiting:
+            if spare and set(waiting.values()) <= set(spare):
+                until, spare = min(until or math.inf, time.monotonic() + _SPARE), ()
+            if until is not None and time.monotonic() > until:
+                break
+            try:
+                came = list(self._line.grid.pull_messages(list(waiting)))
+            except AWAY:
+                self._line.mend()
+                again, waiting = sorted(waiting.values()), {}
+                self._send(again, parcels, waiting, until)
+                continue
+            for envelope in came:
+                client = waiting.pop(envelope.metadata.reply_to_message_id)
+                parcel = self._read(client, envelope)
+                if parcel is not None and parcel.kind == MISSING:
+                    self._has.pop(client, None)
+                    self._send([client], parcels, waiting, until)
+                else:
+                    yield client, parcel
+            if waiting and not came:
+                time.sleep(_LOOK)
+        yield from ((client, None) for client in waiting.values())
+
+    def _send(
+        self,
+        clients: Sequence[ClientId],
+        parcels: Mapping[ClientId, Parcel],
+        waiting: dict[str, ClientId],
+        until: float | None,
+    ) -> None:
+        # A message outlives its deadline nowhere: a straggler must not work at yesterday's order.
+        life = LIFE if until is None else max(1.0, until - time.monotonic())
+        for client in clients:
+            has, parcel = self._has.get(client, set()), parcels[client]
+
+            def push(grid: Grid, client: ClientId = client, parcel: Parcel = parcel) -> list[str]:
+                content = sealed(parcel, self._digests, self._has.get(client, set()))
+                envelope = Envelope(content, self.nodes[client], "query", ttl=life)
+                return list(grid.push_messages([envelope]))
+
+            for name in self._calmly(push):  # one, if it was taken
+                waiting[name] = client
+                names = {self._digests.of(p): len(p) for p in parcel.message.payloads}
+                self.spared += sum(size for name, size in names.items() if name in has)
+                self._has[client] = has | names.keys()
+
+    def _read(self, client: ClientId, envelope: Envelope) -> Parcel | None:
+        """What came from a client, if it is fit to be looked at."""
+        if envelope.has_error():
+            self._has.pop(client, None)
+            self._tell(f"client {client} did not answer: {envelope.error.reason}")
+            return None
+        if envelope.metadata.src_node_id != self.nodes[client]:
+            return None
+        with suppress(KeyError):  # nobody spares the server anything
+            try:
+                parcel, _ = opened(envelope.content, {})
+            except WireError as error:
+                self._tell(f"client {client}: {error}")
+                return None
+            if parcel.run in (self.run, "") or parcel.kind != ORDER:
+                return parcel
+        return None
+
+    def _calmly(self, work: Callable[[Grid], T]) -> T:
+        """Do this with the grid, if need be with the next one."""
+        while True:
+            try:
+                return work(self._line.grid)
+            except AWAY:
+                self._line.mend()
+
+    def close(self) -> None:
+        """The line belongs to whoever made it."""

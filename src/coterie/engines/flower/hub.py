@@ -1,0 +1,159 @@
+"""The server's side of the network: a SuperLink on loopback, and the gate that clients reach."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from coterie.engines.flower.gate import Gate, signed_by
+from coterie.engines.flower.keys import ServerKeys
+from coterie.engines.flower.processes import Child, environment, free_port, wait_for_port
+from coterie.engines.flower.runtime import AWAY, Link, quiet
+from coterie.errors import EngineError
+
+_START = 60.0  # seconds that a SuperLink may take to start
+_PAUSE = 2.0
+
+
+class Hub:
+    """Starts a SuperLink and a gate, or uses a SuperLink that is there; mends what falls.
+
+    The SuperLink keeps who is registered in ``folder``. Its other interfaces, which Flower leaves
+    open, are on loopback only; the gate lets clients' own requests through and nothing else.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keys: ServerKeys | None,
+        address: tuple[str, int],
+        tell: Callable[[str], None],
+        given: str = "",
+        secret: Path | None = None,
+    ) -> None:
+        self.folder, self.keys, self._tell = folder, keys, tell
+        self._given, self._secret_file = given, secret or folder / "secret"
+        self._address, self._port = address, 0
+        self._child: Child | None = None
+        self._gate: Gate | None = None
+        self._link: Link | None = None
+        self._grid: Grid | None = None
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the present run."""
+        assert self._grid is not None
+        return self._grid
+
+    @property
+    def link(self) -> Link:
+        """The SuperLink."""
+        assert self._link is not None
+        return self._link
+
+    @property
+    def address(self) -> str:
+        """Where clients find the server."""
+        if self._gate is None:
+            return self._given
+        host, port = self._gate.address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def pid(self) -> int:
+        """The SuperLink's process id; 0 if it is not ours."""
+        return 0 if self._child is None else self._child.pid
+
+    def open(self) -> None:
+        """Start what is to be started."""
+        quiet()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self._given:
+            self._write_secret()
+            self._port = free_port()
+            self._start()
+            host, port = self._address
+            admits = None if self.keys is None else signed_by(self.keys.clients)
+            self._gate = Gate(
+                host, port, self._port, self.keys, insecure=self.keys is None, admits=admits
+            )
+            self._gate.start()
+        self._connect()
+
+    def admit(self, keys: ServerKeys) -> dict[int, int]:
+        """Let these clients in; gives their nodes."""
+        if self._gate is not None:
+            self._gate.admits = signed_by(keys.clients)
+        return self.link.register({m.id: m.node for m in keys.clients})
+
+    def mend(self) -> None:
+        """Bring a SuperLink back that does not answer; what was under way is sent again."""
+        self._tell("the SuperLink does not answer")
+        while True:
+            if self._child is not None and not self._child.alive:
+                self._child.stop()
+                self._start()
+                self._tell("the SuperLink was started again")
+            try:
+                self._connect()
+            except AWAY:
+                time.sleep(_PAUSE)
+            else:
+                return
+
+    def _connect(self) -> None:
+        address = self._given or f"127.0.0.1:{self._port}"
+        ca = None if self.keys is None else self.keys.ca
+        secret = self._secret_file.read_bytes() if self._secret_file.exists() else None
+        try:
+            self._link = Link(address, ca, secret)
+            self._grid = self._link.open()
+        except AWAY as error:
+            if self._grid is None:
+                raise EngineError(
+                    f"the SuperLink at {address} cannot be used: {error}. See "
+                    f"{self.folder / 'superlink.log'}"
+                ) from error
+            raise
+
+    def _start(self) -> None:
+        tls = ["--insecure"]
+        if self.keys is not None:
+            tls = [
+                *("--ssl-ca-certfile", str(self.keys.ca)),
+                *("--ssl-certfile", str(self.keys.certificate)),
+                *("--ssl-keyfile", str(self.keys.key)),
+                "--enable-supernode-auth",
+            ]
+        command = [
+            "flower-superlink",
+            *tls,
+            *("--isolation", "process"),
+            *("--superexec-auth-secret-file", str(self._secret_file)),
+            *("--database", str((self.folder / "link.db").resolve())),
+            *("--host", "127.0.0.1", "--port", str(self._port)),
+            "--disable-runtime-dependency-installation",
+        ]
+        log = self.folder / "superlink.log"
+        self._child = Child(command, log, environment(self.folder / "home"))
+        wait_for_port("127.0.0.1", self._port, self._child, _START)
+
+    def _write_secret(self) -> None:
+        if not self._secret_file.exists():
+            descriptor = os.open(self._secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32))
+
+    def close(self) -> None:
+        """End what was started."""
+        if self._link is not None:
+            self._link.close()
+        if self._gate is not None:
+            self._gate.close()
+        if self._child is not None:
+            self._child.stop()
