@@ -83,17 +83,17 @@ def test_state_round_trips_exactly(name, tmp_path):
 
 
 @every_method
-@pytest.mark.parametrize(("client", "order"), [(0, "1.0"), (3, "2.0"), (5, "1.0")])
-def test_a_lost_reply_is_as_if_the_order_had_been_lost(name, client, order, tmp_path):
+@pytest.mark.parametrize("hits", [[(3, "2.0")], [(0, "1.0"), (5, "1.0")]], ids=["one", "two"])
+def test_a_lost_reply_is_as_if_the_order_had_been_lost(name, hits, tmp_path):
     def hit(c, o):
-        return c == client and o == order
+        return (c, o) in hits
 
     _, done, worked = outcome(name, tmp_path / "a", lambda p: Faulty(Loop(p), lose_reply=hit))
     _, idle, never = outcome(name, tmp_path / "b", lambda p: Faulty(Loop(p), lose_order=hit))
     _, _, whole = undisturbed(name)
     assert same_bits(worked, never)
     assert done.versions == idle.versions
-    assert done.ledger.lost == 1
+    assert done.ledger.lost == len(hits)
     if name != "krum":  # it takes one client's model: another's loss may not matter
         assert not same_bits(worked, whole)
 

@@ -233,8 +233,12 @@ def newest(directory, ending):
     return sorted(Path(directory, "checkpoints").glob(f"*.{ending}"))[-1]
 
 
-@pytest.mark.parametrize("harm", ["flipped", "cut", "gone", "note", "empty note"])
-@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize(
+    ("method", "harm"),
+    # Of both methods one: what finds the damage does not know what the arrays are.
+    [("fedavg", "flipped")]
+    + [("fedper", harm) for harm in ("flipped", "cut", "gone", "note", "empty note")],
+)
 def test_a_damaged_checkpoint_costs_a_round_and_no_bits(cli, small, harm, method):
     flags = ("run", *small, "--method", method, "-q")
     assert cli(*flags, "--rounds", 3, "--dir", "r").code == 0

@@ -227,7 +227,10 @@ LONG = (*LONG, "--rounds", 4, "--engine", "loop", "--shift", "rotation", "--set"
 FOUR = "local,fedavg,fedper,ifca:k=2"
 
 
-@pytest.mark.parametrize(("name", "number"), [("fedavg", 2), ("ifca k=2", 1)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("fedavg", 2), pytest.param("ifca k=2", 1, marks=pytest.mark.e2e)],  # the last of them
+)
 def test_killed_and_continued_as_if_never_stopped(cli, start, name, number):
     process = start("compare", *LONG, "--methods", FOUR, "--dir", "c")
     for line in process.stderr:

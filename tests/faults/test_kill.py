@@ -14,8 +14,7 @@ import pytest
 from coterie.run.export import reopen
 from coterie.tree import same
 
-ROUNDS = 60
-CONFIG = f"""
+CONFIG = """
 [data]
 set = "digits"
 clients = 8
@@ -33,7 +32,6 @@ epochs = 2
 batch_size = 8
 lr = 0.1
 [run]
-rounds = {ROUNDS}
 cohort = 0.5
 workers = 2
 """
@@ -53,16 +51,17 @@ def events(folder: Path) -> list[dict]:
 
 
 @pytest.mark.timeout(280)
-def test_killed_at_ten_random_moments_and_resumed(tmp_path):
+@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.e2e)])
+def test_killed_at_random_moments_and_resumed(times, tmp_path):
     config = tmp_path / "config.toml"
-    config.write_text(CONFIG)
+    config.write_text(f"{CONFIG}rounds = {6 * times}\n")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert start(str(config), "--dir", str(whole)).wait() == 0
 
     moments = random.Random(3)
     kills = 0
     arguments = [str(config), "--dir", str(parts)]
-    while kills < 10:
+    while kills < times:
         before = _lines(parts)
         process = start(*arguments)
         # Kill it in its next round or the one after. The first time do not even wait for a round:
@@ -78,7 +77,7 @@ def test_killed_at_ten_random_moments_and_resumed(tmp_path):
         process.wait()
         kills += 1
         arguments = ["--resume", str(parts)]
-    assert kills == 10
+    assert kills == times
     last = start("--resume", str(parts))
     _, complaint = last.communicate()
     assert last.returncode == 0, complaint

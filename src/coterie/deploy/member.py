@@ -16,6 +16,7 @@ from coterie import __version__
 from coterie.deploy.data import Source
 from coterie.deploy.terms import Described, digest_of_start, seen_from_client
 from coterie.door.codec import Payload
+from coterie.door.door import FETCH
 from coterie.door.privacy.identity import KEYS
 from coterie.door.wire import Message
 from coterie.engines.base import one_thread
@@ -75,9 +76,11 @@ class Member:
                 raise WireError(f"an order of a kind that is not known here: '{parcel.kind}'")
             with one_thread():
                 return work[parcel.kind](parcel, came)
-        except CoterieError as error:
-            self._tell(f"refused: {error}")
-            return self._sealed(REFUSED, parcel.run, text=str(error))
+        except Exception as error:  # whatever a server may have sent
+            known = isinstance(error, CoterieError)
+            text = str(error) if known else f"{type(error).__name__}: {error}"
+            self._tell(f"refused: {text}")
+            return self._sealed(REFUSED, parcel.run, text=text)
 
     def _sealed(self, kind: str, run: str = "", message: Message | None = None, **told: str) -> Any:
         return sealed(Parcel(kind, run, message or Message(b"{}", ()), told), Digests())
@@ -166,6 +169,8 @@ class Member:
         if site is None:
             return self._sealed(STRANGER, parcel.run)
         about = json.loads(parcel.message.header)["body"]
+        if about.get("task") == FETCH:
+            raise WireError("a client's own model stays with it: the server asked for it")
         if self._round != (parcel.run, about.get("round")):
             self._round = parcel.run, about.get("round")
             self._has.clear()

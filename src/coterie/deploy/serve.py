@@ -192,7 +192,7 @@ class Served(Flower):
         """How many training samples each client says it has."""
         return _Sizes(self.described)
 
-    def arrivals(self, members: Sequence[ClientId], least: int) -> list[ClientId]:
+    def arrivals(self, members: Sequence[ClientId], least: int, closed: str) -> list[ClientId]:
         """Wait for so many members; gives others that are there, and ready, and none yet."""
         there, told = self.look(), False
         while len(there & set(members)) < least:
@@ -205,7 +205,9 @@ class Served(Flower):
         if again:
             self.enrol(again)
         fresh = sorted(there - set(members) - self._refused)
-        if not fresh:
+        for client in fresh if closed else ():
+            self._refuse(client, f"it came late, and {closed}")
+        if not fresh or closed:
             return []
         assert self.like is not None
         for client, own in self.describe(fresh).items():

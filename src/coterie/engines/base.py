@@ -80,8 +80,11 @@ class Remote(Engine, Protocol):
         """Another round: what clients got in the one before is not taken for known."""
         ...
 
-    def arrivals(self, members: Sequence[ClientId], least: int) -> list[ClientId]:
-        """Wait until so many of the members are there; who else is there now, and ready."""
+    def arrivals(self, members: Sequence[ClientId], least: int, closed: str) -> list[ClientId]:
+        """Wait until so many of the members are there; who else is there now, and ready.
+
+        Nobody else is let in if it is ``closed``, for this reason.
+        """
         ...
 
 

@@ -38,7 +38,7 @@ def groups_over_rounds(events: Sequence[Event]) -> Figure:
     """
     import plotly.graph_objects as go
 
-    steps = [e for e in events if e.get("event") != "admission"]
+    steps = [e for e in events if e.get("event") not in ("admission", "arrival")]
     steps = [e for e in steps if any(g is not None for g in e.get("groups") or ())]
     if not steps:
         raise ConfigError(

@@ -34,7 +34,14 @@ from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.engines.site import Metric, Plan
 from coterie.engines.store import Store
-from coterie.errors import Abandoned, ConfigError, RunDirError, TrainingError, unknown
+from coterie.errors import (
+    Abandoned,
+    ConfigError,
+    EngineError,
+    RunDirError,
+    TrainingError,
+    unknown,
+)
 from coterie.federation import ClientId, Order, Slot
 from coterie.method import Method, Public, Round, Setup, Spent, State
 from coterie.run.checkpoint import Checkpoint, Checkpoints, folded, unfolded
@@ -387,7 +394,12 @@ def execute(
         if plan.privacy.on and remote is None:
             plan.roster.prepare()
         make = ENGINES[experiment.settings.engine]
-        engine = make(plan, experiment.settings) if remote is None else remote(plan)
+        try:
+            engine = make(plan, experiment.settings) if remote is None else remote(plan)
+        except (ConfigError, EngineError):
+            if run is not None and remote is None and not resume:
+                run.discard()  # nothing was begun: the corrected command may have the folder
+            raise
         stack.callback(engine.close)
         try:
             live.run(engine)
@@ -535,7 +547,8 @@ class _Live:
         self.stopped = self._reason()
         while self.done < self.settings.rounds and not self.stopped:
             self._round(self.done)
-        self._catch_up()
+        if self.remote is None:
+            self._catch_up()
         self._finish()
 
     def _spent(self, event: Mapping[str, Any] | None = None) -> Spent:
@@ -616,10 +629,12 @@ class _Live:
             self.run_dir.append(event)
 
     def _round(self, number: int) -> None:
+        # Whom the last round is scored for, and with what: as it left them.
+        riding = self._sends(self.ids) if self.unscored else {}
         self._welcome(number)
         began, spent, memory = time.perf_counter(), self._spent(), self.door.memory()
         people = self._begin(number)
-        self._ride()
+        self._ride(riding)
         info = Round(number, people, self.experiment.public, spent, self.settings.stop.budget)
         event: dict[str, Any] = {"round": number + 1, "cohort": people}
         try:
@@ -665,7 +680,8 @@ class _Live:
             self.door.engine.rides
             and "abandoned" not in event
             and self._is_scored(number)
-            and not self._last(number)  # there is no order any more
+            # There must be another order; at the end of a real federation, the closing scores do.
+            and (self.remote is not None or not (self._last(number) or self._reason(event)))
             and not self._is_adapted(number)  # which takes an exchange anyway
             and not self.settings.stop.validates  # the scores say whether there is a next round
             # Where seconds are simulated, an order must weigh what the method alone makes of it.
@@ -673,19 +689,21 @@ class _Live:
             and self.terms.availability is None
             # Clients sign, and noise is drawn by, all that an order says: it says nothing else.
             and not self.plan.privacy.on
-            and not self._reason(event)
         )
 
-    def _ride(self) -> None:
+    def _ride(self, sends: Mapping[ClientId, Mapping[str, Any]]) -> None:
         """Let the next exchange score the last round too."""
         if self.unscored:
-            self.door.ride(self._sends(self.ids), {}, self.unscored - 1)
+            self.door.ride(sends, {}, self.unscored - 1)
 
     def _alight(self) -> list[dict[str, Any]]:
         """Complete the last round with the scores that rode along; nothing, if it had its own."""
         if not self.unscored:
             return []
-        scores, failed = self.door.alight()
+        return self._complete(*self.door.alight())
+
+    def _complete(self, scores: Scores, failed: Mapping[ClientId, str]) -> list[dict[str, Any]]:
+        """Give the round that waits for scores these."""
         found: dict[str, Any] = {}
         if scores:
             found["received"] = self._judged(scores, self.unscored)
@@ -703,7 +721,7 @@ class _Live:
         """Score the last round by itself if no order comes for that to ride on."""
         if self.unscored:
             self.door.begin(self.unscored - 1, stage=f"{self.unscored}.{SCORES}")
-            self._ride()
+            self._ride(self._sends(self.ids))
             self._show(self._alight())
 
     def _begin(self, number: int) -> list[ClientId]:
@@ -747,15 +765,15 @@ class _Live:
         if self.remote is None:
             return
         self.remote.begin(number)
-        fresh = self.remote.arrivals(self.ids, least(self.policy, len(self.ids)))
+        admit, closed = self.experiment.method.admit, ""
+        if admit is None:
+            closed = f"method {self.experiment.method.name} has no way to admit newcomers"
+        elif self.plan.privacy.on:  # a budget, or a roster of keys, is of those who began
+            closed = "with privacy, it is for those who began it"
+        fresh = self.remote.arrivals(self.ids, least(self.policy, len(self.ids)), closed)
         if self.next is not None and not set(self.next) <= self.remote.present():
             self.next = None  # somebody left since: choose again
-        if not fresh:
-            return
-        admit = self.experiment.method.admit
-        if admit is None or self.plan.privacy.on:
-            why = "its clients keep a privacy budget" if self.plan.privacy.on else "it has no way to"
-            self._note({"round": number, "event": "refusal", "clients": fresh, "why": why})
+        if not fresh or admit is None:
             return
         self.door.begin(max(0, number - 1), stage=f"{number}.admit")
         info = Round(number, fresh, self.experiment.public)
@@ -763,8 +781,8 @@ class _Live:
         came = [c for c in fresh if c in self.state.groups]
         self.ids, self.next = sorted({*self.ids, *came}), None
         groups = [self.state.groups[c] for c in came]
-        self._book(number)
-        self._note({"round": number, "event": "admission", "clients": came, "groups": groups})
+        self._book(number + 1)
+        self._note({"round": number + 1, "event": "arrival", "clients": came, "groups": groups})
 
     def _leave(self) -> None:
         """A real federation is over: every client keeps the model that it would use now."""
@@ -857,6 +875,8 @@ class _Live:
     def _finish(self) -> None:
         self.door.begin(max(0, self.done - 1), stage="final")
         received = self._scores()  # again, so that a finished run, resumed, counts the same bytes
+        if self.unscored:
+            self._show(self._complete(received, {}))
         adapted = self._scores(self._adapt_epochs) if self._adapt_epochs else received
         alone = self._alone() if self.settings.alone else {}
         if not received:

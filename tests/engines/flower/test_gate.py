@@ -300,6 +300,26 @@ def test_one_who_asks_before_it_sends_is_told_to_go_on(gate, keys):
     assert upstream.seen[0].size == 2
 
 
+def test_the_last_answer_on_a_connection_arrives_whole(gate, keys):
+    """To one who takes it slowly, and after whom the gate hangs up."""
+    gate, _ = gate
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    plain.settimeout(20)
+    plain.connect(gate.address)
+    with trusting(keys).wrap_socket(
+        plain, server_hostname="localhost", suppress_ragged_eofs=False
+    ) as line:
+        line.sendall(
+            b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"
+            b"x-answer: 3000000\r\nContent-Length: 0\r\n\r\n"
+        )
+        said = b""
+        while piece := line.recv(4096):
+            said += piece
+    assert said.count(b"k") >= 3_000_000
+
+
 def test_64_megabytes_go_through_and_are_never_held(gate, keys, monkeypatch):
     """In and out, bit for bit; what lies between the two sockets stays small."""
     gate, _ = gate

@@ -1,0 +1,68 @@
+"""A real SuperLink and real clients over TLS with node keys, against the loop, to the bit."""
+
+import subprocess
+import sys
+
+import pytest
+from federated import Federation, federation, rounds, same_models
+
+pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
+
+METHODS = {
+    "fedavg": [],
+    "ifca": ["--set", "method.k=2"],
+    "fedclust": [],
+    "user-centric": [],
+    "ditto": [],
+}
+# The server alone decides when a trial is due; its clients only get the orders.
+ALWAYS_TRY = (
+    "import sys, coterie.methods; sys.modules['coterie.methods.dc_pfl'].ended = lambda *_: True; "
+    "from coterie.cli import main; main()"
+)
+
+
+def test_one_round_of_fedavg_over_tls(tmp_path):
+    with federation(tmp_path, rounds=1) as fed:
+        server = fed.serve("served")
+        clients = [fed.join(name, "--once") for name in fed.names]
+        loop = fed.loop("served")
+        assert server.wait() == 0, server.text
+        assert [client.wait() for client in clients] == [0, 0, 0]
+        same_models(fed, loop)
+        assert [e["exchanges"] for e in rounds(tmp_path / "served")] == [1]
+
+
+@pytest.fixture(scope="module")
+def staying(tmp_path_factory):
+    """Three clients that stay while one federation after another is served."""
+    with federation(tmp_path_factory.mktemp("staying")) as fed:
+        for name in fed.names:
+            fed.join(name)
+        yield fed
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("method", METHODS)
+def test_a_served_method_gives_the_bits_of_the_loop(staying: Federation, method):
+    more = ["--set", f"method.name={method}", *METHODS[method]]
+    server = staying.serve(method, *more)
+    loop = staying.loop(method, *more)
+    assert server.wait() == 0, server.text
+    same_models(staying, loop)
+    assert [e["exchanges"] for e in rounds(staying.root / method)] == [1, 1]
+
+
+@pytest.mark.e2e
+def test_dc_pfl_with_a_trial_gives_the_bits_of_the_loop(staying: Federation):
+    python = [sys.executable, "-c", ALWAYS_TRY]
+    more = ["--set", "run.rounds=4", "--set", "method.name=dc-pfl", "--set", "method.start=1"]
+    server = staying.serve("dc-pfl", *more, python=python)
+    loop = staying.root / "dc-pfl-loop"
+    command = ["run", staying.config, "--engine", "loop", "--dir", loop, "--quiet", *more]
+    subprocess.run([*python, *map(str, command)], check=True, capture_output=True)
+    assert server.wait() == 0, server.text
+    same_models(staying, loop)
+    served = rounds(staying.root / "dc-pfl")
+    assert [e["exchanges"] for e in served] == [1, 1, 2, 1]
+    assert [len(set(e["groups"])) for e in served] == [1, 1, 2, 2]  # the trial was a success
