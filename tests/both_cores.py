@@ -2,9 +2,11 @@
 
 Each job is a pytest of its own. Two run at once, the next begins when one has ended, the longest
 come first. Lines are counted in all but the contract and the laws: those walk over the same lines
-again for every method, and counting would make them half as long again.
+again for every method, and counting would make them half as long again. In the job of the engines
+they are counted in the processes that its tests start, too: half of a federation is there.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -12,26 +14,41 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LAWS = sorted(f"tests/laws/{path.name}" for path in (HERE / "laws").glob("test_*.py"))
+
+
+def files(folder: str) -> list[str]:
+    return sorted(f"tests/{folder}/{path.name}" for path in (HERE / folder).glob("test_*.py"))
+
+
+FEDERATION = "tests/e2e/test_federation.py"
 MIDDLE = "tests/laws/test_q"  # laws from here on in the alphabet are a job of their own
+ENGINES = ["tests/engines", "tests/faults", FEDERATION]
 COUNTED = [
     ["tests/unit", "src"],
-    ["tests/e2e"],
-    ["tests/engines", "tests/faults"],
+    [path for path in files("e2e") if path != FEDERATION],
+    ENGINES,
 ]
 UNCOUNTED = [
     ["tests/contract"],
-    [law for law in LAWS if law >= MIDDLE],
-    [law for law in LAWS if law < MIDDLE],
+    [law for law in files("laws") if law >= MIDDLE],
+    [law for law in files("laws") if law < MIDDLE],
 ]
 
 
 def run(paths: list[str], counted: bool) -> int:
     counting = ["-m", "coverage", "run"] if counted else []
+    children = {
+        "COVERAGE_PROCESS_START": str(HERE.parent / "pyproject.toml"),
+        "COVERAGE_FILE": str(HERE.parent / ".coverage"),  # they work in folders of their own
+    }
     command = [sys.executable, *counting, "-m", "pytest", "-m", "not e2e", "-p", "no:cacheprovider"]
     began = time.monotonic()
     done = subprocess.run(
-        [*command, *paths], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, *paths],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **(children if paths == ENGINES else {})},
     )
     # What two processes say at a time would be mixed, so each is heard when it has ended.
     print(f"== {' '.join(paths)}: {time.monotonic() - began:.0f} s\n{done.stdout}", flush=True)
@@ -40,7 +57,11 @@ def run(paths: list[str], counted: bool) -> int:
 
 def forgotten() -> set[str]:
     folders = {f"tests/{p.name}" for p in HERE.iterdir() if any(p.glob("**/test_*.py"))}
-    return folders - {path for job in COUNTED + UNCOUNTED for path in job} - {"tests/laws"}
+    return (
+        folders
+        - {path for job in COUNTED + UNCOUNTED for path in job}
+        - {"tests/laws", "tests/e2e"}
+    )
 
 
 if __name__ == "__main__":

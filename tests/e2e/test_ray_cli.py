@@ -3,10 +3,12 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -148,7 +150,7 @@ def howto_commands():
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def cluster():
     """The how-to's cluster: its commands as written, but for the ports and the places."""
     begun = []
     port = str(free_port())
@@ -173,8 +175,8 @@ def cluster(tmp_path):
 
     run(find("ray get-auth-token"))
     run(find("chmod 600"))
-    place = tmp_path / "s"
-    node(find("ray start --block --head"), "--temp-dir", str(place), "--include-dashboard=false")
+    place = tempfile.mkdtemp(prefix="ray")  # a short name, for sockets
+    node(find("ray start --block --head"), "--temp-dir", place, "--include-dashboard=false")
     here = socket.gethostbyname(socket.gethostname())
     second = find("ray start --block --address").replace("HEAD", here)
     node(second, "--min-worker-port", "20002", "--max-worker-port", "21999")
@@ -184,6 +186,7 @@ def cluster(tmp_path):
         process.terminate()
         process.communicate(timeout=60)
         gone(everybody, 60)
+    shutil.rmtree(place)
 
 
 def test_the_how_to_a_cluster_of_two_one_of_which_dies(cli, cluster):

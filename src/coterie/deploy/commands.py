@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,39 +28,92 @@ Hosts = Annotated[
     list[str], typer.Option("--host", help="A name or address that clients reach the server by.")
 ]
 ClientNames = Annotated[
-    list[str], typer.Option("--client", help="A client's name; the first is client 0.")
+    list[str] | None,
+    typer.Option("--client", help="A client's name; its keys, secret ones too, are drawn here."),
+]
+Requests = Annotated[
+    list[Path] | None,
+    typer.Option("--request", help="The request.json of a client that drew its own keys."),
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS and no keys: for loopback (127.0.0.1) only.")
 ]
 
 
+@keys.command("request")
+def request_keys(
+    name: Annotated[str, typer.Argument(help="What this client is to be called.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where this client keeps its keys.")] = Path(
+        "keys"
+    ),
+) -> None:
+    """At a client: draw its own keys, and write the request to enrol their public halves."""
+    from coterie.engines.flower.keys import REQUEST, make_request
+
+    made = make_request(folder, name)
+    _say(f"send {folder / REQUEST} to whoever makes the federation's keys: it is public. Nothing")
+    _say(f"else of {folder} may leave this machine. Read out, when they ask by telephone:")
+    _say(f"  {made.fingerprint}")
+    _say(f"put the ca.pem and federation.json that come back into {folder}")
+
+
 @keys.command("make")
 def make_keys(
     host: Hosts,
-    client: ClientNames,
+    client: ClientNames = None,
+    request: Requests = None,
     folder: KeysFolder = Path("federation"),
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 3650,
 ) -> None:
-    """Make a federation: an authority, the server's certificate, and a folder for each client."""
+    """Make a federation: an authority, the server's certificate, and a folder for each client.
+
+    Clients are numbered from 0: first each --client, then each --request, in the order given.
+    """
     from coterie.engines.flower.keys import make_federation
 
-    made = make_federation(folder, host, client, days)
-    _handed_over(folder, made)
-    out.print(
-        f"keep {escape(str(folder / 'ca'))} offline; {escape(str(folder / 'server'))} is for the "
-        "server's machine",
-        highlight=False,
-        soft_wrap=True,
-    )
+    made = make_federation(folder, host, _newcomers(client, request), days)
+    _handed_over(folder, made, drawn=client or [])
+    _say(f"keep {folder / 'ca'} offline; {folder / 'server'} is for the server's machine")
 
 
 @keys.command("add")
-def add_keys(client: ClientNames, folder: KeysFolder = Path("federation")) -> None:
-    """Make keys for more clients; a server that runs lets them in by itself."""
+def add_keys(
+    client: ClientNames = None,
+    request: Requests = None,
+    folder: KeysFolder = Path("federation"),
+) -> None:
+    """Enrol more clients; a server that runs lets them in by itself.
+
+    They get the next numbers: first each --client, then each --request, in the order given.
+    """
     from coterie.engines.flower.keys import add_clients
 
-    _handed_over(folder, add_clients(folder, client))
+    made = add_clients(folder, _newcomers(client, request))
+    _handed_over(folder, made, drawn=client or [])
+    _say(
+        "clients enrolled before can stay as they are. Only for secure sums with the newcomers "
+        f"each needs its new federation.json, from its folder in {folder / 'clients'} (one that "
+        "was removed there is not written again)"
+    )
+
+
+@keys.command("check")
+def check_keys(
+    folder: Annotated[Path, typer.Option("--dir", help="Where this client keeps its keys.")] = Path(
+        "keys"
+    ),
+) -> None:
+    """At a client: check its keys, and show the fingerprints of all clients that it knows of.
+
+    Whoever wrote federation.json may have put keys of their own in the others' places: compare the
+    fingerprints with the other clients, each with what `coterie keys request` printed there.
+    """
+    from coterie.engines.flower.keys import read_client
+
+    known = read_client(folder)
+    for member in known.members:
+        own = " (this client)" if member.id == known.id else ""
+        _say(f"client {member.id}: {member.fingerprint}  {member.name}{own}")
 
 
 @keys.command("renew")
@@ -70,14 +125,34 @@ def renew_keys(host: Hosts, folder: KeysFolder = Path("federation")) -> None:
     out.print(f"the server's certificate is valid until {until:%Y-%m-%d}", highlight=False)
 
 
-def _handed_over(folder: Path, members: Any) -> None:
+def _newcomers(clients: list[str] | None, requests: list[Path] | None) -> list[Any]:
+    """Who is to be enrolled, in the order of their numbers."""
+    from coterie.engines.flower.request import read_request
+
+    return [*(clients or []), *(read_request(path) for path in requests or [])]
+
+
+def _handed_over(folder: Path, members: Any, drawn: list[str]) -> None:
     for member in members:
         place = folder / "clients" / member.name
-        out.print(
-            f"client {member.id}: hand {escape(str(place))} to {member.name}, over a way you trust",
-            highlight=False,
-            soft_wrap=True,
+        if member.name in drawn:
+            _say(f"client {member.id}: hand {place} to {member.name}, over a way you trust")
+        else:
+            _say(f"client {member.id}: {member.name} asked with {member.fingerprint}")
+            _say(
+                f"  is that what {member.name} reads out? Then send back what is in {place}: it is "
+                "public, but has to arrive unchanged"
+            )
+    if drawn:
+        _say(
+            f"the keys of {', '.join(drawn)} were drawn here: whoever runs this command knows "
+            "their secrets, and secure sums hide nothing from them. With `coterie keys request` "
+            "a client draws its own"
         )
+
+
+def _say(text: str) -> None:
+    out.print(escape(text), highlight=False, soft_wrap=True)
 
 
 def serve(
@@ -91,7 +166,8 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "",
     port: Annotated[int, typer.Option(help="The port to listen on; 0 for any.")] = PORT,
     expect: Annotated[
-        int | None, typer.Option(help="Clients to wait for before it begins (default: all).")
+        int | None,
+        typer.Option(min=1, help="Clients to wait for before it begins (default: all)."),
     ] = None,
     superlink: Annotated[
         str, typer.Option(help="HOST:PORT of a SuperLink that runs with --isolation process.")
@@ -110,7 +186,7 @@ def serve(
     _require()
     from coterie.cli import resolve
     from coterie.deploy.serve import Serving, serve
-    from coterie.report.progress import progress
+    from coterie.report.progress import Watch, progress
     from coterie.report.tables import print_summary
     from coterie.run.config import method_of, parse
     from coterie.run.stopping import heeding, stopped_with
@@ -130,10 +206,16 @@ def serve(
         superlink,
         superlink_secret,
     )
-    shown = progress(err, method_of(asked).name, asked.run.rounds, "accuracy", quiet)
+
+    @contextmanager
+    def shown(judged_by: str) -> Iterator[Watch]:
+        name = method_of(asked).name
+        with progress(err, name, asked.run.rounds, judged_by, quiet) as watch:
+            yield heeding(watch)
+
     command = f"coterie serve {config} --dir {directory}"
-    with stopped_with(lambda: f"stopped. Go on with the same command: {command} …"), shown as watch:
-        result = serve(serving, heeding(watch), _told)
+    with stopped_with(lambda: f"stopped. Go on with the same command: {command} …"):
+        result = serve(serving, shown, _told)
     if as_json:
         typer.echo(json.dumps({**result.summary, "directory": str(directory)}))
     else:
@@ -183,8 +265,9 @@ def join(
     from coterie.run.config import check_device
 
     check_device(device)
-    if ":" not in server:
-        raise ConfigError(f"--server {server}: write HOST:PORT, as in {server}:{PORT}")
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--server {server}: write HOST:PORT, as in {host or server}:{PORT}")
     if insecure == (client is None):
         raise ConfigError(
             "--client says who this is where no keys do: give it with --insecure, and only then"

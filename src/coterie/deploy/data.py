@@ -116,8 +116,8 @@ def _function(name: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--data-loader {name}: {error}") from None
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise ConfigError(f"--data-loader {name}: {type(error).__name__}: {error}") from None
     if not callable(found):
         raise ConfigError(f"--data-loader {name}: that is no function")
     return found

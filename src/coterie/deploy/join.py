@@ -11,6 +11,8 @@ import json
 import os
 import re
 import secrets
+import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -78,7 +80,7 @@ class _Household:
         self.worker: Child | None = None
         self._start_node_at = 0.0
         self._said, self._log = "", self.folder / "worker.log"
-        self._heard = self._log.stat().st_size if self._log.exists() else 0
+        self._worker_says, self._node_says = _Lines(self._log, last=True), _Lines(Path())
 
     def live(self) -> None:
         """Keep both running."""
@@ -92,6 +94,7 @@ class _Household:
                         return
                     self._start_worker()
                 self._pass_on()
+                self._tell_of_line()
                 time.sleep(_LOOK)
         finally:
             self._pass_on()
@@ -126,6 +129,7 @@ class _Household:
         with contextlib.suppress(FileNotFoundError):
             log.replace(log.with_suffix(".log.1"))
         self.node = Child(command, log, environment(self.folder / "home"))
+        self._node_says = _Lines(log)
 
     def _start_worker(self) -> None:
         if self.worker is not None:
@@ -161,15 +165,34 @@ class _Household:
 
     def _pass_on(self) -> None:
         """Let the user see what the worker has to say."""
-        if not self._log.exists():
-            return
+        for line in self._worker_says.new():
+            self._tell(line)
+
+    def _tell_of_line(self) -> None:
+        """Say when there is a line to the server, and when there is none; each once."""
+        for line in self._node_says.new():
+            if "Connection attempt failed" in line:
+                self._say(_silence(self.joining.server, self.keys is None))
+            elif "SuperNode ID" in line or "Connection successful" in line:
+                self._say(f"connected to {self.joining.server}")
+
+
+class _Lines:
+    """The whole lines that a log got since one last looked; ``last``: not those of before."""
+
+    def __init__(self, log: Path, last: bool = False) -> None:
+        self._log = log
+        self._heard = log.stat().st_size if last and log.is_file() else 0
+
+    def new(self) -> list[str]:
+        if not self._log.is_file():
+            return []
         with self._log.open("rb") as file:
             file.seek(self._heard)
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._heard += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            self._tell(line)
+        return whole.decode(errors="replace").splitlines()
 
 
 def _sent(log: Path) -> bool:
@@ -177,20 +200,64 @@ def _sent(log: Path) -> bool:
     return text.rfind("Sent successfully") > text.rfind("Sending:")
 
 
+# What Flower and OpenSSL say when a SuperNode is not let in, and what it means; first come, first.
+_REASONS = (
+    (
+        r"(Hostname|IP address) mismatch",
+        "the server's certificate is not for the name that this client reaches it by: give "
+        "--server a name that it is for (`coterie keys renew` makes one for others)",
+    ),
+    (
+        r"certificate has expired|certificate is not yet valid",
+        "the server's certificate is not valid today: the server's people make a new one with "
+        "`coterie keys renew`, or a clock is wrong",
+    ),
+    (
+        r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|record layer failure|UNKNOWN_PROTOCOL",
+        "what listens there speaks no TLS: it is not this federation's server, or was started "
+        "with --insecure",
+    ),
+    (
+        r"certificate|SSL|ssl",
+        "the server is not the one of this federation: its certificate does not fit ca.pem",
+    ),
+    (
+        r"code: (40[13]|412)\b|[Uu]nauthor|[Ii]nvalid .*auth|public key",
+        "the server does not let this client in: its key is not registered there",
+    ),
+    (
+        r"code: 2004\b",
+        "the server does not let this client in yet: it has not noticed that it was away (that "
+        "takes about a minute)",
+    ),
+)
+
+
+def _silence(server: str, insecure: bool) -> str:
+    """What to say of a server that there is no line to."""
+    host, _, port = server.rpartition(":")
+    if insecure:  # it would not understand us if it wanted TLS
+        asks = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        asks.check_hostname, asks.verify_mode = False, ssl.CERT_NONE
+        with (
+            contextlib.suppress(OSError, ValueError),
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2) as line,
+            asks.wrap_socket(line),
+        ):
+            return f"{server} wants TLS and keys: leave out --insecure, and ask for your keys"
+    return f"{server} does not answer; trying again"
+
+
 def _reason(log: str) -> str:
     """Why a SuperNode ended, in words."""
-    if re.search(r"certificate|SSL|ssl", log):
-        return (
-            "the server is not the one of this federation: its certificate does not fit ca.pem; "
-            "trying again"
-        )
-    if re.search(r"40[13]|412|[Uu]nauthor|[Ii]nvalid .*auth|public key", log):
-        return (
-            "the server does not let this client in: its key is not registered there, or the "
-            "server has not noticed yet that it was away (about a minute); trying again"
-        )
-    last = [line.strip() for line in log.splitlines() if line.strip()] or ["no reason given"]
-    return f"the line to the server ended ({last[-1]}); trying again"
+    said = [line.strip() for line in log.splitlines() if line.strip() and "INFO" not in line]
+    log = "\n".join(said)
+    for signs, meaning in _REASONS:
+        if re.search(signs, log):
+            return f"{meaning}; trying again"
+    dull = ("For more information", "The SuperNode could not", "EXPERIMENTAL")
+    told = [line for line in said if not line.startswith(dull)] or ["no reason given"]
+    return f"the line to the server ended ({told[-1]}); trying again"
 
 
 def _loopback(server: str) -> bool:

@@ -58,6 +58,7 @@ class Member:
         self.kept: Path | None = None  # where its model is, once a run is over
         self._tell = tell
         self._run, self._site = "", None  # type: tuple[str, Site | None]
+        self._model: dict[str, Any] = {}  # its name and parameters
         self._own: tuple[str, Any] = ("", None)  # the data as read, and for which settings
         self._digests, self._has = Digests(), dict[str, Payload]()
         self._round: object = None
@@ -142,6 +143,7 @@ class Member:
         if plan.privacy.on:
             self._write_identities(plan.folder)
         self._site, self._run = Site(plan, self._keep), run
+        self._model = {"name": config.model.name, **config.model.parameters}
         self._has.clear()
         return self._site
 
@@ -202,8 +204,10 @@ class Member:
             "client": id,
             "name": self.who.name,
             "method": site.plan.method.name,
+            "model": self._model,
             "classes": population.classes,
             "shape": population.shape,
+            "features": own.features,
             "standardised": None
             if own.mean is None
             else {"mean": own.mean.tolist(), "std": own.std.tolist()},

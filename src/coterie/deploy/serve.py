@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,19 @@ from coterie.engines.site import Plan
 from coterie.errors import ConfigError, DataError, RunDirError
 from coterie.federation import ClientId
 from coterie.run.config import Config, experiment_of, parse, population_of
+from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment, Watch, execute
 from coterie.run.result import Result
 from coterie.run.rundir import ENGINE, RunDir
 from coterie.tree import write_atomic
 
 _LOOK = 1.0  # seconds between two looks for clients
+_AGAIN = 30.0  # seconds before a client that could not take part is asked again
 _BACK = 90.0  # seconds: a client that lost its SuperLink is refused for about sixty
 _AGREE = 300.0  # seconds for clients to read their data and answer
+
+
+Show = Callable[[str], AbstractContextManager[Watch]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,8 @@ class Served(Flower):
         self.count = 0
         self._place, self._settings = Path(), dict[str, Any]()
         self._enrolled: set[ClientId] = set()
-        self._refused: set[ClientId] = set()
+        self._refused: dict[ClientId, float] = {}  # and until when: it may come back mended
+        self._said: set[str] = set()
         self._looked = 0.0
 
     def remember(self, place: Path, config: Config) -> None:
@@ -144,7 +150,7 @@ class Served(Flower):
     def _greet(self) -> None:
         known = set(self.nodes.values())
         for node in self._calmly(lambda grid: list(grid.get_node_ids())):
-            if node in known:
+            if node in known or -1 - node in self.refused:
                 continue
             place = -1 - node  # a place of its own until it has said who it is
             self.nodes[place] = node
@@ -158,14 +164,14 @@ class Served(Flower):
         about = json.dumps({"version": __version__, "config": self.config})
         found = {}
         for place, told in self._told(clients, DESCRIBE, about).items():
-            client = place if place >= 0 else int(told["client"])
-            if client != told["client"]:
-                self._refuse(client, f"it says that it is client {told['client']}")
+            client, own = told.get("client"), told.get("data")
+            if type(client) is not int or client < 0 or (place >= 0 and place != client):
+                self._refuse(place, f"it says that it is client {client}")
                 continue
             try:
-                found[client] = Described.from_json(told["data"])
+                found[client] = Described.from_json(own)
             except DataError as error:
-                self._refuse(client, str(error))
+                self._refuse(place, str(error))
         return found
 
     def enrol(self, clients: Sequence[ClientId]) -> set[ClientId]:
@@ -187,6 +193,11 @@ class Served(Flower):
         self._enrolled |= ready
         return ready
 
+    def called(self, client: ClientId) -> str:
+        """A client's name as the keys have it, or its number where there are none."""
+        keys = () if self._keys is None else read_server(self._keys).clients
+        return next((m.name for m in keys if m.id == client), f"client {client}")
+
     @property
     def samples(self) -> Mapping[ClientId, int]:
         """How many training samples each client says it has."""
@@ -204,13 +215,15 @@ class Served(Flower):
         again = sorted((there & set(members)) - self._enrolled)
         if again:
             self.enrol(again)
-        fresh = sorted(there - set(members) - self._refused)
+        fresh = sorted(there - set(members) - self.refused)
         for client in fresh if closed else ():
             self._refuse(client, f"it came late, and {closed}")
         if not fresh or closed:
             return []
-        assert self.like is not None
-        for client, own in self.describe(fresh).items():
+        came = self.describe(fresh)
+        for client in fresh:  # what it said when it came does not count
+            self.described.pop(client, None)
+        for client, own in came.items():
             try:
                 self._fits(client, own)
             except DataError as error:
@@ -249,8 +262,8 @@ class Served(Flower):
             if self._agreed(client, parcel, kind):
                 assert parcel is not None
                 try:
-                    found[client] = json.loads(parcel.told["json"])
-                except (KeyError, ValueError) as error:
+                    found[client] = dict(json.loads(parcel.told["json"]))
+                except (KeyError, TypeError, ValueError) as error:
                     self._refuse(client, f"its answer makes no sense ({error!r})")
         return found
 
@@ -263,14 +276,25 @@ class Served(Flower):
             self._refuse(client, str(parcel.told.get("text", "")))
         return parcel.kind == kind
 
+    @property
+    def refused(self) -> set[ClientId]:
+        """Who could not take part when last asked, a little while ago."""
+        return {c for c, until in self._refused.items() if until > time.monotonic()}
+
     def _refuse(self, client: ClientId, why: str) -> None:
-        self._refused.add(client)
+        self._refused[client] = time.monotonic() + _AGAIN
         who = f"client {client}" if client >= 0 else "a client"
-        self._tell(f"{who} cannot take part: {why}")
+        text = f"{who} cannot take part: {why}"
+        if text not in self._said:
+            self._said.add(text)
+            self._tell(text)
 
 
-def serve(serving: Serving, watch: Watch | None, tell: Tell) -> Result:
-    """Run a federation, or go on with it where it stopped."""
+def serve(serving: Serving, show: Show, tell: Tell) -> Result:
+    """Run a federation, or go on with it where it stopped.
+
+    ``show`` is told what scores are judged by, and gives something to watch rounds with.
+    """
     config = parse(serving.config)
     _check(config)
     place = serving.directory / ENGINE
@@ -320,6 +344,7 @@ def serve(serving: Serving, watch: Watch | None, tell: Tell) -> Result:
                 _write_roster(plan.folder, keys)
             return engine
 
+        watch = stack.enter_context(show(headline(engine.like.classes is None)))
         return execute(experiment, serving.directory, resume, watch, made)
 
 
@@ -345,7 +370,7 @@ def _gather(engine: Served, expected: int, tell: Tell) -> None:
     """Wait until the clients that are expected are there, and find what they have in common."""
     told: set[ClientId] | None = None
     while True:
-        there = engine.look() - engine._refused
+        there = engine.look() - engine.refused
         fresh = sorted(there - engine.described.keys())
         if fresh:
             engine.described |= engine.describe(fresh)
@@ -355,7 +380,7 @@ def _gather(engine: Served, expected: int, tell: Tell) -> None:
         if ready != told:
             told = set(ready)
             missing = sorted(engine.nodes.keys() - ready)
-            who = f" (waiting for {', '.join(map(str, missing))})" if missing else ""
+            who = f" (waiting for {', '.join(map(engine.called, missing))})" if missing else ""
             tell(f"{len(ready)} of {expected} clients are here{who}")
         time.sleep(_LOOK)
     engine.described = {c: engine.described[c] for c in sorted(engine.described)}
@@ -365,7 +390,7 @@ def _gather(engine: Served, expected: int, tell: Tell) -> None:
 def _gather_again(engine: Served, tell: Tell) -> None:
     """Going on: give all the time to come back; who does not is a member still."""
     members = sorted(engine.described)
-    tell(f"going on; waiting for clients {', '.join(map(str, members))}")
+    tell(f"going on; waiting for {', '.join(map(engine.called, members))}")
     ends = time.monotonic() + _BACK
     while time.monotonic() < ends and not set(members) <= engine.look():
         time.sleep(_LOOK)

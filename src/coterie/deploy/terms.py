@@ -106,15 +106,15 @@ def in_common(described: Mapping[ClientId, Described]) -> Described:
             raise DataError(
                 f"client {client} has numbers to predict where client {first} has classes"
             )
+    vocabulary = max(own.vocabulary for own in described.values())
     if model.classes is None:
-        return model
+        return replace(model, vocabulary=vocabulary)
     names = {name for own in described.values() for name in own.classes or ()}
     numbers = all(name.removeprefix("-").isdecimal() for name in names)
     if all(own.classes == model.classes for own in described.values()):
         classes = model.classes
     else:
-        classes = tuple(sorted(names, key=int) if numbers else sorted(names))
-    vocabulary = max(own.vocabulary for own in described.values())
+        classes = tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
     return replace(model, classes=classes, targets=len(classes), vocabulary=vocabulary)
 
 

@@ -531,8 +531,8 @@ class _Sheet:
             [] if side.exact else [n for n, a in order.arrays.items() if isinstance(a, Weights)]
         )
         references = {name: reference_of(held.get, name, start) for name in models}
-        # Whatever is scored, or fetched, after a round is the same model.
-        stream = "score" if order.task in (SCORE, FETCH) else self.name
+        # Whatever is scored, fetched or kept after a round is the same model.
+        stream = "score" if order.task in NO_WORK else self.name
         seed = seed_for(self.door.terms.seed, "codec", round, stream=stream)
         key = (
             seed,

@@ -72,6 +72,11 @@ class Remote(Engine, Protocol):
         """How many training samples each client says it has."""
         ...
 
+    @property
+    def spared(self) -> int:
+        """Bytes of arrays that did not travel, for their clients had them."""
+        ...
+
     def present(self) -> set[ClientId]:
         """Who can be reached now."""
         ...

@@ -19,6 +19,7 @@ import platform
 import secrets
 import shutil
 import signal
+import socket
 import stat
 import sys
 import tempfile
@@ -192,6 +193,7 @@ class RayEngine:
                     f"run.address = '{address}': run Coterie on a machine of the cluster, with "
                     "--address auto; clients of Ray elsewhere (ray://) are not supported"
                 )
+            _knock(address)
             how: dict[str, Any] = {"address": address}
         else:
             cores = max(available_cores(), (workers or 0) * self._cpus)
@@ -534,7 +536,7 @@ def _is_death(ray: Any, error: Exception) -> bool:
 
 
 def _not_up(why: str) -> str:
-    lines = [line.strip() for line in why.splitlines() if line.strip()]
+    lines = [line.strip() for line in why.splitlines() if line.strip()] or ["it died"]
     told = next((line for line in reversed(lines) if "Error: " in line), lines[-1])
     if "No module named" in why:
         return (
@@ -542,6 +544,22 @@ def _not_up(why: str) -> str:
             "environment, with Coterie in it, on all of them"
         )
     return f"a worker could not be started on the Ray cluster: {told}"
+
+
+def _knock(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would wait there for minutes."""
+    place = address
+    if address == "auto":
+        noted = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+        noted_there = noted.read_text().strip() if noted.exists() else ""
+        place = os.environ.get("RAY_ADDRESS") or noted_there
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal():  # Ray says what is wrong with it
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise EngineError(_no_connection(address, f"{place}: {error.strerror or error}")) from None
 
 
 def _no_connection(address: str | None, why: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -19,13 +20,14 @@ Real = NDArray[Any]  # float32 or float64, as it came
 
 def one_thread() -> AbstractContextManager[object]:
     """BLAS and OpenMP on one thread, so that the bits do not depend on the number of cores."""
-    limit: AbstractContextManager[object] = _controller().limit(limits=1)
+    limit: AbstractContextManager[object] = _controller("sklearn" in sys.modules).limit(limits=1)
     return limit
 
 
 @cache
-def _controller() -> Any:
-    return ThreadpoolController()  # looking up the loaded libraries takes milliseconds: once
+def _controller(with_sklearn: bool) -> Any:
+    # Looking up the loaded libraries takes milliseconds: once, and once more for sklearn's own.
+    return ThreadpoolController()
 
 
 def table(rows: ArrayLike, dimensions: int = 2) -> Real:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
-from sklearn.cluster import DBSCAN
 
 from coterie.errors import ConfigError
 from coterie.grouping.arrays import Array, Labels, one_thread, square, table
@@ -27,6 +26,8 @@ def dbscan(distances: ArrayLike, eps: float, min_points: int = 2) -> Labels:
         raise ConfigError(
             f"DBSCAN needs a radius above 0 and at least 1 point, not {eps} and {min_points}"
         )
+    from sklearn.cluster import DBSCAN
+
     matrix = square(distances)
     with one_thread():
         fitted = DBSCAN(eps=eps, min_samples=min_points, metric="precomputed").fit(matrix)

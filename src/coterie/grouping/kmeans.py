@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import silhouette_score
 
 from coterie.errors import ConfigError
 from coterie.grouping.arrays import Array, Labels, one_thread, table
@@ -71,6 +68,8 @@ def best_k(
     >>> best_k([[0.0], [0.1], [5.0], [5.1], [9.0], [9.1]]).labels
     array([0, 0, 1, 1, 2, 2])
     """
+    from sklearn.metrics import silhouette_score
+
     array, order = _sorted(rows)
     limit = len(array) - 1 if most is None else min(most, len(array) - 1)
     starts = _farthest_first(array, max(limit, 1))
@@ -119,6 +118,9 @@ def _farthest_first(rows: Array, k: int) -> Labels:
 def _lloyd(rows: Array, starts: Labels) -> Labels:
     if len(starts) == 1:
         return np.zeros(len(rows), np.int64)
+    from sklearn.cluster import KMeans  # half of what it takes to import all of Coterie
+    from sklearn.exceptions import ConvergenceWarning
+
     with one_thread(), warnings.catch_warnings():
         # Rows that differ by less than rounding count as copies: fewer groups, which callers see.
         warnings.simplefilter("ignore", ConvergenceWarning)

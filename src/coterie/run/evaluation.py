@@ -29,11 +29,12 @@ def summarise(scores: Scores, judged_by: str) -> dict[str, float]:
     >>> found["accuracy"], found["weighted_accuracy"], found["worst"], found["worst_client"]
     (0.75, 0.625, 0.5, 1)
     """
-    held = {c: s for c, s in sorted(scores.items()) if s.get("test_count", 0) > 0}
+    own = f"test_{judged_by}"
+    held = {c: s for c, s in sorted(scores.items()) if s.get("test_count", 0) > 0 and own in s}
     if not held:
         return {}
     names = list(held)
-    values = np.array([held[c][f"test_{judged_by}"] for c in names])
+    values = np.array([held[c][own] for c in names])
     counts = np.array([held[c]["test_count"] for c in names])
     found: dict[str, float] = {
         judged_by: float(values.mean()),
@@ -43,11 +44,13 @@ def summarise(scores: Scores, judged_by: str) -> dict[str, float]:
         **{f"p{p}": float(np.percentile(values, p)) for p in (10, 50, 90)},
         "std": float(values.std()),
     }
-    taken = {f"test_{judged_by}", "test_count"}
+    taken = {own, "test_count"}
     others = {k for s in held.values() for k in s if k.startswith("test_")} - taken
     for key in sorted(others):
-        found[key.removeprefix("test_")] = float(np.mean([s[key] for s in held.values()]))
-    checked = [s[f"val_{judged_by}"] for s in held.values() if s.get("val_count", 0) > 0]
+        told = [s[key] for s in held.values() if key in s]
+        found[key.removeprefix("test_")] = float(np.mean(told))
+    mine = f"val_{judged_by}"
+    checked = [s[mine] for s in held.values() if s.get("val_count", 0) > 0 and mine in s]
     if checked:
         found["val"] = float(np.mean(checked))
     return found

@@ -633,6 +633,7 @@ class _Live:
         riding = self._sends(self.ids) if self.unscored else {}
         self._welcome(number)
         began, spent, memory = time.perf_counter(), self._spent(), self.door.memory()
+        spared = 0 if self.remote is None else self.remote.spared
         people = self._begin(number)
         self._ride(riding)
         info = Round(number, people, self.experiment.public, spent, self.settings.stop.budget)
@@ -646,6 +647,8 @@ class _Live:
         complete = self._alight()
         trained = time.perf_counter()
         event |= {"groups": self._groups(), **self._traffic(), **self.guard.event()}
+        if self.remote is not None:
+            event["spared"] = self.remote.spared - spared
         if self.door.rejected:
             event["rejected"] = {str(c): why for c, why in sorted(self.door.rejected.items())}
         self._book(number + 1)

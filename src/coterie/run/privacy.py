@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scipy.stats import binom
-
 from coterie.door.coding import Coding
 from coterie.door.door import Door
 from coterie.door.policy import Policy, cohort_size
@@ -158,6 +156,8 @@ class Guard:
         """
         if not self.privacy.secure or sampling.kind != "poisson" or self.account is None:
             return
+        from scipy.stats import binom
+
         others, least = sampling.clients - 1, self.privacy.min_group - 1
         decisive = self.rounds * float(binom.pmf(least, others, sampling.rate))
         if decisive > EDGE * self.account.delta:

@@ -93,50 +93,57 @@ class Flower:
         for client in parcels.keys() - there:
             yield client, None
         waiting: dict[str, ClientId] = {}
-        left = sorted(parcels.keys() & there)
-        self._send(left, parcels, waiting, until)
-        while waiting:
-            if spare and set(waiting.values()) <= set(spare):
+        unsent = sorted(parcels.keys() & there)
+        open_, missed = set(unsent), set[ClientId]()
+        while unsent or waiting:
+            if spare and open_ <= set(spare):
                 until, spare = min(until or math.inf, time.monotonic() + _SPARE), ()
             if until is not None and time.monotonic() > until:
                 break
             try:
-                came = list(self._line.grid.pull_messages(list(waiting)))
-            except AWAY:
+                self._send(unsent, parcels, waiting, until)
+                came = list(self._line.grid.pull_messages(list(waiting))) if waiting else []
+            except AWAY:  # with the SuperLink went all that was under way
                 self._line.mend()
-                again, waiting = sorted(waiting.values()), {}
-                self._send(again, parcels, waiting, until)
+                unsent, waiting = sorted({*unsent, *waiting.values()}), {}
                 continue
             for envelope in came:
-                client = waiting.pop(envelope.metadata.reply_to_message_id)
+                name = envelope.metadata.reply_to_message_id
+                if name not in waiting:  # it came twice
+                    continue
+                client = waiting.pop(name)
                 parcel = self._read(client, envelope)
                 if parcel is not None and parcel.kind == MISSING:
                     self._has.pop(client, None)
-                    self._send([client], parcels, waiting, until)
-                else:
-                    yield client, parcel
+                    if client not in missed:  # sent in full, it cannot miss anything again
+                        missed.add(client)
+                        unsent.append(client)
+                        continue
+                    parcel = None
+                open_.discard(client)
+                yield client, parcel
             if waiting and not came:
                 time.sleep(_LOOK)
-        yield from ((client, None) for client in waiting.values())
+        yield from ((client, None) for client in sorted(open_))
 
     def _send(
         self,
-        clients: Sequence[ClientId],
+        unsent: list[ClientId],
         parcels: Mapping[ClientId, Parcel],
         waiting: dict[str, ClientId],
         until: float | None,
     ) -> None:
+        """Send these clients their parcels; each that was sent is ``unsent`` no more."""
         # A message outlives its deadline nowhere: a straggler must not work at yesterday's order.
         life = LIFE if until is None else max(1.0, until - time.monotonic())
-        for client in clients:
+        while unsent:
+            client = unsent[0]
             has, parcel = self._has.get(client, set()), parcels[client]
-
-            def push(grid: Grid, client: ClientId = client, parcel: Parcel = parcel) -> list[str]:
-                content = sealed(parcel, self._digests, self._has.get(client, set()))
-                envelope = Envelope(content, self.nodes[client], "query", ttl=life)
-                return list(grid.push_messages([envelope]))
-
-            for name in self._calmly(push):  # one, if it was taken
+            content = sealed(parcel, self._digests, has)
+            envelope = Envelope(content, self.nodes[client], "query", ttl=life)
+            taken = [name for name in self._line.grid.push_messages([envelope]) if name]
+            unsent.remove(client)
+            for name in taken:  # one, or none if it was not taken
                 waiting[name] = client
                 names = {self._digests.of(p): len(p) for p in parcel.message.payloads}
                 self.spared += sum(size for name, size in names.items() if name in has)

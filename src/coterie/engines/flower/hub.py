@@ -76,19 +76,26 @@ class Hub:
         if not self._given:
             self._write_secret()
             self._port = free_port()
-            self._start()
             host, port = self._address
             admits = None if self.keys is None else signed_by(self.keys.clients)
             self._gate = Gate(
                 host, port, self._port, self.keys, insecure=self.keys is None, admits=admits
             )
-            self._gate.start()
+            self._start()
         self._connect()
+        if self._gate is not None:
+            if self.keys is not None:  # before anybody knocks: who is refused stays away a while
+                self._register(self.keys)
+            self._gate.start()
 
     def admit(self, keys: ServerKeys) -> dict[int, int]:
         """Let these clients in; gives their nodes."""
+        nodes = self._register(keys)
         if self._gate is not None:
             self._gate.admits = signed_by(keys.clients)
+        return nodes
+
+    def _register(self, keys: ServerKeys) -> dict[int, int]:
         return self.link.register({m.id: m.node for m in keys.clients})
 
     def mend(self) -> None:
@@ -110,6 +117,8 @@ class Hub:
         address = self._given or f"127.0.0.1:{self._port}"
         ca = None if self.keys is None else self.keys.ca
         secret = self._secret_file.read_bytes() if self._secret_file.exists() else None
+        if self._link is not None:
+            self._link.abandon()
         try:
             self._link = Link(address, ca, secret)
             self._grid = self._link.open()

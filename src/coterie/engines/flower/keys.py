@@ -6,9 +6,15 @@
     FOLDER/server/          ca.pem server.pem server.key clients.json               for the server
     FOLDER/clients/NAME/    ca.pem node.key node.pub identity.key federation.json    for one client
 
-Whoever holds a client's folder is that client. Hand each over by a way that nobody else reads, and
-remove it here when it has arrived: with the identity keys of the others, even secure aggregation
-hides nothing from their holder.
+Whoever holds a client's private keys is that client. If they are drawn here, hand each folder over
+by a way that nobody else reads, and remove it here when it has arrived: with the identity keys of
+the others, even secure aggregation hides nothing from their holder.
+
+So a client better draws its own. ``make_request`` does that at the client, and only the request,
+which is public, travels; ``FOLDER/clients/NAME/`` then has ca.pem and federation.json alone, to be
+sent back and put beside the client's keys::
+
+    keys/                   node.key node.pub identity.key request.json       made at the client
 """
 
 from __future__ import annotations
@@ -25,6 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from coterie.engines.flower.request import FILE as REQUEST
+from coterie.engines.flower.request import Request, check_name, openssh, read_request
 from coterie.errors import ConfigError, RunDirError
 from coterie.tree import sync, write_atomic
 
@@ -44,7 +52,7 @@ else:
 T = TypeVar("T")
 
 DAYS = 3650
-_NAME = re.compile(r"[a-z0-9_-]{1,63}")
+_SECRET = ("node.key", "identity.key")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _EARLIER = datetime.timedelta(days=1)  # clocks differ: a new certificate is valid since yesterday
@@ -58,6 +66,11 @@ class Member:
     id: int
     node: str  # OpenSSH, as Flower registers it
     identity: bytes  # Ed25519, for secure aggregation
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the client's request, or what it would be: name and keys are the same."""
+        return Request(self.name, self.node, self.identity).fingerprint
 
 
 @dataclass(frozen=True)
@@ -87,15 +100,20 @@ class ServerKeys:
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """What a client's folder holds; ``roster`` has every client's public identity."""
+    """What a client's folder holds; ``members`` are all clients that it knows of."""
 
     folder: Path
     federation: str
     name: str
     id: int
     server: str
-    roster: Mapping[int, bytes]
+    members: tuple[Member, ...]
     identity: bytes = field(repr=False)
+
+    @property
+    def roster(self) -> Mapping[int, bytes]:
+        """Every client's public identity."""
+        return {m.id: m.identity for m in self.members}
 
     @property
     def ca(self) -> Path:
@@ -108,17 +126,57 @@ class ClientKeys:
         return self.folder / "node.key"
 
 
+def make_request(folder: Path, name: str) -> Request:
+    """Make a client's own keys, at the client, and the request to enrol their public halves.
+
+    Run again, it completes what was interrupted or tells the same request; keys that are there are
+    never replaced.
+    """
+    _require()
+    check_name(name)
+    path = folder / REQUEST
+    earlier = _asked(folder)
+    if earlier is not None and earlier.name != name:
+        raise ConfigError(
+            f"{folder} holds the keys of {earlier.name} already, and keys are never overwritten: "
+            "choose another folder with --dir"
+        )
+    if earlier is None and (folder / "federation.json").exists():
+        raise ConfigError(
+            f"{folder} holds the keys of a federation's client already, and keys are never "
+            "overwritten: choose another folder with --dir"
+        )
+    lost = [file for file in _SECRET if earlier is not None and not (folder / file).exists()]
+    if lost:
+        raise ConfigError(
+            f"{path} is there, but {' and '.join(lost)} is lost: put it back, or make new keys in "
+            "another folder and have them enrolled under another name"
+        )
+    _make_folder(folder)
+    node, seed = _own_keys(folder)
+    request = Request(name, openssh(node.public_key()), _public_identity(seed))
+    if earlier is None:
+        _write_json(path, request.signed(node, seed))
+    elif earlier != request:
+        raise ConfigError(
+            f"{path} asks for other keys than those beside it: put the right ones back"
+        )
+    return request
+
+
 def make_federation(
-    folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int = DAYS
+    folder: Path, hosts: Sequence[str], clients: Sequence[str | Request], days: int = DAYS
 ) -> list[Member]:
-    """Make all keys of a new federation; the order of the names gives the clients' ids.
+    """Make a new federation; the order of the clients gives their ids.
+
+    A client is a name, and its keys are drawn here, or the request of one that drew its own.
 
     ``hosts`` are the names and addresses that clients reach the server by, the usual one first. If
     it was interrupted, running it again with the same names completes it. The authority's
     certificate lasts twice as long as the server's, which can so be renewed.
     """
     _require()
-    _check_names(clients, taken=())
+    _check_newcomers(clients, ())
     names = _checked_hosts(hosts)
     if not 1 <= days <= 36500:
         raise ConfigError(f"{days} days: a certificate can last 1 to 36500 days")
@@ -139,16 +197,16 @@ def make_federation(
     return _enrol(folder, about, (), clients)
 
 
-def add_clients(folder: Path, names: Sequence[str]) -> list[Member]:
-    """Make the keys of further clients; they get the next ids.
+def add_clients(folder: Path, clients: Sequence[str | Request]) -> list[Member]:
+    """Enrol further clients, by name or by request; they get the next ids.
 
     Everybody's ``federation.json`` is renewed in this folder: those who have joined need the new
     one if they use secure aggregation, since it names the newcomers' identities.
     """
     _require()
     about, members = _finished(folder)
-    _check_names(names, taken=[m.name for m in members])
-    return _enrol(folder, about, members, names)[len(members) :]
+    _check_newcomers(clients, members)
+    return _enrol(folder, about, members, clients)[len(members) :]
 
 
 def renew_server(folder: Path, hosts: Sequence[str]) -> datetime.datetime:
@@ -187,33 +245,70 @@ def read_server(folder: Path) -> ServerKeys:
 def read_client(folder: Path) -> ClientKeys:
     """A client's keys, or a sentence that says what is wrong with them."""
     _require()
+    asked = _asked(folder)
+    if asked is not None:
+        _check_answered(folder)
     ca = _certificate(folder / "ca.pem")
     _check_dates(ca, folder / "ca.pem", "ask for the folder of a new federation")
     node = _private(folder / "node.key", _ssh)
-    if _openssh(node) != _text(folder / "node.pub").strip():
+    if openssh(node.public_key()) != _text(folder / "node.pub").strip():
         raise ConfigError(f"{folder / 'node.pub'} is not the public half of {folder / 'node.key'}")
     identity = _private(folder / "identity.key", _seed)
     path = folder / "federation.json"
     told = _read_json(path)
     try:
-        roster = {int(m["id"]): bytes.fromhex(m["identity"]) for m in told["roster"]}
         keys = ClientKeys(
             folder,
             str(told["federation"]),
             str(told["name"]),
             int(told["id"]),
             str(told["server"]),
-            roster,
+            _members(told["roster"]),
             identity,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}): ask for a new copy") from None
-    if roster.get(keys.id) != _public_identity(identity):
+    known = next((m for m in keys.members if (m.id, m.name) == (keys.id, keys.name)), None)
+    if known is None:
         raise ConfigError(
-            f"{folder / 'identity.key'} is not the key that {path} names for client {keys.id} "
-            f"({keys.name}): take all files from the same folder"
+            f"{path} is damaged: {keys.name} is not client {keys.id} of its roster. Ask for a new "
+            "copy"
         )
+    if asked is not None and asked.name != keys.name:
+        raise ConfigError(
+            f"{path} is that of {keys.name}, and these are the keys of {asked.name}: ask for the "
+            f"federation.json of {asked.name}"
+        )
+    for file, own, enrolled in (
+        ("node.key", openssh(node.public_key()), known.node),
+        ("identity.key", _public_identity(identity), known.identity),
+    ):
+        if own != enrolled:
+            raise ConfigError(
+                f"the federation knows another key for {keys.name}: {folder / file} is not the one "
+                f"that {path} names for client {keys.id}. Put back the key that was enrolled, or "
+                "take both from the same federation"
+            )
     return keys
+
+
+def _asked(folder: Path) -> Request | None:
+    """The request that was made with these keys; if it is damaged it can be made again."""
+    try:
+        return read_request(folder / REQUEST)
+    except ConfigError:
+        return None
+
+
+def _check_answered(folder: Path) -> None:
+    """A request alone does not make a member: say what has to come back."""
+    missing = [f for f in ("ca.pem", "federation.json") if not (folder / f).exists()]
+    if missing:
+        raise ConfigError(
+            f"{folder / missing[0]} is missing: send {folder / REQUEST} to whoever makes the "
+            "federation's keys, and put the ca.pem and federation.json that come back into "
+            f"{folder}"
+        )
 
 
 def _require() -> None:
@@ -224,22 +319,35 @@ def _require() -> None:
 # Making
 
 
-def _check_names(names: Sequence[str], taken: Sequence[str]) -> None:
-    if not names:
-        raise ConfigError("name at least one client")
-    for i, name in enumerate(names):
-        if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"{name!r} cannot be a client's name: use 1 to 63 of the characters a-z, 0-9, _ "
-                "and -"
-            )
-        if name in names[:i]:
+def _check_newcomers(newcomers: Sequence[str | Request], members: Sequence[Member]) -> None:
+    """Refuse names and keys that cannot be, or that somebody has already."""
+    if not newcomers:
+        raise ConfigError("name at least one client, or give its request")
+    names: set[str] = set()
+    owners = {key: m.name for m in members for key in (m.node, m.identity)}
+    for newcomer in newcomers:
+        name = _name(newcomer)
+        check_name(name)
+        if name in names:
             raise ConfigError(f"the name {name!r} is given twice")
-        if name in taken:
+        if any(m.name == name for m in members):
             raise ConfigError(
                 f"{name!r} is a client of this federation already, and its keys are never "
                 "overwritten: choose another name"
             )
+        names.add(name)
+        if isinstance(newcomer, Request):
+            for key, kind in ((newcomer.node, "node"), (newcomer.identity, "identity")):
+                if key in owners:
+                    raise ConfigError(
+                        f"the request of {name} has the {kind} key of {owners[key]}: each client "
+                        "makes keys of its own with `coterie keys request`"
+                    )
+                owners[key] = name
+
+
+def _name(newcomer: str | Request) -> str:
+    return newcomer if isinstance(newcomer, str) else newcomer.name
 
 
 def _checked_hosts(hosts: Sequence[str]) -> list[str]:
@@ -368,38 +476,60 @@ def _usage(**uses: bool) -> x509.KeyUsage:
 
 
 def _enrol(
-    folder: Path, about: Mapping[str, Any], members: Sequence[Member], names: Sequence[str]
+    folder: Path,
+    about: Mapping[str, Any],
+    members: Sequence[Member],
+    newcomers: Sequence[str | Request],
 ) -> list[Member]:
-    """Make the newcomers' keys, tell everybody, and last of all write the roster."""
-    known = {m.name for m in members} | set(names)
+    """Make the keys of those who are only named, tell everybody, and last write the roster."""
+    places = {_name(n): folder / "clients" / _name(n) for n in newcomers}
+    known = {m.name for m in members} | places.keys()
     strays = sorted(p.name for p in (folder / "clients").glob("*") if p.name not in known)
     if strays:
         raise ConfigError(
             f"{folder / 'clients'} holds keys of {', '.join(strays)}, left by a command that was "
             "interrupted: name them again to complete them, or remove these folders"
         )
+    for newcomer in newcomers:
+        home = places[_name(newcomer)]
+        if isinstance(newcomer, Request) and any((home / file).exists() for file in _SECRET):
+            raise ConfigError(
+                f"{home} holds keys that were drawn here by a command that was interrupted, and "
+                f"{newcomer.name} has made its own: remove that folder"
+            )
     everyone = list(members)
-    for name in names:
-        home = folder / "clients" / name
+    for newcomer in newcomers:
+        home = places[_name(newcomer)]
         _make_folder(home)
-        node = _kept_key(home / "node.key", _new_ssh, _ssh)
-        seed = _kept_key(home / "identity.key", lambda: secrets.token_bytes(32), _seed)
-        public = _openssh(node)
-        _write(home / "node.pub", f"{public}\n".encode())
+        if isinstance(newcomer, Request):
+            public, identity = newcomer.node, newcomer.identity
+        else:
+            node, seed = _own_keys(home)
+            public, identity = openssh(node.public_key()), _public_identity(seed)
         _write(home / "ca.pem", (folder / "ca" / "ca.pem").read_bytes())
-        everyone.append(Member(name, len(everyone), public, _public_identity(seed)))
+        everyone.append(Member(_name(newcomer), len(everyone), public, identity))
     _tell(folder, about, everyone)
-    roster = [
-        {"name": m.name, "id": m.id, "node": m.node, "identity": m.identity.hex()} for m in everyone
-    ]
     path = folder / "server" / "clients.json"
-    _write_json(path, {"federation": about["federation"], "clients": roster})
+    _write_json(path, {"federation": about["federation"], "clients": _listed(everyone)})
     return everyone
+
+
+def _own_keys(home: Path) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """A client's private keys, made if they are not there: the node's and the identity's seed."""
+    node = _kept_key(home / "node.key", _new_ssh, _ssh)
+    seed = _kept_key(home / "identity.key", lambda: secrets.token_bytes(32), _seed)
+    _write(home / "node.pub", f"{openssh(node.public_key())}\n".encode())
+    return node, seed
+
+
+def _listed(members: Sequence[Member]) -> list[dict[str, Any]]:
+    return [
+        {"name": m.name, "id": m.id, "node": m.node, "identity": m.identity.hex()} for m in members
+    ]
 
 
 def _tell(folder: Path, about: Mapping[str, Any], members: Sequence[Member]) -> None:
     """Write what each client is told; folders that were handed over and removed are passed by."""
-    roster = [{"id": m.id, "name": m.name, "identity": m.identity.hex()} for m in members]
     for member in members:
         home = folder / "clients" / member.name
         if home.is_dir():
@@ -408,7 +538,7 @@ def _tell(folder: Path, about: Mapping[str, Any], members: Sequence[Member]) -> 
                 "name": member.name,
                 "id": member.id,
                 "server": about["server"],
-                "roster": roster,
+                "roster": _listed(members),
             }
             _write_json(home / "federation.json", told)
 
@@ -501,11 +631,6 @@ def _seed(data: bytes) -> bytes:
     return data
 
 
-def _openssh(key: ec.EllipticCurvePrivateKey) -> str:
-    form = forms.PublicFormat.OpenSSH
-    return key.public_key().public_bytes(forms.Encoding.OpenSSH, form).decode()
-
-
 def _public_identity(seed: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
 
@@ -579,16 +704,19 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_roster(path: Path) -> tuple[str, tuple[Member, ...]]:
     content = _read_json(path)
     try:
-        members = tuple(
-            Member(str(c["name"]), int(c["id"]), str(c["node"]), bytes.fromhex(c["identity"]))
-            for c in content["clients"]
-        )
-        federation = str(content["federation"])
+        return str(content["federation"]), _members(content["clients"])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}): take a new copy") from None
+
+
+def _members(listed: Any) -> tuple[Member, ...]:
+    members = tuple(
+        Member(str(c["name"]), int(c["id"]), str(c["node"]), bytes.fromhex(c["identity"]))
+        for c in listed
+    )
     if [m.id for m in members] != list(range(len(members))):
-        raise ConfigError(f"{path} is damaged: its ids are not 0, 1, 2, …")
-    return federation, members
+        raise ValueError("its ids are not 0, 1, 2, …")
+    return members
 
 
 def _now() -> datetime.datetime:

@@ -85,10 +85,14 @@ def opened(content: RecordDict, has: Mapping[str, Payload]) -> tuple[Parcel, dic
             came[name] = array.data
             if hashlib.sha256(array.data).hexdigest() != name:
                 raise WireError("an array is not what its digest says")
-        names: list[str] = head.pop("digests")
+        names: list[str] = list(head.pop("digests"))
         header = head.pop("header")
-        work = Work(head.pop("seconds"), head.pop("samples"))
+        work = Work(float(head.pop("seconds")), float(head.pop("samples")))
         kind, run = head.pop("kind"), head.pop("run")
+        if not isinstance(header, bytes) or not all(
+            isinstance(t, str) for t in (kind, run, *names)
+        ):
+            raise TypeError("its head is made otherwise")
     except WireError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -46,6 +46,7 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -54,7 +55,8 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from coterie import __version__
 from coterie.errors import EngineError
 
-AWAY = (httpx.HTTPError, ConnectionError)  # what an engine process that is gone looks like
+# What an engine process that is gone, or has given up what we do with it, looks like.
+AWAY = (httpx.HTTPError, ConnectionError, RunNotRunningException)
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 _BEAT = 15.0  # seconds; Flower gives a task up after about sixty without a sign of life
 _TRIES = 3
@@ -82,7 +84,14 @@ def quiet() -> None:
 def _patient() -> Any:
     """Tries a few times: an engine process that is really gone is somebody else's business."""
     invoker = make_simple_http_retry_invoker()
-    invoker.max_tries = _TRIES
+    invoker.max_tries, hopeless = _TRIES, invoker.should_giveup
+
+    def gives_up(error: Exception) -> bool:
+        # Flower's own rule interrupts the whole process when a token is void, as after a restart.
+        void = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401
+        return void or (hopeless is not None and hopeless(error))
+
+    invoker.should_giveup = gives_up
     return invoker
 
 
@@ -189,11 +198,16 @@ class Link:
 
     def close(self) -> None:
         """End the run; the SuperLink stays."""
-        if self._beat is not None:
-            self._beat.stop()
         if self._grid is not None:
             with contextlib.suppress(*AWAY):
                 self._control.StopRun(StopRunRequest(run_id=self._grid.run.run_id))
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the run to itself, with a SuperLink that does not answer."""
+        if self._beat is not None:
+            self._beat.stop()
+        if self._grid is not None:
             self._grid.close()
         self._grid = self._beat = None
 

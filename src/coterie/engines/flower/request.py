@@ -1,0 +1,125 @@
+"""A client's request to be enrolled: its name, and the public halves of keys that it made itself.
+
+Both keys sign the whole. A request that was edited, or put together from two, is so refused, and
+nobody can ask in the name of a key that is not theirs. What a signature cannot tell is whether the
+request came from the right people: for that, its fingerprint is read out over the telephone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import ConfigError
+
+try:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import serialization as forms
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+except ImportError:
+    _THERE = False
+else:
+    _THERE = True
+
+FILE = "request.json"
+_NAME = re.compile(r"[a-z0-9_-]{1,63}")
+_PURPOSE = b"Coterie, request to be enrolled, 1\n"  # the keys also sign other things
+_LARGEST = 16384  # bytes; a request has about 700
+_GROUPS, _DIGITS = 8, 4
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A client as it asks to be enrolled: public halves only."""
+
+    name: str
+    node: str  # OpenSSH, as Flower registers it
+    identity: bytes  # Ed25519, for secure aggregation
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight groups of four digits that stand for the name and both keys."""
+        # Not for the signatures: the same request, signed again, is the same request.
+        digits = hashlib.sha256(self._statement()).hexdigest()
+        return " ".join(digits[i * _DIGITS : (i + 1) * _DIGITS] for i in range(_GROUPS))
+
+    def signed(self, node: ec.EllipticCurvePrivateKey, seed: bytes) -> dict[str, Any]:
+        """The content of ``request.json``."""
+        statement = self._statement()
+        signatures = {
+            "node": node.sign(statement, ec.ECDSA(hashes.SHA384())).hex(),
+            "identity": Ed25519PrivateKey.from_private_bytes(seed).sign(statement).hex(),
+        }
+        return {**self._content(), "signatures": signatures}
+
+    def check(self, signatures: Any) -> None:
+        """Raise what ``cryptography`` raises, or a ValueError, unless both keys signed this."""
+        statement, node = self._statement(), forms.load_ssh_public_key(self.node.encode())
+        if not isinstance(node, ec.EllipticCurvePublicKey) or node.curve.name != "secp384r1":
+            raise ValueError("its node key is not one of the curve P-384")
+        if openssh(node) != self.node:  # one way to write a key, or it could be enrolled twice
+            raise ValueError("its node key is not written as OpenSSH does")
+        of_node, of_identity = (bytes.fromhex(signatures[k]) for k in ("node", "identity"))
+        Ed25519PublicKey.from_public_bytes(self.identity).verify(of_identity, statement)
+        node.verify(of_node, statement, ec.ECDSA(hashes.SHA384()))
+
+    def _content(self) -> dict[str, str]:
+        return {"name": self.name, "node": self.node, "identity": self.identity.hex()}
+
+    def _statement(self) -> bytes:
+        return _PURPOSE + json.dumps(self._content(), sort_keys=True).encode()
+
+
+def openssh(key: ec.EllipticCurvePublicKey) -> str:
+    """A public key as Flower and OpenSSH write it, without a comment."""
+    return key.public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH).decode()
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be a client's name: it becomes the name of a folder."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be a client's name: use 1 to 63 of the characters a-z, 0-9, _ and -"
+        )
+
+
+def read_request(path: Path) -> Request:
+    """The request in this file, once both of its keys have proved that it is theirs."""
+    if not _THERE:
+        raise ConfigError("keys need the extra: pip install 'coterie[flower]'")
+    remedy = "ask its client for it again (`coterie keys request` at the client)"
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"the request {path} cannot be read: {error.strerror}") from None
+    try:
+        if len(data) > _LARGEST:
+            raise ValueError("it is too long")
+        content = json.loads(data)
+        if set(content) != {"name", "node", "identity", "signatures"}:
+            raise ValueError("it has other fields than a request")
+        request = Request(content["name"], content["node"], bytes.fromhex(content["identity"]))
+        if request._content() != {k: content[k] for k in ("name", "node", "identity")}:
+            raise ValueError("its keys are not written as `coterie keys request` does")
+        if not _NAME.fullmatch(request.name):
+            raise ValueError("its name is none that a client can have")
+        request.check(content["signatures"])
+    except InvalidSignature:
+        raise ConfigError(
+            f"the request {path} is not as its keys signed it: it was changed, or put together "
+            f"from two: {remedy}"
+        ) from None
+    except (*_MALFORMED, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not a request ({error}): {remedy}") from None
+    return request
