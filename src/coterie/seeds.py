@@ -34,6 +34,16 @@ def torch_generator(seed: int) -> torch.Generator:
     return generator
 
 
+def seed_layers(seed: int, device: torch.device) -> None:
+    """Seed what layers such as dropout draw from.
+
+    On a CPU ``torch.manual_seed`` would do the same, and look at every kind of accelerator before.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.manual_seed(seed)
+
+
 def numpy_generator(seed: int) -> np.random.Generator:
     """A NumPy generator (PCG64) that starts at ``seed``."""
     return np.random.Generator(np.random.PCG64(seed))

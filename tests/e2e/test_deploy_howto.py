@@ -24,6 +24,7 @@ from federated import Process, events, free_port, until
 ROOT = Path(__file__).parents[2]
 HOWTO = ROOT / "docs" / "howto" / "deploy.md"
 EXAMPLES = ROOT / "examples" / "deploy"
+SOURCE = ROOT / "src" / "coterie"
 BIN = Path(sys.executable).parent
 
 
@@ -89,6 +90,20 @@ def test_the_python_of_the_page_is_in_the_files():
     assert predict == (EXAMPLES / "predict.py").read_text()
     for path in EXAMPLES.glob("*.py"):
         ast.parse(path.read_text())
+
+
+def test_the_sentences_of_the_troubleshooting_table_are_said():
+    files = [p for d in ("deploy", "engines/flower", "run") for p in (SOURCE / d).glob("*.py")]
+    source = "".join(path.read_text() for path in files)
+    source = re.sub(r'"\n\s*f?"', "", source)  # one sentence on several lines
+    table = HOWTO.read_text().partition("## When something is wrong")[2].partition("##")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")][2:]
+    sentences = [said for row in rows for said in re.findall(r"`([^`]+)`", row)]
+    assert len(sentences) > 15
+    for said in sentences:
+        parts = [p for p in re.split(r"…|\d+|`", said) if len(p) > 5 and "/" not in p]
+        for part in parts:
+            assert part in source, part
 
 
 def test_links_lead_somewhere():

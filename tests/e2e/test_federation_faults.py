@@ -286,24 +286,28 @@ def test_a_server_that_is_killed_goes_on_to_the_same_bits(fed):
 
 
 def test_a_late_answer_holds_up_nothing_after_it(fed):
+    """One is at work for two rounds; what it was asked meanwhile has expired when it is back."""
     fed.everybody()
-    more = asked(*DITTO, "run.rounds=4", "run.real_deadline=20")
+    more = asked(*DITTO, "run.rounds=5", "run.real_deadline=15")
     release = fed.hold("b", 2)
+    fed.hold("b", 3)  # nobody lets it go on, should it work at that
     server = fed.serve("stale", *more)
     fed.held("b", 2)
-    until(lambda: len(rounds(fed.root / "stale")) == 2, "the end of round 2")
+    until(lambda: len(rounds(fed.root / "stale")) == 3, "the end of round 3", 300)
     release()
-    loop = fed.losing("stale", {("b", 2)}, *more)
     assert server.wait() == 0, server.text
-    assert absent(fed, "stale") == {("b", 2)}
-    lost = {e["round"]: e["lost"] + e["late"] for e in rounds(fed.root / "stale")}
-    assert lost == {1: 0, 2: 1, 3: 0, 4: 0}
+    gone = absent(fed, "stale")  # on a busy machine others may be late too, now and then
+    assert {round for name, round in gone if name == "b"} in ({2, 3}, {2, 3, 4})
+    for event in rounds(fed.root / "stale"):
+        assert event["lost"] + event["late"] == sum(e == event["round"] for _, e in gone)
+        assert event["seconds"]["train"] < 15 + 5
+    loop = fed.losing("stale", gone, *more)
     same_models(fed, loop)
 
 
 def test_a_client_that_leaves_holds_nobody_up(fed):
     fed.everybody()
-    more = asked(*DITTO, "run.rounds=4")
+    more = asked(*DITTO, "run.rounds=4", "run.cohort=4")  # more than there will be
     release = fed.hold("d", 2)
     server = fed.serve("leaves", *more)
     fed.held("d", 2)
@@ -313,40 +317,8 @@ def test_a_client_that_leaves_holds_nobody_up(fed):
     assert server.wait() == 0, server.text
     assert absent(fed, "leaves") == {("d", 2), ("d", 3), ("d", 4)}
     seconds = [e["seconds"]["train"] for e in rounds(fed.root / "leaves")]
-    print(seconds)
     assert max(seconds[2:]) < seconds[0] + 10, seconds
     same_models(fed, loop, ["a", "b", "c"])
-
-
-def test_whoever_comes_late_is_admitted(fed):
-    """One that has keys and was not there; and one whose keys are made while it goes on."""
-    fed.everybody("a", "b", "c")
-    more = asked(*DITTO, "run.rounds=5", "data.clients=5")
-    holds = {round: fed.hold("a", round) for round in (1, 2, 3)}
-    server = fed.serve("late", *more, "--expect", 3)
-    fed.held("a", 1)
-    fed.join("d")
-    fed.connected("d")
-    holds[1]()
-    fed.held("a", 2)
-    command = ["keys", "add", "--client", "e", "--dir", fed.keys]
-    subprocess.run([*COTERIE, *map(str, command)], check=True, capture_output=True)
-    try:
-        fed.join("e")
-        holds[2]()  # before the next round the server looks for new keys
-        fed.held("a", 3)
-        fed.connected("e")
-        holds[3]()
-        assert server.wait() == 0, server.text
-    finally:
-        fed.households.pop("e").end()
-    arrivals = [e for e in events(fed.root / "late") if e.get("event") == "arrival"]
-    assert [(e["round"], e["clients"]) for e in arrivals] == [(2, [3]), (4, [4])]
-    took_part = [sorted(map(int, e["client_bytes"])) for e in rounds(fed.root / "late")]
-    assert took_part == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
-    for name in (*fed.names, "e"):
-        assert (fed.root / name / "model.safetensors").exists()
-        assert json.loads((fed.root / name / "model.json").read_text())["rounds"] == 5
 
 
 def test_killed_parts_of_clients_come_back(fed):
@@ -361,6 +333,7 @@ def test_killed_parts_of_clients_come_back(fed):
         fed.held(name, 2)
     node = fed.part("d", "flower-supernode")
     worker = fed.part("c", "coterie.deploy.worker")
+    stays = fed.part("d", "coterie.deploy.worker")
     fed.households["b"].kill()
     os.kill(worker, signal.SIGKILL)
     os.kill(node, signal.SIGKILL)
@@ -382,6 +355,7 @@ def test_killed_parts_of_clients_come_back(fed):
     assert served == alone
     assert fed.part("c", "coterie.deploy.worker") != worker
     assert fed.part("d", "flower-supernode") != node
+    assert fed.part("d", "coterie.deploy.worker") == stays
 
 
 def test_strangers_are_refused_and_told_why(fed, tmp_path):
@@ -417,7 +391,6 @@ def test_strangers_are_refused_and_told_why(fed, tmp_path):
     finally:
         for process in strangers.values():
             process.end()
-    print({name: process.text for name, process in strangers.items()})
     same_models(fed, loop)
     for event in rounds(fed.root / "strangers"):
         assert sorted(event["client_bytes"]) == ["0", "1", "2", "3"]
@@ -429,9 +402,13 @@ def _try_control(port: int, ca: bytes) -> None:
     import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
     from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     client = ControlHttpClient.from_server_address(
-        server_address=f"127.0.0.1:{port}", insecure=False, root_certificates=ca
+        server_address=f"127.0.0.1:{port}",
+        insecure=False,
+        root_certificates=ca,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-cli")],
     )
     for call, request in (
         (client.StartRun, StartRunRequest()),
@@ -442,7 +419,7 @@ def _try_control(port: int, ca: bytes) -> None:
         assert refused.value.response.status_code == 404
 
 
-def test_without_keys_on_loopback_only(fed, tmp_path, cli):
+def test_without_keys_on_loopback_only(tmp_path, cli):
     config = tmp_path / "config.toml"
     config.write_text(CONFIG.format(clients=2, rounds=1, samples=200))
     port, place = free_port(), tmp_path / "served"
@@ -478,3 +455,37 @@ def test_without_keys_on_loopback_only(fed, tmp_path, cli):
         0,
         "--simulated",
     ).says(2, "--insecure is for loopback only", "192.0.2.1:8443")
+
+
+def test_whoever_comes_late_is_admitted(fed):
+    """One that has keys and was not there; and one whose keys are made while it goes on.
+
+    It comes last: from here on the federation has one more client.
+    """
+    fed.everybody("a", "b", "c")
+    more = asked(*DITTO, "run.rounds=5", "data.clients=5")
+    holds = {round: fed.hold("a", round) for round in (1, 2, 3)}
+    server = fed.serve("late", *more, "--expect", 3)
+    fed.held("a", 1)
+    fed.join("d")
+    fed.connected("d")
+    holds[1]()
+    fed.held("a", 2)
+    command = ["keys", "add", "--client", "e", "--dir", fed.keys]
+    subprocess.run([*COTERIE, *map(str, command)], check=True, capture_output=True)
+    try:
+        fed.join("e")
+        holds[2]()  # before the next round the server looks for new keys
+        fed.held("a", 3)
+        fed.connected("e")
+        holds[3]()
+        assert server.wait() == 0, server.text
+    finally:
+        fed.households.pop("e").end()
+    arrivals = [e for e in events(fed.root / "late") if e.get("event") == "arrival"]
+    assert [(e["round"], e["clients"]) for e in arrivals] == [(2, [3]), (4, [4])]
+    took_part = [sorted(map(int, e["client_bytes"])) for e in rounds(fed.root / "late")]
+    assert took_part == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    for name in (*fed.names, "e"):
+        assert (fed.root / name / "model.safetensors").exists()
+        assert json.loads((fed.root / name / "model.json").read_text())["rounds"] == 5

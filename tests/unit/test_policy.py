@@ -94,6 +94,15 @@ def test_only_those_who_are_on_are_asked():
         assert select(Policy(cohort=2, weighted=weighted), 0, 0, range(4), trace, 20.0) == []
 
 
+def test_a_cohort_is_of_all_members_whoever_is_present():
+    assert select(Policy(cohort=3), 0, 1, range(4), present={0, 2}) == [0, 2]
+    assert select(Policy(cohort=3), 0, 1, range(4), present=set()) == []
+    coins = Policy(cohort=2, sampling="poisson")  # two of ten, on average: one of any five
+    drawn = [select(coins, 0, round, range(10), present=range(5)) for round in range(2000)]
+    assert 1800 < sum(map(len, drawn)) < 2200
+    assert all(client < 5 for clients in drawn for client in clients)
+
+
 def test_a_weighted_draw_is_in_proportion_to_the_time_on():
     shares = (0.1, 0.2, 0.4, 0.8, 0.5)
     there = Shares(shares, off=frozenset({4}))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from coterie.client.objectives import Batch, Objective, Slope
 from coterie.data.population import Split
 from coterie.errors import ConfigError, TrainingError, unknown
-from coterie.seeds import seed_for, torch_generator
+from coterie.seeds import seed_for, seed_layers, torch_generator
 from coterie.weights import Layout, Weights
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -183,7 +183,7 @@ def fit(
     ]
     streams = [_batches(model, data, schedule, torch_generator(s)) for s in seeds]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(dropout_seed)
+        seed_layers(dropout_seed, model.device)
         for batches in zip(*streams, strict=True):
             clear()
             loss = descent.look(slope, batches) if descent else backward(batches[0])

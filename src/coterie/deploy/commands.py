@@ -48,10 +48,11 @@ def request_keys(
     ),
 ) -> None:
     """At a client: draw its own keys, and write the request to enrol their public halves."""
-    from coterie.engines.flower.keys import REQUEST, make_request
+    from coterie.engines.flower.keys import make_request
+    from coterie.engines.flower.request import FILE
 
     made = make_request(folder, name)
-    _say(f"send {folder / REQUEST} to whoever makes the federation's keys: it is public. Nothing")
+    _say(f"send {folder / FILE} to whoever makes the federation's keys: it is public. Nothing")
     _say(f"else of {folder} may leave this machine. Read out, when they ask by telephone:")
     _say(f"  {made.fingerprint}")
     _say(f"put the ca.pem and federation.json that come back into {folder}")
@@ -146,8 +147,8 @@ def _handed_over(folder: Path, members: Any, drawn: list[str]) -> None:
     if drawn:
         _say(
             f"the keys of {', '.join(drawn)} were drawn here: whoever runs this command knows "
-            "their secrets, and secure sums hide nothing from them. With `coterie keys request` "
-            "a client draws its own"
+            "these clients' secrets, and secure sums hide nothing of theirs from that person. With "
+            "`coterie keys request` a client draws its own"
         )
 
 

@@ -29,6 +29,7 @@ _LOOK = 0.2
 _PAUSE = 5.0  # seconds before a SuperNode that ended is started again
 DONE = 70  # the worker's exit code when a run is over and one was enough
 _LAST = 20.0  # seconds for the last answer to reach the server
+_CONNECTED = ("SuperNode ID", "Connection successful", "Received successfully")
 Tell = Callable[[str], None]
 
 
@@ -106,8 +107,9 @@ class _Household:
         if self.node is not None and self.node.alive:
             return
         if self.node is not None:
-            self.node.stop()
-            self._say(_reason(tail(self.node.log, 40)))
+            code = self.node.stop()
+            killed = f"the SuperNode was ended by signal {-code}: it is started again"
+            self._say(killed if code < 0 else _reason(tail(self.node.log, 40)))
             self.node, self._start_node_at = None, time.monotonic() + _PAUSE
         if time.monotonic() < self._start_node_at:
             return
@@ -173,7 +175,7 @@ class _Household:
         for line in self._node_says.new():
             if "Connection attempt failed" in line:
                 self._say(_silence(self.joining.server, self.keys is None))
-            elif "SuperNode ID" in line or "Connection successful" in line:
+            elif any(sign in line for sign in _CONNECTED):
                 self._say(f"connected to {self.joining.server}")
 
 

@@ -29,9 +29,10 @@ from coterie.engines.flower.hub import Hub
 from coterie.engines.flower.keys import ServerKeys, read_server
 from coterie.engines.flower.parcel import Parcel
 from coterie.engines.site import Plan
-from coterie.errors import ConfigError, DataError, RunDirError
+from coterie.errors import ConfigError, DataError, RunDirError, unknown
 from coterie.federation import ClientId
-from coterie.run.config import Config, experiment_of, parse, population_of
+from coterie.models import MODELS
+from coterie.run.config import Config, experiment_of, method_of, parse, population_of
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment, Watch, execute
 from coterie.run.result import Result
@@ -349,7 +350,10 @@ def serve(serving: Serving, show: Show, tell: Tell) -> Result:
 
 
 def _check(config: Config) -> None:
-    """Refuse what only a simulation has."""
+    """Refuse names that there are not, and what only a simulation has, before anybody is asked."""
+    method_of(config)
+    if config.model.name not in MODELS:
+        raise ConfigError(unknown("model", config.model.name, MODELS))
     for table, name, simulated in (
         ("clock", config.clock.name, "none"),
         ("availability", config.availability.name, "always"),

@@ -308,11 +308,12 @@ class Door:
                     # others are still at work.
                     with suppress(WireError), self._forgiving(client):
                         bodies[client] = sheet.read(client, by_client[client], message)
-                        self._take(client, bodies[client].get("scored", {}))
         if self.samples is not None:
             for client, why in misfits(by_client, bodies).items():
                 self.rejected[client] = why
                 del bodies[client]
+        for client, body in bodies.items():
+            self._take(client, body.get("scored", {}))
         late |= self._time(orders, requests, {c: arrived[c] for c in bodies})
         answers, self._late = [], []
         for order in sorted(orders, key=lambda o: o.client):

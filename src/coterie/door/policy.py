@@ -8,7 +8,7 @@ run holds the time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -164,12 +164,18 @@ def select(
     members: Sequence[ClientId],
     availability: Availability | None = None,
     time: float = 0.0,
+    present: Collection[ClientId] | None = None,
 ) -> list[ClientId]:
-    """Whom to ask in a round, drawn from a seed of its own among those who are on.
+    """Whom to ask in a round, drawn from a seed of its own among those who are on, and present.
 
-    If fewer are on than should be asked, all of them are.
+    If fewer are on than should be asked, all of them are. A cohort is of all members, whoever is
+    there: so the rate of a coin, which privacy is counted by, does not change.
     """
-    there = members if availability is None else [c for c in members if availability.on(c, time)]
+    there = [
+        c
+        for c in members
+        if (availability is None or availability.on(c, time)) and (present is None or c in present)
+    ]
     count = min(orders(policy, len(members)), len(there))
     if not count:
         return []

@@ -14,6 +14,7 @@ from coterie.compose import Local, Pieces, grouped, keeping
 from coterie.errors import ConfigError
 from coterie.method import Count, Method, NonNegative, Positive, Share, method
 from coterie.serverside import momentum_step, stepping
+from coterie.seeds import seed_layers
 from coterie.weights import Weights
 
 
@@ -76,7 +77,7 @@ def curved(slope: Slope, d: Tensor, batch: Batch, delta: float) -> Tensor:
     here, ends = slope.vector.clone(), []
     seed = int(torch.randint(2**31, ()))  # other dropout on each side would be divided by 2δ too
     for side in (delta, -delta):
-        torch.manual_seed(seed)
+        seed_layers(seed, slope.theta.device)
         slope.theta.add_(d, alpha=side)
         slope.at(batch)
         ends.append(slope.gradient.clone())

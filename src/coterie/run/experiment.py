@@ -757,11 +757,9 @@ class _Live:
 
     def _select(self, number: int, now: float) -> list[ClientId]:
         """A round's clients, of those that are there."""
-        people, seed = self.ids, self.settings.seed
-        if self.remote is not None:
-            there = self.remote.present()
-            people = [c for c in people if c in there]
-        return select(self.policy, seed, number, people, self.terms.availability, now)
+        there = None if self.remote is None else self.remote.present()
+        available, seed = self.terms.availability, self.settings.seed
+        return select(self.policy, seed, number, self.ids, available, now, there)
 
     def _welcome(self, number: int) -> None:
         """Before a round of a real federation: wait for enough clients, and let new ones in."""
@@ -774,15 +772,14 @@ class _Live:
         elif self.plan.privacy.on:  # a budget, or a roster of keys, is of those who began
             closed = "with privacy, it is for those who began it"
         fresh = self.remote.arrivals(self.ids, least(self.policy, len(self.ids)), closed)
-        if self.next is not None and not set(self.next) <= self.remote.present():
-            self.next = None  # somebody left since: choose again
+        self.next = None  # who left since is not asked, and who is back is: choose now
         if not fresh or admit is None:
             return
         self.door.begin(max(0, number - 1), stage=f"{number}.admit")
         info = Round(number, fresh, self.experiment.public)
         self.state = admit(self.federation, self.state, info)
         came = [c for c in fresh if c in self.state.groups]
-        self.ids, self.next = sorted({*self.ids, *came}), None
+        self.ids = sorted({*self.ids, *came})
         groups = [self.state.groups[c] for c in came]
         self._book(number + 1)
         self._note({"round": number + 1, "event": "arrival", "clients": came, "groups": groups})

@@ -17,16 +17,20 @@ pytest.importorskip("cryptography", reason="needs coterie[flower]")
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from typer.testing import CliRunner
 
+from coterie.deploy.commands import keys as command_line
 from coterie.door.privacy.secagg.crypto import public_identity, signed, verifies
-from coterie.engines.flower import keys
+from coterie.engines.flower import keys, request
 from coterie.engines.flower.keys import (
     add_clients,
     make_federation,
+    make_request,
     read_client,
     read_server,
     renew_server,
 )
+from coterie.engines.flower.request import Request, read_request
 from coterie.errors import ConfigError, CoterieError
 
 CLIENTS = ("berlin", "paris-2", "rome_3")
@@ -459,8 +463,8 @@ def test_files_of_two_federations_do_not_mix(made, fresh):
     home = fresh / "clients/a"
     for file, match in (
         ("node.pub", "not the public half"),
-        ("identity.key", "is not the key that"),
-        ("federation.json", "is not the key that"),
+        ("identity.key", "knows another key for a: .*identity.key is not the one"),
+        ("federation.json", "knows another key for berlin: .*node.key is not the one"),
     ):
         kept = (home / file).read_bytes()
         (home / file).write_bytes((made / "clients/berlin" / file).read_bytes())
@@ -505,7 +509,10 @@ def test_a_clock_that_is_slow(fresh, monkeypatch):
 
 def test_without_the_extra(fresh, monkeypatch):
     monkeypatch.setattr(keys, "_THERE", False)
+    monkeypatch.setattr(request, "_THERE", False)
     for call in (
+        lambda: make_request(fresh / "x", "a"),
+        lambda: read_request(fresh / "x"),
         lambda: make_federation(fresh / "x", ["h"], ["a"]),
         lambda: add_clients(fresh, ["z"]),
         lambda: renew_server(fresh, ["h"]),
@@ -514,3 +521,315 @@ def test_without_the_extra(fresh, monkeypatch):
     ):
         with pytest.raises(ConfigError, match=r"pip install 'coterie\[flower\]'"):
             call()
+
+
+# Requests: clients that draw their own keys
+
+
+@pytest.fixture
+def homes(tmp_path):
+    """Two clients that have drawn their keys and asked."""
+    for name in ("north", "south"):
+        make_request(tmp_path / name, name)
+    return {name: tmp_path / name for name in ("north", "south")}
+
+
+def requests_of(homes):
+    return [read_request(home / "request.json") for home in homes.values()]
+
+
+def private_of(home):
+    return keys._ssh((home / "node.key").read_bytes()), (home / "identity.key").read_bytes()
+
+
+def answered(folder, home):
+    """The client puts into its folder what came back."""
+    for file, content in files(folder / "clients" / home.name).items():
+        (home / file).write_bytes(content)
+
+
+def test_clients_that_draw_their_own_keys_tell_nobody_a_secret(homes, tmp_path):
+    folder = tmp_path / "federation"
+    made = make_federation(folder, ["h"], ["east", *requests_of(homes)])
+    assert [(m.id, m.name) for m in made] == [(0, "east"), (1, "north"), (2, "south")]
+    assert tuple(made) == read_server(folder).clients
+    everything = b"".join(files(folder).values())
+    for name, home in homes.items():
+        assert set(files(home)) == {"node.key", "node.pub", "identity.key", "request.json"}
+        assert set(files(folder / "clients" / name)) == {"ca.pem", "federation.json"}
+        _, seed = private_of(home)
+        for outside in (everything, (home / "request.json").read_bytes()):
+            assert b"PRIVATE" not in outside or outside is everything
+            for secret in (seed, seed.hex().encode(), (home / "node.key").read_bytes()):
+                assert secret not in outside
+        for file in ("node.key", "identity.key"):
+            assert (home / file).stat().st_mode & 0o777 == 0o600
+        assert home.stat().st_mode & 0o777 == 0o700
+        answered(folder, home)
+        client = read_client(home)
+        member = made[client.id]
+        assert (client.name, client.members) == (name, tuple(made))
+        assert public_identity(client.identity) == member.identity == client.roster[client.id]
+        assert (home / "node.pub").read_text() == member.node + "\n"
+    assert read_client(folder / "clients/east").members == tuple(made)
+
+
+def test_the_fingerprint_stands_for_the_name_and_both_keys(homes, tmp_path):
+    north, south = requests_of(homes)
+    assert [len(group) for group in north.fingerprint.split(" ")] == [4] * 8
+    assert set(north.fingerprint) <= set("0123456789abcdef ")
+    others = [
+        Request("north2", north.node, north.identity),
+        Request("north", south.node, north.identity),
+        Request("north", north.node, south.identity),
+    ]
+    assert len({r.fingerprint for r in (north, south, *others)}) == 5
+    made = make_federation(tmp_path / "f", ["h"], [north, south])
+    assert [m.fingerprint for m in made] == [north.fingerprint, south.fingerprint]
+
+
+def edited(home, **fields):
+    content = json.loads((home / "request.json").read_text())
+    signatures = {**content["signatures"], **fields.pop("signatures", {})}
+    (home / "request.json").write_text(json.dumps({**content, **fields, "signatures": signatures}))
+    return home / "request.json"
+
+
+@pytest.mark.parametrize("half", ["node", "identity"])
+@pytest.mark.parametrize("with_signature", [False, True])
+def test_a_request_with_a_key_of_another_is_refused(homes, half, with_signature):
+    theirs = json.loads((homes["south"] / "request.json").read_text())
+    changes = {half: theirs[half]}
+    if with_signature:
+        changes["signatures"] = {half: theirs["signatures"][half]}
+    with pytest.raises(ConfigError, match="not as its keys signed it: .* from two"):
+        read_request(edited(homes["north"], **changes))
+
+
+@pytest.mark.parametrize("half", ["node", "identity"])
+def test_each_signature_is_checked(homes, half):
+    theirs = json.loads((homes["south"] / "request.json").read_text())
+    with pytest.raises(ConfigError, match="not as its keys signed it"):
+        read_request(edited(homes["north"], signatures={half: theirs["signatures"][half]}))
+
+
+def test_a_request_with_another_name_is_refused(homes):
+    with pytest.raises(ConfigError, match="not as its keys signed it"):
+        read_request(edited(homes["north"], name="west"))
+
+
+def test_nobody_asks_with_a_key_they_do_not_have(homes):
+    """A thief signs everything it can, with what it has."""
+    (node, seed), (north, south) = private_of(homes["south"]), requests_of(homes)
+    path = homes["south"] / "request.json"
+    for stolen in (
+        Request("south", north.node, south.identity),
+        Request("south", south.node, north.identity),
+    ):
+        path.write_text(json.dumps(stolen.signed(node, seed)))
+        with pytest.raises(ConfigError, match="not as its keys signed it"):
+            read_request(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "null", "3", "{}", '"x"', '{"name": "a"}', "[" * 9000, "\xff", " " * 20000],
+)
+def test_what_is_no_request(tmp_path, content):
+    path = tmp_path / "r.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match=f"{path} is not a request"):
+        read_request(path)
+
+
+def test_a_request_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_request(tmp_path / "r.json")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_request(tmp_path)
+
+
+def test_a_request_is_written_in_one_way_only(homes):
+    """Else the same key, written twice, could be enrolled twice."""
+    home = homes["north"]
+    (node, seed), (north, _) = private_of(home), requests_of(homes)
+    path = home / "request.json"
+    good = json.loads(path.read_text())
+    commented = Request("north", f"{north.node} me@home", north.identity).signed(node, seed)
+    weak = ec.generate_private_key(ec.SECP256R1())
+    curve = Request("north", request.openssh(weak.public_key()), north.identity)
+    for content in (
+        {**good, "identity": north.identity.hex().upper()},
+        {**good, "more": 1},
+        {**good, "name": 3},
+        {**good, "node": 3},
+        {**good, "node": "ssh-ed25519 AAAA"},
+        {**good, "identity": "00"},
+        {**good, "signatures": None},
+        {**good, "signatures": {**good["signatures"], "node": "x"}},
+        commented,
+        curve.signed(weak, seed),
+        Request("../up", north.node, north.identity).signed(node, seed),
+    ):
+        path.write_text(json.dumps(content))
+        with pytest.raises(ConfigError, match=f"{path} is not a request"):
+            read_request(path)
+    path.write_text(json.dumps(good))
+    read_request(path)
+
+
+def test_asking_again_tells_the_same_and_replaces_nothing(homes, tmp_path):
+    home = homes["north"]
+    before = files(home)
+    (told, _) = requests_of(homes)
+    assert make_request(home, "north") == told
+    with pytest.raises(ConfigError, match="holds the keys of north already"):
+        make_request(home, "west")
+    with pytest.raises(ConfigError, match="cannot be a client's name"):
+        make_request(tmp_path / "x", "../x")
+    assert files(home) == before and not (tmp_path / "x").exists()
+    for file in ("node.key", "identity.key"):
+        kept = (home / file).read_bytes()
+        (home / file).unlink()
+        with pytest.raises(ConfigError, match=f"{file} is lost"):
+            make_request(home, "north")
+        assert not (home / file).exists()
+        (home / file).write_bytes((homes["south"] / file).read_bytes())
+        (home / file).chmod(0o600)
+        with pytest.raises(ConfigError, match="asks for other keys than those beside it"):
+            make_request(home, "north")
+        (home / file).write_bytes(kept)
+    assert make_request(home, "north") == told
+    (home / "request.json").write_text("damaged")
+    assert make_request(home, "north") == told == read_request(home / "request.json")
+
+
+def test_keys_that_were_handed_over_are_not_asked_with(fresh):
+    before = files(fresh)
+    with pytest.raises(ConfigError, match="keys of a federation's client already"):
+        make_request(fresh / "clients/a", "a")
+    assert files(fresh) == before
+
+
+def test_asking_can_be_interrupted_anywhere(tmp_path, monkeypatch):
+    count = 0
+    for folder in interrupted_everywhere(
+        monkeypatch, lambda folder: make_request(folder, "a"), lambda steps: tmp_path / str(steps)
+    ):
+        assert read_request(folder / "request.json") == make_request(folder, "a")
+        count += 1
+    assert count == 4
+
+
+def test_enrolling_by_request_can_be_interrupted_anywhere(homes, tmp_path, monkeypatch):
+    def folder_of(steps):
+        make_federation(tmp_path / str(steps), ["h"], ["a"])
+        return tmp_path / str(steps)
+
+    north, _ = requests_of(homes)
+    count = 0
+    for folder in interrupted_everywhere(monkeypatch, lambda f: add_clients(f, [north]), folder_of):
+        assert read_server(folder).clients[1].identity == north.identity
+        assert set(files(folder / "clients/north")) == {"ca.pem", "federation.json"}
+        count += 1
+    assert count == 4
+
+
+def test_no_name_and_no_key_is_enrolled_twice(homes, tmp_path):
+    folder = tmp_path / "f"
+    north, south = requests_of(homes)
+    with pytest.raises(ConfigError, match="'north' is given twice"):
+        make_federation(folder, ["h"], ["north", north])
+    again = Request("west", north.node, south.identity)
+    with pytest.raises(ConfigError, match="request of west has the node key of north"):
+        make_federation(folder, ["h"], [north, again])
+    assert not folder.exists()
+    make_federation(folder, ["h"], [north])
+    before = files(folder)
+    for late, match in (
+        (north, "'north' is a client of this federation already"),
+        (again, "request of west has the node key of north"),
+        (Request("west", south.node, north.identity), "has the identity key of north"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            add_clients(folder, [late])
+    assert files(folder) == before
+    assert [m.id for m in add_clients(folder, [south])] == [1]
+
+
+def test_keys_left_by_an_interrupted_command_are_no_requests_client(homes, tmp_path, monkeypatch):
+    folder = tmp_path / "f"
+    with monkeypatch.context() as patch:
+        cut_after(patch, 8)
+        with pytest.raises(Cut):
+            make_federation(folder, ["h"], ["north"])
+    before = files(folder)
+    assert "clients/north/node.key" in before
+    north, _ = requests_of(homes)
+    with pytest.raises(ConfigError, match="drawn here by a command that was interrupted"):
+        make_federation(folder, ["h"], [north])
+    assert files(folder) == before
+
+
+def test_a_client_notices_that_the_federation_knows_another_key(homes, tmp_path):
+    folder, home = tmp_path / "f", homes["north"]
+    with pytest.raises(ConfigError, match=r"ca.pem is missing: send .*/north/request.json to"):
+        read_client(home)
+    (home / "ca.pem").touch()
+    with pytest.raises(ConfigError, match=r"federation.json is missing: send .*/north/request"):
+        read_client(home)
+    make_federation(folder, ["h"], requests_of(homes))
+    answered(folder, home)
+    read_client(home)
+    path = home / "federation.json"
+    told = json.loads(path.read_text())
+    for half, file in (("node", "node.key"), ("identity", "identity.key")):
+        roster = [dict(entry) for entry in told["roster"]]
+        roster[0][half] = roster[1][half]
+        path.write_text(json.dumps({**told, "roster": roster}))
+        match = f"the federation knows another key for north: {home / file} is not the one"
+        with pytest.raises(ConfigError, match=match):
+            read_client(home)
+    for change in ({"id": 1}, {"id": 7}, {"name": "west"}):
+        path.write_text(json.dumps({**told, **change}))
+        with pytest.raises(ConfigError, match="is damaged: .* is not client . of its roster"):
+            read_client(home)
+    path.write_bytes((folder / "clients/south/federation.json").read_bytes())
+    with pytest.raises(ConfigError, match="is that of south, and these are the keys of north"):
+        read_client(home)
+    answered(folder, home)
+    (home / "request.json").unlink()  # it has served its purpose
+    read_client(home)
+
+
+def test_the_commands(homes, tmp_path, monkeypatch):
+    def said(*arguments):
+        done = CliRunner().invoke(command_line, list(map(str, arguments)))
+        if done.exception is not None:
+            raise done.exception
+        return done.output
+
+    monkeypatch.chdir(tmp_path)
+    text = said("request", "west")
+    west = read_request(tmp_path / "keys/request.json")
+    assert west.fingerprint in text and "send keys/request.json" in text
+    north, south = requests_of(homes)
+    given = [("--request", homes[n] / "request.json") for n in ("south", "north")]
+    text = said("make", "--host", "h", *given[0], "--client", "east", *given[1])
+    found = [(m.id, m.name) for m in read_server(tmp_path / "federation").clients]
+    assert found == [(0, "east"), (1, "south"), (2, "north")]  # the names first, then requests
+    assert "hand federation/clients/east to east" in text
+    assert f"client 1: south asked with {south.fingerprint}" in text
+    assert f"client 2: north asked with {north.fingerprint}" in text
+    assert "the keys of east were drawn here: whoever runs this command knows" in text
+    text = said("add", "--request", "keys/request.json")
+    assert f"client 3: west asked with {west.fingerprint}" in text
+    assert "drawn here" not in text
+    assert "Only for secure sums with the newcomers" in text
+    answered(tmp_path / "federation", (tmp_path / "keys").rename(tmp_path / "west"))
+    text = said("check", "--dir", "west")
+    assert f"client 1: {south.fingerprint}  south\n" in text
+    assert f"client 3: {west.fingerprint}  west (this client)" in text
+    for command in (["add"], ["make", "--host", "h", "--dir", "new"]):
+        with pytest.raises(ConfigError, match="at least one client, or give its request"):
+            said(*command)

@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
-from faked_grid import NODE, Federation, assert_models, loop, read, tree
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.door.door import FETCH
@@ -16,6 +15,7 @@ from coterie.engines.flower.engine import MISSING, ORDER
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.errors import ConfigError, WireError
 from coterie.federation import Order
+from faked_grid import NODE, Federation, assert_models, loop, read, tree
 from support import Stop, stop_after
 
 HALF = {"run": {"cohort": 2, "rounds": 3}}
@@ -273,7 +273,7 @@ def test_what_does_not_come_is_lost_and_the_round_goes_on(fault, tmp_path, witho
     result = fed.serve()
     assert_models(fed, without_one)
     assert result.versions == without_one.versions
-    assert [e["lost"] for e in result.history] == [0, 1, 0]
+    assert [e["lost"] + e["late"] for e in result.history] == [0, 1, 0]
     assert any(LOSSES[fault] in text for text in fed.said)
     waited = fed.clock.now - began
     assert (60 <= waited < 62) == (fault in ("drop", "lose")), waited
@@ -297,7 +297,7 @@ def test_one_that_is_away_is_lost_at_once_and_a_member_again_when_it_is_back(tmp
     result = fed.serve(watch=watch)
     assert [e["cohort"] for e in result.history] == [[0, 1, 2], [0, 1, 2], [0, 2]]
     assert result.summary["kept"] == [0, 1, 2]
-    assert result.summary["lost"] == 0
+    assert [e["lost"] for e in result.history] == [0, 0, 0]
     assert fed.clock.now - began < 1
     assert sum(c == 1 for c, order in fed.grid.orders() if order == "3.0") == 0
 
@@ -365,7 +365,8 @@ def dying(fed, order, after):
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["members stay", "members too"])
 @pytest.mark.parametrize(
-    ("order", "after"), [("1.0", False), ("1.0", True), ("2.0", True), ("3.0", True), ("final.1", True)]
+    ("order", "after"),
+    [("1.0", False), ("1.0", True), ("2.0", True), ("3.0", True), ("final.1", True)],
 )
 def test_a_server_that_died_goes_on_to_the_same_bits(order, after, restarted, tmp_path, plain):
     fed = Federation(tmp_path, three("ditto"))
@@ -491,7 +492,9 @@ def answered(fed, order, arrays=None, run=None, client=0):
 
 def test_a_client_does_not_hand_out_its_model(enrolled):
     start = enrolled.served.start
-    told, _ = answered(enrolled, FETCH, {"model": torch.frombuffer(bytearray(start), dtype=torch.float32)})
+    told, _ = answered(
+        enrolled, FETCH, {"model": torch.frombuffer(bytearray(start), dtype=torch.float32)}
+    )
     assert told.kind == "refused"
     assert "stays with it" in told.told["text"]
     assert not told.message.payloads
@@ -613,7 +616,11 @@ def test_a_body_that_is_none_is_not_counted(header, tmp_path):
     fed.grid.change = lying({"header": header, "digests": []})
     result = fed.serve()
     assert [e["lost"] for e in result.history] == [0, 1, 0]
-    assert [list(e.get("rejected", {})) for e in result.history] == [[], ["1"] if header else [], []]
+    assert [list(e.get("rejected", {})) for e in result.history] == [
+        [],
+        ["1"] if header else [],
+        [],
+    ]
 
 
 def edited(post_order, client, edit):
@@ -773,8 +780,10 @@ def test_a_method_that_admits_nobody_says_so(tmp_path, monkeypatch):
     fed = Federation(tmp_path, three())
     result = fed.serve(expect=2, watch=late(fed, 2))
     assert [e["cohort"] for e in result.history] == [[0, 1]] * 3
-    told = "client 2 cannot take part: it came late, and method fedavg has no way to admit newcomers"
-    assert fed.said.count(told) == 1
+    told = (
+        "client 2 cannot take part: it came late, and method fedavg has no way to admit newcomers"
+    )
+    assert sum(text.startswith(told) for text in fed.said) == 1
 
 
 # --- parcels -------------------------------------------------------------------------------------

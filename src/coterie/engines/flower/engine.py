@@ -105,6 +105,8 @@ class Flower:
                 came = list(self._line.grid.pull_messages(list(waiting))) if waiting else []
             except AWAY:  # with the SuperLink went all that was under way
                 self._line.mend()
+                for client in waiting.values():  # nobody knows what reached it
+                    self._has.pop(client, None)
                 unsent, waiting = sorted({*unsent, *waiting.values()}), {}
                 continue
             for envelope in came:

@@ -227,11 +227,26 @@ def client_app(answer: Callable[[RecordDict], RecordDict]) -> ClientApp:
     return app
 
 
-class Desk:
-    """A SuperNode's messages, taken and answered one after another by this process."""
+class GivenUp(Exception):
+    """The rest of a message will never come."""
 
-    def __init__(self, address: str, secret: bytes, app: ClientApp) -> None:
-        self.address, self._app = address, app
+
+class Desk:
+    """A SuperNode's messages, taken and answered one after another by this process.
+
+    ``given_up`` says whether the SuperNode no longer fetches a message. Its worker is told that
+    there is one before all of it has come; if the server's run ends meanwhile, a SuperNode forgets
+    to tell it so, and Flower's own way is to ask for the rest for two hours.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        app: ClientApp,
+        given_up: Callable[[str], bool] = lambda message: False,
+    ) -> None:
+        self.address, self._app, self._given_up = address, app, given_up
         self._acquire = _client(RuntimeHttpClient, address, None, "SuperExec", _auth(secret))
 
     def serve(self) -> bool:
@@ -242,15 +257,36 @@ class Desk:
             return False
         token = RuntimeTokenHttpInterceptor(got.token)
         client = _client(RuntimeHttpClient, self.address, None, "flwr-clientapp", token)
+        self._heed(client)
         beat = Beat(client)
         try:
             message, context, _, _ = pull_task_input(client)
             push_message(client, self._app(message=message, context=context), context)
             push_task_output(client, context, SubStatus.COMPLETED, "")
+        except GivenUp:
+            push_task_output(client, None, SubStatus.FAILED, "the message did not come")
         finally:
             beat.stop()
             client.close()
         return True
+
+    def _heed(self, client: Any) -> None:
+        """Have this client stop asking for parts of a message that was given up."""
+        names: list[str] = []
+        pull_messages, pull_object = client.PullMessages, client.PullObject
+
+        def messages(*request: Any, **options: Any) -> Any:
+            came = pull_messages(*request, **options)
+            names.extend(tree.object_id for tree in came.message_object_trees)
+            return came
+
+        def part(*request: Any, **options: Any) -> Any:
+            came = pull_object(*request, **options)
+            if not came.object_available and any(map(self._given_up, names)):
+                raise GivenUp
+            return came
+
+        client.PullMessages, client.PullObject = messages, part
 
 
 def wait_until(done: Callable[[], bool], seconds: float, step: float = 0.2) -> bool:

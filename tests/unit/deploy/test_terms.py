@@ -1,0 +1,226 @@
+"""What server and clients agree on: whose data is like whose, labels, and what may travel."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from coterie.data import ClientData, Population, Split
+from coterie.deploy.terms import (
+    Described,
+    digest_of_start,
+    in_common,
+    seen_from_client,
+    seen_from_server,
+    shell,
+    travelling,
+)
+from coterie.errors import DataError
+from coterie.run.config import Config, parse
+from coterie.weights import Layout, Weights
+from support import digits
+
+
+def described(classes=("0", "1"), **changes):
+    made = Described("table", (3,), "float32", "int64", (), classes, 2, 0, (8, 1, 2))
+    return replace(made, **changes)
+
+
+def people(classes, labels):
+    """One client with these labels, of which a third each is for training, validation, test."""
+    y = torch.tensor(labels)
+    part = len(y) // 3
+    splits = [Split(torch.zeros(len(p), 3), p) for p in torch.split(y, part)]
+    return Population((ClientData(*splits),), "table", (3,), classes, len(classes or [1]))
+
+
+# --- descriptions --------------------------------------------------------------------------------
+
+
+def test_a_description_has_sizes_and_names_and_no_samples():
+    population = digits(clients=3, samples=90)
+    own = population.clients[1]
+    found = Described.of(population, 1)
+    assert found.sizes == (len(own.train), len(own.val), len(own.test))
+    assert (found.kind, found.shape, found.samples, found.labels) == (
+        "image", population.shape, str(own.train.x.dtype).split(".")[1], "int64",
+    )  # fmt: skip
+    assert found.classes == tuple("0123456789")
+    assert found.groups == population.groups[1]
+    assert Described.from_json(found.to_json()) == found
+    assert len(str(found.to_json())) < 400
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes": [1, 2]},
+        {"sizes": [0, 2, 3]},
+        {"sizes": [5, -1, 3]},
+        {"sizes": [2**50, 0, 0]},
+        {"sizes": ["many", 0, 0]},
+        {"sizes": None},
+        {"samples": "object"},
+        {"samples": "__class__"},
+        {"labels": "float16"},
+        {"shape": 5},
+        {"shape": ["x"]},
+        {"classes": 5},
+        {"groups": "a"},
+        {"targets": None},
+    ],
+    ids=str,
+)
+def test_a_description_that_makes_no_sense_is_refused(change):
+    with pytest.raises(DataError, match="makes no sense"):
+        Described.from_json({**described().to_json(), **change})
+
+
+@pytest.mark.parametrize("tree", [None, [], 5, "text", {}], ids=str)
+def test_what_is_no_description_is_refused(tree):
+    with pytest.raises(DataError, match="makes no sense"):
+        Described.from_json(tree)
+
+
+def test_names_of_any_length_are_cut():
+    told = {**described().to_json(), "name": "x" * 10**6, "classes": ["y" * 10**6]}
+    found = Described.from_json(told)
+    assert len(found.name) == len(found.classes[0]) == 200
+
+
+# --- in common -----------------------------------------------------------------------------------
+
+
+def test_classes_of_all_are_the_classes():
+    found = in_common({0: described(("0", "2")), 1: described(("1", "10")), 4: described(("2",))})
+    assert found.classes == ("0", "1", "2", "10")  # as numbers
+    assert found.targets == 4
+    found = in_common({0: described(("well", "ill")), 1: described(("dead", "10"))})
+    assert found.classes == ("10", "dead", "ill", "well")  # as words
+    found = in_common({0: described(("1", "-3")), 1: described(("2",))})
+    assert found.classes == ("-3", "1", "2")
+
+
+def test_equal_classes_keep_their_order():
+    found = in_common({0: described(("well", "ill")), 3: described(("well", "ill"))})
+    assert found.classes == ("well", "ill")
+
+
+def test_the_order_does_not_depend_on_who_comes_first():
+    ways = [("07", "1"), ("7", "1"), ("3",)]
+    found = {
+        in_common(dict(enumerate(map(described, order)))).classes
+        for order in (ways, ways[::-1], ways[1:] + ways[:1])
+    }
+    assert found == {("1", "3", "07", "7")}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"shape": (4,)}, "client 5 has data of shape (4,), client 2 of (3,)"),
+        ({"kind": "image"}, "client 5 has data of kind image, client 2 of table"),
+        ({"samples": "uint8"}, "client 5 has data of samples uint8"),
+        ({"labels": "float32"}, "client 5 has data of labels float32"),
+        ({"width": (2,)}, "client 5 has data of width (2,)"),
+        ({"classes": None}, "client 5 has numbers to predict where client 2 has classes"),
+    ],
+)
+def test_who_does_not_fit_is_named(change, told):
+    with pytest.raises(DataError) as refused:
+        in_common({2: described(), 3: described(), 5: described(**change)})
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("classes", [("a",), None])
+def test_a_vocabulary_is_the_largest(classes):
+    both = {0: described(classes, vocabulary=7), 1: described(classes, vocabulary=9)}
+    assert in_common(both).vocabulary == 9
+
+
+# --- populations ---------------------------------------------------------------------------------
+
+
+def test_shells_have_the_sizes_and_cost_nothing():
+    like = described(shape=(3, 512, 512), samples="uint8")
+    made = shell(like, (10**6, 10, 20), "far")
+    assert [len(s) for s in (made.train, made.val, made.test)] == [10**6, 10, 20]
+    assert made.train.x.shape == (10**6, 3, 512, 512)
+    assert made.train.x.untyped_storage().nbytes() == 1
+    assert made.train.y.untyped_storage().nbytes() == 8
+    assert (made.train.x.dtype, made.train.y.dtype) == (torch.uint8, torch.int64)
+    assert made.name == "far"
+    assert shell(described(None, labels="float32", width=(2,)), (4, 0, 0)).train.y.shape == (4, 2)
+
+
+def test_the_server_sees_sizes_and_the_absent_as_empty():
+    both = {0: described(name="a", groups=1), 2: described(name="c", groups=0, sizes=(5, 0, 1))}
+    found = seen_from_server(in_common(both), both, 4)
+    assert [len(c.train) for c in found.clients] == [8, 0, 5, 0]
+    assert [c.name for c in found.clients] == ["a", "", "c", ""]
+    assert found.groups is None  # not of everybody
+    assert seen_from_server(in_common(both), {0: both[0], 1: both[2]}, 2).groups == (1, 0)
+
+
+def test_labels_are_numbered_as_everybody_s():
+    own = people(("b", "d"), [0, 1, 1, 0, 1, 0])
+    like = described(("a", "b", "c", "d"), targets=4)
+    found = seen_from_client(like, own, 0, 2, 4, 7)
+    mine = found.clients[2]
+    assert mine.train.y.tolist() == [1, 3]
+    assert mine.val.y.tolist() == [3, 1]
+    assert mine.test.y.tolist() == [3, 1]
+    assert [len(c.train) for c in found.clients] == [7, 7, 2, 7]
+    assert (found.classes, found.targets) == (("a", "b", "c", "d"), 4)
+    assert own.clients[0].train.y.tolist() == [0, 1]  # its own are as they were
+
+
+def test_equal_classes_are_left_alone():
+    own = people(("b", "d"), [0, 1, 1, 0, 1, 0])
+    found = seen_from_client(described(("b", "d")), own, 0, 0, 1, 2)
+    assert found.clients[0] is own.clients[0]
+
+
+def test_numbers_to_predict_stay_as_they_are():
+    own = people(None, [0.5, 1.5, 2.5])
+    found = seen_from_client(described(None, labels="float32"), own, 0, 1, 2, 1)
+    assert found.clients[1].train.y.tolist() == [0.5]
+    assert found.classes is None
+
+
+def test_a_class_that_nobody_knows_is_named():
+    own = people(("b", "x"), [0, 1, 1])
+    with pytest.raises(DataError, match=r"does not know: \['x'\]"):
+        seen_from_client(described(("a", "b")), own, 0, 0, 2, 1)
+
+
+# --- what travels --------------------------------------------------------------------------------
+
+
+def test_no_path_of_the_server_travels():
+    asked = {
+        "data": {"folder": "/srv/secret", "samples": 9},
+        "model": {"name": "mlp", "start": "/srv/secret/start.safetensors", "hidden": [4]},
+        "availability": {"name": "trace", "file": "/srv/secret/trace.csv"},
+        "clock": {"name": "links"},
+        "run": {"engine": "ray", "address": "secret:10001", "workers": 3, "seed": 5},
+        "stop": {"bytes": 1e9},
+    }  # fmt: skip
+    told = travelling(parse(asked).model_dump())
+    assert "secret" not in str(told)
+    again = parse(told)  # and what is left is a configuration
+    assert again.run.seed == 5
+    assert again.data.samples == 9
+    assert again.model.parameters == {"hidden": [4]}
+    assert again.run.engine == Config().run.engine
+    assert again.clock.name == "none"
+    assert again.stop.bytes is None
+
+
+def test_first_weights_are_known_by_every_bit():
+    layout = Layout.of(torch.nn.Linear(3, 2))
+    one = Weights(layout, torch.arange(8.0))
+    other = one.vector.clone()
+    other[5] = torch.nextafter(other[5], torch.tensor(9.0))
+    assert digest_of_start(one) == digest_of_start(Weights(layout, torch.arange(8.0)))
+    assert digest_of_start(one) != digest_of_start(Weights(layout, other))

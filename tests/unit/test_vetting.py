@@ -1,0 +1,291 @@
+"""What a server checks of answers from machines of others: honest ones pass, others do not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import coterie
+from coterie.door.coding import Coding
+from coterie.door.door import Door
+from coterie.door.vetting import misfits, shape_of, vet
+from coterie.door.wire import Wire
+from coterie.engines.loop import Loop
+from coterie.errors import TrainingError
+from coterie.federation import Order
+from coterie.tree import same
+from coterie.weights import Layout, Weights
+from support import ROWS, digits, drive, experiment, models, same_bits
+
+NAN, INF = float("nan"), float("inf")
+PEOPLE = digits(samples=120)
+
+
+def body(**changes):
+    whole = {"examples": 5, "arrays": {}, "metrics": {"loss": 0.5}, "version": "1.0"}
+    return {k: v for k, v in {**whole, **changes}.items() if v is not ...}
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"examples": 0},
+        {"examples": 10},
+        {"metrics": {}},
+        {"metrics": {"a": 3, "b": -1e300}},
+        {"version": ...},
+        {"scored": {}},
+        {"scored": {"metrics": {"val_loss": NAN}}},  # of a client without validation data
+        {"scored": {"error": "TrainingError", "text": "why"}},
+    ],
+    ids=str,
+)
+def test_what_can_be_is_taken(changes):
+    vet(1, body(**changes), 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"examples": 11}, "it counts 11 samples, and has 10"),
+        ({"examples": -1}, "it counts -1 samples"),
+        ({"examples": 2**70}, "samples, and has 10"),
+        ({"examples": 5.0}, "it counts 5.0 samples"),
+        ({"examples": NAN}, "it counts nan samples"),
+        ({"examples": True}, "it counts True samples"),
+        ({"examples": "5"}, "it counts '5' samples"),
+        ({"examples": None}, "it counts None samples"),
+        ({"examples": ...}, "it counts None samples"),
+        ({"metrics": {"loss": NAN}}, "its 'loss' is nan"),
+        ({"metrics": {"loss": INF}}, "its 'loss' is inf"),
+        ({"metrics": {"loss": "0"}}, "its 'loss' is '0'"),
+        ({"metrics": {"loss": None}}, "its 'loss' is None"),
+        ({"metrics": {"loss": [1.0]}}, "its 'loss' is [1.0]"),
+        ({"metrics": [0.5]}, "not made like an answer"),
+        ({"metrics": ...}, "not made like an answer"),
+        ({"arrays": ...}, "not made like an answer"),
+        ({"arrays": [1]}, "not made like an answer"),
+        ({"scored": 3}, "scores are not numbers"),
+        ({"scored": {"metrics": 3}}, "scores are not numbers"),
+        ({"scored": {"metrics": {"a": "b"}}}, "scores are not numbers"),
+        ({"version": 5}, "no name"),
+        ({"version": None}, "no name"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(changes, told):
+    with pytest.raises(TrainingError) as refused:
+        vet(1, body(**changes), 10)
+    assert told in str(refused.value)
+
+
+# --- arrays --------------------------------------------------------------------------------------
+
+LAYOUT = Layout.of(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
+WHOLE = Weights(LAYOUT, torch.zeros(LAYOUT.size))
+PART = WHOLE.only(["0"])
+
+
+def judged(answers, sent=None, config=None, task="train"):
+    """Who does not fit, of clients that answer these arrays."""
+    orders = {
+        c: Order(c, task, sent if sent is not None else {"model": WHOLE}, (config or {}).get(c, {}))
+        for c in answers
+    }
+    return sorted(misfits(orders, {c: {"arrays": a} for c, a in answers.items()}))
+
+
+def test_all_alike_all_fit():
+    assert judged({}) == []
+    assert judged({0: {"model": WHOLE}}) == []
+    assert judged({0: {}, 1: {}}) == []
+    assert judged({c: {"model": WHOLE} for c in range(5)}) == []
+
+
+@pytest.mark.parametrize("other", [{}, {"model": PART}, {"weights": WHOLE},
+                                   {"model": WHOLE, "extra": WHOLE}, {"model": torch.zeros(13)}],
+                         ids=["none", "part", "name", "extra", "tensor"])  # fmt: skip
+@pytest.mark.parametrize("liar", [0, 1, 2])
+def test_two_against_one(other, liar):
+    answers = {c: {"model": WHOLE} for c in range(3)} | {liar: other}
+    assert judged(answers) == [liar]
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+@pytest.mark.parametrize("other", [{}, {"model": PART}, {"x": torch.zeros(1)}], ids=str)
+def test_of_two_the_one_that_sends_the_like_of_what_it_got_is_right(other, liar):
+    assert judged({1 - liar: {"model": WHOLE}, liar: other}) == [liar]
+
+
+def test_a_majority_wins_over_the_like_of_what_was_sent():
+    """Methods may ask for other things than they send: those who do so together are right."""
+    part = {"direction": PART}
+    assert judged({0: part, 1: part, 2: {"model": WHOLE}}) == [2]
+
+
+def test_between_two_of_which_neither_is_like_the_order_it_is_always_the_same_one():
+    first = judged({0: {"a": PART}, 1: {"b": PART}})
+    assert len(first) == 1
+    assert judged({0: {"b": PART}, 1: {"a": PART}}) == [1 - first[0]]
+
+
+def test_only_those_who_were_asked_the_same_are_compared():
+    answers = {0: {"model": WHOLE}, 1: {"model": PART}, 2: {"model": PART}, 3: {"model": WHOLE}}
+    config = {1: {"layers": ["0"]}, 2: {"layers": ["0"]}}
+    assert judged(answers, config=config) == []
+    assert judged(answers, config={}) != []
+    assert judged({0: {"model": WHOLE}, 1: {}}, config={1: {"x": 1}}) == []
+
+
+def test_the_size_of_a_tensor_is_its_shape():
+    assert judged(
+        {0: {"a": torch.zeros(3)}, 1: {"a": torch.zeros(3)}, 2: {"a": torch.zeros(4)}}
+    ) == [2]
+    assert judged(
+        {0: {"a": torch.zeros(6)}, 1: {"a": torch.zeros(6)}, 2: {"a": torch.zeros(2, 3)}}
+    ) == [2]
+    assert shape_of({"b": PART, "a": torch.zeros(2, 3)}) == (
+        ("a", (2, 3)),
+        ("b", PART.layout.names),
+    )
+
+
+def test_the_reason_says_how_the_others_are_made():
+    orders = {c: Order(c, "train", {"model": WHOLE}) for c in range(3)}
+    bodies = {0: {"arrays": {"model": WHOLE}}, 1: {"arrays": {"model": WHOLE}}, 2: {"arrays": {}}}
+    (why,) = misfits(orders, bodies).values()
+    assert why == "its arrays are made unlike those of the others (model of 4 parts)"
+
+
+# --- honest methods through a door that checks ---------------------------------------------------
+
+
+class Vetting(Door):
+    """A door as in a real federation."""
+
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more)
+        self.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
+        self.ever = {}
+
+    def begin(self, *given, **more):
+        self.ever |= self.rejected
+        super().begin(*given, **more)
+
+
+COMPARED = ("fedavg", "ifca", "dc-pfl", "fedtsdp", "ditto layer-wise", "fedfomo")
+SETTINGS = {"rounds": 3, "cohort": 0.7, "wire": Coding("topk:share=0.5", "raw")}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_no_honest_answer_of_any_method_is_rejected(name, tmp_path, monkeypatch):
+    import support
+
+    made = experiment(ROWS[name](), PEOPLE, schedule={"batch_size": 32}, settings=SETTINGS)
+    monkeypatch.setattr(support, "Door", Vetting)
+    state, door, _ = drive(made, tmp_path / "vetted")
+    seen = models(made, state, door)
+    assert isinstance(door, Vetting)
+    assert not {**door.ever, **door.rejected}
+    assert door.ledger.lost == 0
+    if name in COMPARED:  # where nobody is rejected, a door that checks does nothing else
+        monkeypatch.undo()
+        bare, plain, _ = drive(made, tmp_path / "plain")
+        assert same_bits(models(made, bare, plain), seen)
+        assert same(bare.to_tree()["models"], state.to_tree()["models"])
+
+
+# --- a door that checks, and one that does not ---------------------------------------------------
+
+
+LYING = experiment(coterie.fedavg(), PEOPLE).plan(Path()).start.layout
+
+
+class Lying(Loop):
+    """Client 2 answers what it likes."""
+
+    lie = staticmethod(lambda body: None)
+
+    def exchange(self, requests, until=None):
+        for client, message in super().exchange(requests, until):
+            if client == 2 and message is not None:
+                wire = Wire(LYING)
+                told = wire.unpack(message)
+                self.lie(told)
+                message = wire.pack(told)
+            yield client, message
+
+
+def doored(samples, lie, tmp_path):
+    made = experiment(coterie.fedavg(), PEOPLE)
+    plan = made.plan(tmp_path)
+    engine = Lying(plan)
+    engine.lie = lie
+    door = Door(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
+    if samples:
+        door.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
+    door.begin(0)
+    return door.gather([Order(c, "train", {"model": plan.start}) for c in range(6)]), door
+
+
+def spoil(body):
+    body["arrays"]["model"].vector[3] = NAN
+
+
+def cut(body):
+    body["arrays"]["model"] = body["arrays"]["model"].only(["head"])
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        (spoil, "no longer finite"),
+        (cut, "unlike those of the others"),
+        (lambda b: b.update(examples=10**6), "it counts 1000000 samples"),
+        (lambda b: b["metrics"].update(loss=NAN), "its 'loss' is nan"),
+        (lambda b: b.pop("arrays"), "arrays"),
+        (lambda b: b["arrays"].update(model=5), ""),
+        (lambda b: b.update(since={"model": "x"}), ""),
+    ],
+    ids=["nan", "part", "samples", "metric", "no arrays", "a number", "since"],
+)
+def test_a_client_that_lies_is_rejected_by_name_and_the_others_count(lie, told, tmp_path):
+    replies, door = doored(True, lie, tmp_path)
+    assert [r.client for r in replies] == [0, 1, 3, 4, 5]
+    assert list(door.rejected) == [2]
+    assert told.lower() in door.rejected[2].lower()
+    assert door.ledger.lost == 1
+    assert 2 not in door.versions
+    door.begin(1)
+    assert door.rejected == {}
+
+
+def test_a_door_of_a_simulation_raises_as_before(tmp_path):
+    with pytest.raises(TrainingError, match="client 2"):
+        doored(False, spoil, tmp_path / "a")
+    # It looks at nothing else: what a simulation does is its own.
+    replies, door = doored(False, lambda b: b.update(examples=10**6), tmp_path / "b")
+    assert [r.client for r in replies] == [0, 1, 2, 3, 4, 5]
+    assert door.rejected == {}
+    replies, _ = doored(False, cut, tmp_path / "c")
+    assert len(replies) == 6
+
+
+def test_nothing_of_a_rejected_answer_is_used(tmp_path):
+    """Not even the scores that rode on it."""
+    made = experiment(coterie.fedavg(), PEOPLE)
+    plan = made.plan(tmp_path)
+    engine = Lying(plan)
+    engine.lie = lambda b: cut(b) if b["arrays"] else None
+    door = Door(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
+    door.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
+    door.begin(1)
+    door.ride({c: {"model": plan.start} for c in range(6)}, {}, 0)
+    door.gather([Order(c, "train", {"model": plan.start}) for c in range(6)])
+    scores, _ = door.alight()
+    assert list(door.rejected) == [2]
+    assert sorted(scores) == [0, 1, 3, 4, 5]
