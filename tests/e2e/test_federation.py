@@ -2,9 +2,10 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from federated import Federation, federation, rounds, same_models
+from federated import Federation, Process, federation, rounds, same_models
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
@@ -66,3 +67,40 @@ def test_dc_pfl_with_a_trial_gives_the_bits_of_the_loop(staying: Federation):
     served = rounds(staying.root / "dc-pfl")
     assert [e["exchanges"] for e in served] == [1, 1, 2, 1]
     assert [len(set(e["groups"])) for e in served] == [1, 1, 2, 2]  # the trial was a success
+
+
+@pytest.mark.e2e
+def test_a_model_of_45_mb_goes_through(staying: Federation):
+    more = ["--set", "model.name=resnet18", "--set", "run.rounds=1", "--set", "train.batch_size=64"]
+    server = staying.serve("resnet18", *more)
+    loop = staying.loop("resnet18", *more)
+    assert server.wait(400) == 0, server.text
+    same_models(staying, loop)
+    moved = rounds(staying.root / "resnet18")[0]["bytes"]
+    assert min(moved.values()) > 3 * 44e6
+
+
+@pytest.mark.e2e
+def test_a_superlink_that_is_there_already_is_used(tmp_path):
+    with federation(tmp_path, names=("a", "b"), rounds=1) as fed:
+        secret = tmp_path / "secret"
+        secret.write_bytes(b"of this test")
+        keys = fed.keys / "server"
+        command = [
+            *("--host", "127.0.0.1", "--port", fed.port),
+            *("--ssl-ca-certfile", keys / "ca.pem", "--ssl-certfile", keys / "server.pem"),
+            *("--ssl-keyfile", keys / "server.key", "--enable-supernode-auth"),
+            *("--isolation", "process", "--superexec-auth-secret-file", secret),
+        ]
+        program = Path(sys.executable).with_name("flower-superlink")
+        link = Process(command, tmp_path / "link.log", [str(program)])
+        fed.running.append(link)
+        given = ["--superlink", f"127.0.0.1:{fed.port}", "--superlink-secret", secret]
+        link.says("Application startup complete")
+        server = fed.serve("served", *given)
+        clients = [fed.join(name, "--once") for name in fed.names]
+        loop = fed.loop("served")
+        assert server.wait() == 0, server.text
+        assert [client.wait() for client in clients] == [0, 0]
+        same_models(fed, loop)
+        assert link.process.poll() is None  # it is not ours to end

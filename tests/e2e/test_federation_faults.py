@@ -227,7 +227,7 @@ def test_wrong_answers_are_rejected_by_name(fed):
     more = asked(*DITTO, "run.rounds=7")
     server = fed.serve("wrong", *more)
     loop = fed.losing("wrong", {("b", round) for round in faults.values()}, *more)
-    assert server.wait() == 0, server.text
+    assert server.wait(500) == 0, server.text
     told = {e["round"]: e.get("rejected", {}) for e in rounds(fed.root / "wrong")}
     assert told.keys() == set(range(1, 8))
     words = {
@@ -259,7 +259,7 @@ def test_a_superlink_that_is_killed_is_brought_back(fed):
     os.kill(link, signal.SIGKILL)
     server.says("the SuperLink was started again")
     release()
-    assert server.wait() == 0, server.text
+    assert server.wait(500) == 0, server.text
     same_models(fed, loop)
     assert not absent(fed, "link")
 
@@ -278,7 +278,7 @@ def test_a_server_that_is_killed_goes_on_to_the_same_bits(fed):
     assert [e["round"] for e in rounds(fed.root / "killed")] == [1]
     loop = fed.loop("killed", *more)
     again = fed.serve("killed", *more)
-    assert again.wait() == 0, again.text
+    assert again.wait(500) == 0, again.text
     assert "going on" in again.text
     same_models(fed, loop)
     assert [e["round"] for e in rounds(fed.root / "killed")] == [1, 2, 3]
@@ -295,7 +295,7 @@ def test_a_late_answer_holds_up_nothing_after_it(fed):
     fed.held("b", 2)
     until(lambda: len(rounds(fed.root / "stale")) == 3, "the end of round 3", 300)
     release()
-    assert server.wait() == 0, server.text
+    assert server.wait(500) == 0, server.text
     gone = absent(fed, "stale")  # on a busy machine others may be late too, now and then
     assert {round for name, round in gone if name == "b"} in ({2, 3}, {2, 3, 4})
     for event in rounds(fed.root / "stale"):
@@ -314,7 +314,7 @@ def test_a_client_that_leaves_holds_nobody_up(fed):
     fed.households["d"].end()
     release()
     loop = fed.losing("leaves", {("d", 2), ("d", 3), ("d", 4)}, *more)
-    assert server.wait() == 0, server.text
+    assert server.wait(500) == 0, server.text
     assert absent(fed, "leaves") == {("d", 2), ("d", 3), ("d", 4)}
     seconds = [e["seconds"]["train"] for e in rounds(fed.root / "leaves")]
     assert max(seconds[2:]) < seconds[0] + 10, seconds
@@ -344,7 +344,7 @@ def test_killed_parts_of_clients_come_back(fed):
     for name in hit:
         fed.connected(name)
     wait()
-    assert server.wait() == 0, server.text
+    assert server.wait(500) == 0, server.text
     gone = absent(fed, "kills")
     assert gone >= {(name, 2) for name in hit}
     assert gone <= {(name, round) for name in hit for round in (2, 3)}
@@ -387,7 +387,7 @@ def test_strangers_are_refused_and_told_why(fed, tmp_path):
         _try_control(fed.port, ca)
         release()
         loop = fed.loop("strangers", *more)
-        assert server.wait() == 0, server.text
+        assert server.wait(500) == 0, server.text
     finally:
         for process in strangers.values():
             process.end()
@@ -430,7 +430,7 @@ def test_without_keys_on_loopback_only(tmp_path, cli):
         words += ["--insecure", "--client", client, "--simulated", "--once"]
         processes.append(Process(words, tmp_path / f"client{client}.log"))
     try:
-        assert [process.wait() for process in processes] == [0, 0, 0], processes[0].text
+        assert [process.wait(500) for process in processes] == [0, 0, 0], processes[0].text
     finally:
         for process in processes:
             process.end()
@@ -479,7 +479,7 @@ def test_whoever_comes_late_is_admitted(fed):
         fed.held("a", 3)
         fed.connected("e")
         holds[3]()
-        assert server.wait() == 0, server.text
+        assert server.wait(500) == 0, server.text
     finally:
         fed.households.pop("e").end()
     arrivals = [e for e in events(fed.root / "late") if e.get("event") == "arrival"]

@@ -13,8 +13,8 @@ from coterie.client import Batch, Client, Descent, Fit, Objective, Slope
 from coterie.compose import Local, Pieces, grouped, keeping
 from coterie.errors import ConfigError
 from coterie.method import Count, Method, NonNegative, Positive, Share, method
-from coterie.serverside import momentum_step, stepping
 from coterie.seeds import seed_layers
+from coterie.serverside import momentum_step, stepping
 from coterie.weights import Weights
 
 

@@ -16,7 +16,7 @@ from coterie.engines.flower.processes import Child, environment, free_port, wait
 from coterie.engines.flower.runtime import AWAY, Link, quiet
 from coterie.errors import EngineError
 
-_START = 60.0  # seconds that a SuperLink may take to start
+_START = 180.0  # seconds that a SuperLink may take to start
 _PAUSE = 2.0
 
 
