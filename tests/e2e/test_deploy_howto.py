@@ -101,7 +101,7 @@ def test_the_sentences_of_the_troubleshooting_table_are_said():
     sentences = [said for row in rows for said in re.findall(r"`([^`]+)`", row)]
     assert len(sentences) > 15
     for said in sentences:
-        parts = [p for p in re.split(r"…|\d+|`", said) if len(p) > 5 and "/" not in p]
+        parts = [p.strip() for p in re.split(r"…|\d+", said) if len(p) > 6 and "/" not in p]
         for part in parts:
             assert part in source, part
 

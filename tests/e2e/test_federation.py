@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from federated import Federation, Process, federation, rounds, same_models
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")

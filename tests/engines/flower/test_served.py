@@ -592,8 +592,8 @@ def editing(edit):
 
 
 def many(count, **tables):
-    data = {"samples": 25 * count}
-    return tree(count, data=data, partition={"name": "iid"}, run={"rounds": 1}, **tables)
+    made = tree(count, data={"samples": 25 * count}, run={"rounds": 1}, **tables)
+    return {**made, "partition": {"name": "iid"}}
 
 
 LOST = [

