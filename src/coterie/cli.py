@@ -403,9 +403,7 @@ def compare(
             for title, about in abouts.items():  # also of what was finished and not yet marked
                 with remember(place / folder_of(title), about):
                     pass
-            made = go_on(
-                place, watching, _note, engine=engine, workers=workers, address=address
-            )
+            made = go_on(place, watching, _note, engine=engine, workers=workers, address=address)
         else:
             text = methods or _of_the_table(scenario) or _COMPARED
             entries, population = prepare(text, configure, oracle_if_possible=methods is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -185,6 +186,7 @@ def serve(
 ) -> None:
     """Serve a federation: wait for its clients, train with them, leave each its model."""
     _require()
+    os.umask(0o077)  # what is written here is nobody else's business
     from coterie.cli import resolve
     from coterie.deploy.serve import Serving, serve
     from coterie.report.progress import Watch, progress
@@ -254,6 +256,9 @@ def join(
         int | None, typer.Option(min=0, help="With --insecure: which client this is.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train, as in cuda.")] = "cpu",
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Take part only in runs whose server sees sums alone.")
+    ] = False,
     once: Annotated[
         bool, typer.Option("--once", help="End when a run is over and the model is there.")
     ] = False,
@@ -261,6 +266,7 @@ def join(
 ) -> None:
     """Join a federation as a client, and stay until you end it."""
     _require()
+    os.umask(0o077)  # what is written here is nobody else's business
     from coterie.deploy.data import Source
     from coterie.deploy.join import Joining, join
     from coterie.run.config import check_device
@@ -279,7 +285,8 @@ def join(
     source = Source(data and data.resolve(), data_loader, form, options, simulated)
     held = None if insecure else (keys or directory / "keys")
     try:
-        join(Joining(server, directory, source, held, client or 0, device, once), _told)
+        told = Joining(server, directory, source, held, client or 0, device, once, secure)
+        join(told, _told)
     except KeyboardInterrupt:
         err.print("left the federation; join again with the same command", highlight=False)
 

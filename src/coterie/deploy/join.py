@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import secrets
 import socket
 import ssl
 import sys
@@ -21,7 +19,7 @@ from pathlib import Path
 
 from coterie.deploy.data import Source
 from coterie.engines.flower.keys import ClientKeys, read_client
-from coterie.engines.flower.processes import Child, environment, free_port, tail
+from coterie.engines.flower.processes import Child, environment, free_port, shared_secret, tail
 from coterie.errors import ConfigError
 from coterie.run.rundir import RunDir
 
@@ -44,6 +42,7 @@ class Joining:
     client: int = 0  # who it is, where no keys say so
     device: str = "cpu"
     once: bool = False
+    secure: bool = False
 
 
 def join(joining: Joining, tell: Tell) -> None:
@@ -72,10 +71,7 @@ class _Household:
         self.folder = joining.directory / "flower"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.secret = self.folder / "secret"
-        if not self.secret.exists():
-            descriptor = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
+        shared_secret(self.secret)
         self.port = free_port()
         self.node: Child | None = None
         self.worker: Child | None = None
@@ -144,6 +140,7 @@ class _Household:
             "client": self.joining.client,
             "device": self.joining.device,
             "once": self.joining.once,
+            "secure": self.joining.secure,
             "port": self.port,
             "secret": self.secret,
         }
@@ -230,7 +227,7 @@ _REASONS = (
     (
         r"code: 2004\b",
         "the server does not let this client in yet: it has not noticed that it was away (that "
-        "takes about a minute)",
+        "takes about a minute), or it is a SuperLink of its own where this key is not registered",
     ),
 )
 

@@ -14,16 +14,15 @@ from safetensors.torch import save
 
 from coterie import __version__
 from coterie.deploy.data import Source
-from coterie.deploy.terms import Described, digest_of_start, seen_from_client
+from coterie.deploy.terms import Described, digest_of_start, seen_from_client, travelling
 from coterie.door.codec import Payload
-from coterie.door.door import FETCH
 from coterie.door.privacy.identity import KEYS
 from coterie.door.wire import Message
 from coterie.engines.base import one_thread
 from coterie.engines.flower.engine import MISSING, ORDER
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.engines.site import Site
-from coterie.errors import CoterieError, RunDirError, WireError
+from coterie.errors import CoterieError, DataError, RunDirError, WireError
 from coterie.federation import ClientId
 from coterie.run.config import experiment_of, parse
 from coterie.tree import write_atomic
@@ -52,16 +51,23 @@ class Member:
     """
 
     def __init__(
-        self, folder: Path, source: Source, who: Identity, device: str, tell: Tell
+        self,
+        folder: Path,
+        source: Source,
+        who: Identity,
+        device: str,
+        tell: Tell,
+        secure: bool = False,
     ) -> None:
         self.folder, self.source, self.who, self.device = folder, source, who, device
+        self.secure = secure  # whether only runs with secure sums will do
         self.kept: Path | None = None  # where its model is, once a run is over
         self._tell = tell
         self._run, self._site = "", None  # type: tuple[str, Site | None]
         self._model: dict[str, Any] = {}  # its name and parameters
         self._own: tuple[str, Any] = ("", None)  # the data as read, and for which settings
-        self._digests, self._has = Digests(), dict[str, Payload]()
-        self._round: object = None
+        self._has = dict[str, Payload]()
+        self._stage: object = None
 
     def answer(self, content: Any) -> Any:
         """The content of the answer to that of a message; what went wrong is an answer too."""
@@ -79,8 +85,13 @@ class Member:
                 return work[parcel.kind](parcel, came)
         except Exception as error:  # whatever a server may have sent
             known = isinstance(error, CoterieError)
-            text = str(error) if known else f"{type(error).__name__}: {error}"
-            self._tell(f"refused: {text}")
+            self._tell(f"refused: {error if known else repr(error)}")
+            # What went wrong with a client's data is written in its own log, and nowhere else.
+            text = f"{type(error).__name__}; its log says more"
+            if isinstance(error, DataError):
+                text = "its data cannot be read, or does not fit; its log says more"
+            elif isinstance(error, WireError):
+                text = str(error)
             return self._sealed(REFUSED, parcel.run, text=text)
 
     def _sealed(self, kind: str, run: str = "", message: Message | None = None, **told: str) -> Any:
@@ -95,7 +106,7 @@ class Member:
                 f"the server runs Coterie {asked['version']}, client {self.who.id} {__version__}: "
                 "install the same version"
             )
-        population, place = self._data(asked["config"])
+        population, place = self._data(travelling(asked["config"]))
         described = replace(Described.of(population, place), name=self.who.name)
         about = {"client": self.who.id, "data": described.to_json()}
         return self._sealed(DESCRIBE, parcel.run, json=json.dumps(about))
@@ -110,23 +121,29 @@ class Member:
 
     def _enrol(self, parcel: Parcel, came: Mapping[str, Payload]) -> Any:
         terms = parcel.told["json"]
-        folder = self._place(parcel.run)
+        folder, told = self._place(parcel.run), json.loads(terms)
+        agreed = folder / "agreed.json"
+        if agreed.exists():  # a run does not become another under way, say without secure sums
+            before = json.loads(agreed.read_text())
+            if any(before[key] != told[key] for key in ("config", "start")):
+                raise WireError("these are not the terms that this run began with")
         given = folder / "start.safetensors"
         if came:
             (vector,) = came.values()
             values = torch.frombuffer(bytearray(vector), dtype=torch.float32)
             write_atomic(given, save({"start": values}), durable=True)
-        site = self._site_of(parcel.run, json.loads(terms))
+        site = self._site_of(parcel.run, told)
         if site is None:
             return self._sealed("start", parcel.run)
-        write_atomic(folder / "agreed.json", terms.encode(), durable=True)
+        write_atomic(agreed, terms.encode(), durable=True)
         self._tell(f"enrolled as client {self.who.id} for run {parcel.run[:8]}")
         return self._sealed(ENROL, parcel.run)
 
     def _site_of(self, run: str, terms: Mapping[str, Any]) -> Site | None:
         """A site for a run; None if its first weights are others than these terms ask for."""
-        folder, config = self._place(run), parse(terms["config"])
-        own, place = self._data(terms["config"])
+        tree = travelling(terms["config"])  # no path of the server's means anything here
+        folder, config = self._place(run), parse(tree)
+        own, place = self._data(tree)
         like = Described.from_json(terms["like"])
         population = seen_from_client(
             like, own, place, self.who.id, int(terms["clients"]), int(terms["least"])
@@ -140,9 +157,11 @@ class Member:
             plan = replace(plan, start=Weights(plan.start.layout, load_file(given)["start"]))
         if digest_of_start(plan.start) != terms["start"]:
             return None
+        if self.secure and not plan.privacy.secure:
+            raise WireError("this client takes part in runs with secure sums only")
         if plan.privacy.on:
             self._write_identities(plan.folder)
-        self._site, self._run = Site(plan, self._keep), run
+        self._site, self._run = Site(plan, self._keep, self._tell), run
         self._model = {"name": config.model.name, **config.model.parameters}
         self._has.clear()
         return self._site
@@ -161,7 +180,7 @@ class Member:
         if not run or not run.isalnum():
             raise WireError(f"'{run}' is no name of a run")
         place = self.folder / "runs" / run
-        place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
         return place
 
     # --- while it goes on -----------------------------------------------------------------------
@@ -170,11 +189,8 @@ class Member:
         site = self._site if self._run == parcel.run else self._recall(parcel.run)
         if site is None:
             return self._sealed(STRANGER, parcel.run)
-        about = json.loads(parcel.message.header)["body"]
-        if about.get("task") == FETCH:
-            raise WireError("a client's own model stays with it: the server asked for it")
-        if self._round != (parcel.run, about.get("round")):
-            self._round = parcel.run, about.get("round")
+        if self._stage != (parcel.run, parcel.told.get("stage")):
+            self._stage = parcel.run, parcel.told.get("stage")
             self._has.clear()
         self._has |= came
         try:
@@ -200,6 +216,7 @@ class Member:
         population = site.plan.population
         own, _ = self._own[1]
         described = {
+            **about,
             "run": self._run,
             "client": id,
             "name": self.who.name,
@@ -212,7 +229,6 @@ class Member:
             if own.mean is None
             else {"mean": own.mean.tolist(), "std": own.std.tolist()},
             "written": time.strftime("%Y-%m-%d %H:%M:%S"),
-            **about,
         }
         tensors = {k: v.clone() for k, v in model.tensors().items()}
         metadata = {k: v if isinstance(v, str) else json.dumps(v) for k, v in described.items()}

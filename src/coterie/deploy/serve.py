@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,16 +20,17 @@ from coterie.deploy.terms import (
     in_common,
     seen_from_server,
     travelling,
+    unlike,
 )
 from coterie.door.privacy.identity import KEYS
+from coterie.door.vetting import printable
 from coterie.door.wire import Message
-from coterie.engines.base import Answers, Request
-from coterie.engines.flower.engine import ORDER, Flower, Tell
+from coterie.engines.flower.engine import Flower, Tell
 from coterie.engines.flower.hub import Hub
 from coterie.engines.flower.keys import ServerKeys, read_server
 from coterie.engines.flower.parcel import Parcel
 from coterie.engines.site import Plan
-from coterie.errors import ConfigError, DataError, RunDirError, unknown
+from coterie.errors import ConfigError, CoterieError, DataError, RunDirError, unknown
 from coterie.federation import ClientId
 from coterie.models import MODELS
 from coterie.run.config import Config, experiment_of, method_of, parse, population_of
@@ -42,6 +43,7 @@ from coterie.tree import write_atomic
 _LOOK = 1.0  # seconds between two looks for clients
 _AGAIN = 30.0  # seconds before a client that could not take part is asked again
 _BACK = 90.0  # seconds: a client that lost its SuperLink is refused for about sixty
+_SOON = 20.0  # for one that comes while others are at work: what takes longer is asked again
 _AGREE = 300.0  # seconds for clients to read their data and answer
 
 
@@ -101,6 +103,7 @@ class Served(Flower):
         self._place, self._settings = Path(), dict[str, Any]()
         self._enrolled: set[ClientId] = set()
         self._refused: dict[ClientId, float] = {}  # and until when: it may come back mended
+        self._tries: dict[ClientId, int] = {}
         self._said: set[str] = set()
         self._looked = 0.0
 
@@ -143,9 +146,13 @@ class Served(Flower):
         elif time.monotonic() > self._looked + 5:
             # Keys that were made meanwhile are let in without a new start.
             self._looked = time.monotonic()
-            keys = read_server(self._keys)
-            if len(keys.clients) > len(self.nodes):
-                self.nodes = dict(self._calmly(lambda grid: self.hub.admit(keys)))
+            try:
+                keys = read_server(self._keys)
+            except CoterieError as error:  # a run that goes on does not end for this
+                self._say(f"new keys cannot be read: {error}")
+            else:
+                if len(keys.clients) > len(self.nodes):
+                    self.nodes = dict(self._calmly(lambda grid: self.hub.admit(keys)))
         return self.present()
 
     def _greet(self) -> None:
@@ -160,11 +167,13 @@ class Served(Flower):
             for client, own in found.items():
                 self.nodes[client], self.described[client] = node, own
 
-    def describe(self, clients: Sequence[ClientId]) -> dict[ClientId, Described]:
+    def describe(
+        self, clients: Sequence[ClientId], seconds: float = _AGREE
+    ) -> dict[ClientId, Described]:
         """Ask clients about their data."""
         about = json.dumps({"version": __version__, "config": self.config})
         found = {}
-        for place, told in self._told(clients, DESCRIBE, about).items():
+        for place, told in self._told(clients, DESCRIBE, about, seconds).items():
             client, own = told.get("client"), told.get("data")
             if type(client) is not int or client < 0 or (place >= 0 and place != client):
                 self._refuse(place, f"it says that it is client {client}")
@@ -175,21 +184,31 @@ class Served(Flower):
                 self._refuse(place, str(error))
         return found
 
-    def enrol(self, clients: Sequence[ClientId]) -> set[ClientId]:
+    def _asked(
+        self, parcels: Mapping[ClientId, Parcel], seconds: float
+    ) -> Iterator[tuple[ClientId, Parcel]]:
+        """The answers that come within that time; who is there and silent is left alone a while."""
+        for client, parcel in self.ask(parcels, time.monotonic() + seconds):
+            if parcel is None:
+                self._refuse(client, "it does not answer")
+            else:
+                yield client, parcel
+
+    def enrol(self, clients: Sequence[ClientId], seconds: float = _AGREE) -> set[ClientId]:
         """Tell clients the experiment; gives those that are ready for it."""
         ready, terms = set(), json.dumps(self.terms)
         asked = {c: Parcel(ENROL, self.run, Message(b"{}", ()), {"json": terms}) for c in clients}
         wants = []
-        for client, parcel in self.ask(asked, time.monotonic() + _AGREE):
-            if parcel is not None and parcel.kind == "start":
+        for client, parcel in self._asked(asked, seconds):
+            if parcel.kind == "start":
                 wants.append(client)
-            elif self._agreed(client, parcel, ENROL):
+            elif self.agreed(client, parcel, ENROL):
                 ready.add(client)
         # Whose own first weights are others gets them.
         message = Message(b"{}", (self.start,))
         asked = {c: Parcel(ENROL, self.run, message, {"json": terms}) for c in wants}
-        for client, parcel in self.ask(asked, time.monotonic() + _AGREE) if asked else ():
-            if self._agreed(client, parcel, ENROL):
+        for client, parcel in self._asked(asked, _AGREE) if asked else ():
+            if self.agreed(client, parcel, ENROL):
                 ready.add(client)
         self._enrolled |= ready
         return ready
@@ -213,69 +232,67 @@ class Served(Flower):
                 told = True
             time.sleep(_LOOK)
             there = self.look()
-        again = sorted((there & set(members)) - self._enrolled)
+        again = sorted((there & set(members)) - self._enrolled - self.refused)
         if again:
-            self.enrol(again)
+            for client, own in self.describe(again, _SOON).items():  # its data may have grown
+                if not self._misfit(own):
+                    self.described[client] = own
+            self.enrol(again, _SOON)
         fresh = sorted(there - set(members) - self.refused)
         for client in fresh if closed else ():
             self._refuse(client, f"it came late, and {closed}")
         if not fresh or closed:
             return []
-        came = self.describe(fresh)
+        came = self.describe(fresh, _SOON)
         for client in fresh:  # what it said when it came does not count
             self.described.pop(client, None)
         for client, own in came.items():
-            try:
-                self._fits(client, own)
-            except DataError as error:
-                self._refuse(client, str(error))
+            if why := self._misfit(own):
+                self._refuse(client, why)
             else:
                 self.described[client] = own
         self.terms["clients"] = len(self.population.clients)
         self._write()
-        return sorted(self.enrol([c for c in fresh if c in self.described]))
+        return sorted(self.enrol([c for c in fresh if c in self.described], _SOON))
 
-    def _fits(self, client: ClientId, own: Described) -> None:
+    def _misfit(self, own: Described) -> str:
+        """Why data does not fit those of the federation, if so."""
         assert self.like is not None
-        for what in ("kind", "shape", "samples", "labels", "width"):
-            if getattr(own, what) != getattr(self.like, what):
-                raise DataError(
-                    f"its data is of {what} {getattr(own, what)}, not {getattr(self.like, what)}"
-                )
+        if why := unlike(own, self.like):
+            return why
         if set(own.classes or ()) - set(self.like.classes or ()):
-            raise DataError("it has classes that the federation does not know")
+            return "it has classes that the federation does not know"
+        return ""
 
-    def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
-        """Carry these out; who does not know the run is told of it before the next round."""
-        parcels = {r.client: Parcel(ORDER, self.run, r.message) for r in requests}
-        spare = frozenset(r.client for r in requests if r.spare)
-        for client, parcel in self.ask(parcels, until, spare):
-            if self._agreed(client, parcel, ORDER):
-                assert parcel is not None
-                yield client, parcel.message
-            else:
-                yield client, None
-
-    def _told(self, clients: Sequence[ClientId], kind: str, about: str) -> dict[ClientId, Any]:
+    def _told(
+        self, clients: Sequence[ClientId], kind: str, about: str, seconds: float
+    ) -> dict[ClientId, Any]:
         parcels = {c: Parcel(kind, self.run, Message(b"{}", ()), {"json": about}) for c in clients}
         found = {}
-        for client, parcel in self.ask(parcels, time.monotonic() + _AGREE):
-            if self._agreed(client, parcel, kind):
-                assert parcel is not None
+        for client, parcel in self._asked(parcels, seconds):
+            if self.agreed(client, parcel, kind):
                 try:
                     found[client] = dict(json.loads(parcel.told["json"]))
-                except (KeyError, TypeError, ValueError) as error:
-                    self._refuse(client, f"its answer makes no sense ({error!r})")
+                except (KeyError, TypeError, ValueError, RecursionError) as error:
+                    self._refuse(client, f"its answer makes no sense ({type(error).__name__})")
         return found
 
-    def _agreed(self, client: ClientId, parcel: Parcel | None, kind: str) -> bool:
-        if parcel is None:
-            return False
+    def agreed(self, client: ClientId, parcel: Parcel, kind: str) -> bool:
+        """Whether it is; who does not know the run is told of it before the next round."""
         if parcel.kind == STRANGER:
             self._enrolled.discard(client)
         elif parcel.kind == REFUSED:
             self._refuse(client, str(parcel.told.get("text", "")))
         return parcel.kind == kind
+
+    def doubt(self, clients: Collection[ClientId]) -> None:
+        """What these answered could not be used: before the next round they are asked anew."""
+        self._enrolled -= set(clients)
+
+    def turn_away(self, clients: Collection[ClientId], why: str) -> None:
+        """These cannot be members."""
+        for client in clients:
+            self._refuse(client, why)
 
     @property
     def refused(self) -> set[ClientId]:
@@ -283,10 +300,15 @@ class Served(Flower):
         return {c for c, until in self._refused.items() if until > time.monotonic()}
 
     def _refuse(self, client: ClientId, why: str) -> None:
-        self._refused[client] = time.monotonic() + _AGAIN
+        self._tries[client] = min(self._tries.get(client, 0) + 1, 5)
+        self._refused[client] = time.monotonic() + _AGAIN * 2 ** (self._tries[client] - 1)
         who = f"client {client}" if client >= 0 else "a client"
-        text = f"{who} cannot take part: {why}"
-        if text not in self._said:
+        text = f"{who} cannot take part: {printable(why)}"
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        """Tell something once; of a thousand different things, the first."""
+        if text not in self._said and len(self._said) < 1000:
             self._said.add(text)
             self._tell(text)
 
@@ -307,6 +329,10 @@ def serve(serving: Serving, show: Show, tell: Tell) -> Result:
         )
     keys = None if serving.keys is None else read_server(serving.keys)
     with ExitStack() as stack:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mine = RunDir(place)  # its lock: a second server here would take the first one's SuperLink
+        mine.lock()
+        stack.callback(mine.unlock)
         address = (serving.host, serving.port)
         hub = Hub(place, keys, address, tell, serving.superlink, serving.secret)
         stack.callback(hub.close)
@@ -380,15 +406,20 @@ def _gather(engine: Served, expected: int, tell: Tell) -> None:
             engine.described |= engine.describe(fresh)
         ready = engine.described.keys() & there
         if len(ready) >= expected:
-            break
+            engine.like, odd = in_common({c: engine.described[c] for c in sorted(ready)})
+            for client, why in odd.items():
+                del engine.described[client]
+                engine.turn_away([client], why)
+            if not odd:
+                break
+            continue
         if ready != told:
             told = set(ready)
             missing = sorted(engine.nodes.keys() - ready)
             who = f" (waiting for {', '.join(map(engine.called, missing))})" if missing else ""
             tell(f"{len(ready)} of {expected} clients are here{who}")
         time.sleep(_LOOK)
-    engine.described = {c: engine.described[c] for c in sorted(engine.described)}
-    engine.like = in_common(engine.described)
+    engine.described = {c: engine.described[c] for c in sorted(ready)}
 
 
 def _gather_again(engine: Served, tell: Tell) -> None:

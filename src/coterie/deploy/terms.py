@@ -8,6 +8,7 @@ which each builds model and method out of what is installed on its own machine.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -66,8 +67,9 @@ class Described:
         try:
             classes = tree["classes"]
             sizes = tuple(int(n) for n in tree["sizes"])
-            if len(sizes) != 3 or min(sizes) < 0 or sizes[0] < 1 or max(sizes) > 2**40:
-                raise ValueError(f"sizes {sizes}")
+            if len(sizes) != 3 or min(sizes) < 0 or sizes[0] < 1 or max(sizes) > 2**31:
+                raise ValueError("sizes")
+            _bounded(tree)
             group = tree["groups"]
             return Described(
                 str(tree["kind"]),
@@ -82,8 +84,21 @@ class Described:
                 None if group is None else int(group),
                 str(tree["name"])[:200],
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"a description of data that makes no sense: {error!r}") from None
+
+
+def _bounded(tree: Mapping[str, Any]) -> None:
+    """Refuse what no model could be made for: it is described by a machine of others."""
+    for what, most in (("shape", 2**26), ("width", 2**16)):
+        parts = [int(n) for n in tree[what]]
+        if len(parts) > 8 or any(n < 1 for n in parts) or math.prod(parts) > most:
+            raise ValueError(what)
+    classes = tree["classes"]
+    if classes is not None and not 1 <= len(classes) <= 10_000:
+        raise ValueError("classes")
+    if not 1 <= int(tree["targets"]) <= 10_000 or not 0 <= int(tree["vocabulary"]) <= 10**7:
+        raise ValueError("targets")
 
 
 def _type(name: Any) -> str:
@@ -92,30 +107,37 @@ def _type(name: Any) -> str:
     return str(name)
 
 
-def in_common(described: Mapping[ClientId, Described]) -> Described:
-    """What all have in common, with the classes of all; DataError that names who does not fit."""
-    first, model = next(iter(described.items()))
-    for client, own in described.items():
-        for what in ("kind", "shape", "samples", "labels", "width"):
-            if getattr(own, what) != getattr(model, what):
-                raise DataError(
-                    f"client {client} has data of {what} {getattr(own, what)}, client {first} of "
-                    f"{getattr(model, what)}: prepare them alike"
-                )
-        if (own.classes is None) != (model.classes is None):
-            raise DataError(
-                f"client {client} has numbers to predict where client {first} has classes"
-            )
-    vocabulary = max(own.vocabulary for own in described.values())
+def unlike(own: Described, other: Described) -> str:
+    """In what two clients' data are of different kinds; empty if in nothing."""
+    for what in ("kind", "shape", "samples", "labels", "width"):
+        if getattr(own, what) != getattr(other, what):
+            return f"its data is of {what} {getattr(own, what)}, not {getattr(other, what)}"
+    if (own.classes is None) != (other.classes is None):
+        return "it has numbers to predict where the others have classes, or the other way round"
+    if own.classes is None and own.targets != other.targets:
+        return f"it has {own.targets} numbers to predict, not {other.targets}"
+    return ""
+
+
+def in_common(
+    described: Mapping[ClientId, Described],
+) -> tuple[Described, dict[ClientId, str]]:
+    """What most have in common, with the classes of them all; and who does not fit, and why."""
+    model = max(
+        described.values(),
+        key=lambda own: sum(not unlike(own, other) for other in described.values()),
+    )
+    odd = {c: why for c, own in described.items() if (why := unlike(own, model))}
+    fitting = [own for c, own in described.items() if c not in odd]
+    vocabulary = max(own.vocabulary for own in fitting)
     if model.classes is None:
-        return replace(model, vocabulary=vocabulary)
-    names = {name for own in described.values() for name in own.classes or ()}
-    numbers = all(name.removeprefix("-").isdecimal() for name in names)
-    if all(own.classes == model.classes for own in described.values()):
-        classes = model.classes
-    else:
-        classes = tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
-    return replace(model, classes=classes, targets=len(classes), vocabulary=vocabulary)
+        return replace(model, vocabulary=vocabulary), odd
+    classes = model.classes
+    if any(own.classes != classes for own in fitting):
+        names = {name for own in fitting for name in own.classes or ()}
+        numbers = all(name.removeprefix("-").isdecimal() for name in names)
+        classes = tuple(sorted(names, key=int) if numbers else sorted(names))
+    return replace(model, classes=classes, targets=len(classes), vocabulary=vocabulary), odd
 
 
 def shell(like: Described, sizes: Sequence[int], name: str = "") -> ClientData:

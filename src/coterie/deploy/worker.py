@@ -34,7 +34,8 @@ def work(told: dict[str, Any]) -> int:
     if told["keys"] is not None:
         keys = read_client(Path(told["keys"]))
         who = Identity(keys.id, keys.name, keys.identity, keys.roster)
-    member = Member(Path(told["directory"]), source, who, told["device"], tell)
+    place = Path(told["directory"])
+    member = Member(place, source, who, told["device"], tell, told["secure"])
     secret = Path(told["secret"]).read_bytes()
     log = Path(told["secret"]).with_name("supernode.log")
 

@@ -22,10 +22,17 @@ from coterie.door.coding import SENT, Coded, Coding, decode, encode, now_held, r
 from coterie.door.exposure import Exposure
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.policy import Policy, accept
-from coterie.door.vetting import misfits, vet
+from coterie.door.vetting import misfits, printable, vet, vet_message
 from coterie.door.wire import Decoded, Encoded, Message, Wire, content_of, without
 from coterie.engines.base import Engine, Request
-from coterie.errors import Abandoned, CoterieError, TrainingError, WireError, error_named
+from coterie.errors import (
+    Abandoned,
+    CoterieError,
+    RunDirError,
+    TrainingError,
+    WireError,
+    error_named,
+)
 from coterie.federation import (
     Array,
     ClientId,
@@ -47,6 +54,8 @@ FETCH = "$fetch"
 SECURE = "$secure"  # a step of the secure-aggregation protocol
 KEEP = "$keep"  # the run is over: the client keeps the model that it would use now
 NO_WORK = (SCORE, FETCH, KEEP)  # beside the training: neither time nor deadlines go for it
+HOUR = 3600.0  # seconds that clients of others have if no deadline was set
+SMALL = 1 << 24  # numbers that an array may hold which is no model
 KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
 Held = dict[str, Weights]  # models by name, as a client decoded them
 
@@ -149,10 +158,16 @@ class Door:
         self.rejected = {}
         self._began = dict(self.versions) if cohort else {}
         self.round_lasted, self._waited = Seconds(), 0.0
-        real = self.terms.policy.real_deadline
+        real = self._real_deadline
         self._ends = time.monotonic() + real if real is not None and cohort else math.inf
         self.ledger.begin()
         self.exposure.begin(self.moment)
+
+    @property
+    def _real_deadline(self) -> float | None:
+        """Seconds that an exchange may take; among clients of others there always is an end."""
+        asked = self.terms.policy.real_deadline
+        return HOUR if asked is None and self.samples is not None else asked
 
     def retain(self) -> None:
         """The present versions were saved: clients keep those of the last two savings."""
@@ -290,8 +305,12 @@ class Door:
         arrived: dict[ClientId, Message] = {}
         bodies: dict[ClientId, Mapping[str, Any]] = {}
         ends = math.inf if not orders or orders[0].task in NO_WORK else self._ends
-        real = self.terms.policy.real_deadline
-        if real is not None and self.cohort and orders and orders[0].task == SECURE:
+        real = self._real_deadline
+        apart = not self.cohort or not orders or orders[0].task in NO_WORK
+        if real is not None and (
+            (self.cohort and orders and orders[0].task == SECURE)
+            or (apart and self.samples is not None)  # nobody waits for ever for others' machines
+        ):
             ends = time.monotonic() + real
         until, late = None if math.isinf(ends) else ends, set[ClientId]()
         with closing(self.engine.exchange(asked, until)) as arriving:
@@ -308,7 +327,8 @@ class Door:
                     # others are still at work.
                     with suppress(WireError), self._forgiving(client):
                         bodies[client] = sheet.read(client, by_client[client], message)
-        if self.samples is not None:
+        # Members of different secure sums send arrays of different lengths, as is right.
+        if self.samples is not None and not beside and orders and orders[0].task != SECURE:
             for client, why in misfits(by_client, bodies).items():
                 self.rejected[client] = why
                 del bodies[client]
@@ -339,7 +359,10 @@ class Door:
         except Exception as error:
             if self.samples is None:
                 raise
-            self.rejected[client] = str(error) or type(error).__name__
+            self.rejected[client] = printable(str(error) or type(error).__name__)
+            if isinstance(error, RunDirError):  # it lost its state: it goes on without
+                self.versions.pop(client, None)
+                self.held.pop(client, None)
 
     def adopt(self, answer: Answer) -> None:
         """An answer that counts: the client's state is now what it made of it."""
@@ -388,7 +411,7 @@ class Door:
         if "metrics" in scored:
             self._scores[client] = dict(scored["metrics"])
         elif scored:
-            self._failed[client] = str(scored.get("text", ""))
+            self._failed[client] = printable(scored.get("text", ""))
 
     # --- who is there, and in time --------------------------------------------------------------
 
@@ -561,6 +584,9 @@ class _Sheet:
 
     def read(self, client: ClientId, order: Order, message: Message) -> dict[str, Any]:
         """The body of an answer, its arrays as the client meant them; its errors are raised."""
+        if self.door.samples is not None:
+            vet_message(message, 4 * self.door.wire.layout.size + SMALL)
+            self.door.wire.kinds(message)  # which is how its bytes are booked
         body = self.door.wire.unpack(message)
         if "error" in body:
             raise error_named(body["error"])(body["text"])
@@ -576,7 +602,7 @@ class _Sheet:
         body["arrays"] = decode(body["arrays"], references, self.door.wire.layout)
         check_finite(client, self.door.round, order.task, body["arrays"])
         if self.door.samples is not None:
-            vet(client, body, self.door.samples.get(client, 0))
+            vet(body, self.door.samples.get(client, 0), order.task == SCORE)
         for name, of in since.items():
             if of == SENT:
                 whole = body["arrays"][name].onto(references[name])

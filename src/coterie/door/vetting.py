@@ -9,36 +9,102 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from coterie.door.wire import Message
 from coterie.errors import TrainingError
 from coterie.federation import Array, ClientId, Order
 from coterie.weights import Weights
 
+_SAID = {
+    *("examples", "arrays", "metrics", "since", "version", "beside", "of", "scored"),
+    *("error", "text"),
+}
+_HEADER = 1 << 26  # bytes; an honest one is a few hundred, with shares of secrets some thousands
+_MANY = 10_000  # arrays, or numbers beside them
+_NAME = re.compile(r"[\w .:/$-]{1,100}")
+_SCORE = re.compile(r"(val|test)_(?!(worst|worst_client|std|val|p\d+|weighted_.*)$)[\w .-]{1,80}")
 Shape = tuple[tuple[str, Any], ...]
 
 
-def vet(client: ClientId, body: Mapping[str, Any], samples: int) -> None:
+def printable(text: object) -> str:
+    """What may be shown of a text that somebody else wrote: one short line, nothing but signs."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:300])
+
+
+def vet_message(message: Message, most: int) -> None:
+    """Refuse a message before it is unpacked, if that could hurt; arrays hold ``most`` so much."""
+    if len(message.header) > _HEADER:
+        raise TrainingError(f"its header has {len(message.header)} bytes")
+    header = json.loads(message.header)
+    body, arrays = header["body"], header["arrays"]
+    if not isinstance(body, dict) or not set(body) <= _SAID or len(arrays) > _MANY:
+        raise TrainingError("it is not made like an answer")
+    if any(_tagged(said) for key, said in body.items() if key != "beside"):
+        raise TrainingError("it is not made like an answer")
+    for _, shape, _, *_ in arrays:
+        if math.prod(shape) > most or min(shape, default=0) < 0:
+            raise TrainingError(f"an array of shape {shape} is more than there can be")
+
+
+def _tagged(said: Any) -> bool:
+    """Whether it has mappings with names that are none, as no honest answer has."""
+    if isinstance(said, dict):
+        return "$dict" in said or "$tuple" in said or any(_tagged(v) for v in said.values())
+    return isinstance(said, list) and any(_tagged(v) for v in said)
+
+
+def vet(body: Mapping[str, Any], samples: int, scoring: bool) -> None:
     """Refuse an answer whose numbers cannot be, of a client that says it has so many samples."""
     examples = body.get("examples")
     if not isinstance(examples, int) or isinstance(examples, bool) or not 0 <= examples <= samples:
-        raise TrainingError(f"it counts {examples!r} samples, and has {samples}")
-    metrics = body.get("metrics")
-    if not isinstance(metrics, Mapping) or not isinstance(body.get("arrays"), Mapping):
+        raise TrainingError(f"it counts {printable(examples)} samples, and has {samples}")
+    metrics, arrays = body.get("metrics"), body.get("arrays")
+    if not isinstance(metrics, Mapping) or not isinstance(arrays, Mapping):
         raise TrainingError("it is not made like an answer")
-    for name, value in metrics.items():
-        if not isinstance(value, float | int) or not math.isfinite(value):
-            raise TrainingError(f"its '{name}' is {value!r}, not a number to work with")
+    if scoring:
+        _vet_scores(metrics)
+    else:
+        _vet_numbers(metrics)
+        if not all(math.isfinite(value) for value in metrics.values()):
+            raise TrainingError("a number beside its arrays is not finite")
     scored = body.get("scored", {})
-    numbers = scored.get("metrics", {}) if isinstance(scored, Mapping) else None
-    if not isinstance(numbers, Mapping) or not all(
-        isinstance(v, float | int) for v in numbers.values()
-    ):
-        raise TrainingError("its scores are not numbers")
-    if not isinstance(body.get("version", ""), str):
+    if not isinstance(scored, Mapping):
+        raise TrainingError("its scores are not made like scores")
+    _vet_scores(scored.get("metrics", {}))
+    version = body.get("version", "")
+    if not isinstance(version, str) or not _NAME.fullmatch(version or "-"):
         raise TrainingError("it names its state by something that is no name")
+    for name, array in arrays.items():
+        if not _NAME.fullmatch(name):
+            raise TrainingError("it has an array whose name is none")
+        if isinstance(array, Weights) and array.vector.dtype != torch.float32:
+            raise TrainingError(f"its '{name}' is of {array.vector.dtype}, not float32")
+
+
+def _vet_numbers(numbers: Any) -> None:
+    if not isinstance(numbers, Mapping) or len(numbers) > _MANY:
+        raise TrainingError("the numbers beside its arrays are not made like numbers")
+    for name, value in numbers.items():
+        known = isinstance(name, str) and _NAME.fullmatch(name)
+        if not known or isinstance(value, bool) or not isinstance(value, float | int):
+            raise TrainingError(f"its '{printable(name)}' is no number")
+        float(value)  # one that is too large for it is an error, too
+
+
+def _vet_scores(numbers: Any) -> None:
+    """Scores have names of their own, and the one that runs are judged by is at most 1."""
+    _vet_numbers(numbers)
+    for name, value in numbers.items():
+        if not _SCORE.fullmatch(name):
+            raise TrainingError(f"'{printable(name)}' is no name of a score")
+        if name.endswith(("_accuracy", "_r2")) and value > 1:
+            raise TrainingError(f"its {printable(name)} is {value}, and scores go up to 1")
 
 
 def misfits(
@@ -46,21 +112,22 @@ def misfits(
 ) -> dict[ClientId, str]:
     """Those whose arrays are made unlike those of the others who were asked the same, and why.
 
-    Where two are of two minds, the one that sends what it was sent the like of is right.
+    Which arrays there are, and which layers a model has, is what the order says; sizes of other
+    arrays are a client's own. Where two are of two minds, the one that sends the like of what it
+    was sent is right. Who sends nothing is no misfit: some have nothing to send.
     """
     asked: dict[str, list[ClientId]] = {}
-    for client in sorted(bodies):
+    for client in sorted(c for c in bodies if bodies[c]["arrays"]):
         order = orders[client]
         asked.setdefault(json.dumps([order.task, order.config], default=str), []).append(client)
     found = {}
     for clients in asked.values():
         shapes = {c: shape_of(bodies[c]["arrays"]) for c in clients}
-        told = {c: shape_of(orders[c].arrays) for c in clients}
-        likely = Counter(shapes.values())
+        votes: Counter[Shape] = Counter()
         for client in clients:  # one that looks like its order counts a little more
-            if _like(shapes[client], told[client]):
-                likely[shapes[client]] += 0.5  # type: ignore[assignment]
-        right = max(likely, key=lambda shape: (likely[shape], str(shape)))
+            like = _like(shapes[client], shape_of(orders[client].arrays))
+            votes[shapes[client]] += 3 if like else 2
+        right = max(votes, key=lambda shape: (votes[shape], str(shape)))
         for client in clients:
             if shapes[client] != right:
                 found[client] = f"its arrays are made unlike those of the others ({_told(right)})"
@@ -68,10 +135,10 @@ def misfits(
 
 
 def shape_of(arrays: Mapping[str, Array]) -> Shape:
-    """What arrays are made of: names, layers and sizes."""
+    """What arrays are made of: names, layers, types."""
     return tuple(
         sorted(
-            (name, array.layout.names if isinstance(array, Weights) else tuple(array.shape))
+            (name, array.layout.names if isinstance(array, Weights) else str(array.dtype))
             for name, array in arrays.items()
         )
     )
@@ -83,4 +150,7 @@ def _like(answered: Shape, asked: Shape) -> bool:
 
 
 def _told(shape: Shape) -> str:
-    return ", ".join(f"{name} of {len(made)} parts" for name, made in shape) or "none"
+    return ", ".join(
+        f"{name} of {len(made)} tensors" if isinstance(made, tuple) else name
+        for name, made in shape
+    )

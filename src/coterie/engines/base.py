@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -83,6 +83,14 @@ class Remote(Engine, Protocol):
 
     def begin(self, round: int) -> None:
         """Another round: what clients got in the one before is not taken for known."""
+        ...
+
+    def doubt(self, clients: Collection[ClientId]) -> None:
+        """Their answers could not be used: before the next round they are asked anew."""
+        ...
+
+    def turn_away(self, clients: Collection[ClientId], why: str) -> None:
+        """These cannot be members, for this reason."""
         ...
 
     def arrivals(self, members: Sequence[ClientId], least: int, closed: str) -> list[ClientId]:

@@ -35,7 +35,13 @@ from coterie.door.privacy.identity import Roster
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Decoded, Message, Wire, Work, digest_of
 from coterie.engines.store import Store
-from coterie.errors import CoterieError, TrainingError
+from coterie.errors import (
+    ConfigError,
+    CoterieError,
+    RunDirError,
+    TrainingError,
+    WireError,
+)
 from coterie.federation import Array, ClientId, Upload, check_finite, vector_of
 from coterie.method import Method
 from coterie.seeds import seed_for
@@ -85,8 +91,10 @@ class Plan:
 class Site:
     """One resident model, and the clients that take turns at it."""
 
-    def __init__(self, plan: Plan, keeper: Keeper | None = None) -> None:
-        self.plan, self.keeper = plan, keeper
+    def __init__(
+        self, plan: Plan, keeper: Keeper | None = None, tell: Callable[[str], None] = print
+    ) -> None:
+        self.plan, self.keeper, self.tell = plan, keeper, tell
         model = FlatModel(copy.deepcopy(plan.module), plan.device, plan.bn)
         start = Weights(model.layout, plan.start.vector)
         self.bench = Bench(model, start, plan.criterion, plan.schedule, plan.seed)
@@ -124,14 +132,28 @@ class Site:
         try:
             return work(client, body)
         except CoterieError as error:
-            return self.wire.pack({"error": type(error).__name__, "text": str(error)})
+            return self.wire.pack({"error": type(error).__name__, "text": self._telling(error)})
         except Exception as error:
+            if self.keeper is not None:
+                why = f"task '{body['task']}' failed with {type(error).__name__}"
+                return self.wire.pack({"error": "TrainingError", "text": self._telling(why, error)})
             frame = traceback.extract_tb(error.__traceback__)[-1]
             text = (
                 f"client {client}: task '{body['task']}' failed with {type(error).__name__}: "
                 f"{error} (at {frame.filename}:{frame.lineno})"
             )
             return self.wire.pack({"error": "TrainingError", "text": text})
+
+    def _telling(self, why: CoterieError | str, more: Exception | None = None) -> str:
+        """What the server is told of an error; a client elsewhere keeps its data and paths apart.
+
+        Of errors there, only those go that speak of numbers or of the server's own order.
+        """
+        if self.keeper is None or isinstance(why, TrainingError | WireError | ConfigError):
+            return str(why)
+        self.tell(f"{why if more is None else more!r}")
+        lost = "it no longer has its state" if isinstance(why, RunDirError) else str(why)
+        return f"{lost if isinstance(why, RunDirError | str) else 'it failed'}; its log says more"
 
     def _client(self, id: ClientId, body: Mapping[str, Any]) -> Client:
         data = self.plan.population.clients[id]
@@ -172,6 +194,8 @@ class Site:
         client = self._client(id, body)
         arrays = self._received(client, body)
         if body["task"] == FETCH:
+            if self.keeper is not None:
+                raise WireError("a client's own model stays with it")
             self.sealing.may_fetch(id)
             model = self.plan.method.assemble(client, arrays)
             return self._reply(len(client.train), Upload({"model": model}))

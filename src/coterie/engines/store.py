@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 
 from coterie.door.codec import Payload
 from coterie.door.wire import Message, Work
-from coterie.errors import RunDirError
+from coterie.errors import RunDirError, WireError
 from coterie.federation import ClientId
 from coterie.tree import read_tree, sync, write_atomic, write_tree
 from coterie.weights import Layout
+
+_NAME = re.compile(r"[\w.-]{0,64}")
 
 
 class Store:
@@ -104,4 +107,6 @@ class Store:
                 sync(self._path(client, version).parent)
 
     def _path(self, client: ClientId, version: str) -> Path:
+        if not _NAME.fullmatch(version):  # orders come from elsewhere: they name no files
+            raise WireError(f"'{version}' is no name of a version")
         return self.folder / str(client) / f"{version.replace('.', '-')}.state"

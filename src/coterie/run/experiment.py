@@ -72,6 +72,7 @@ ENGINES: dict[str, Callable[[Plan, Settings], Engine]] = {
     "ray": _ray,
 }
 Watch = Callable[[dict[str, Any]], None]
+_FAREWELL = 90.0  # seconds for clients that are away to come for their models
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,10 @@ class Experiment:
         for client in self.population.clients:
             for split in (client.train, client.val, client.test):
                 for tensor in (split.x, split.y):
-                    digest.update(memoryview(tensor.contiguous().numpy()))  # type: ignore[arg-type]
+                    if 0 in tensor.stride():  # of a client elsewhere: so many samples, no content
+                        digest.update(str(tuple(tensor.shape)).encode())
+                    else:
+                        digest.update(memoryview(tensor.contiguous().numpy()))  # type: ignore[arg-type]
         source = self.method.source
         parts = [
             self.method.name,
@@ -404,7 +408,7 @@ def execute(
         try:
             live.run(engine)
         except ConfigError:
-            if run is not None and not resume and not live.history:
+            if run is not None and remote is None and not resume and not live.history:
                 run.discard()  # the method refused: let the corrected command have the folder
             raise
         return Result(
@@ -641,15 +645,19 @@ class _Live:
         try:
             self.guard.begin(self.state.models)
             self.state = self.experiment.method.round(self.federation, self.state, info)
-        except Abandoned as why:
+        except Exception as why:
+            # What others' clients may have sent must not end the run: it is a round for nothing.
+            if not isinstance(why, Abandoned) and not self._forgives(why):
+                raise
             self.door.go_back(memory)
-            event["abandoned"] = str(why)
+            event["abandoned"] = str(why) if isinstance(why, Abandoned) else _failed(why)
         complete = self._alight()
         trained = time.perf_counter()
         event |= {"groups": self._groups(), **self._traffic(), **self.guard.event()}
         if self.remote is not None:
             event["spared"] = self.remote.spared - spared
-        if self.door.rejected:
+        if self.door.rejected and self.remote is not None:
+            self.remote.doubt(self.door.rejected)
             event["rejected"] = {str(c): why for c, why in sorted(self.door.rejected.items())}
         self._book(number + 1)
         if self._may_wait(number, event):
@@ -669,6 +677,10 @@ class _Live:
             self._save(self.done)
         self._show([*complete, *([] if self.unscored else [event])])
         self._give_up()
+
+    def _forgives(self, why: Exception) -> bool:
+        """Whether an error may come of what clients of others sent."""
+        return self.remote is not None and not isinstance(why, EngineError | RunDirError)
 
     def _show(self, events: Sequence[dict[str, Any]]) -> None:
         """Tell who watches of rounds that are complete."""
@@ -735,6 +747,9 @@ class _Live:
         if people is None:
             waits = ready(policy, self.ids, available, now) - now
             people = self._select(number, now + waits)
+            while self.remote is not None and not people:  # all left since: wait for them
+                self._welcome(number)
+                people = self._select(number, now + waits)
         elif self.history:
             lasted = self.history[-1].get("clock", {})
             hides = sum(lasted.get(f.name, 0.0) for f in fields(Seconds))
@@ -777,7 +792,13 @@ class _Live:
             return
         self.door.begin(max(0, number - 1), stage=f"{number}.admit")
         info = Round(number, fresh, self.experiment.public)
-        self.state = admit(self.federation, self.state, info)
+        try:
+            self.state = admit(self.federation, self.state, info)
+        except Exception as why:
+            if not self._forgives(why):
+                raise
+            self.remote.turn_away(fresh, _failed(why))
+            return
         came = [c for c in fresh if c in self.state.groups]
         self.ids = sorted({*self.ids, *came})
         groups = [self.state.groups[c] for c in came]
@@ -785,13 +806,29 @@ class _Live:
         self._note({"round": number + 1, "event": "arrival", "clients": came, "groups": groups})
 
     def _leave(self) -> None:
-        """A real federation is over: every client keeps the model that it would use now."""
-        told = {"rounds": self.done}
-        orders = [
-            Order(c, KEEP, sends, {**told, "group": str(self.state.groups.get(c, ""))}, apart=True)
-            for c, sends in self._sends(self.ids).items()
-        ]
-        self.summary["kept"] = [answer.client for answer in self.door.exchange(orders)]
+        """A real federation is over: every client keeps the model that it would use now.
+
+        Who is away gets a while to come back for it.
+        """
+        assert self.remote is not None
+        kept, ends = set(self.summary.get("kept", [])), time.monotonic() + _FAREWELL
+        while left := [c for c in self.ids if c not in kept]:
+            orders = [
+                Order(c, KEEP, sends, self._last_words(c), apart=True)
+                for c, sends in self._sends(left).items()
+            ]
+            kept |= {answer.client for answer in self.door.exchange(orders)}
+            self.summary["kept"] = sorted(kept)
+            if self.run_dir is not None:
+                self.run_dir.write_result(self.summary)
+            if time.monotonic() > ends:
+                break
+            if kept < set(self.ids):
+                self.remote.arrivals(self.ids, 0, "it is over")
+                time.sleep(1)
+
+    def _last_words(self, client: ClientId) -> dict[str, Any]:
+        return {"rounds": self.done, "group": str(self.state.groups.get(client, ""))}
 
     def _traffic(self) -> dict[str, Any]:
         """What the present round cost: bytes by client and kind, those wasted, and seconds."""
@@ -874,6 +911,11 @@ class _Live:
 
     def _finish(self) -> None:
         self.door.begin(max(0, self.done - 1), stage="final")
+        if self.remote is not None and self.run_dir is not None and self.run_dir.result.exists():
+            # It was over when it was stopped: some clients may have left with their models.
+            self.summary = json.loads(self.run_dir.result.read_text())
+            self._leave()
+            return
         received = self._scores()  # again, so that a finished run, resumed, counts the same bytes
         if self.unscored:
             self._show(self._complete(received, {}))
@@ -932,12 +974,12 @@ class _Live:
             self.summary["newcomers"] = newcomers
         if alone:
             self.summary["alone"] = summarise(alone, self.judged_by)
-        if self.remote is not None:
-            self._leave()
         if self.run_dir is not None:
             self.run_dir.write_table(self.rows)
             self.run_dir.write_exposure(self.exposure.rows())
             self.run_dir.write_result(self.summary)
+        if self.remote is not None:
+            self._leave()
 
     def _admit(self) -> tuple[dict[str, Any], Scores, Scores]:
         """Let the newcomers in and score them, as they come and after they have adapted."""
@@ -984,6 +1026,10 @@ class _Live:
         self.checkpoints.save(Checkpoint(rounds, self.state, door, self.best), self.layout)
         self.door.retain()
         self.retained = self.door.retained
+
+
+def _failed(why: Exception) -> str:
+    return f"the server's part failed with {type(why).__name__}: {why}"
 
 
 def with_settings(experiment: Experiment, **changes: Any) -> Experiment:

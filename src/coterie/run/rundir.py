@@ -50,7 +50,9 @@ class RunDir:
     @staticmethod
     def create(path: Path) -> RunDir:
         """A new run directory; refused if one is there already."""
-        if path.exists() and (not path.is_dir() or any(p.name != ENGINE for p in path.iterdir())):
+        if path.exists() and (
+            not path.is_dir() or any(p.name not in (ENGINE, ".lock") for p in path.iterdir())
+        ):
             raise RunDirError(
                 f"{path} already holds something. Continue a run with --resume {path}, or choose "
                 "another folder with --dir"

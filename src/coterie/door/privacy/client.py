@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import content_of, digest_of
 from coterie.errors import ConfigError, RunDirError, TrainingError
 from coterie.federation import Array, ClientId, Upload
-from coterie.tree import read_tree, write_tree
+from coterie.tree import read_tree, write_atomic, write_tree
 from coterie.weights import Layout, Weights
 
 SESSIONS = "sessions"  # a folder beside the clients' states
@@ -143,6 +144,11 @@ class Sealing:
         free = [e for e in self.layout.entries if e.kind == "parameter" and not e.local]
         return max(free, key=lambda e: e.place).layer
 
+    @property
+    def _real(self) -> bool:
+        """Whether secrets are: then a power cut must not make a client forget what it gave."""
+        return self.entropy.kind == "system"
+
     def _once(self, client: ClientId, order: str) -> None:
         """A client reveals itself once; the same order again gets the same answer."""
         path = self.folder / SESSIONS / str(client) / "revealed"
@@ -152,7 +158,7 @@ class Sealing:
                 "lets through once"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(order)
+        write_atomic(path, order.encode(), durable=self._real)
 
     # --- sums ---------------------------------------------------------------------------------
 
@@ -220,7 +226,7 @@ class Sealing:
         path.parent.chmod(0o700)  # nobody else reads secrets
         for old in path.parent.glob("*.session"):  # one sum at a time: what came before is over
             old.unlink(missing_ok=True)
-        write_tree(path, kept, self.layout, durable=False)
+        write_tree(path, kept, self.layout, durable=self._real)
         return Upload({"secure": _bytes(advert)}), beside
 
     def step(self, client: ClientId, body: Mapping[str, Any]) -> tuple[Upload, dict[str, Any]]:
@@ -252,7 +258,7 @@ class Sealing:
         except Rejected as why:  # and nothing is answered after it
             reply = Upload(), {"refused": str(why)}
         kept["member"] = _bytes(member.to_bytes())
-        write_tree(path, kept, self.layout, durable=False)
+        write_tree(path, kept, self.layout, durable=self._real)
         return reply
 
     def _sign(self, client: ClientId, kept: Mapping[str, Any], people: Sequence[ClientId]) -> None:
@@ -279,6 +285,9 @@ class Sealing:
             )
         with path.open("a") as file:
             file.write(f"{what} {counts} {' '.join(map(str, people))}\n")
+            if self._real:
+                file.flush()
+                os.fsync(file.fileno())
 
     def _session(self, run: str, round: int, attempt: str, slot: str) -> Session:
         """A session by this client's own rules, whatever the server says."""

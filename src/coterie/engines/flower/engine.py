@@ -11,16 +11,18 @@ from typing import Protocol, TypeVar
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
+from coterie.door.vetting import printable
 from coterie.engines.base import Answers, Request
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.engines.flower.runtime import AWAY
-from coterie.errors import WireError
+from coterie.errors import EngineError, WireError
 from coterie.federation import ClientId
 
 ORDER = "order"
 MISSING = "missing"  # a client lost what it should have: it was started anew
 LIFE = 12 * 3600.0  # seconds that an order waits for its client when no deadline is set
 _SPARE = 10.0  # seconds for answers that nobody needs, once the others are there
+_MENDS = 20
 _LOOK = 0.25  # seconds between two looks for answers
 Tell = Callable[[str], None]
 T = TypeVar("T")
@@ -54,7 +56,7 @@ class Flower:
         self.run = run
         self.spared = 0  # bytes that did not have to travel again
         self._line, self._tell = line, tell
-        self._digests = Digests()
+        self._digests, self._stage = Digests(), ""
         self._has: dict[ClientId, set[str]] = {}
 
     @property
@@ -69,15 +71,22 @@ class Flower:
 
     def begin(self, round: int) -> None:
         """Another round: what clients got in the one before is not taken for known."""
+        self._stage = str(round)
         self._has.clear()
         self._digests.clear()
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out; an answer that is none, or not in time, is lost."""
-        parcels = {r.client: Parcel(ORDER, self.run, r.message) for r in requests}
+        stage = {"stage": self._stage}
+        parcels = {r.client: Parcel(ORDER, self.run, r.message, stage) for r in requests}
         spare = frozenset(r.client for r in requests if r.spare)
         for client, parcel in self.ask(parcels, until, spare):
-            yield client, None if parcel is None else parcel.message
+            counts = parcel is not None and self.agreed(client, parcel, ORDER)
+            yield client, parcel.message if parcel is not None and counts else None
+
+    def agreed(self, client: ClientId, parcel: Parcel, kind: str) -> bool:
+        """Whether a parcel is the answer that was asked for."""
+        return parcel.kind == kind
 
     def ask(
         self,
@@ -94,16 +103,21 @@ class Flower:
             yield client, None
         waiting: dict[str, ClientId] = {}
         unsent = sorted(parcels.keys() & there)
-        open_, missed = set(unsent), set[ClientId]()
+        open_, missed, mended = set(unsent), set[ClientId](), 0
         while unsent or waiting:
             if spare and open_ <= set(spare):
                 until, spare = min(until or math.inf, time.monotonic() + _SPARE), ()
             if until is not None and time.monotonic() > until:
                 break
             try:
-                self._send(unsent, parcels, waiting, until)
-                came = list(self._line.grid.pull_messages(list(waiting))) if waiting else []
+                self._send(unsent, parcels, waiting, until, spare)
+                came = self._pull(waiting)
             except AWAY:  # with the SuperLink went all that was under way
+                mended += 1
+                if mended > _MENDS:
+                    raise EngineError(
+                        f"the SuperLink was lost {mended} times over one exchange: see its log"
+                    ) from None
                 self._line.mend()
                 for client in waiting.values():  # nobody knows what reached it
                     self._has.pop(client, None)
@@ -128,18 +142,40 @@ class Flower:
                 time.sleep(_LOOK)
         yield from ((client, None) for client in sorted(open_))
 
+    def _pull(self, waiting: dict[str, ClientId]) -> list[Envelope]:
+        """What has come; an answer that Flower itself cannot read is one that did not come."""
+        if not waiting:
+            return []
+        try:
+            return list(self._line.grid.pull_messages(list(waiting)))
+        except AWAY:
+            raise
+        except Exception:
+            came: list[Envelope] = []
+        for name in list(waiting):
+            try:
+                came += self._line.grid.pull_messages([name])
+            except AWAY:
+                raise
+            except Exception as error:
+                client = waiting.pop(name)  # it stays open: at the end it is lost
+                self._tell(f"client {client} sent what cannot be read: {type(error).__name__}")
+        return came
+
     def _send(
         self,
         unsent: list[ClientId],
         parcels: Mapping[ClientId, Parcel],
         waiting: dict[str, ClientId],
         until: float | None,
+        spare: Collection[ClientId],
     ) -> None:
         """Send these clients their parcels; each that was sent is ``unsent`` no more."""
-        # A message outlives its deadline nowhere: a straggler must not work at yesterday's order.
-        life = LIFE if until is None else max(1.0, until - time.monotonic())
         while unsent:
             client = unsent[0]
+            # No message outlives its deadline: a straggler must not work at yesterday's order.
+            life = LIFE if until is None else max(1.0, until - time.monotonic())
+            life = min(life, 6 * _SPARE) if client in spare else life
             has, parcel = self._has.get(client, set()), parcels[client]
             content = sealed(parcel, self._digests, has)
             envelope = Envelope(content, self.nodes[client], "query", ttl=life)
@@ -147,6 +183,8 @@ class Flower:
             unsent.remove(client)
             for name in taken:  # one, or none if it was not taken
                 waiting[name] = client
+                if parcel.kind != ORDER:  # nothing else is kept for later
+                    continue
                 names = {self._digests.of(p): len(p) for p in parcel.message.payloads}
                 self.spared += sum(size for name, size in names.items() if name in has)
                 self._has[client] = has | names.keys()
@@ -155,7 +193,7 @@ class Flower:
         """What came from a client, if it is fit to be looked at."""
         if envelope.has_error():
             self._has.pop(client, None)
-            self._tell(f"client {client} did not answer: {envelope.error.reason}")
+            self._tell(f"client {client} did not answer: {printable(envelope.error.reason)}")
             return None
         if envelope.metadata.src_node_id != self.nodes[client]:
             return None
@@ -163,7 +201,7 @@ class Flower:
             try:
                 parcel, _ = opened(envelope.content, {})
             except WireError as error:
-                self._tell(f"client {client}: {error}")
+                self._tell(f"client {client}: {printable(error)}")
                 return None
             if parcel.run in (self.run, "") or parcel.kind != ORDER:
                 return parcel

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +10,19 @@ from flwr.serverapp import Grid
 
 from coterie.engines.flower.gate import Gate, signed_by
 from coterie.engines.flower.keys import ServerKeys
-from coterie.engines.flower.processes import Child, environment, free_port, wait_for_port
+from coterie.engines.flower.processes import (
+    Child,
+    environment,
+    free_port,
+    shared_secret,
+    wait_for_port,
+)
 from coterie.engines.flower.runtime import AWAY, Link, quiet
 from coterie.errors import EngineError
 
 _START = 180.0  # seconds that a SuperLink may take to start
 _PAUSE = 2.0
+_HANGS = 10  # tries after which a SuperLink that runs and does not answer is started again
 
 
 class Hub:
@@ -74,7 +79,7 @@ class Hub:
         quiet()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not self._given:
-            self._write_secret()
+            shared_secret(self._secret_file)
             self._port = free_port()
             host, port = self._address
             admits = None if self.keys is None else signed_by(self.keys.clients)
@@ -101,8 +106,12 @@ class Hub:
     def mend(self) -> None:
         """Bring a SuperLink back that does not answer; what was under way is sent again."""
         self._tell("the SuperLink does not answer")
+        tried = 0
         while True:
-            if self._child is not None and not self._child.alive:
+            tried += 1
+            hangs = tried > _HANGS
+            if self._child is not None and (hangs or not self._child.alive):
+                tried = 0
                 self._child.stop()
                 self._start()
                 self._tell("the SuperLink was started again")
@@ -120,7 +129,7 @@ class Hub:
         if self._link is not None:
             self._link.abandon()
         try:
-            self._link = Link(address, ca, secret)
+            self._link = Link(address, ca, secret, self.folder / "runs")
             self._grid = self._link.open()
         except AWAY as error:
             if self._grid is None:
@@ -151,12 +160,6 @@ class Hub:
         log = self.folder / "superlink.log"
         self._child = Child(command, log, environment(self.folder / "home"))
         wait_for_port("127.0.0.1", self._port, self._child, _START)
-
-    def _write_secret(self) -> None:
-        if not self._secret_file.exists():
-            descriptor = os.open(self._secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
 
     def close(self) -> None:
         """End what was started."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -115,6 +116,19 @@ class Child:
                     os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
         return self._process.returncode
+
+
+def shared_secret(path: Path) -> bytes:
+    """What two of our processes know and others do not: made once, in a file of its owner's."""
+    if path.exists() and path.stat().st_size:
+        return path.read_bytes()
+    path.unlink(missing_ok=True)  # a crash may have left it empty
+    secret = secrets.token_bytes(32)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    return secret
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,10 @@ class Beat:
 class Link:
     """A SuperLink that runs, as the serving process uses it."""
 
-    def __init__(self, address: str, ca: Path | None, secret: bytes | None) -> None:
-        self.address = address
+    def __init__(
+        self, address: str, ca: Path | None, secret: bytes | None, begun: Path | None = None
+    ) -> None:
+        self.address, self._begun = address, begun  # where the runs are noted that we began
         self._ca = None if ca is None else ca.read_bytes()
         self._secret = secret
         self._control = _client(ControlHttpClient, address, self._ca, "flwr-cli")
@@ -158,8 +160,10 @@ class Link:
     def open(self) -> Grid:
         """A grid of a run of its own; of runs that were left behind, the orders are void."""
         self.close()
+        begun = self._begun
+        ours = set(begun.read_text().split()) if begun is not None and begun.exists() else set()
         for run in self._control.ListRuns(ListRunsRequest()).run_dict.values():
-            if run.status.status != "finished":
+            if run.status.status != "finished" and str(run.run_id) in ours:
                 try:
                     self._control.StopRun(StopRunRequest(run_id=run.run_id))
                 except httpx.HTTPStatusError:
@@ -167,6 +171,8 @@ class Link:
         app, _ = build_fab_from_files({"pyproject.toml": _APP.encode()})
         bundle = fab_to_proto(Fab(hashlib.sha256(app).hexdigest(), app, {}))
         started = self._control.StartRun(StartRunRequest(fab=bundle)).run_id
+        if begun is not None:
+            begun.write_text(str(started))  # those before it have just been ended
         token = self._token(started)
         grid = HttpGrid(self.address, self._ca is None, self._ca, token=token)
         grid._retry_invoker = _patient()
@@ -179,7 +185,7 @@ class Link:
         return grid
 
     def _token(self, run: int) -> str:
-        """The right to be the server of this run; another's run is left where it is."""
+        """The right to be the server of this run: a SuperLink is for one federation at a time."""
         auth = [] if self._secret is None else [_auth(self._secret)]
         client = _client(RuntimeHttpClient, self.address, self._ca, "SuperExec", *auth)
         asked = AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
@@ -251,6 +257,8 @@ class Desk:
 
     def serve(self) -> bool:
         """Answer one message; False if there was none."""
+        if not ours(int(self.address.rpartition(":")[2])):
+            raise ConnectionError(f"somebody else listens at {self.address}")
         asked = AcquireTaskRequest(supported_task_types=["flwr-clientapp"])
         got = self._acquire.AcquireTask(asked)
         if not got.token:
@@ -289,11 +297,16 @@ class Desk:
         client.PullMessages, client.PullObject = messages, part
 
 
-def wait_until(done: Callable[[], bool], seconds: float, step: float = 0.2) -> bool:
-    """Whether it was done within that time."""
-    ends = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > ends:
-            return False
-        time.sleep(step)
-    return True
+def ours(port: int) -> bool:
+    """Whether a process of the same user listens on this port of loopback, where one can know.
+
+    Between two lives of a SuperNode another user of the machine could take its port, and give
+    orders in its place.
+    """
+    try:
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    except OSError:
+        return True
+    fields = [line.split() for line in lines]
+    users = {f[7] for f in fields if f[3] == "0A" and int(f[1].partition(":")[2], 16) == port}
+    return users <= {str(os.getuid())}
