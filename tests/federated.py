@@ -115,7 +115,9 @@ def descendants(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                )
             except (OSError, IndexError, ValueError):
                 continue
     found, open_ = [], [pid]
@@ -144,7 +146,11 @@ class Federation:
     """Keys, a configuration, one server at a time, and clients that stay."""
 
     def __init__(
-        self, root: Path, names: Sequence[str] = ("a", "b", "c"), rounds: int = 2, samples: int = 300
+        self,
+        root: Path,
+        names: Sequence[str] = ("a", "b", "c"),
+        rounds: int = 2,
+        samples: int = 300,
     ) -> None:
         self.root, self.names, self.port = root, list(names), free_port()
         self.config = root / "config.toml"
@@ -163,9 +169,17 @@ class Federation:
         self.running.append(process)
         return process
 
-    def join(self, name: str, *more: Any, keys: Path | None = None, folder: str = "") -> Process:
+    def join(
+        self,
+        name: str,
+        *more: Any,
+        keys: Path | None = None,
+        folder: str = "",
+        port: int | None = None,
+    ) -> Process:
         place = self.root / (folder or name)
-        command = ["join", "--server", f"127.0.0.1:{self.port}", "--dir", place, "--simulated"]
+        server = f"127.0.0.1:{port or self.port}"
+        command = ["join", "--server", server, "--dir", place, "--simulated"]
         own = keys or self.keys / "clients" / name
         process = Process([*command, "--keys", own, *more], self.root / f"{place.name}.log")
         self.running.append(process)

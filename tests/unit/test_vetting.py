@@ -1,5 +1,6 @@
 """What a server checks of answers from machines of others: honest ones pass, others do not."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 import coterie
 from coterie.door.coding import Coding
 from coterie.door.door import Door
-from coterie.door.vetting import misfits, shape_of, vet
-from coterie.door.wire import Wire
+from coterie.door.vetting import misfits, printable, shape_of, vet, vet_message
+from coterie.door.wire import Message, Wire
 from coterie.engines.loop import Loop
 from coterie.errors import TrainingError
 from coterie.federation import Order
@@ -57,30 +58,105 @@ def test_what_can_be_is_taken(changes):
         ({"examples": 5.0}, "it counts 5.0 samples"),
         ({"examples": NAN}, "it counts nan samples"),
         ({"examples": True}, "it counts True samples"),
-        ({"examples": "5"}, "it counts '5' samples"),
+        ({"examples": "5"}, "it counts 5 samples"),
         ({"examples": None}, "it counts None samples"),
         ({"examples": ...}, "it counts None samples"),
-        ({"metrics": {"loss": NAN}}, "its 'loss' is nan"),
-        ({"metrics": {"loss": INF}}, "its 'loss' is inf"),
-        ({"metrics": {"loss": "0"}}, "its 'loss' is '0'"),
-        ({"metrics": {"loss": None}}, "its 'loss' is None"),
-        ({"metrics": {"loss": [1.0]}}, "its 'loss' is [1.0]"),
+        ({"metrics": {"loss": NAN}}, "is not finite"),
+        ({"metrics": {"loss": INF}}, "is not finite"),
+        ({"metrics": {"loss": "0"}}, "its 'loss' is no number"),
+        ({"metrics": {"loss": None}}, "its 'loss' is no number"),
+        ({"metrics": {"loss": [1.0]}}, "its 'loss' is no number"),
+        ({"metrics": {"loss": True}}, "its 'loss' is no number"),
+        ({"metrics": {"\x1b[2J": 1.0}}, "its '?[2J' is no number"),
+        ({"metrics": {"x" * 101: 1.0}}, "is no number"),
+        ({"metrics": {5: 1.0}}, "its '5' is no number"),
+        ({"metrics": {str(n): 1.0 for n in range(10_001)}}, "not made like numbers"),
         ({"metrics": [0.5]}, "not made like an answer"),
         ({"metrics": ...}, "not made like an answer"),
         ({"arrays": ...}, "not made like an answer"),
         ({"arrays": [1]}, "not made like an answer"),
-        ({"scored": 3}, "scores are not numbers"),
-        ({"scored": {"metrics": 3}}, "scores are not numbers"),
-        ({"scored": {"metrics": {"a": "b"}}}, "scores are not numbers"),
+        ({"arrays": {"../x\n": torch.zeros(1)}}, "whose name is none"),
+        ({"scored": 3}, "scores are not made like scores"),
+        ({"scored": {"metrics": 3}}, "not made like numbers"),
+        ({"scored": {"metrics": {"val_a": "b"}}}, "its 'val_a' is no number"),
+        ({"scored": {"metrics": {"loss": 1.0}}}, "'loss' is no name of a score"),
+        ({"scored": {"metrics": {"test_worst": 1.0}}}, "'test_worst' is no name of a score"),
+        ({"scored": {"metrics": {"val_p10": 1.0}}}, "is no name of a score"),
+        ({"scored": {"metrics": {"test_weighted_x": 1.0}}}, "is no name of a score"),
+        ({"scored": {"metrics": {"test_accuracy": 1e9}}}, "scores go up to 1"),
+        ({"version": "a\nb"}, "no name"),
         ({"version": 5}, "no name"),
         ({"version": None}, "no name"),
     ],
-    ids=str,
+    ids=lambda given: str(given)[:40],
 )
 def test_what_cannot_be_is_refused(changes, told):
     with pytest.raises(TrainingError) as refused:
         vet(body(**changes), 10, scoring=False)
     assert told in str(refused.value)
+
+
+def test_what_is_too_large_for_a_number_is_refused():
+    with pytest.raises(OverflowError):  # the door rejects whatever is raised
+        vet(body(metrics={"loss": 10**400}), 10, scoring=False)
+    with pytest.raises(OverflowError):
+        vet(body(scored={"metrics": {"val_loss": 10**400}}), 10, scoring=False)
+
+
+def test_numbers_of_an_answer_that_scores_are_scores():
+    honest = {"test_accuracy": 1.0, "val_loss": NAN, "test_mae": 7.5, "test_r2": -3.0}
+    vet(body(metrics=honest), 10, scoring=True)
+    for name, value in [("loss", 0.5), ("test_worst", 1.0), ("test_accuracy", 1.01)]:
+        with pytest.raises(TrainingError):
+            vet(body(metrics={name: value}), 10, scoring=True)
+
+
+def test_a_model_is_of_the_models_type():
+    for kind in (torch.int64, torch.bool, torch.float64):
+        odd = Weights(LAYOUT, torch.zeros(LAYOUT.size, dtype=kind))
+        with pytest.raises(TrainingError, match="not float32"):
+            vet(body(arrays={"model": odd}), 10, scoring=False)
+    vet(body(arrays={"counts": torch.zeros(3, dtype=torch.int64)}), 10, scoring=False)
+
+
+# --- before anything is unpacked -----------------------------------------------------------------
+
+
+def message(body, arrays=()):
+    return Message(json.dumps({"body": body, "arrays": list(arrays)}).encode(), ())
+
+
+@pytest.mark.parametrize(
+    ("body", "arrays"),
+    [
+        ([], []),
+        ({"unknown": 1}, []),
+        ({"arrays": {"$dict": [["model", 1]]}}, []),
+        ({"metrics": {"$dict": [[1, 2.0]]}}, []),
+        ({"arrays": {"model": {"change": [{"$tuple": []}]}}}, []),
+        ({"scored": {"metrics": {"$dict": []}}}, []),
+        ({}, [["raw", [5 * 10**9], 9, "float32"]]),
+        ({}, [["raw", [-4, -4], 9, "float32"]]),
+        ({}, [["raw", [1], 4, "float32"]] * 10_001),
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_a_message_that_could_hurt_is_not_unpacked(body, arrays):
+    with pytest.raises(TrainingError):
+        vet_message(message(body, arrays), 1000)
+
+
+def test_a_message_as_they_are_is_unpacked():
+    said = {"examples": 3, "arrays": {}, "metrics": {"loss": 1.0}, "beside": {"$dict": [[1, 2]]}}
+    vet_message(message(said, [["raw", [10, 100], 4000, "float32"], ["raw", [], 4, "x"]]), 1000)
+    with pytest.raises(TrainingError, match="header has"):
+        vet_message(Message(bytes(1 + (1 << 26)), ()), 1000)
+
+
+def test_what_others_wrote_is_one_short_line():
+    assert printable("a\x1b[31mb\nc\u202ed") == "a?[31mb?c?d"
+    assert len(printable("x" * 10**6)) == 300
+    assert printable(None) == "None"
 
 
 # --- arrays --------------------------------------------------------------------------------------
@@ -106,9 +182,9 @@ def test_all_alike_all_fit():
     assert judged({c: {"model": WHOLE} for c in range(5)}) == []
 
 
-@pytest.mark.parametrize("other", [{}, {"model": PART}, {"weights": WHOLE},
+@pytest.mark.parametrize("other", [{"model": PART}, {"weights": WHOLE},
                                    {"model": WHOLE, "extra": WHOLE}, {"model": torch.zeros(13)}],
-                         ids=["none", "part", "name", "extra", "tensor"])  # fmt: skip
+                         ids=["part", "name", "extra", "tensor"])  # fmt: skip
 @pytest.mark.parametrize("liar", [0, 1, 2])
 def test_two_against_one(other, liar):
     answers = {c: {"model": WHOLE} for c in range(3)} | {liar: other}
@@ -116,7 +192,7 @@ def test_two_against_one(other, liar):
 
 
 @pytest.mark.parametrize("liar", [0, 1])
-@pytest.mark.parametrize("other", [{}, {"model": PART}, {"x": torch.zeros(1)}], ids=str)
+@pytest.mark.parametrize("other", [{"model": PART}, {"x": torch.zeros(1)}], ids=str)
 def test_of_two_the_one_that_sends_the_like_of_what_it_got_is_right(other, liar):
     assert judged({1 - liar: {"model": WHOLE}, liar: other}) == [liar]
 
@@ -141,24 +217,28 @@ def test_only_those_who_were_asked_the_same_are_compared():
     assert judged({0: {"model": WHOLE}, 1: {}}, config={1: {"x": 1}}) == []
 
 
-def test_the_size_of_a_tensor_is_its_shape():
-    assert judged(
-        {0: {"a": torch.zeros(3)}, 1: {"a": torch.zeros(3)}, 2: {"a": torch.zeros(4)}}
-    ) == [2]
-    assert judged(
-        {0: {"a": torch.zeros(6)}, 1: {"a": torch.zeros(6)}, 2: {"a": torch.zeros(2, 3)}}
-    ) == [2]
+def test_who_sends_nothing_is_no_misfit():
+    """Some have nothing to send; and nobody is measured by them."""
+    assert judged({0: {"model": WHOLE}, 1: {}, 2: {}}) == []
+    assert judged({0: {"model": WHOLE}, 1: {}, 2: {}, 3: {"model": PART}}) == [3]
+
+
+def test_the_size_of_a_tensor_is_a_clients_own_and_its_type_is_not():
+    three = [torch.zeros(3), torch.zeros(4), torch.zeros(2, 3)]
+    assert judged({c: {"a": a} for c, a in enumerate(three)}) == []
+    three[2] = three[2].to(torch.int64)
+    assert judged({c: {"a": a} for c, a in enumerate(three)}) == [2]
     assert shape_of({"b": PART, "a": torch.zeros(2, 3)}) == (
-        ("a", (2, 3)),
+        ("a", "torch.float32"),
         ("b", PART.layout.names),
     )
 
 
 def test_the_reason_says_how_the_others_are_made():
     orders = {c: Order(c, "train", {"model": WHOLE}) for c in range(3)}
-    bodies = {0: {"arrays": {"model": WHOLE}}, 1: {"arrays": {"model": WHOLE}}, 2: {"arrays": {}}}
+    bodies = {c: {"arrays": {"model": WHOLE if c else PART}} for c in range(3)}
     (why,) = misfits(orders, bodies).values()
-    assert why == "its arrays are made unlike those of the others (model of 4 parts)"
+    assert why == "its arrays are made unlike those of the others (model of 4 tensors)"
 
 
 # --- honest methods through a door that checks ---------------------------------------------------
@@ -246,7 +326,7 @@ def cut(body):
         (spoil, "no longer finite"),
         (cut, "unlike those of the others"),
         (lambda b: b.update(examples=10**6), "it counts 1000000 samples"),
-        (lambda b: b["metrics"].update(loss=NAN), "its 'loss' is nan"),
+        (lambda b: b["metrics"].update(loss=NAN), "is not finite"),
         (lambda b: b.pop("arrays"), "arrays"),
         (lambda b: b["arrays"].update(model=5), ""),
         (lambda b: b.update(since={"model": "x"}), ""),

@@ -199,6 +199,13 @@ def serve(
     listen = host or ("127.0.0.1" if insecure else "0.0.0.0")
     if insecure:
         _warn()
+    if superlink:
+        err.print(
+            "[yellow]note:[/] a SuperLink of your own has no gate before it: whoever reaches its "
+            "port can register keys and start runs. Let only clients reach /v1/fleet/",
+            highlight=False,
+            soft_wrap=True,
+        )
     serving = Serving(
         tree,
         directory,
@@ -232,7 +239,7 @@ def join(
     ],
     data: Annotated[
         Path | None,
-        typer.Option(help="This client's data: a file or folder (`coterie join --help`)."),
+        typer.Option(help="This client's data: .npz, .csv, or a folder of arrays or images."),
     ] = None,
     data_loader: Annotated[
         str, typer.Option(help="package.module:function that loads the data; it gets --data.")
@@ -303,8 +310,15 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _require() -> None:
+    """Refuse a Flower that is not there, or not the one that Coterie knows."""
     if find_spec("flwr") is None:
         raise ConfigError("a real federation needs the extra: pip install 'coterie[flower]'")
+    try:
+        import coterie.engines.flower.runtime  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"this version of Flower cannot be used ({error}): pip install 'coterie[flower]'"
+        ) from None
 
 
 def _warn() -> None:

@@ -69,7 +69,7 @@ class Source:
         if self.loader:
             try:
                 entry = _function(self.loader)(self.path)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise DataError(
                     f"{self.loader} failed with {type(error).__name__}: {error}"
                 ) from error

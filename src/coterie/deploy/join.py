@@ -26,6 +26,7 @@ from coterie.run.rundir import RunDir
 _LOOK = 0.2
 _PAUSE = 5.0  # seconds before a SuperNode that ended is started again
 DONE = 70  # the worker's exit code when a run is over and one was enough
+_LONG = 300.0  # seconds after which a worker's end is not for want of something at its start
 _LAST = 20.0  # seconds for the last answer to reach the server
 _CONNECTED = ("SuperNode ID", "Connection successful", "Received successfully")
 Tell = Callable[[str], None]
@@ -75,7 +76,8 @@ class _Household:
         self.port = free_port()
         self.node: Child | None = None
         self.worker: Child | None = None
-        self._start_node_at = 0.0
+        self._start_node_at = self._start_worker_at = 0.0
+        self._worker_since, self._ends = 0.0, 0  # one that ends at once gets longer pauses
         self._said, self._log = "", self.folder / "worker.log"
         self._worker_says, self._node_says = _Lines(self._log, last=True), _Lines(Path())
 
@@ -131,8 +133,15 @@ class _Household:
 
     def _start_worker(self) -> None:
         if self.worker is not None:
-            self.worker.stop()
-            self._tell(f"the worker ended (exit code {self.worker.ended}): it is started again")
+            if self._start_worker_at == 0:
+                self.worker.stop()
+                lived = time.monotonic() - self._worker_since
+                self._ends = 0 if lived > _LONG else self._ends + 1
+                self._tell(f"the worker ended (exit code {self.worker.ended}): it is started again")
+                self._start_worker_at = time.monotonic() + min(60, 2**self._ends)
+            if time.monotonic() < self._start_worker_at:
+                return
+        self._start_worker_at, self._worker_since = 0.0, time.monotonic()
         told = {
             **asdict(self.joining.source),
             "directory": self.joining.directory,

@@ -180,6 +180,7 @@ class Served(Flower):
                 continue
             try:
                 found[client] = Described.from_json(own)
+                self._tries.pop(client, None)
             except DataError as error:
                 self._refuse(place, str(error))
         return found

@@ -136,7 +136,8 @@ def in_common(
     if any(own.classes != classes for own in fitting):
         names = {name for own in fitting for name in own.classes or ()}
         numbers = all(name.removeprefix("-").isdecimal() for name in names)
-        classes = tuple(sorted(names, key=int) if numbers else sorted(names))
+        words = sorted(names)  # two may be one number: 7 and 07
+        classes = tuple(sorted(words, key=int) if numbers else words)
     return replace(model, classes=classes, targets=len(classes), vocabulary=vocabulary), odd
 
 

@@ -14,11 +14,15 @@ from coterie.deploy.terms import (
     seen_from_server,
     shell,
     travelling,
+    unlike,
 )
 from coterie.errors import DataError
 from coterie.run.config import Config, parse
 from coterie.weights import Layout, Weights
 from support import digits
+
+
+INF, NAN = float("inf"), float("nan")
 
 
 def described(classes=("0", "1"), **changes):
@@ -68,8 +72,26 @@ def test_a_description_has_sizes_and_names_and_no_samples():
         {"classes": 5},
         {"groups": "a"},
         {"targets": None},
+        {"sizes": [INF, 0, 0]},
+        {"sizes": [5, 0, 2**31 + 1]},
+        {"sizes": [NAN, 0, 0]},
+        {"shape": [INF]},
+        {"shape": [2**26 + 1]},
+        {"shape": [2**20, 2**20]},
+        {"shape": [1] * 9},
+        {"shape": [0]},
+        {"shape": [-3, -3]},
+        {"width": [2**17]},
+        {"width": [[[]]]},
+        {"classes": []},
+        {"classes": ["c"] * 10_001},
+        {"targets": 10**9},
+        {"targets": 0},
+        {"vocabulary": 10**9},
+        {"vocabulary": -1},
+        {"groups": INF},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:40],
 )
 def test_a_description_that_makes_no_sense_is_refused(change):
     with pytest.raises(DataError, match="makes no sense"):
@@ -91,51 +113,68 @@ def test_names_of_any_length_are_cut():
 # --- in common -----------------------------------------------------------------------------------
 
 
+def common(*given):
+    """What clients have in common who all fit."""
+    found, odd = in_common(dict(enumerate(given)))
+    assert odd == {}
+    return found
+
+
 def test_classes_of_all_are_the_classes():
-    found = in_common({0: described(("0", "2")), 1: described(("1", "10")), 4: described(("2",))})
+    found = common(described(("0", "2")), described(("1", "10")), described(("2",)))
     assert found.classes == ("0", "1", "2", "10")  # as numbers
     assert found.targets == 4
-    found = in_common({0: described(("well", "ill")), 1: described(("dead", "10"))})
+    found = common(described(("well", "ill")), described(("dead", "10")))
     assert found.classes == ("10", "dead", "ill", "well")  # as words
-    found = in_common({0: described(("1", "-3")), 1: described(("2",))})
+    found = common(described(("1", "-3")), described(("2",)))
     assert found.classes == ("-3", "1", "2")
 
 
 def test_equal_classes_keep_their_order():
-    found = in_common({0: described(("well", "ill")), 3: described(("well", "ill"))})
-    assert found.classes == ("well", "ill")
+    assert common(described(("well", "ill")), described(("well", "ill"))).classes == ("well", "ill")
 
 
 def test_the_order_does_not_depend_on_who_comes_first():
     ways = [("07", "1"), ("7", "1"), ("3",)]
     found = {
-        in_common(dict(enumerate(map(described, order)))).classes
+        common(*map(described, order)).classes
         for order in (ways, ways[::-1], ways[1:] + ways[:1])
     }
     assert found == {("1", "3", "07", "7")}
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"shape": (4,)}, "client 5 has data of shape (4,), client 2 of (3,)"),
-        ({"kind": "image"}, "client 5 has data of kind image, client 2 of table"),
-        ({"samples": "uint8"}, "client 5 has data of samples uint8"),
-        ({"labels": "float32"}, "client 5 has data of labels float32"),
-        ({"width": (2,)}, "client 5 has data of width (2,)"),
-        ({"classes": None}, "client 5 has numbers to predict where client 2 has classes"),
-    ],
-)
-def test_who_does_not_fit_is_named(change, told):
-    with pytest.raises(DataError) as refused:
-        in_common({2: described(), 3: described(), 5: described(**change)})
-    assert told in str(refused.value)
+ODD = [
+    ({"shape": (4,)}, "its data is of shape (4,), not (3,)"),
+    ({"kind": "image"}, "its data is of kind image, not table"),
+    ({"samples": "uint8"}, "its data is of samples uint8, not float32"),
+    ({"labels": "float32"}, "its data is of labels float32"),
+    ({"width": (2,)}, "its data is of width (2,)"),
+    ({"classes": None}, "it has numbers to predict where the others have classes"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), ODD)
+@pytest.mark.parametrize("place", [0, 2], ids=["first", "last"])
+def test_who_does_not_fit_most_is_named_and_the_others_go_on(change, told, place):
+    three = [described(("0", "2")), described(("1",))]
+    three.insert(place, described(**{"classes": ("x", "y"), **change}))
+    found, odd = in_common({2 * i: own for i, own in enumerate(three)})
+    assert list(odd) == [2 * place]
+    assert told in odd[2 * place]
+    assert found.shape == (3,)
+    assert found.classes == ("0", "1", "2")  # none of the one that is odd
+    assert unlike(three[place], three[1]) == odd[2 * place]
+
+
+def test_numbers_to_predict_are_as_many():
+    two, three = (described(None, targets=n, labels="float32") for n in (2, 3))
+    assert unlike(two, three) == "it has 2 numbers to predict, not 3"
+    assert unlike(two, replace(two, sizes=(1, 1, 1), name="x", vocabulary=4, groups=2)) == ""
 
 
 @pytest.mark.parametrize("classes", [("a",), None])
 def test_a_vocabulary_is_the_largest(classes):
-    both = {0: described(classes, vocabulary=7), 1: described(classes, vocabulary=9)}
-    assert in_common(both).vocabulary == 9
+    assert common(*(described(classes, vocabulary=n) for n in (7, 9))).vocabulary == 9
 
 
 # --- populations ---------------------------------------------------------------------------------
@@ -155,11 +194,12 @@ def test_shells_have_the_sizes_and_cost_nothing():
 
 def test_the_server_sees_sizes_and_the_absent_as_empty():
     both = {0: described(name="a", groups=1), 2: described(name="c", groups=0, sizes=(5, 0, 1))}
-    found = seen_from_server(in_common(both), both, 4)
+    like = common(*both.values())
+    found = seen_from_server(like, both, 4)
     assert [len(c.train) for c in found.clients] == [8, 0, 5, 0]
     assert [c.name for c in found.clients] == ["a", "", "c", ""]
     assert found.groups is None  # not of everybody
-    assert seen_from_server(in_common(both), {0: both[0], 1: both[2]}, 2).groups == (1, 0)
+    assert seen_from_server(like, {0: both[0], 1: both[2]}, 2).groups == (1, 0)
 
 
 def test_labels_are_numbered_as_everybody_s():

@@ -120,6 +120,7 @@ class Hub:
             except AWAY:
                 time.sleep(_PAUSE)
             else:
+                self._tell("the SuperLink answers again")
                 return
 
     def _connect(self) -> None:
