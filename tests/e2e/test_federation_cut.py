@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+
 from federated import federation, rounds, until
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")

@@ -149,9 +149,11 @@ class Site:
 
         Of errors there, only those go that speak of numbers or of the server's own order.
         """
-        if self.keeper is None or isinstance(why, TrainingError | WireError | ConfigError):
+        if self.keeper is None:
             return str(why)
-        self.tell(f"{why if more is None else more!r}")
+        self.tell(str(why) if more is None else repr(more))
+        if isinstance(why, TrainingError | WireError | ConfigError):
+            return str(why)
         lost = "it no longer has its state" if isinstance(why, RunDirError) else str(why)
         return f"{lost if isinstance(why, RunDirError | str) else 'it failed'}; its log says more"
 

@@ -282,7 +282,11 @@ def test_a_message_lives_no_longer_than_the_deadline(tmp_path):
     fed.serve()
     lives = {p.order: p.message.metadata.ttl for p in fed.grid.posts if p.kind == ORDER}
     assert 50 < lives["1.0"] <= 60
-    assert lives["final.0"] == 12 * 3600
+    assert lives["final.0"] == 60  # scoring has as long, and the farewell
+    other = Federation(tmp_path / "other", three())
+    other.serve()
+    lives = {p.order: p.message.metadata.ttl for p in other.grid.posts if p.kind == ORDER}
+    assert lives["1.0"] == lives["final.0"] == 3600  # nobody waits for ever for others' machines
 
 
 def test_one_that_is_away_is_lost_at_once_and_a_member_again_when_it_is_back(tmp_path):
@@ -315,7 +319,7 @@ def test_one_that_goes_between_selection_and_order_holds_nobody_up(tmp_path):
     result = fed.serve()
     assert 2 not in result.history[2]["cohort"]
     assert result.summary["kept"] == [0, 1]
-    assert fed.clock.now - began < 1
+    assert 90 < fed.clock.now - began < 93  # it had a while to come back for its model
 
 
 def test_scores_of_one_without_an_order_are_waited_for_only_a_little(tmp_path):
@@ -334,8 +338,8 @@ def test_scores_of_one_without_an_order_are_waited_for_only_a_little(tmp_path):
 # --- the server is started again -----------------------------------------------------------------
 
 
-class Cut(Exception):
-    """The server dies."""
+class Cut(BaseException):
+    """The server dies; nobody gets over that."""
 
 
 def dying(fed, order, after):
@@ -413,10 +417,9 @@ def test_a_finished_run_served_again_trains_nobody(tmp_path, plain):
     fed.serve()
     fed.grid.posts.clear()
     fed.restart()
-    for client in range(3):
-        (tmp_path / f"site{client}/model.safetensors").unlink()
-    fed.serve()
-    assert {order for _, order in fed.grid.orders()} == {"final.0", "final.1"}
+    result = fed.serve()
+    assert fed.grid.orders() == []  # all have their models
+    assert result.summary["kept"] == [0, 1, 2]
     assert_models(fed, plain["ditto"])
 
 
@@ -490,13 +493,13 @@ def answered(fed, order, arrays=None, run=None, client=0):
 
 def test_a_client_does_not_hand_out_its_model(enrolled):
     start = enrolled.served.start
-    told, _ = answered(
+    told, wire = answered(
         enrolled, FETCH, {"model": torch.frombuffer(bytearray(start), dtype=torch.float32)}
     )
-    assert told.kind == "refused"
-    assert "stays with it" in told.told["text"]
+    refused = {"error": "WireError", "text": "a client's own model stays with it"}
+    assert wire.unpack(told.message) == refused
     assert not told.message.payloads
-    assert "refused: a client's own model stays with it: the server asked for it" in enrolled.heard
+    assert "a client's own model stays with it" in enrolled.heard
 
 
 def test_a_run_that_it_was_not_told_of(enrolled):
@@ -516,8 +519,9 @@ def test_a_task_that_the_method_has_not_is_named(enrolled):
     told, wire = answered(enrolled, "burn")
     assert wire.unpack(told.message) == {
         "error": "CoterieError",
-        "text": "method 'fedavg' has no task 'burn'",
+        "text": "it failed; its log says more",
     }
+    assert "method 'fedavg' has no task 'burn'" in enrolled.heard
 
 
 def test_such_an_answer_is_rejected_by_name_and_the_round_goes_on(tmp_path, monkeypatch):
@@ -534,7 +538,7 @@ def test_such_an_answer_is_rejected_by_name_and_the_round_goes_on(tmp_path, monk
     result = Federation(tmp_path, three()).serve()
     assert [e.get("rejected") for e in result.history] == [
         None,
-        {"1": "method 'fedavg' has no task 'burn'"},
+        {"1": "it failed; its log says more"},
         None,
     ]
     assert result.summary["kept"] == [0, 1, 2]
@@ -609,9 +613,9 @@ LOST = [
     {"kind": "stranger"},
     {"seconds": "long"},
     {"format": 9},
-    {"header": b"", "digests": []},
 ]
 REJECTED = [
+    {"header": b"", "digests": []},
     {"header": b"{", "digests": []},
     {"header": b"[]", "digests": []},
     {"header": b"null", "digests": []},
@@ -641,7 +645,7 @@ def keep(post, content):
 IMPOSSIBLE = [
     (lambda b: b.update(examples=10**9), "it counts 1000000000 samples, and has"),
     (lambda b: b.update(examples=True), "it counts True samples"),
-    (lambda b: b["metrics"].update(loss=float("nan")), "its 'loss' is nan"),
+    (lambda b: b["metrics"].update(loss=float("nan")), "is not finite"),
     (lambda b: b.update(version=7), "no name"),
     (lambda b: b["arrays"].clear(), "made unlike those of the others (model of"),
     (lambda b: b["arrays"]["model"].update(of=["hidden1"]), ""),
