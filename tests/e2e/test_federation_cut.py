@@ -62,13 +62,15 @@ def test_a_client_behind_a_dead_line_misses_rounds_and_comes_back(tmp_path):
         )
         relay.cut.set()
         missed = until(
-            lambda: [e for e in rounds(place) if e["lost"] or 2 not in e["cohort"]], "one missed"
+            lambda: [e for e in rounds(place) if e["lost"] or e["late"] or 2 not in e["cohort"]],
+            "a round that it missed",
         )
+        time.sleep(40)  # long enough for both ends to give their connections up
         relay.cut.clear()
 
         def back() -> bool:
             later = [e for e in rounds(place) if e["round"] > missed[0]["round"]]
-            return any(2 in e["cohort"] and not e["lost"] for e in later)
+            return any(2 in e["cohort"] and not e["lost"] + e["late"] for e in later)
 
         until(back, "a round with all three again", 300)
         assert server.process.poll() is None

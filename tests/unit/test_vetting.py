@@ -138,6 +138,8 @@ def message(body, arrays=()):
         ({}, [["raw", [5 * 10**9], 9, "float32"]]),
         ({}, [["raw", [-4, -4], 9, "float32"]]),
         ({}, [["raw", [1], 4, "float32"]] * 10_001),
+        ({}, [["raw", [600], 4, "float32"]] * 2),  # together they are too much
+        ({}, [["raw", [1] * 9, 4, "float32"]]),
     ],
     ids=lambda given: str(given)[:40],
 )
@@ -148,7 +150,12 @@ def test_a_message_that_could_hurt_is_not_unpacked(body, arrays):
 
 def test_a_message_as_they_are_is_unpacked():
     said = {"examples": 3, "arrays": {}, "metrics": {"loss": 1.0}, "beside": {"$dict": [[1, 2]]}}
-    vet_message(message(said, [["raw", [10, 100], 4000, "float32"], ["raw", [], 4, "x"]]), 1000)
+    vet_message(message(said, [["raw", [9, 111], 4000, "float32"], ["raw", [], 4, "x"]]), 1000)
+    # What came plainly may be as long as it is: secure sums have many bytes to a number.
+    long = json.dumps({"body": said, "arrays": [["u1", [9000], 9000], ["f4", [900], 9]]}).encode()
+    vet_message(Message(long, (bytes(9000), bytes(9))), 1000)
+    with pytest.raises(TrainingError, match="more than there can be"):
+        vet_message(Message(long, (bytes(8000), bytes(9))), 1000)
     with pytest.raises(TrainingError, match="header has"):
         vet_message(Message(bytes(1 + (1 << 26)), ()), 1000)
 
@@ -182,9 +189,9 @@ def test_all_alike_all_fit():
     assert judged({c: {"model": WHOLE} for c in range(5)}) == []
 
 
-@pytest.mark.parametrize("other", [{"model": PART}, {"weights": WHOLE},
+@pytest.mark.parametrize("other", [{}, {"model": PART}, {"weights": WHOLE},
                                    {"model": WHOLE, "extra": WHOLE}, {"model": torch.zeros(13)}],
-                         ids=["part", "name", "extra", "tensor"])  # fmt: skip
+                         ids=["none", "part", "name", "extra", "tensor"])  # fmt: skip
 @pytest.mark.parametrize("liar", [0, 1, 2])
 def test_two_against_one(other, liar):
     answers = {c: {"model": WHOLE} for c in range(3)} | {liar: other}
@@ -192,7 +199,7 @@ def test_two_against_one(other, liar):
 
 
 @pytest.mark.parametrize("liar", [0, 1])
-@pytest.mark.parametrize("other", [{"model": PART}, {"x": torch.zeros(1)}], ids=str)
+@pytest.mark.parametrize("other", [{}, {"model": PART}, {"x": torch.zeros(1)}], ids=str)
 def test_of_two_the_one_that_sends_the_like_of_what_it_got_is_right(other, liar):
     assert judged({1 - liar: {"model": WHOLE}, liar: other}) == [liar]
 
@@ -217,10 +224,13 @@ def test_only_those_who_were_asked_the_same_are_compared():
     assert judged({0: {"model": WHOLE}, 1: {}}, config={1: {"x": 1}}) == []
 
 
-def test_who_sends_nothing_is_no_misfit():
-    """Some have nothing to send; and nobody is measured by them."""
-    assert judged({0: {"model": WHOLE}, 1: {}, 2: {}}) == []
-    assert judged({0: {"model": WHOLE}, 1: {}, 2: {}, 3: {"model": PART}}) == [3]
+def test_those_who_are_sent_nothing_are_judged_by_each_other():
+    """Some learn alone, and send nothing; where all are to send something, that is too little."""
+    orders = {c: Order(c, "train", {} if c < 2 else {"model": WHOLE}) for c in range(5)}
+    sent = [{}, {}, {"model": WHOLE}, {"model": WHOLE}, {"model": PART}]
+    assert list(misfits(orders, {c: {"arrays": a} for c, a in enumerate(sent)})) == [4]
+    basis = {"basis": torch.zeros(2, 3)}
+    assert judged({0: basis, 1: {}, 2: basis}, sent={}) == [1]
 
 
 def test_the_size_of_a_tensor_is_a_clients_own_and_its_type_is_not():

@@ -77,6 +77,7 @@ class _Household:
         self.node: Child | None = None
         self.worker: Child | None = None
         self._start_node_at = self._start_worker_at = 0.0
+        self._hangs = False
         self._worker_since, self._ends = 0.0, 0  # one that ends at once gets longer pauses
         self._said, self._log = "", self.folder / "worker.log"
         self._worker_says, self._node_says = _Lines(self._log, last=True), _Lines(Path())
@@ -102,12 +103,14 @@ class _Household:
                     child.stop(10)
 
     def _see_to_node(self) -> None:
-        if self.node is not None and self.node.alive:
+        if self.node is not None and self.node.alive and not self._hangs:
             return
         if self.node is not None:
             code = self.node.stop()
             killed = f"the SuperNode was ended by signal {-code}: it is started again"
-            self._say(killed if code < 0 else _reason(tail(self.node.log, 40)))
+            by_others = code < 0 and not self._hangs
+            self._say(killed if by_others else _reason(tail(self.node.log, 40)))
+            self._hangs = False
             self.node, self._start_node_at = None, time.monotonic() + _PAUSE
         if time.monotonic() < self._start_node_at:
             return
@@ -179,7 +182,9 @@ class _Household:
     def _tell_of_line(self) -> None:
         """Say when there is a line to the server, and when there is none; each once."""
         for line in self._node_says.new():
-            if "Connection attempt failed" in line:
+            if "Giving up reconnection" in line:  # it runs on all the same, and does nothing
+                self._hangs = True
+            elif "Connection attempt failed" in line:
                 self._say(_silence(self.joining.server, self.keys is None))
             elif any(sign in line for sign in _CONNECTED):
                 self._say(f"connected to {self.joining.server}")
@@ -225,6 +230,7 @@ _REASONS = (
         "what listens there speaks no TLS: it is not this federation's server, or was started "
         "with --insecure",
     ),
+    (r"UNEXPECTED_EOF|EOF occurred", "the line to the server was cut"),
     (
         r"certificate|SSL|ssl",
         "the server is not the one of this federation: its certificate does not fit ca.pem",

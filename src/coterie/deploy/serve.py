@@ -162,7 +162,7 @@ class Served(Flower):
                 continue
             place = -1 - node  # a place of its own until it has said who it is
             self.nodes[place] = node
-            found = self.describe([place])
+            found = self.describe([place], _AGREE if self.like is None else _SOON)
             del self.nodes[place]
             for client, own in found.items():
                 self.nodes[client], self.described[client] = node, own

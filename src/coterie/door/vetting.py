@@ -26,6 +26,7 @@ _SAID = {
     *("error", "text"),
 }
 _HEADER = 1 << 26  # bytes; an honest one is a few hundred, with shares of secrets some thousands
+_AXES = 8
 _MANY = 10_000  # arrays, or numbers beside them
 _NAME = re.compile(r"[\w .:/$-]{1,100}")
 _SCORE = re.compile(r"(val|test)_(?!(worst|worst_client|std|val|p\d+|weighted_.*)$)[\w .-]{1,80}")
@@ -38,7 +39,11 @@ def printable(text: object) -> str:
 
 
 def vet_message(message: Message, most: int) -> None:
-    """Refuse a message before it is unpacked, if that could hurt; arrays hold ``most`` so much."""
+    """Refuse a message before it is unpacked, if that could hurt.
+
+    All its arrays together may hold a number for each byte that came, as plain ones do, and
+    ``most`` numbers beyond that, which a codec may make of few bytes.
+    """
     if len(message.header) > _HEADER:
         raise TrainingError(f"its header has {len(message.header)} bytes")
     header = json.loads(message.header)
@@ -47,9 +52,11 @@ def vet_message(message: Message, most: int) -> None:
         raise TrainingError("it is not made like an answer")
     if any(_tagged(said) for key, said in body.items() if key != "beside"):
         raise TrainingError("it is not made like an answer")
+    left = most + sum(len(payload) for payload in message.payloads)
     for _, shape, _, *_ in arrays:
-        if math.prod(shape) > most or min(shape, default=0) < 0:
-            raise TrainingError(f"an array of shape {shape} is more than there can be")
+        if len(shape) > _AXES or min(shape, default=0) < 0 or math.prod(shape) > left:
+            raise TrainingError(f"an array of shape {shape[:_AXES]} is more than there can be")
+        left -= math.prod(shape)
 
 
 def _tagged(said: Any) -> bool:
@@ -114,12 +121,13 @@ def misfits(
 
     Which arrays there are, and which layers a model has, is what the order says; sizes of other
     arrays are a client's own. Where two are of two minds, the one that sends the like of what it
-    was sent is right. Who sends nothing is no misfit: some have nothing to send.
+    was sent is right. Those who are sent nothing, as they learn alone, are judged by each other.
     """
     asked: dict[str, list[ClientId]] = {}
-    for client in sorted(c for c in bodies if bodies[c]["arrays"]):
+    for client in sorted(bodies):
         order = orders[client]
-        asked.setdefault(json.dumps([order.task, order.config], default=str), []).append(client)
+        same = json.dumps([order.task, order.config, bool(order.arrays)], default=str)
+        asked.setdefault(same, []).append(client)
     found = {}
     for clients in asked.values():
         shapes = {c: shape_of(bodies[c]["arrays"]) for c in clients}

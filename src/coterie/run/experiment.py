@@ -37,6 +37,7 @@ from coterie.engines.store import Store
 from coterie.errors import (
     Abandoned,
     ConfigError,
+    CoterieError,
     EngineError,
     RunDirError,
     TrainingError,
@@ -593,7 +594,14 @@ class _Live:
     def _init(self) -> None:
         self.door.begin(0, stage="init")
         setup = self.experiment.setup(self.plan.start)
-        self.state = self.experiment.method.init(self.federation, setup)
+        try:
+            self.state = self.experiment.method.init(self.federation, setup)
+        except Exception as why:
+            if isinstance(why, CoterieError) or not self._forgives(why):
+                raise
+            raise TrainingError(
+                f"{_failed(why)}. A client may have answered what cannot be used: serve it again"
+            ) from why
         self.done = 0
         self.begun = {
             "round": 0,

@@ -137,8 +137,7 @@ def test_equal_classes_keep_their_order():
 def test_the_order_does_not_depend_on_who_comes_first():
     ways = [("07", "1"), ("7", "1"), ("3",)]
     found = {
-        common(*map(described, order)).classes
-        for order in (ways, ways[::-1], ways[1:] + ways[:1])
+        common(*map(described, order)).classes for order in (ways, ways[::-1], ways[1:] + ways[:1])
     }
     assert found == {("1", "3", "07", "7")}
 
