@@ -21,7 +21,6 @@ from coterie.run.config import Config, parse
 from coterie.weights import Layout, Weights
 from support import digits
 
-
 INF, NAN = float("inf"), float("nan")
 
 
