@@ -16,7 +16,7 @@ from coterie.federation import ClientId
 from coterie.tree import read_tree, sync, write_atomic, write_tree
 from coterie.weights import Layout
 
-_NAME = re.compile(r"[\w.-]{0,64}")
+_NAME = re.compile(r"[\w. -]{0,64}")
 
 
 class Store:
