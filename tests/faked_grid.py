@@ -32,7 +32,7 @@ from coterie.engines.flower import engine
 from coterie.engines.flower.keys import make_federation, read_client
 from coterie.engines.flower.parcel import HEAD
 from coterie.engines.flower.runtime import client_app
-from coterie.run import config, experiment
+from coterie.run import config, live
 from coterie.run.config import experiment_of, parse
 from coterie.run.experiment import execute
 from coterie.run.result import Result
@@ -305,7 +305,7 @@ class Federation:
 
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         with ExitStack() as stack:
-            for module in (serving, engine, door, experiment):
+            for module in (serving, engine, door, live):
                 stack.enter_context(patch.object(module, "time", self.clock))
             stack.enter_context(patch("os.fsync"))  # no power is cut here
             stack.enter_context(patch("coterie.deploy.data.population_of", population_of))

@@ -162,7 +162,7 @@ def test_a_round_that_was_summed_before_a_crash_is_not_summed_again_without_one(
     again, tmp_path, monkeypatch
 ):
     """The checkpoint is older than the sum, and other clients are lost the second time."""
-    totals, sums, save = [], Secure.sums, running._Live._save
+    totals, sums, save = [], Secure.sums, running.Live._save
 
     def noted(self, *words, **more):
         found = sums(self, *words, **more)
@@ -177,7 +177,7 @@ def test_a_round_that_was_summed_before_a_crash_is_not_summed_again_without_one(
     monkeypatch.setattr(Secure, "sums", noted)
     made = secured(coterie.fedavg(), population=uneven(8), settings={"rounds": 2})
     with monkeypatch.context() as patch:
-        patch.setattr(running._Live, "_save", crash)
+        patch.setattr(running.Live, "_save", crash)
         with pytest.raises(KeyboardInterrupt):
             execute(made, tmp_path / "run")
     lossy = lambda c, order: c in again and order.startswith("1.")  # noqa: E731

@@ -12,7 +12,7 @@ from coterie.door.coding import Coding, encode
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, TrainingError
-from coterie.run import experiment as running
+from coterie.run import live as running
 from coterie.run.ending import Stop as Ending
 from coterie.run.experiment import ENGINES, execute
 from coterie.tree import same

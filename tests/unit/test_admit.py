@@ -21,7 +21,8 @@ from coterie.method import State
 from coterie.methods import METHODS, make
 from coterie.report.tables import newcomer_lines
 from coterie.run.admit import admit_client
-from coterie.run.experiment import ENGINES, Experiment, Settings, _Live, execute
+from coterie.run.experiment import ENGINES, Experiment, Settings, execute
+from coterie.run.live import Live
 from coterie.weights import Weights
 from support import (
     Constant,
@@ -255,14 +256,14 @@ def counting():
 def test_an_admission_that_is_broken_off_is_done_again_in_the_same_way(tmp_path, monkeypatch):
     run = experiment(counting(), settings={"rounds": 2, "holdout": 2})
     whole = execute(run, tmp_path / "whole")
-    scores = _Live._scores
+    scores = Live._scores
 
     def broken(live, epochs=0, clients=None):
         if clients is not None:
             raise Stop
         return scores(live, epochs, clients)
 
-    monkeypatch.setattr(_Live, "_scores", broken)
+    monkeypatch.setattr(Live, "_scores", broken)
     with pytest.raises(Stop):
         execute(run, tmp_path / "parts")
     monkeypatch.undo()

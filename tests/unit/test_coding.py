@@ -18,6 +18,7 @@ from coterie.errors import ConfigError
 from coterie.federation import Order, Upload
 from coterie.method import Method, Round, State
 from coterie.run import experiment as running
+from coterie.run import live
 from coterie.tree import same
 from coterie.weights import Layout, Weights
 from support import ROWS, Stop, drive, experiment, models, quadratics, same_bits
@@ -420,7 +421,7 @@ def test_the_server_knows_what_clients_hold_whatever_is_lost(name, coding, tmp_p
     assert mirrored(door, tmp_path) >= 4
 
 
-class Remembered(running.Door):
+class Remembered(live.Door):
     """A door that can be looked at after the run."""
 
     last = None
@@ -453,7 +454,7 @@ def test_the_server_knows_what_clients_hold_after_late_abandoned_and_resumed_rou
 
         return Faulty(Loop(plan), lose_reply=lost)
 
-    monkeypatch.setattr(running, "Door", Remembered)
+    monkeypatch.setattr(live, "Door", Remembered)
     monkeypatch.setitem(running.ENGINES, "loop", lossy)
     made, folder = experiment(ROWS[name](), settings=settings), tmp_path / "run"
 

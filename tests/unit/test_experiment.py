@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import coterie
+from coterie.door.policy import cohort_size
 from coterie.errors import ConfigError, RunDirError, TrainingError
-from coterie.run.experiment import Settings, cohort, cohort_size, execute, reinitialised
+from coterie.run.experiment import Settings, cohort, execute, reinitialised
 from coterie.tree import same
 from support import Stop, digits, experiment, on_quadratics, stop_after
 

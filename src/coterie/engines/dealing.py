@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.door.codec import Payload
 from coterie.door.wire import Message, Work, received
 from coterie.engines.base import Request
 from coterie.engines.site import Plan
-from coterie.errors import EngineError
+from coterie.errors import ConfigError, EngineError
+from coterie.federation import ClientId
 
 TRIES = 3  # workers that may die of an order before it counts as lost
 _WORK = struct.Struct("<dd")  # seconds and samples
@@ -52,9 +53,10 @@ class Queue:
         self._units.extendleft(Unit(part, unit.deaths + 1) for part in reversed(parts))
         return []
 
-    def left(self) -> list[Unit]:
-        """Those that nobody has taken."""
-        return list(self._units)
+    def overdue(self, taken: Iterable[Unit | None]) -> list[tuple[ClientId, None]]:
+        """Time is up: what workers have in hand, and what nobody has taken, is lost."""
+        waiting = [unit for unit in taken if unit is not None] + list(self._units)
+        return [(request.client, None) for unit in waiting for request in unit.requests]
 
 
 def travelling(plan: Plan) -> Plan:
@@ -83,6 +85,12 @@ def framed(answer: Message) -> bytes:
 def unframed(frame: Payload) -> Message | None:
     """The answer again."""
     return received(memoryview(frame)[_WORK.size :], Work(*_WORK.unpack_from(frame)))
+
+
+def check_workers(workers: int | None) -> None:
+    """Refuse a number of workers that does nothing."""
+    if workers is not None and workers < 1:
+        raise ConfigError(f"run.workers = {workers}: give 1 or more")
 
 
 def available_cores() -> int:

@@ -31,13 +31,14 @@ from coterie.engines.dealing import (
     Unit,
     arrived,
     available_cores,
+    check_workers,
     framed,
     travelling,
     unframed,
 )
 from coterie.engines.orphans import die_with
 from coterie.engines.site import Plan, Site
-from coterie.errors import ConfigError, EngineError
+from coterie.errors import EngineError
 from coterie.federation import ClientId
 
 _STOPS = {signal.SIGINT, signal.SIGTERM}
@@ -62,8 +63,7 @@ class Pool:
     def __init__(self, plan: Plan, workers: int | None = None) -> None:
         self._plan = plan
         self._train, self._held = plan.train_sizes, plan.held_sizes
-        if workers is not None and workers < 1:
-            raise ConfigError(f"run.workers = {workers}: give 1 or more")
+        check_workers(workers)
         forks = sys.platform == "linux" and plan.device == "cpu"
         self._context: Any = mp.get_context("fork" if forks else "spawn")
         if not forks:
@@ -102,8 +102,7 @@ class Pool:
             while queue or any(w.unit for w in self._workers):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:  # whoever is still at work is not waited for
-                    waiting = [w.unit for w in self._workers if w.unit] + queue.left()
-                    yield from ((r.client, None) for unit in waiting for r in unit.requests)
+                    yield from queue.overdue(w.unit for w in self._workers)
                     return
                 self._feed(queue, numbers)
                 busy = {w.pipe: w for w in self._workers if w.unit}

@@ -42,6 +42,7 @@ from coterie.engines.dealing import (
     Unit,
     arrived,
     available_cores,
+    check_workers,
     framed,
     travelling,
     unframed,
@@ -94,8 +95,7 @@ class RayEngine:
         gpus: float = 0.0,
         apart: bool = False,
     ) -> None:
-        if workers is not None and workers < 1:
-            raise ConfigError(f"run.workers = {workers}: give 1 or more")
+        check_workers(workers)
         _check_device(plan.device, gpus)
         self._plan = replace(plan, folder=plan.folder.resolve())
         self._train, self._held = plan.train_sizes, plan.held_sizes
@@ -147,8 +147,7 @@ class RayEngine:
             while queue or any(w.unit for w in self._workers):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:  # whoever is still at work is not waited for
-                    waiting = [w.unit for w in self._workers if w.unit] + queue.left()
-                    yield from ((r.client, None) for unit in waiting for r in unit.requests)
+                    yield from queue.overdue(w.unit for w in self._workers)
                     return
                 self._feed(queue, blobs)
                 come = [a for w in self._finished(left) for a in self._receive(w, queue)]
