@@ -12,21 +12,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError
+from coterie.report.palette import (
+    ALONE,
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    LOW,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    RED,
+    colour_of,
+)
 from coterie.run.rundir import rounds_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Event = Mapping[str, Any]
-_COLOURS = (  # Okabe and Ito's: they differ for every kind of colour vision, and in grey
-    ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-)
-_TINTS = ("#7FB8D8", "#F2CE7F", "#7FCEB9", "#E5BCD3", "#AAD9F4", "#EAAE7F", "#F7F1A0", "#7F7F7F")
-_BLUE, _ORANGE, _GREEN, _PURPLE = _COLOURS[:4]
-_RED = "#D55E00"
-_ALONE, _INK, _FAINT = "#D9D9D9", "#333333", "#999999"
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
-_FONT = {"family": "Arial, Helvetica, sans-serif", "size": 13, "color": _INK}
+_FONT = {"family": "Arial, Helvetica, sans-serif", "size": 13, "color": INK}
 
 
 def groups_over_rounds(events: Sequence[Event]) -> Figure:
@@ -57,7 +63,7 @@ def groups_over_rounds(events: Sequence[Event]) -> Figure:
             customdata=[[column[c] for column in names] for c in order],
             text=[[f"client {c}"] * len(rounds) for c in order],
             hovertemplate="round %{x}, %{text}<br>group %{customdata}<extra></extra>",
-            colorscale=_steps_of([_ALONE, *(_colour(i) for i in range(len(lasting)))]),
+            colorscale=_steps_of([ALONE, *(colour_of(i) for i in range(len(lasting)))]),
             zmin=-0.5,
             zmax=len(lasting) + 0.5,
             showscale=False,
@@ -149,9 +155,9 @@ def dendrogram(
             _leaves([x for x, leaf in enumerate(order) if own[leaf] == number], number)
         )
     if cut is not None and cut <= 1.15 * top:
-        _cut_line(figure, cut, _cut_name(notes, cut), _RED, "dash")
+        _cut_line(figure, cut, _cut_name(notes, cut), RED, "dash")
     for height, label in (levels or {}).items():
-        _cut_line(figure, height * top, label, _INK, "dot")
+        _cut_line(figure, height * top, label, INK, "dot")
     figure.update_xaxes(
         title="client",
         ticks="outside",
@@ -246,7 +252,7 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1) -> Figure:
             x=[k for k, _ in points],
             y=[v for _, v in points],
             mode="lines+markers",
-            line={"color": _BLUE, "width": 2},
+            line={"color": BLUE, "width": 2},
             marker={"size": 7},
             name="silhouette",
         )
@@ -256,7 +262,7 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1) -> Figure:
             x=[best[0]],
             y=[best[1]],
             mode="markers",
-            marker={"color": _RED, "size": 13, "symbol": "diamond"},
+            marker={"color": RED, "size": 13, "symbol": "diamond"},
             name=f"highest: {best[0]} groups, {best[1]:.3f}",
         )
     )
@@ -274,14 +280,14 @@ def loss_and_trials(events: Sequence[Event]) -> Figure:
 
     losses = _series(events, "loss", "DC-PFL")
     figure = _panels([0.48, 0.22, 0.3], second=2)
-    figure.add_trace(_line(losses, "loss of the model received", _BLUE), row=1, col=1)
+    figure.add_trace(_line(losses, "loss of the model received", BLUE), row=1, col=1)
     trials = _with(events, "trial")
-    for key, symbol, colour in (("old", "circle-open", _INK), ("new", "diamond", _RED)):
+    for key, symbol, colour in (("old", "circle-open", INK), ("new", "diamond", RED)):
         points = [(e["round"], e["notes"]["trial"][key]) for e in trials]
         name = f"trial: {key} groups, after training"
         figure.add_trace(_dots(points, name, colour, symbol), row=1, col=1)
     for e in trials:
-        figure.add_vline(x=e["round"], line={"color": _FAINT, "width": 1, "dash": "dot"})
+        figure.add_vline(x=e["round"], line={"color": FAINT, "width": 1, "dash": "dot"})
         figure.add_annotation(
             x=e["round"],
             y=1.0,
@@ -292,15 +298,15 @@ def loss_and_trials(events: Sequence[Event]) -> Figure:
             xanchor="left",
             font={"size": 11},
         )
-    figure.add_trace(_stairs(_series(events, "gamma", "DC-PFL"), "γ̃", _GREEN), row=2, col=1)
+    figure.add_trace(_stairs(_series(events, "gamma", "DC-PFL"), "γ̃", GREEN), row=2, col=1)
     counts = [(e["round"], len(_sizes(e["groups"]))) for e in _with(events, "phase")]
-    stairs = _stairs(counts, "number of groups", _PURPLE, "dash")
+    stairs = _stairs(counts, "number of groups", PURPLE, "dash")
     figure.add_trace(stairs, row=2, col=1, secondary_y=True)
     radii = _series(events, "radius", "DC-PFL")
-    figure.add_trace(_line(radii, "radius of curvature", _ORANGE), row=3, col=1)
+    figure.add_trace(_line(radii, "radius of curvature", ORANGE), row=3, col=1)
     found = [(r, v) for r, v in radii if r in _detected(events)]
     name = "rapid decrease has ended"
-    figure.add_trace(_dots(found, name, _INK, "triangle-down"), row=3, col=1)
+    figure.add_trace(_dots(found, name, INK, "triangle-down"), row=3, col=1)
     figure.update_yaxes(title_text="training loss", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="γ̃", range=[0, 1.08], row=2, col=1, secondary_y=False)
     figure.update_yaxes(
@@ -326,24 +332,24 @@ def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Figu
     tendency = _series(events, "hopkins", "FedTSDP")
     scored = _accuracies(events)
     figure = _panels([0.34, 0.22, 0.22] + [0.22] * bool(scored))
-    figure.add_trace(_line(tendency, "Hopkins statistic", _BLUE), row=1, col=1)
+    figure.add_trace(_line(tendency, "Hopkins statistic", BLUE), row=1, col=1)
     clustered = [(r, v) for r, v in tendency if v > threshold]
-    figure.add_trace(_dots(clustered, "clustered anew", _RED, "circle"), row=1, col=1)
+    figure.add_trace(_dots(clustered, "clustered anew", RED, "circle"), row=1, col=1)
     figure.add_trace(_level(tendency, threshold, f"threshold {threshold:g}"), row=1, col=1)
     layers = _series(events, "shared_layers", "FedTSDP")
-    figure.add_trace(_stairs(layers, "shared layers L", _GREEN), row=2, col=1)
+    figure.add_trace(_stairs(layers, "shared layers L", GREEN), row=2, col=1)
     halves = [(r, math.floor(2 * v + 0.5) / 2) for r, v in layers]
-    figure.add_trace(_stairs(halves, "as sent: half layers", _INK, "dot"), row=2, col=1)
+    figure.add_trace(_stairs(halves, "as sent: half layers", INK, "dot"), row=2, col=1)
     steps = [(e["round"], _sizes(e["groups"])) for e in _with(events, "hopkins")]
     counts = [(r, len(sizes)) for r, sizes in steps]
-    figure.add_trace(_stairs(counts, "clusters", _PURPLE), row=3, col=1)
+    figure.add_trace(_stairs(counts, "clusters", PURPLE), row=3, col=1)
     lone = [(r, sizes.count(1)) for r, sizes in steps]
-    figure.add_trace(_stairs(lone, "clusters of one client", _ORANGE, "dash"), row=3, col=1)
+    figure.add_trace(_stairs(lone, "clusters of one client", ORANGE, "dash"), row=3, col=1)
     figure.update_yaxes(title_text="Hopkins H", row=1, col=1)
     figure.update_yaxes(title_text="layers", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(title_text="clusters", rangemode="tozero", row=3, col=1)
     if scored:
-        figure.add_trace(_line(scored, "accuracy received", _BLUE), row=4, col=1)
+        figure.add_trace(_line(scored, "accuracy received", BLUE), row=4, col=1)
         figure.update_yaxes(title_text="accuracy", tickformat=".0%", row=4, col=1)
     figure.update_xaxes(title_text="round", row=3 + bool(scored), col=1)
     height = 740 if scored else 600
@@ -376,7 +382,7 @@ def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Figure:
             y=layers,
             zmin=0,
             zmax=1,
-            colorscale=[(0, "#F0F0F0"), (1, _BLUE)],
+            colorscale=[(0, LOW), (1, BLUE)],
             ygap=3,
             colorbar={
                 "title": {"text": "clients"},
@@ -391,7 +397,7 @@ def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Figure:
         col=1,
     )
     for i, layer in enumerate(layers):
-        line = _line([(r, gaps[layer]) for r, gaps in measured], layer, _colour(i))
+        line = _line([(r, gaps[layer]) for r, gaps in measured], layer, colour_of(i))
         line.line.dash = ("solid", "dash", "dot", "dashdot")[i % 4]
         figure.add_trace(line, row=2, col=1)
     ends = [(e["round"], share) for e in steps]
@@ -413,7 +419,7 @@ def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Figure:
 
 # --- pieces of these pictures -------------------------------------------------------------------
 
-_THIN = {"color": _INK, "width": 1}
+_THIN = {"color": INK, "width": 1}
 
 
 def _noted(notes: Mapping[str, Any], key: str, where: str) -> Any:
@@ -496,10 +502,6 @@ def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
     return found
 
 
-def _colour(number: int) -> str:
-    return (*_COLOURS, *_TINTS)[number % (len(_COLOURS) + len(_TINTS))]
-
-
 def _steps_of(colours: Sequence[str]) -> list[tuple[float, str]]:
     """A colour scale that has each of these colours for one whole number."""
     n = len(colours)
@@ -540,13 +542,13 @@ def _group_legend(
     last = Counter(g for g in kept[-1] if g is not None)
     name = dict(zip(kept[-1], names[-1], strict=True))
     found = [
-        (f"group {name[g]}: {last[g]} clients", _colour(i))
+        (f"group {name[g]}: {last[g]} clients", colour_of(i))
         for i, g in enumerate(lasting)
         if last[g] > 1
     ]
     lone = sum(1 for n in last.values() if n == 1)
     ever = any(n == 1 for column in kept for g, n in Counter(column).items() if g is not None)
-    alone = [(f"alone in a group: {lone} clients at the end", _ALONE)] if ever else []
+    alone = [(f"alone in a group: {lone} clients at the end", ALONE)] if ever else []
     return [*found[:12], *alone]
 
 
@@ -573,7 +575,7 @@ def _borders(rows: Sequence[Sequence[int | None]], rounds: Sequence[int]) -> Any
             if a != b:
                 xs += [x - 0.5, x - 0.5, None]
                 ys += [y - 0.5, y + 0.5, None]
-    line = {"color": "#FFFFFF", "width": 1.2}
+    line = {"color": PAPER, "width": 1.2}
     return go.Scatter(x=xs, y=ys, mode="lines", line=line, hoverinfo="skip", showlegend=False)
 
 
@@ -611,7 +613,7 @@ def _by_cut(merges: Sequence[Sequence[float]], height: float) -> list[int | None
 def _branch_colour(inside: set[int | None], own: Sequence[int | None]) -> str:
     """A group's colour where a branch holds that group only; grey above groups."""
     (number, *others) = inside
-    return _FAINT if others or number is None else _colour(number)
+    return FAINT if others or number is None else colour_of(number)
 
 
 def _cut_height(notes: Mapping[str, Any], top: float) -> float | None:
@@ -640,7 +642,7 @@ def _cut_line(figure: Any, height: float, text: str, colour: str, dash: str) -> 
 def _leaves(xs: Sequence[int], number: int | None) -> Any:
     import plotly.graph_objects as go
 
-    colour = _FAINT if number is None else _colour(number)
+    colour = FAINT if number is None else colour_of(number)
     marker = {"color": colour, "size": 9, "symbol": _SYMBOLS[(number or 0) % len(_SYMBOLS)]}
     return go.Scatter(
         x=list(xs),
@@ -655,7 +657,7 @@ def _leaves(xs: Sequence[int], number: int | None) -> Any:
 def _level(points: Sequence[tuple[int, float]], height: float, text: str) -> Any:
     """A dashed line as long as these points, at one height."""
     ends = [min(x for x, _ in points), max(x for x, _ in points)]
-    found = _line([(x, height) for x in ends], text, _RED)
+    found = _line([(x, height) for x in ends], text, RED)
     found.update(mode="lines")
     found.line.update(width=1.5, dash="dash")
     return found
@@ -714,7 +716,7 @@ def _styled(figure: Any, title: str, height: int, *subtitle: str) -> Any:
             "y": 1 - 14 / height,
             "yanchor": "top",
             "font": {"size": 17},
-            "subtitle": {"text": "; ".join(subtitle), "font": {"size": 13, "color": _INK}},
+            "subtitle": {"text": "; ".join(subtitle), "font": {"size": 13, "color": INK}},
         },
         template="plotly_white",
         font=_FONT,

@@ -16,6 +16,17 @@ def headline(regression: bool) -> str:
     return "r2" if regression else "accuracy"
 
 
+def by_client(scores: Scores, judged_by: str, clients: int) -> list[float | None]:
+    """Each client's own score on test data, in client order; None for those without one.
+
+    >>> by_client({1: {"test_accuracy": 0.5, "test_count": 4.0}}, "accuracy", 3)
+    [None, 0.5, None]
+    """
+    own = (scores.get(c, {}) for c in range(clients))
+    told = (s.get(f"test_{judged_by}") if s.get("test_count") else None for s in own)
+    return [None if score is None else round(score, 4) for score in told]
+
+
 def summarise(scores: Scores, judged_by: str) -> dict[str, float]:
     """What a round reports of its clients' scores.
 

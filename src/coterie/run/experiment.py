@@ -39,6 +39,7 @@ from coterie.method import Method, Public, Setup
 from coterie.run.ending import Stop
 from coterie.run.live import Live
 from coterie.run.privacy import calibrated, check_privacy
+from coterie.run.provenance import described, session
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir
 from coterie.seeds import numpy_generator, seed_for
@@ -383,8 +384,11 @@ def execute(
             (RunDir.open if resume else RunDir.create)(run.path)
             run.lock()
             stack.callback(run.unlock)
+            run.stop_asked()  # of a session before this one
             live.begin(resume)
             run.write_config(experiment.config)
+            run.write_data(described(experiment.population, remote is not None))
+            run.append_session(session(experiment.settings, max(0, live.done)))
         if plan.privacy.on and remote is None:
             plan.roster.prepare()
         make = ENGINES[experiment.settings.engine]

@@ -23,6 +23,7 @@ from coterie.errors import (
     ConfigError,
     CoterieError,
     EngineError,
+    Interrupted,
     RunDirError,
     TrainingError,
 )
@@ -30,7 +31,7 @@ from coterie.federation import ClientId, Order, Slot
 from coterie.method import Round, Spent, State
 from coterie.run.checkpoint import Checkpoint, Checkpoints, folded, unfolded
 from coterie.run.ending import reaching, reason
-from coterie.run.evaluation import Scores, headline, summarise
+from coterie.run.evaluation import Scores, by_client, headline, summarise
 from coterie.run.privacy import Guard
 from coterie.run.result import client_rows
 from coterie.run.rundir import SCORES, RunDir, rounds_of
@@ -298,6 +299,16 @@ class Live:
             self._save(self.done)
         self._show([*complete, *([] if self.unscored else [event])])
         self._give_up()
+        self._heed()
+
+    def _heed(self) -> None:
+        """End here if a file in the run's folder asks for that; what is done is saved first."""
+        if self.run_dir is None or self.stopped or self.done == self.settings.rounds:
+            return
+        if self.run_dir.stop_asked():
+            if self.done % self.settings.checkpoint_every:
+                self._save(self.done)
+            raise Interrupted(f"stopped after round {self.done}, as asked in {self.run_dir.path}")
 
     def _forgives(self, why: Exception) -> bool:
         """Whether an error may come of what clients of others sent."""
@@ -342,7 +353,7 @@ class Live:
         """Give the round that waits for scores these."""
         found: dict[str, Any] = {}
         if scores:
-            found["received"] = self._judged(scores, self.unscored)
+            found |= self._told("received", scores, self._judged(scores, self.unscored))
         if failed:
             found["failed_scores"] = {str(c): failed[c] for c in sorted(failed)}
         if found and self.run_dir is not None:
@@ -496,10 +507,19 @@ class Live:
     def _evaluate(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if self._is_scored(number):
-            found["received"] = self._judged(self._scores(), number + 1)
+            scores = self._scores()
+            found |= self._told("received", scores, self._judged(scores, number + 1))
         if self._is_adapted(number):
-            found["adapted"] = summarise(self._scores(self._adapt_epochs), self.judged_by)
+            scores = self._scores(self._adapt_epochs)
+            adapted = self._told("adapted", scores, summarise(scores, self.judged_by))
+            apiece = {**found.get("client_scores", {}), **adapted["client_scores"]}
+            found |= {**adapted, "client_scores": apiece}
         return found
+
+    def _told(self, title: str, scores: Scores, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """What an event says of scores: their summary, and each client's own, in client order."""
+        own = by_client(scores, self.judged_by, len(self._population.clients))
+        return {title: summary, "client_scores": {title: own}}
 
     def _judged(self, scores: Scores, round: int) -> dict[str, Any]:
         """What a round's scores come to; the best round on validation data is noted."""

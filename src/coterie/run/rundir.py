@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from coterie.run.toml import to_toml
 from coterie.tree import sync, write_atomic
 
 ENGINE = "flower"  # what a federation's own processes keep, if it is a real one
+_TRIES = 5  # to get the lock
 SCORES = "scores"  # the event of scores that came after their round was written
 
 
@@ -30,6 +32,8 @@ class RunDir:
     ``ledger.csv``      bytes by round, client and kind
     ``clients.csv``     a row a client, written at the end
     ``result.json``     the summary, written at the end
+    ``data.json``       what clients hold, as far as the server may know: labels, true groups
+    ``sessions.jsonl``  a line for each process that worked here: when, what it was told, versions
     ``checkpoints/``    the last two checkpoints
     ``clients/``        client state, by client and version
     ``flower/``         of a federation that is served: what its processes keep
@@ -43,6 +47,9 @@ class RunDir:
         self.ledger = path / "ledger.csv"
         self.table = path / "clients.csv"
         self.result = path / "result.json"
+        self.data = path / "data.json"
+        self.sessions = path / "sessions.jsonl"
+        self._stop = path / ".stop"
         self.checkpoints = path / "checkpoints"
         self.clients = path / "clients"
         self._lock: int | None = None
@@ -80,7 +87,14 @@ class RunDir:
         """Make sure that no other process is at work here."""
         try:
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in reversed(range(_TRIES)):
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:  # perhaps only somebody who looks, as ``at_work`` does
+                    if not left:
+                        raise
+                    time.sleep(0.05)
         except BlockingIOError as error:
             self.unlock()
             raise RunDirError(
@@ -95,6 +109,34 @@ class RunDir:
             os.close(self._lock)
             self._lock = None
 
+    def ask_to_stop(self) -> None:
+        """Ask whoever works here to end after the present round."""
+        self._stop.touch()
+
+    def stop_asked(self) -> bool:
+        """Whether somebody asked since this was asked last; the request is then gone."""
+        try:
+            self._stop.unlink()
+        except OSError:
+            return False
+        return True
+
+    def at_work(self) -> bool:
+        """Whether a process is at work here now."""
+        try:
+            found = os.open(self.path / ".lock", os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(found, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(found)
+        return False
+
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """The configuration as resolved."""
         write_atomic(self.config, to_toml(tree).encode(), durable=True)
@@ -105,12 +147,19 @@ class RunDir:
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Add a line to the events."""
+        self._append(self.events, json.dumps(finite(event), allow_nan=False) + "\n")
+
+    def append_session(self, session: Mapping[str, Any]) -> None:
+        """Add a line to the sessions."""
+        self._append(self.sessions, json.dumps(session) + "\n")
+
+    def _append(self, path: Path, text: str) -> None:
         try:
-            with self.events.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(finite(event), allow_nan=False) + "\n")
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
         except OSError as error:
             raise RunDirError(
-                f"cannot write {self.events}: {error.strerror}. Free some space; continue with "
+                f"cannot write {path}: {error.strerror}. Free some space; continue with "
                 f"--resume {self.path}"
             ) from error
 
@@ -121,14 +170,7 @@ class RunDir:
         text = to_csv(rows)
         if self.ledger.exists():
             text = text.partition("\n")[2]
-        try:
-            with self.ledger.open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise RunDirError(
-                f"cannot write {self.ledger}: {error.strerror}. Free some space; continue with "
-                f"--resume {self.path}"
-            ) from error
+        self._append(self.ledger, text)
 
     def sync(self) -> None:
         """Wait until events and ledger are on disk."""
@@ -166,6 +208,10 @@ class RunDir:
             kept = [r for r in rows if r.endswith("\n") and int(r.partition(",")[0]) <= rounds]
             write_atomic(self.ledger, "".join([title, *kept]).encode(), durable=True)
         return events
+
+    def write_data(self, found: Mapping[str, Any]) -> None:
+        """What is known of the clients' data."""
+        write_atomic(self.data, json.dumps(found).encode(), durable=False)
 
     def write_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The per-client table, as CSV."""

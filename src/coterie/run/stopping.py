@@ -58,6 +58,7 @@ def stopped_with(sentence: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, CoterieError) as error:
-        if isinstance(error, CoterieError) and not Stop.asked:
+        asked = Stop.asked or isinstance(error, Interrupted)
+        if isinstance(error, CoterieError) and not asked:
             raise
         raise Interrupted(sentence()) from None

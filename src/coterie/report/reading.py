@@ -1,0 +1,282 @@
+"""Reading run directories as they are found: finished, going on, torn, crashed, or of long ago.
+
+Whatever cannot be read is left out and said in ``problems``; only a folder that is no run at all is
+refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import RunDirError
+from coterie.run.rundir import RunDir, rounds_of
+
+if TYPE_CHECKING:
+    from coterie.run.result import Result
+
+KINDS = ("init", "scores", "arrival", "admission")  # events that are not rounds, as far as known
+FINISHED, RUNNING, STOPPED = "finished", "running", "stopped"
+_DEPTH = 4  # how deep under a folder runs are looked for
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One run, as far as it can be read.
+
+    ``status`` is "finished", "running" or "stopped" (also by a crash). ``events`` are the lines of
+    ``events.jsonl`` that make sense, of kinds that are known; ``rounds`` those of them that are
+    rounds, with scores that came later. ``clients`` and ``exposed`` are rows of the tables written
+    at the end, ``result`` the summary, ``data`` what is known of clients' data; all are empty if
+    they are not there. ``problems`` are sentences.
+    """
+
+    name: str
+    status: str
+    path: Path | None = None
+    config: Row = field(default_factory=dict)
+    events: Sequence[Row] = ()
+    clients: Sequence[Row] = ()
+    exposed: Sequence[Row] = ()
+    result: Row = field(default_factory=dict)
+    data: Row = field(default_factory=dict)
+    sessions: Sequence[Row] = ()
+    scenario: Row = field(default_factory=dict)
+    problems: Sequence[str] = ()
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds, in order; of a round that is there twice, the later one."""
+        found = {event["round"]: event for event in rounds_of(self.events)}
+        return [found[number] for number in sorted(found)]
+
+    @property
+    def begun(self) -> Row:
+        """What was before the first round, if anything was."""
+        return next((e for e in self.events if e.get("event") == "init"), {})
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        tables = (self.config.get("method"), self.config.get("python"))
+        named = [t.get("name") or t.get("method") for t in tables if isinstance(t, Mapping)]
+        return str(self.result.get("method") or next(filter(None, named), "") or "unknown method")
+
+    @property
+    def judged_by(self) -> str:
+        """The score that the run is judged by: "accuracy" or "r2"."""
+        if "judged_by" in self.result:
+            return str(self.result["judged_by"])
+        return "r2" if any("r2" in (e.get("received") or {}) for e in self.rounds) else "accuracy"
+
+    @property
+    def headline(self) -> str:
+        """Which of the two scores: "received" or "adapted"."""
+        return str(self.result.get("headline", "received"))
+
+    @property
+    def planned(self) -> int:
+        """How many rounds were asked for."""
+        asked = [s.get("rounds") for s in self.sessions[-1:]]
+        asked.append(_table(self.config, "run").get("rounds"))
+        found = next((n for n in asked if isinstance(n, int)), 0)
+        return max(found, len(self.rounds))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed, if it was written down."""
+        found = _table(self.config, "run").get("seed")
+        return found if isinstance(found, int) else None
+
+    @property
+    def names(self) -> list[str]:
+        """What clients are called, in client order; those without a name by their number."""
+        told = self.data.get("names") or [c.get("name", "") for c in self.clients]
+        members = max([len(told), *(len(e.get("groups") or ()) for e in self.rounds[-1:])])
+        named = [str(told[c]) if c < len(told) and told[c] else "" for c in range(members)]
+        return [
+            f"client {name or c}" if not name or name.isdecimal() else name
+            for c, name in enumerate(named)
+        ]
+
+    @property
+    def groups(self) -> list[Any]:
+        """Each client's last group, in client order."""
+        steps = [e["groups"] for e in self.events if e.get("groups") and "clients" not in e]
+        return list(steps[-1]) if steps else []
+
+    def scores(self, title: str) -> list[float | None]:
+        """Each client's own score at the end ("received", "adapted", "alone"), or of late."""
+        key = f"{title}_{self.judged_by}"
+        if any(c.get(key) for c in self.clients):
+            return [number(c.get(key)) for c in self.clients]
+        told = [e["client_scores"].get(title) for e in self.rounds if e.get("client_scores")]
+        found = [own for own in told if own]
+        return list(found[-1]) if found else []
+
+    @classmethod
+    def of(cls, result: Result, name: str = "") -> Reading:
+        """A result of this process, whether it was kept in a folder or not."""
+        from coterie.run.provenance import described
+
+        held = result.newcomers
+        came = result.summary.get("newcomers")
+        admission = {"round": result.rounds, "event": "admission", **came} if came and held else {}
+        return cls(
+            name=name or str(result.summary["method"]),
+            status=FINISHED,
+            path=result.directory,
+            config={"run": {"seed": result.plan.seed, "rounds": result.rounds}},
+            events=[e for e in (result.begun, *result.history, admission) if e],
+            clients=result.clients,
+            result=result.summary,
+            data=described(result.plan.population),
+        )
+
+
+def read_run(path: Path, name: str = "") -> Reading:
+    """A run directory, read as far as it goes."""
+    run = RunDir(path)
+    if not run.config.is_file() and not run.events.is_file():
+        hint = f": there is no folder {path}" if not path.is_dir() else ": it has no config.toml"
+        raise RunDirError(f"{path} is not a run directory{hint}")
+    problems: list[str] = []
+    events = _events(run.events, problems)
+    result = _mapping(run.result, json.loads, problems)
+    # Looked at after the files: a run that ends meanwhile is then taken for stopped for a moment,
+    # and one that is finished never for running.
+    status = FINISHED if result else RUNNING if run.at_work() else STOPPED
+    return Reading(
+        name=name or path.resolve().name,
+        status=status,
+        path=path,
+        config=_mapping(run.config, tomllib.loads, problems),
+        events=events,
+        clients=_rows(run.table, problems),
+        exposed=_rows(path / "exposure.csv", problems),
+        result=result,
+        data=_mapping(run.data, json.loads, problems),
+        sessions=_lines(run.sessions, problems),
+        scenario=_mapping(path / "scenario.json", json.loads, problems),
+        problems=problems,
+    )
+
+
+def find_runs(path: Path) -> dict[str, Path]:
+    """The run directories of a folder, by name: itself, or those below it.
+
+    A folder inside a run is none; names are paths below the folder.
+    """
+    if RunDir(path).config.is_file():
+        return {path.resolve().name: path}
+    found: dict[str, Path] = {}
+    _walk(path, path, _DEPTH, found)
+    return found
+
+
+def _walk(top: Path, folder: Path, depth: int, found: dict[str, Path]) -> None:
+    try:
+        inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
+    except OSError:
+        return
+    for each in inside:
+        if RunDir(each).config.is_file():
+            found[each.relative_to(top).as_posix()] = each
+        elif depth > 1:
+            _walk(top, each, depth - 1, found)
+
+
+def number(value: Any) -> float | None:
+    """A number, wherever it was written; None if it is none.
+
+    >>> number("0.5"), number(""), number(None), number("nan")
+    (0.5, None, None, None)
+    """
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if found - found == 0 else None
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def _events(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """The events that make sense; unknown kinds are left out, and said."""
+    found, strange = [], dict[str, int]()
+    for event in _lines(path, problems):
+        if not isinstance(event.get("round"), int):
+            strange["without a round"] = strange.get("without a round", 0) + 1
+        elif "event" in event and event["event"] not in KINDS:
+            kind = f"of kind '{event['event']}'"
+            strange[kind] = strange.get(kind, 0) + 1
+        else:
+            found.append(event)
+    for kind, count in strange.items():
+        problems.append(f"{path.name} has {count} event{'s' * (count > 1)} {kind}: left out")
+    return found
+
+
+def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """The lines of a file that grows; the last may be torn, others are said to be damaged."""
+    text = _text(path, problems)
+    found, damaged = [], 0
+    lines = text.split("\n")
+    for place, line in enumerate(lines):
+        try:
+            tree = json.loads(line) if line.strip() else None
+        except ValueError:
+            damaged += place < len(lines) - 1  # the last one is still being written, or was
+            continue
+        if isinstance(tree, dict):
+            found.append(tree)
+        elif tree is not None:
+            damaged += 1
+    if damaged:
+        problems.append(f"{path.name} has {damaged} damaged line{'s' * (damaged > 1)}: left out")
+    return found
+
+
+def _mapping(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
+    text = _text(path, problems)
+    if not text.strip():
+        return {}
+    try:
+        tree = parse(text)
+    except ValueError as error:
+        problems.append(f"{path.name} cannot be read: {error}")
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _rows(path: Path, problems: list[str]) -> list[dict[str, str]]:
+    try:
+        return list(csv.DictReader(_text(path, problems).splitlines()))
+    except csv.Error as error:
+        problems.append(f"{path.name} cannot be read: {error}")
+        return []
+
+
+def _text(path: Path, problems: list[str]) -> str:
+    """A file's text, "" if there is none; bytes that are no text become question marks."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {error.strerror}")
+        return ""
+
+
+def _table(config: Row, name: str) -> Row:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,82 @@
+"""What a run writes down of itself: who its clients are, and which process worked on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coterie import __version__
+from coterie.data.heterogeneity import label_table
+from coterie.data.population import Population
+
+if TYPE_CHECKING:
+    from coterie.run.experiment import Settings
+
+_NAMED = ("torch", "numpy", "scipy", "scikit-learn")
+
+
+def session(settings: Settings, done: int) -> dict[str, Any]:
+    """The process that begins to work on a run: when, what it was told, and with what versions.
+
+    ``argv`` is what follows the program's name; None if this is not the command line's process.
+    """
+    program = Path(sys.argv[0]) if sys.argv else Path()
+    ours = program.name == "coterie" or program.parts[-2:] == ("coterie", "__main__.py")
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": sys.argv[1:] if ours else None,
+        "folder": str(Path.cwd()),
+        "rounds": settings.rounds,
+        "done": done,
+        "engine": settings.engine,
+        "workers": settings.workers,
+        "versions": versions(),
+        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Coterie's, Python's, and those of the libraries that decide a result.
+
+    >>> sorted(versions())[:3]
+    ['coterie', 'numpy', 'python']
+    """
+    found = {"coterie": __version__, "python": platform.python_version()}
+    loaded = [name for name in ("ray", "flwr") if name in sys.modules]
+    for name in (*_NAMED, *loaded):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def described(population: Population, elsewhere: bool = False) -> dict[str, Any]:
+    """What may be known of clients' data: names, true groups, labels or the spread of targets.
+
+    Of clients ``elsewhere`` the server knows no labels: they stay theirs.
+    """
+    found: dict[str, Any] = {
+        "names": [client.name for client in population.clients],
+        "groups": None if population.groups is None else [int(g) for g in population.groups],
+        "classes": None if population.classes is None else list(population.classes),
+    }
+    if elsewhere:
+        return found
+    if population.classes is not None:
+        return found | {"labels": label_table(population).astype(int).tolist()}
+    held = [client.train.y.numpy().reshape(-1) for client in population.clients]
+    quarters = (0, 25, 50, 75, 100)
+    return found | {
+        "quartiles": [
+            [round(float(q), 6) for q in np.percentile(y, quarters)] if len(y) else None
+            for y in held
+        ]
+    }
