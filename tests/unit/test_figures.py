@@ -5,7 +5,7 @@ import json
 import pytest
 
 from coterie.errors import ConfigError
-from coterie.report import figures
+from coterie.report import figures, palette
 
 NESTED = [list("aaaa"), list("bbcc"), ["d", "e", "c2", "c2"]]
 
@@ -47,10 +47,10 @@ def test_groups_over_rounds_has_every_client_in_every_round():
     figure = figures.groups_over_rounds(events)
     heat = figure.data[0]
     assert list(heat.x) == [1, 2, 3]
-    assert list(figure.layout.yaxis.ticktext) == ["0", "1", "2", "3"]
+    assert list(heat.y) == ["0", "1", "2", "3"]
     assert [list(row) for row in heat.z] == [[1, 1, 0], [1, 1, 0], [1, 2, 2], [1, 2, 2]]
     assert [list(row) for row in heat.customdata][1] == ["a", "b", "e"]
-    assert {t.name for t in figure.data[2:]} == {
+    assert {t.name for t in figure.data[1:]} == {
         "group c2: 2 clients",
         "alone in a group: 2 clients at the end",
     }
@@ -59,10 +59,24 @@ def test_groups_over_rounds_has_every_client_in_every_round():
 
 def test_groups_are_sorted_by_the_last_round_and_divided_by_lines():
     figure = figures.groups_over_rounds([event(1, [0, 1, 0, 1]), event(2, [0, 1, 1, 0])])
-    assert list(figure.layout.yaxis.ticktext) == ["0", "3", "2", "1"]
-    borders = figure.data[1]
-    across = [y for y in borders.y if y is not None]
-    assert {0.5, 1.5, 2.5} <= set(across)
+    assert list(figure.data[0].y) == ["0", "3", "2", "1"]
+    (borders,) = figure.layout.shapes
+    across = "M0.5,0.5H1.5M0.5,1.5H2.5M0.5,2.5H1.5"  # 0 | 3 and 2 | 1 in round 1, 3 | 2 in both
+    assert borders.path == across + "M1.5,0.5V1.5M1.5,1.5V2.5"  # 3 and 2 moved
+
+
+def test_a_group_that_loses_a_round_keeps_its_cells_apart():
+    figure = figures.groups_over_rounds([event(1, [0, 0]), event(5, [0, 1])])
+    (borders,) = figure.layout.shapes
+    assert borders.path == "M3,0.5H5.5M3,0.5V1.5"  # half-way between the rounds that are known
+
+
+def test_who_comes_late_had_no_group_before():
+    assert figures.followed([[0, 0], [0, 0, 1]]) == [[0, 0], [0, 0, 1]]
+    figure = figures.groups_over_rounds([event(1, [0, 0]), event(2, [0, 0, 0])])
+    first, *_ = figure.data[0].z
+    assert [v == v for v in first] == [False, True]
+    assert figure.data[0].y[0] == "2"
 
 
 def test_groups_of_the_beginning_count_and_admissions_do_not():
@@ -70,7 +84,7 @@ def test_groups_of_the_beginning_count_and_admissions_do_not():
     admission = {"round": 1, "event": "admission", "groups": [1]}
     figure = figures.groups_over_rounds([begun, event(1, [0, 1, None]), admission])
     assert list(figure.data[0].x) == [0, 1]
-    assert list(figure.data[0].z[0]) == [None, None]  # nobody's row comes first
+    assert not any(v == v for v in figure.data[0].z[0])  # nobody's row comes first, and is empty
 
 
 @pytest.mark.parametrize("clients", [20, 100])
@@ -78,7 +92,7 @@ def test_many_clients_get_rows_that_can_be_told_apart(clients):
     events = [event(r, [c % (1 + r % 12) for c in range(clients)]) for r in range(1, 31)]
     figure = figures.groups_over_rounds(events)
     assert len(figure.data[0].z) == clients
-    assert 420 <= figure.layout.height <= 1300
+    assert 420 <= figure.layout.height <= 960
     check_dressed(figure)
 
 
@@ -93,17 +107,21 @@ TREE = {
 
 
 def corners(figure):
-    return {y for t in figure.data if t.mode == "lines" for y in t.y if y is not None}
+    drawn = [t for t in figure.data if t.mode == "lines" and not t.name]
+    return {y for t in drawn for y in t.y if y is not None}
+
+
+def cuts(figure):
+    return {t.name: set(t.y) for t in figure.data if t.mode == "lines" and t.name}
 
 
 def test_dendrogram_draws_every_merge_and_the_cut():
     figure = figures.dendrogram(TREE)
     assert corners(figure) == {0.0, 1.0, 2.0, 8.0}
     assert list(figure.layout.xaxis.ticktext) == ["0", "2", "1", "3"]
-    assert [s.y0 for s in figure.layout.shapes] == [3.0]
-    assert [a.text for a in figure.layout.annotations] == ["cut at 3"]
+    assert cuts(figure) == {"cut at 3": {3.0}}
     assert figure.layout.title.subtitle.text == TREE["why"]
-    colours = [t.line.color for t in figure.data if t.mode == "lines"]
+    colours = [t.line.color for t in figure.data if t.mode == "lines" and not t.name]
     assert len(set(colours)) == 3  # two groups below the cut, and what is above
     check_dressed(figure, "client", "distance at which groups merge")
 
@@ -114,18 +132,29 @@ def test_dendrogram_of_dc_pfl_has_its_levels():
     assert figures.split_levels(events) == {0.8: "γ̃ = 0.8, round 7: 2 groups"}
     notes = {"dendrogram": TREE["dendrogram"], "gamma": 1.0}
     figure = figures.dendrogram(notes, levels=figures.split_levels(events))
-    assert [s.y0 for s in figure.layout.shapes] == pytest.approx([8.0, 6.4])
+    assert cuts(figure) == {"γ̃ = 1, at first": {8.0}, "γ̃ = 0.8, round 7: 2 groups": {6.4}}
 
 
 def test_dendrogram_can_be_coloured_by_other_groups():
     figure = figures.dendrogram({**TREE, "threshold": None}, groups=[0, 0, 1, 1])
-    assert not figure.layout.shapes
+    assert not cuts(figure)
     leaves = [t for t in figure.data if t.mode == "markers"]
     assert [list(t.x) for t in leaves] == [[0, 2], [1, 3]]  # clients 0 and 1, then 2 and 3
 
 
 def test_a_cut_far_above_the_tree_does_not_flatten_it():
-    assert not figures.dendrogram({**TREE, "threshold": 1e9}).layout.shapes
+    assert not cuts(figures.dendrogram({**TREE, "threshold": 1e9}))
+
+
+def test_leaves_have_the_names_of_clients_and_the_colours_of_other_pictures():
+    figure = figures.dendrogram(TREE, names=["a", "b", "c", "<d>"], numbers=[4, None, 4, 2])
+    assert list(figure.layout.xaxis.ticktext) == ["a", "c", "b", "&lt;d&gt;"]
+    leaves = {tuple(t.hovertext): t.marker.color for t in figure.data if t.mode == "markers"}
+    assert leaves == {
+        ("a", "c"): palette.colour_of(4),
+        ("b",): palette.FAINT,
+        ("&lt;d&gt;",): palette.colour_of(2),
+    }
 
 
 # --- weights and silhouettes --------------------------------------------------------------------
@@ -135,8 +164,9 @@ def test_mixing_matrix_is_ordered_by_group():
     rows = [[0.6, 0.1, 0.3], [0.0, 1.0, 0.0], [0.4, 0.2, 0.4]]
     figure = figures.mixing_matrix({"mixing": rows, "clients": [0, 1, 2]}, [5, 7, 5])
     heat = figure.data[0]
-    assert [list(row) for row in heat.z] == [[0.6, 0.3, 0.1], [0.4, 0.4, 0.2], [0.0, 0.0, 1.0]]
-    assert list(figure.layout.xaxis.ticktext) == ["0", "2", "1"]
+    want = [[0.6, 0.3, 0.1], [0.4, 0.4, 0.2], [0.0, 0.0, 1.0]]
+    assert [list(row) for row in heat.z] == [pytest.approx(row) for row in want]
+    assert list(heat.x) == list(heat.y) == ["0", "2", "1"]
     assert {s.x0 for s in figure.layout.shapes} == {1.5, -0.5}
     check_dressed(figure, "client j, whose model is mixed in")
 
@@ -180,7 +210,9 @@ def test_loss_and_trials():
     assert points(figure, "number of groups")[2:4] == [(3, 1), (4, 2)]
     assert points(figure, "radius of curvature") == [(2, 30.0), (5, 90.0)]
     assert points(figure, "rapid decrease has ended") == [(2, 30.0)]
-    assert [a.text for a in figure.layout.annotations] == ["adopted<br>0.9<br>→ 0.7"]
+    assert [a.text for a in figure.layout.annotations] == ["✓"]
+    told = trace(figure, "trial: new groups, after training").hovertext
+    assert list(told) == ["adopted, 0.9 → 0.7"]
     check_dressed(figure, "training loss", "radius", "round")
 
 

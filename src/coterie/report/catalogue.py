@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, unknown
-from coterie.report import figures
+from coterie.report import captions, captions_compared, figures
+from coterie.report.captions import noting
+from coterie.report.figures import clients, cost, matrices, privacy, scores
+from coterie.report.figures import compared as several
+from coterie.report.figures.following import (
+    followed,
+    last_numbers,
+    names_of_groups,
+    steps_of_groups,
+)
 from coterie.report.reading import Reading
+from coterie.report.words import DAMAGE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -21,6 +31,17 @@ SECTIONS = {
     "method": "How the method went about it",
     "cost": "What it cost",
     "privacy": "What the server saw",
+}
+
+# Pictures of the same thing on different scales, and what the scales are called: a page may show
+# one of them at a time.
+TABS = {
+    "accuracy": "rounds",
+    "accuracy-bytes": "bytes",
+    "accuracy-time": "seconds",
+    "compare-accuracy": "rounds",
+    "compare-bytes": "bytes",
+    "compare-time": "seconds",
 }
 
 
@@ -41,7 +62,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture of a run, or of several."""
+    """A picture of a run, or of several; its figure has no title, for pages have their own."""
 
     name: str
     section: str
@@ -50,24 +71,145 @@ class Drawn:
     figure: Figure
 
 
-def noting(reading: Reading, key: str) -> Mapping[str, Any]:
-    """The first event whose notes have this key; a sentence if none has."""
-    for event in reading.events:
-        if (event.get("notes") or {}).get(key) is not None:
-            return event
-    raise ConfigError(f"{reading.name}: {reading.method} noted no '{key}'")
+def _tree(reading: Reading) -> Figure:
+    event = noting(reading, "dendrogram")
+    levels = figures.split_levels(reading.events)
+    numbers = last_numbers(reading.events)
+    return figures.dendrogram(event["notes"], None, levels, reading.names, numbers)
+
+
+def _by_client(reading: Reading) -> Figure:
+    steps = names_of_groups(steps_of_groups(reading.events))
+    if len({tuple(column) for column in followed(steps)}) == 1:
+        raise ConfigError(f"{reading.name}: nobody ever moved, which 'groups' shows as well")
+    return figures.groups_over_rounds(reading.events, reading.names)
+
+
+def _mixing(reading: Reading) -> Figure:
+    try:
+        event = noting(reading, "mixing")
+    except ConfigError:
+        return matrices.taken_matrix(reading.events, reading.groups, reading.names)
+    return figures.mixing_matrix(event["notes"], reading.groups, reading.names)
+
+
+def _similarity(reading: Reading) -> Figure:
+    return figures.similarity_matrix(reading.events, reading.groups, reading.names)
+
+
+def _setting(reading: Reading, key: str, otherwise: float) -> float:
+    """A parameter of the method as it was set."""
+    table = reading.config.get("method")
+    found = table.get(key) if isinstance(table, Mapping) else None
+    return float(found) if isinstance(found, int | float) else otherwise
+
+
+def _layers(reading: Reading) -> Figure:
+    key = "share" if reading.method.startswith("dc-pfl") else "layer_share"
+    return figures.layer_intervals(reading.events, _setting(reading, key, 0.1))
+
+
+def _hopkins(reading: Reading) -> Figure:
+    return figures.hopkins_and_layers(reading.events, _setting(reading, "threshold", 0.65))
+
+
+def _accuracy(against: str) -> Callable[[Reading], Figure]:
+    return lambda reading: scores.accuracy(reading, against)
 
 
 PICTURES: dict[str, Picture] = {
     p.name: p
     for p in (
+        Picture("accuracy", "accuracy", "Score by round", _accuracy("rounds"), captions.accuracy),
+        Picture(
+            "accuracy-bytes",
+            "accuracy",
+            "Score by bytes",
+            _accuracy("bytes"),
+            lambda r: captions.against(r, "bytes"),
+        ),
+        Picture(
+            "accuracy-time",
+            "accuracy",
+            "Score by simulated time",
+            _accuracy("seconds"),
+            lambda r: captions.against(r, "seconds"),
+        ),
+        Picture("loss", "accuracy", "Loss", scores.loss, captions.loss),
+        Picture("clients", "clients", "Scores of clients", clients.spread, captions.spread),
+        Picture(
+            "clients-over-rounds",
+            "clients",
+            "Clients over rounds",
+            clients.over_rounds,
+            captions.over_rounds,
+        ),
+        Picture("gain", "clients", "Gain over training alone", clients.gain, captions.gain),
         Picture(
             "groups",
             "groups",
             "Groups over rounds",
-            lambda r: figures.groups_over_rounds(r.events),
-            lambda r: "Who was in which group in which round.",
+            lambda r: figures.alluvial(r.events, r.names),
+            captions.groups,
         ),
+        Picture(
+            "groups-by-client",
+            "groups",
+            "Groups, client by client",
+            _by_client,
+            captions.groups_by_client,
+        ),
+        Picture(
+            "labels",
+            "groups",
+            "What clients hold",
+            lambda r: figures.label_shares(r.data, r.groups, r.names),
+            captions.labels,
+        ),
+        Picture("dendrogram", "groups", "Merge tree", _tree, captions.dendrogram),
+        Picture("similarity", "groups", "How alike clients are", _similarity, captions.similarity),
+        Picture("mixing", "groups", "Who takes how much of whom", _mixing, captions.mixing),
+        Picture(
+            "silhouette",
+            "groups",
+            "How many groups",
+            lambda r: figures.silhouette(noting(r, "silhouette")["notes"]),
+            captions.silhouette,
+        ),
+        Picture(
+            "trials",
+            "method",
+            "Loss, curvature and trials",
+            lambda r: figures.loss_and_trials(r.events),
+            captions.trials,
+        ),
+        Picture("layers", "method", "Layers at rest", _layers, captions.layers),
+        Picture("hopkins", "method", "Tendency to cluster", _hopkins, captions.hopkins),
+        Picture(
+            "steps",
+            "method",
+            "Local steps",
+            lambda r: figures.steps_by_round(r.events),
+            captions.steps,
+        ),
+        Picture("bytes", "cost", "Bytes by kind", cost.bytes_by_round, captions.bytes_by_round),
+        Picture(
+            "bytes-by-client",
+            "cost",
+            "Bytes by client",
+            cost.bytes_by_client,
+            captions.bytes_by_client,
+        ),
+        Picture("time", "cost", "Time by round", cost.time_by_round, captions.time_by_round),
+        Picture("lost", "cost", "Lost and late", cost.lost_by_round, captions.lost_by_round),
+        Picture(
+            "exposure",
+            "privacy",
+            "What reached the server of single clients",
+            privacy.exposure,
+            captions.exposure,
+        ),
+        Picture("epsilon", "privacy", "Privacy spent", privacy.epsilon, captions.epsilon),
     )
 }
 
@@ -79,17 +221,66 @@ def draw(name: str, reading: Reading) -> Figure:
     return PICTURES[name].draw(reading)
 
 
-def pictures(reading: Reading) -> list[Drawn]:
-    """All pictures that a run has something for, in the order of ``PICTURES``."""
+def pictures(reading: Reading, problems: list[str] | None = None) -> list[Drawn]:
+    """All pictures that a run has something for, in the order of ``PICTURES``.
+
+    A picture whose part of the run is damaged is left out, and a sentence about it is added to
+    ``problems``.
+    """
     found = []
     for p in PICTURES.values():
         try:
-            found.append(Drawn(p.name, p.section, p.title, p.words(reading), p.draw(reading)))
+            figure = figures.untitled(p.draw(reading))
+            found.append(Drawn(p.name, p.section, p.title, p.words(reading), figure))
         except ConfigError:
             continue
+        except DAMAGE as error:
+            if problems is not None:
+                problems.append(_damaged(p.name, error))
     return found
 
 
-def compared(readings: Sequence[Reading]) -> list[Drawn]:
-    """The pictures that have several runs side by side."""
-    return []
+def _damaged(name: str, error: Exception) -> str:
+    why = (str(error).splitlines() or ["no reason"])[0][:120]
+    return (
+        f"the picture '{name}' is left out: what the run has for it is damaged "
+        f"({type(error).__name__}: {why})"
+    )
+
+
+# What several runs are drawn in: name, title, figure and words.
+_Several = tuple[str, str, Callable[[Sequence[Reading]], Any], Callable[[Sequence[Reading]], str]]
+COMPARED: tuple[_Several, ...] = (
+    ("compare-accuracy", "Score by round", several.lines, captions_compared.lines),
+    (
+        "compare-bytes",
+        "Score by bytes",
+        lambda runs: several.lines(runs, "bytes"),
+        lambda runs: captions_compared.lines(runs, "bytes"),
+    ),
+    (
+        "compare-time",
+        "Score by simulated time",
+        lambda runs: several.lines(runs, "seconds"),
+        lambda runs: captions_compared.lines(runs, "seconds"),
+    ),
+    ("compare-clients", "Scores of clients", several.clients, captions_compared.clients),
+    ("compare-cost", "Score against cost", several.cost, captions_compared.cost),
+)
+
+
+def compared(readings: Sequence[Reading], problems: list[str] | None = None) -> list[Drawn]:
+    """The pictures that have several runs side by side; ``problems`` as for ``pictures``."""
+    found = []
+    if len(readings) < 2:
+        return []
+    for name, title, make, words in COMPARED:
+        try:
+            figure = figures.untitled(make(readings))
+            found.append(Drawn(name, "accuracy", title, words(readings), figure))
+        except ConfigError:
+            continue
+        except DAMAGE as error:
+            if problems is not None:
+                problems.append(_damaged(name, error))
+    return found

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from coterie.report.tables import round_line, score, size
 
 Watch = Callable[[dict[str, Any]], None]
 
+_LOOK_BACK = 20  # rounds that the time left is reckoned from
+_LEAST_BAR = 8  # columns: a shorter bar says nothing
+_REFRESH = 4  # times a second: what moves between rounds is the time
+_GAP = 2  # columns between two parts
+
+# What is left out first where a terminal is narrow stands last.
+_FIRST = (
+    *("round", "received", "left", "bytes", "abandoned", "groups", "title", "adapted", "lost"),
+    "passed",
+)
+_SHOWN = (
+    *("title", "bar", "round", "received", "adapted", "groups", "bytes", "lost", "abandoned"),
+    *("passed", "left"),
+)
+
 
 @contextmanager
 def progress(
-    console: Console, title: str, rounds: int, judged_by: str, quiet: bool = False
+    console: Console,
+    title: str,
+    rounds: int,
+    judged_by: str,
+    quiet: bool = False,
+    *,
+    done: int = 0,
+    may_end: bool = False,
 ) -> Iterator[Watch]:
-    """Something to call with each round's event."""
+    """Something to call with each round's event.
+
+    ``done`` are rounds of before; ``may_end`` says that a budget or a rule may end the run earlier,
+    so that the time left is only the most that it can be.
+    """
     if quiet:
         yield lambda event: None
         return
@@ -36,31 +61,122 @@ def progress(
 
         yield line
         return
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-    )
-    with Progress(*columns, console=console, transient=False) as bar:
-        task = bar.add_task(title, total=rounds, note="", rate="")
+    board = Board(title.strip(), rounds, judged_by, done, may_end)
+    with Live(board, console=console, refresh_per_second=_REFRESH) as live:
 
         def move(event: dict[str, Any]) -> None:
-            received = event.get("received")
-            total = event["total_bytes"]
-            note = f"received {score(received[judged_by], judged_by)}" if received else ""
-            if event["round"] > 1 and not bar.tasks[0].completed:
-                bar.reset(task, completed=event["round"] - 1)  # resumed: rounds done before
-            speed = 1 / max(sum(event["seconds"].values()), 1e-9)
-            bar.update(
-                task,
-                completed=event["round"],
-                note=f"{note}  {size(total['down'] + total['up'])}",
-                rate=f"{speed:.1f} rounds/s",
-            )
+            board.take(event)
+            live.refresh()
 
-        yield move
+        try:
+            yield move
+        finally:
+            board.end()
+
+
+@dataclass
+class Board:
+    """What a terminal shows of a run: one line, as much of it as there is room for."""
+
+    title: str
+    rounds: int
+    judged_by: str
+    done: int = 0
+    may_end: bool = False
+    now: Callable[[], float] = time.monotonic
+    abandoned: int = 0
+    lost: int = 0
+    parts: dict[str, Text] = field(default_factory=dict)
+    ended: float | None = None
+    _seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOOK_BACK + 1))
+
+    def __post_init__(self) -> None:
+        self.begun = self.now()
+
+    def take(self, event: dict[str, Any]) -> None:
+        """A round that is over, or is told of again with scores that came later."""
+        now, number = self.now(), event["round"]
+        again = bool(self._seen) and number <= self.done
+        if not self._seen:
+            # What came before the first round tells nothing about those that follow.
+            self._seen.append((number - 1, now - sum(event["seconds"].values())))
+        if not again:
+            self._seen.append((number, now))
+            self.abandoned += "abandoned" in event
+            self.lost += event.get("lost", 0) + event.get("late", 0)
+        self.done = max(self.done, number)
+        for name in ("received", "adapted"):
+            found = event.get(name) or {}
+            if self.judged_by in found:
+                self.parts[name] = self._scored(name, found[self.judged_by])
+        groups = len({g for g in event["groups"] if g is not None})
+        if groups:
+            self.parts["groups"] = Text(f"{groups} group{'s' * (groups > 1)}")
+        moved = event["total_bytes"]
+        self.parts["bytes"] = Text(size(moved["down"] + moved["up"]))
+        if self.abandoned:
+            self.parts["abandoned"] = Text(f"{self.abandoned} abandoned", style="yellow")
+        if self.lost:
+            self.parts["lost"] = Text(f"{self.lost} lost", style="yellow")
+
+    def _scored(self, name: str, value: float | None) -> Text:
+        unit = " %" if self.judged_by == "accuracy" else " R²"
+        return Text.assemble(f"{name} ", (f"{score(value, self.judged_by)}{unit}", "bold"))
+
+    def end(self) -> None:
+        """No round comes any more."""
+        self.ended = self.now()
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the last round is over, as the last ones lasted; None: nobody knows yet."""
+        if len(self._seen) < 2:
+            return None
+        (first, then), (last, at) = self._seen[0], self._seen[-1]
+        whole = (at - then) / max(last - first, 1) * (self.rounds - self.done)
+        return max(0.0, whole - (self.now() - at))
+
+    def line(self, width: int) -> Table:
+        """The parts that fit into so many columns."""
+        number = f"{self.done:>{len(str(self.rounds))}}/{self.rounds}"
+        parts = {"title": Text(self.title, style="bold"), "round": Text(number), **self.parts}
+        if self.ended is None:
+            left = self.left
+            most = "≤ " if self.may_end else ""
+            if left is not None and self.done < self.rounds:
+                parts["left"] = Text(f"{most}{lasting(left)} left")
+            parts["passed"] = Text(f"{lasting(self.now() - self.begun)} passed", style="dim")
+        else:
+            parts["left"] = Text(f"in {lasting(self.ended - self.begun)}")
+        kept, room = dict[str, Text | ProgressBar](), width
+        for name in [n for n in _FIRST if n in parts]:
+            needs = parts[name].cell_len + _GAP * bool(kept)
+            if needs > room:
+                break  # nor what matters less: a line only ever loses its last parts
+            kept[name], room = parts[name], room - needs
+        if room >= _LEAST_BAR + _GAP and "title" in kept:
+            kept["bar"] = ProgressBar(self.rounds, self.done, width=min(room - _GAP, 40))
+        grid = Table.grid(padding=(0, _GAP), pad_edge=False)
+        shown = [kept[name] for name in _SHOWN if name in kept]
+        for _ in shown:
+            grid.add_column(no_wrap=True)
+        grid.add_row(*shown)
+        return grid
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.line(options.max_width)
+
+
+def lasting(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> lasting(8.4), lasting(75), lasting(3 * 3600 + 62), lasting(200_000)
+    ('8 s', '1:15', '3:01:02', '2 d 7 h')
+    """
+    whole = round(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours}:{minutes % 60:02}:{whole % 60:02}"
+    return f"{minutes}:{whole % 60:02}" if minutes else f"{whole} s"

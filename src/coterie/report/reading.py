@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.errors import RunDirError
+from coterie.errors import ConfigError, RunDirError
+from coterie.report.notebook import Notebook
 from coterie.run.rundir import RunDir, rounds_of
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Notebook):
     """One run, as far as it can be read.
 
     ``status`` is "finished", "running" or "stopped" (also by a crash). ``events`` are the lines of
@@ -83,6 +85,15 @@ class Reading:
         return str(self.result.get("headline", "received"))
 
     @property
+    def accuracy(self) -> float:
+        """The mean score of the received model at the end, or of late (R² for a regression)."""
+        told = [self.result, *reversed(self.rounds)]
+        found: Row = next((e["received"] for e in told if e.get("received")), {})
+        if self.judged_by not in found:
+            raise ConfigError(f"{self.name}: no client has been scored")
+        return float(found[self.judged_by])
+
+    @property
     def planned(self) -> int:
         """How many rounds were asked for."""
         asked = [s.get("rounds") for s in self.sessions[-1:]]
@@ -122,6 +133,9 @@ class Reading:
         found = [own for own in told if own]
         return list(found[-1]) if found else []
 
+    def _read(self) -> Reading:
+        return self
+
     @classmethod
     def of(cls, result: Result, name: str = "") -> Reading:
         """A result of this process, whether it was kept in a folder or not."""
@@ -142,18 +156,23 @@ class Reading:
         )
 
 
-def read_run(path: Path, name: str = "") -> Reading:
-    """A run directory, read as far as it goes."""
+def read_run(path: str | Path, name: str = "") -> Reading:
+    """A run directory, read as far as it goes: also one that is going on, or was stopped.
+
+    What it gives has ``accuracy``, ``groups``, ``to_dataframe()`` and ``figure("groups")``, and a
+    notebook shows it, as with a ``Result``. It needs no data, and has no models.
+    """
+    path = Path(path)
     run = RunDir(path)
     if not run.config.is_file() and not run.events.is_file():
         hint = f": there is no folder {path}" if not path.is_dir() else ": it has no config.toml"
         raise RunDirError(f"{path} is not a run directory{hint}")
     problems: list[str] = []
+    # Looked at before the files: those of a run that nobody works on are as it left them.
+    working = run.at_work()
     events = _events(run.events, problems)
     result = _mapping(run.result, json.loads, problems)
-    # Looked at after the files: a run that ends meanwhile is then taken for stopped for a moment,
-    # and one that is finished never for running.
-    status = FINISHED if result else RUNNING if run.at_work() else STOPPED
+    status = RUNNING if working else FINISHED if result else STOPPED
     return Reading(
         name=name or path.resolve().name,
         status=status,
@@ -175,7 +194,7 @@ def find_runs(path: Path) -> dict[str, Path]:
 
     A folder inside a run is none; names are paths below the folder.
     """
-    if RunDir(path).config.is_file():
+    if _is_run(path):
         return {path.resolve().name: path}
     found: dict[str, Path] = {}
     _walk(path, path, _DEPTH, found)
@@ -188,10 +207,14 @@ def _walk(top: Path, folder: Path, depth: int, found: dict[str, Path]) -> None:
     except OSError:
         return
     for each in inside:
-        if RunDir(each).config.is_file():
+        if _is_run(each):
             found[each.relative_to(top).as_posix()] = each
         elif depth > 1:
             _walk(top, each, depth - 1, found)
+
+
+def _is_run(path: Path) -> bool:
+    return os.path.isfile(RunDir(path).config)  # also of a folder that may not be entered: no
 
 
 def number(value: Any) -> float | None:

@@ -1,0 +1,261 @@
+"""For whom the models were good: each client's scores, at the end and over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigError
+from coterie.report.figures.following import followed
+from coterie.report.figures.groups import client_axis, client_height
+from coterie.report.figures.scores import said, y_axis
+from coterie.report.figures.style import (
+    SHARE,
+    clear,
+    figure_of,
+    grid,
+    heatmap,
+    plain,
+    short,
+    styled,
+    ticks_of,
+)
+from coterie.report.palette import BLUE, GREEN, INK, LINES, RED
+from coterie.report.reading import Reading, number
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+KINDS = ("received", "adapted", "alone")
+_COLOURS = {"received": BLUE, "adapted": LINES[4], "alone": LINES[3]}
+_SYMBOLS = {"received": "circle", "adapted": "diamond", "alone": "square"}
+NAMED = 3  # of the worst clients, beside their points
+
+
+def jitter(count: int, width: float = 0.22) -> list[float]:
+    """So many places beside each other, the same ones each time, none close to the next.
+
+    They step by the golden ratio, which fills a width evenly however many there are.
+
+    >>> [round(x, 3) for x in jitter(3)]
+    [-0.22, 0.052, -0.116]
+    """
+    return [width * (2 * (i * 0.6180339887498949 % 1) - 1) for i in range(count)]
+
+
+def spread(reading: Reading) -> Figure:
+    """Each client's scores at the end: a strip for received, adapted and alone, worst named."""
+    there = {kind: scores_of(reading, kind) for kind in KINDS}
+    there = {kind: own for kind, own in there.items() if own}
+    if not there:
+        raise ConfigError(f"{reading.name}: no client has a score of its own")
+    about = _about(reading)
+    traces: list[Any] = []
+    notes: list[dict[str, Any]] = []
+    for place, (kind, own) in enumerate(there.items()):
+        traces += [_strip(place, kind, own, about), _box(place, kind, [v for _, v in own])]
+        notes += _names_below(reading, place, own)
+    figure = figure_of(traces, annotations=notes, showlegend=False)
+    figure.update_xaxes(
+        tickvals=list(range(len(there))),
+        ticktext=[f"{kind}" for kind in there],
+        range=[-0.55, len(there) - 0.3],
+        showgrid=False,
+        fixedrange=True,
+    )
+    y_axis(figure, reading.judged_by)
+    return styled(figure, "Scores of clients at the end", 440)
+
+
+def scores_of(reading: Reading, kind: str) -> list[tuple[int, float]]:
+    """Each client's score, but not of those who came at the end: theirs are means of their own."""
+    came = {c for c, row in enumerate(reading.clients) if number(row.get("newcomer"))}
+    told = enumerate(reading.scores(kind))
+    return [(c, v) for c, v in told if v is not None and c not in came]
+
+
+def _tick(reading: Reading, client: int) -> str:
+    names = reading.names
+    return names[client] if client < len(names) else f"client {client}"
+
+
+def _about(reading: Reading) -> list[str]:
+    """What the mouse finds about a client: its name, group and samples."""
+    groups, rows = reading.groups, reading.clients
+    found = []
+    for c, name in enumerate(reading.names):
+        parts = [plain(name)]
+        group = rows[c].get("group") if c < len(rows) else groups[c] if c < len(groups) else None
+        if group not in (None, ""):
+            parts.append(f"group {plain(group)}")
+        held = number(rows[c].get("train")) if c < len(rows) else None
+        if held is not None:
+            parts.append(f"{held:.0f} training samples")
+        found.append("<br>".join(parts))
+    return found
+
+
+def _strip(place: float, kind: str, own: Sequence[tuple[int, float]], about: Sequence[str]) -> Any:
+    told = [about[c] if c < len(about) else f"client {c}" for c, _ in own]
+    marker = {"color": _COLOURS[kind], "symbol": _SYMBOLS[kind], "size": 7, "opacity": 0.75}
+    return {
+        "type": "scatter",
+        "x": clear([place + x for x in jitter(len(own))], 4),
+        "y": clear([v for _, v in own]),
+        "mode": "markers",
+        "marker": marker,
+        "hovertext": told,
+        "hovertemplate": f"%{{hovertext}}<br>{kind} %{{y}}<extra></extra>",
+        "name": kind,
+    }
+
+
+def quarters(values: Sequence[float]) -> tuple[float, float, float]:
+    """The first quarter, the median and the third quarter.
+
+    >>> quarters([4, 1, 3, 2, 5])
+    (2.0, 3.0, 4.0)
+    """
+    import numpy as np
+
+    low, middle, high = np.percentile(list(values), (25, 50, 75))
+    return low.item(), middle.item(), high.item()
+
+
+def _box(place: float, kind: str, values: Sequence[float]) -> Any:
+    """The middle half of the clients as a bracket, their median as a thick line."""
+    low, middle, high = quarters(values)
+    a, b = place - 0.27, place + 0.27
+    return {
+        "type": "scatter",
+        "x": [a, b, None, a, a, b, b, a],
+        "y": clear([middle, middle, None, low, high, high, low, low]),
+        "mode": "lines",
+        "line": {"color": INK, "width": 1.5},
+        "opacity": 0.8,
+        "hovertemplate": f"{kind}: median and quarters of clients, %{{y}}<extra></extra>",
+        "name": f"{kind}: median and quarters",
+    }
+
+
+def _names_below(
+    reading: Reading, place: float, own: Sequence[tuple[int, float]]
+) -> list[dict[str, Any]]:
+    """Names of the worst clients below their points, where the fewest others are.
+
+    Of those that would lie over each other, the worse one stays.
+    """
+    values = [v for _, v in own]
+    line = 0.045 * ((max(values) - min(values)) or 1.0) + 0.004
+    points = [(place + x, v, c) for x, (c, v) in zip(jitter(len(own)), own, strict=True)]
+    notes: list[dict[str, Any]] = []
+    for x, y, client in sorted(points, key=lambda p: (p[1], p[2]))[:NAMED]:
+        if any(abs(n["y"] - y) < line for n in notes):
+            continue
+        text = short(_tick(reading, client), 12)
+        font = {"size": 11, "color": INK}
+        at = {"x": x, "y": y, "xanchor": "center", "yshift": -11}
+        notes.append({**at, "text": text, "showarrow": False, "font": font})
+    return notes
+
+
+def over_rounds(reading: Reading) -> Figure:
+    """Each client's score in each round that has them, clients by last group, then by score."""
+    kind = reading.headline
+    steps = [e for e in reading.rounds if (e.get("client_scores") or {}).get(kind)]
+    if not steps:
+        kind = "received"
+        steps = [e for e in reading.rounds if (e.get("client_scores") or {}).get(kind)]
+    if not steps:
+        raise ConfigError(f"{reading.name}: no round has each client's own score")
+    columns = [[number(v) for v in e["client_scores"][kind]] for e in steps]
+    count = max(map(len, columns))
+    columns = [[*column, *[None] * (count - len(column))] for column in columns]
+    groups = [*reading.groups[:count], *[None] * (count - len(reading.groups))]
+    place = followed([groups])[0]
+    last = [
+        next((col[c] for col in reversed(columns) if col[c] is not None), None)
+        for c in range(count)
+    ]
+    shown = [c for c in range(count) if last[c] is not None]
+    order = sorted(
+        shown, key=lambda c: (-1 if place[c] is None else place[c] or 0, -(last[c] or 0.0), c)
+    )
+    people = ticks_of(reading.names[:count])
+    by = reading.judged_by
+    figure = figure_of(
+        [
+            heatmap(
+                grid([clear([column[c] for column in columns], 4) for c in order]),
+                f"{kind} {said(by).lower()}",
+                "client %{y}, round %{x}: %{z" + (":.1%}" if by == "accuracy" else ":.3f}"),
+                x=[e["round"] for e in steps],
+                y=[people[c] for c in order],
+            )
+        ]
+    )
+    if by == "accuracy":
+        figure.data[0].colorbar.tickformat = SHARE
+    rounds = [e["round"] for e in steps]
+    figure.update_xaxes(title="round", showgrid=False, range=[rounds[0] - 0.5, rounds[-1] + 0.5])
+    figure.update_yaxes(client_axis(len(order)), title="client, by group, best first")
+    return styled(figure, "Clients over rounds", client_height(len(order)))
+
+
+def gains(reading: Reading) -> list[tuple[int, float]]:
+    """What each client gained over training alone, from the least on; a sentence if unknown."""
+    kind = reading.headline
+    ours, alone = (dict(scores_of(reading, k)) for k in (kind, "alone"))
+    found = [(c, ours[c] - alone[c]) for c in ours if c in alone]
+    if not found:
+        raise ConfigError(f"{reading.name}: nobody trained alone to compare with: run with --alone")
+    return sorted(found, key=lambda p: (p[1], p[0]))
+
+
+def gain(reading: Reading) -> Figure:
+    """What each client gained over training alone, sorted."""
+    found = gains(reading)
+    people = ticks_of(reading.names)
+    names = [people[c] if c < len(people) else str(c) for c, _ in found]
+    by = reading.judged_by
+    parts = (
+        ("worse than alone", RED, [v if v < 0 else None for _, v in found]),
+        ("better, or as good", GREEN, [v if v >= 0 else None for _, v in found]),
+    )
+    figure = figure_of(
+        [
+            {
+                "type": "bar",
+                "x": names,
+                "y": clear(values),
+                "name": title,
+                "marker": {"color": colour, "line": {"width": 0}},
+                "hovertemplate": "client %{x}: %{y}<extra></extra>",
+            }
+            for title, colour, values in parts
+            if any(v is not None for v in values)
+        ],
+        barmode="overlay",
+        bargap=0.15,
+    )
+    figure.update_xaxes(
+        title="client, the least gain first",
+        automargin=True,
+        type="category",
+        categoryorder="array",
+        categoryarray=names,
+        nticks=min(len(names), 25),
+        showgrid=False,
+    )
+    percent = {"tickformat": "+.0%", "hoverformat": "+.1%"} if by == "accuracy" else {}
+    figure.update_yaxes(title="gain over alone", zeroline=True, zerolinecolor=INK, **percent)
+    return styled(figure, "Gain over training alone", 360)
+
+
+def worst(reading: Reading, kind: str) -> tuple[str, float] | None:
+    """The name and the score of the client with the least, if there are any scores."""
+    own = scores_of(reading, kind)
+    if not own:
+        return None
+    client, value = min(own, key=lambda p: (p[1], p[0]))
+    return _tick(reading, client), value

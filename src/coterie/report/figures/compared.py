@@ -1,0 +1,339 @@
+"""Several runs in one picture: a line a run, or a line for all seeds of a set-up."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigError
+from coterie.report.figures.clients import jitter, quarters, scores_of
+from coterie.report.figures.scores import AXES, Place, curve, said, x_axis
+from coterie.report.figures.style import (
+    SHARE,
+    band,
+    clear,
+    figure_of,
+    line,
+    short,
+    styled,
+    symbol_of,
+)
+from coterie.report.palette import FAINT, INK, line_of
+from coterie.report.reading import Reading, number
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+MOST_PAIRED = 3000  # client by run: more lines than that are a cloud
+_SEED = re.compile(r"[-_/, ]*\bseed[=_ -]?\d+", re.IGNORECASE)
+_SAME = {  # settings that do not make another set-up
+    "run": (
+        "seed",
+        "engine",
+        "workers",
+        "address",
+        "checkpoint_every",
+        "device",
+        "cpus_per_worker",
+        "gpus_per_worker",
+    ),
+    "data": ("folder",),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Runs that differ in nothing but their seed, and what they are called together."""
+
+    title: str
+    runs: Sequence[Reading]
+
+
+def kinds_of(readings: Sequence[Reading]) -> list[Kind]:
+    """Runs of one set-up together, in the order in which they came.
+
+    Without a configuration that says what was run, each is by itself.
+    """
+    found: dict[str, list[Reading]] = {}
+    for place, reading in enumerate(readings):
+        found.setdefault(_setup(reading) or f"{place}", []).append(reading)
+    titles = [_title(runs) for runs in found.values()]
+    return [
+        Kind(runs[0].name if titles.count(title) > 1 else title, runs)
+        for title, runs in zip(titles, found.values(), strict=True)
+    ]
+
+
+def _setup(reading: Reading) -> str:
+    config = reading.config
+    if not isinstance(config.get("method"), Mapping) or reading.seed is None:
+        return ""
+    told = {
+        name: {k: v for k, v in table.items() if k not in _SAME.get(name, ())}
+        for name, table in config.items()
+        if isinstance(table, Mapping)
+    }
+    return json.dumps(told, sort_keys=True, default=str)
+
+
+def _title(runs: Sequence[Reading]) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    return _SEED.sub("", runs[0].name).strip("/-_ ") or runs[0].method
+
+
+def alike(readings: Sequence[Reading]) -> tuple[str, list[Reading]]:
+    """The score that the first run is judged by, and the runs that are judged by it too."""
+    by = readings[0].judged_by if readings else "accuracy"
+    return by, [r for r in readings if r.judged_by == by]
+
+
+def final(reading: Reading) -> float | None:
+    """The headline score at the end, or of late."""
+    own = reading.result.get(reading.headline)
+    told = number(own.get(reading.judged_by)) if isinstance(own, Mapping) else None
+    points = curve(reading.rounds, reading.headline, reading.judged_by)
+    return told if told is not None else points[-1][1] if points else None
+
+
+def spent(reading: Reading, place: Place) -> float | None:
+    """Bytes or seconds by the end, or so far."""
+    found = [place(e) for e in reading.rounds]
+    return next((v for v in reversed(found) if v is not None), None)
+
+
+def lines(readings: Sequence[Reading], against: str = "rounds") -> Figure:
+    """The headline score of each run against "rounds", "bytes" or "seconds".
+
+    Of runs that differ in their seed alone the mean is drawn, and from the lowest to the highest a
+    band.
+    """
+    by, runs = alike(readings)
+    place, title, kind = AXES[against]
+    traces: list[Any] = []
+    for i, each in enumerate(kinds_of(runs)):
+        colour, dash = line_of(i)
+        curves = [curve(r.rounds, r.headline, by, place) for r in each.runs]
+        mean, low, high = _together(curves)
+        if not mean:
+            continue
+        several = len(curves) > 1
+        name = short(each.title, 32) + (f", mean of {len(curves)}" if several else "")
+        if several and len(mean) > 1:
+            more = {"showlegend": False, "legendgroup": name, "opacity": 0.13}
+            traces.append(band(low, high, name, colour, **more))
+        hover = f"{name}<br>{_hover(against)}<br>%{{y}}<extra></extra>"
+        own = line(mean, name, colour, dash, hovertemplate=hover, legendgroup=name)
+        traces.append(own | {"marker": {"size": 6, "symbol": symbol_of(i + i // 8)}})
+    if not traces:
+        raise ConfigError(f"no run has scores against {against}")
+    figure = figure_of(traces)
+    x_axis(figure, title, kind)
+    _score_axis(figure.update_yaxes, by)
+    return styled(figure, f"{said(by)} against {against}", 460)
+
+
+def _hover(against: str) -> str:
+    return {"rounds": "round %{x}", "bytes": "%{x:.4s}B", "seconds": "%{x:.4~s}s"}[against]
+
+
+def _together(
+    curves: Sequence[Sequence[tuple[float, float]]],
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]], list[tuple[float, float]]]:
+    """The mean of curves point by point, as far as all go, and what is lowest and highest."""
+    curves = [c for c in curves if c]
+    mean, low, high = [], [], []
+    for points in zip(*curves, strict=False):
+        x = sum(p[0] for p in points) / len(points)
+        ys = [p[1] for p in points]
+        mean.append((x, sum(ys) / len(ys)))
+        low.append((x, min(ys)))
+        high.append((x, max(ys)))
+    return mean, low, high
+
+
+def _score_axis(update: Any, by: str) -> None:
+    percent = {"tickformat": SHARE, "hoverformat": ".1%"} if by == "accuracy" else {}
+    update(title=said(by), **percent)
+
+
+# --- clients side by side -------------------------------------------------------------------------
+
+
+def clients(readings: Sequence[Reading]) -> Figure:
+    """Each client's headline score at the end: a row a run, lines where clients are the same.
+
+    Of runs that differ in their seed alone all clients are in one row.
+    """
+    by, runs = alike(readings)
+    rows = []
+    for kind in kinds_of(runs):
+        own = [_by_client(r) for r in kind.runs]
+        if any(v is not None for scores in own for v in scores):
+            rows.append((kind, own))
+    if not rows:
+        raise ConfigError("no run has scores of single clients")
+    traces: list[Any] = []
+    pairs = _pairs(rows)
+    if pairs:
+        traces.append(pairs)
+    for i, (kind, own) in enumerate(rows):
+        traces += _row(i, kind, own)
+    figure = figure_of(traces, showlegend=False)
+    figure.update_yaxes(
+        tickvals=list(range(len(rows))),
+        ticktext=[short(kind.title, 20) for kind, _ in rows],
+        range=[len(rows) - 0.45, -0.55],
+        showgrid=False,
+    )
+    _score_axis(figure.update_xaxes, by)
+    figure.update_xaxes(nticks=7)
+    return styled(figure, "Scores of clients at the end", 150 + min(900, 52 * len(rows)))
+
+
+def _by_client(reading: Reading) -> list[float | None]:
+    found = dict(scores_of(reading, reading.headline))
+    return [found.get(c) for c in range(max(found, default=-1) + 1)]
+
+
+def _pairs(rows: Sequence[tuple[Kind, Sequence[Sequence[float | None]]]]) -> Any:
+    """Lines from a client's score in one run to its score in the next, if it is the same one."""
+    firsts = [kind.runs[0] for kind, _ in rows]
+    same = all(len(kind.runs) == 1 for kind, _ in rows) and all(
+        r.names == firsts[0].names and r.seed == firsts[0].seed for r in firsts
+    )
+    columns = [own[0] for _, own in rows]
+    if not same or len(rows) < 2 or len({len(c) for c in columns}) > 1:
+        return None
+    if len(columns) * len(columns[0]) > MOST_PAIRED:
+        return None
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    places = jitter(len(columns[0]))
+    for client, values in enumerate(zip(*columns, strict=True)):
+        xs += [*clear(values), None]
+        ys += [*clear([i + places[client] for i in range(len(values))], 4), None]
+    style = {"color": FAINT, "width": 0.7}
+    return {
+        "type": "scatter",
+        "x": xs,
+        "y": ys,
+        "mode": "lines",
+        "line": style,
+        "opacity": 0.35,
+        "hoverinfo": "skip",
+    }
+
+
+def _row(place: int, kind: Kind, own: Sequence[Sequence[float | None]]) -> list[Any]:
+    colour, _ = line_of(place)
+    xs, ys, told = [], [], []
+    for run, scores in zip(kind.runs, own, strict=True):
+        names = run.names
+        for c, (value, at) in enumerate(zip(scores, jitter(len(scores)), strict=True)):
+            if value is not None:
+                xs.append(value)
+                ys.append(place + at)
+                told.append(short(names[c], 24) if c < len(names) else f"client {c}")
+    marker = {"color": colour, "symbol": symbol_of(place + place // 8), "size": 6, "opacity": 0.7}
+    title = short(kind.title, 32)
+    low, middle, high = quarters(xs)
+    top, bottom = place - 0.28, place + 0.28
+    return [
+        {
+            "type": "scatter",
+            "x": clear(xs),
+            "y": clear(ys, 4),
+            "mode": "markers",
+            "marker": marker,
+            "hovertext": told,
+            "hovertemplate": f"{title}<br>%{{hovertext}}: %{{x}}<extra></extra>",
+            "name": title,
+        },
+        {
+            "type": "scatter",
+            "x": clear([middle, middle, None, low, high, high, low, low]),
+            "y": [top, bottom, None, top, top, bottom, bottom, top],
+            "mode": "lines",
+            "line": {"color": INK, "width": 1.5},
+            "opacity": 0.8,
+            "hovertemplate": f"{title}: median and quarters of clients, %{{x}}<extra></extra>",
+            "name": f"{title}: median and quarters",
+        },
+    ]
+
+
+# --- what it cost ---------------------------------------------------------------------------------
+
+
+def cost(readings: Sequence[Reading]) -> Figure:
+    """The headline score at the end against all bytes: what is far up and left is best."""
+    by, runs = alike(readings)
+    place, title, _ = AXES["bytes"]
+    traces: list[Any] = []
+    labels: list[tuple[float, float, str]] = []
+    for i, kind in enumerate(kinds_of(runs)):
+        found = [(spent(r, place), final(r)) for r in kind.runs]
+        points = [(x, y) for x, y in found if x is not None and y is not None]
+        if not points:
+            continue
+        colour, _ = line_of(i)
+        name = short(kind.title, 32)
+        marker = {
+            "color": colour,
+            "symbol": symbol_of(i + i // 8),
+            "size": 11 if len(points) == 1 else 8,
+        }
+        traces.append(
+            {
+                "type": "scatter",
+                "x": clear([x for x, _ in points], 6),
+                "y": clear([y for _, y in points]),
+                "mode": "markers",
+                "marker": {**marker, "opacity": 0.85},
+                "hovertemplate": f"{name}<br>%{{x:.4s}}B<br>%{{y}}<extra></extra>",
+                "name": name,
+            }
+        )
+        middle = [sum(v) / len(points) for v in zip(*points, strict=True)]
+        labels.append((middle[0], middle[1], short(kind.title, 16)))
+    if not traces:
+        raise ConfigError("no run has both a score and bytes")
+    few = len(labels) <= 10
+    figure = figure_of(traces, annotations=_labels(labels) if few else [], showlegend=not few)
+    x_axis(figure, title.replace(" so far", ""), "bytes")
+    _score_axis(figure.update_yaxes, by)
+    highest = max(x for x, *_ in labels)
+    figure.update_xaxes(range=[-0.04 * highest, 1.22 * highest or 1])
+    return styled(figure, f"{said(by)} against cost", 440)
+
+
+def _labels(places: Sequence[tuple[float, float, str]]) -> list[dict[str, Any]]:
+    """Names beside points; where two points are close, above and below each other."""
+    wide = max((x for x, *_ in places), default=1) or 1
+    heights = [y for _, y, _ in places]
+    tall = (max(heights) - min(heights)) or 1
+    found: list[dict[str, Any]] = []
+    taken: list[tuple[float, float]] = []
+    for x, y, text in sorted(places, key=lambda p: (-p[1], p[0])):
+        at = y
+        for other_x, other_y in taken:
+            if abs(other_x - x) < 0.25 * wide and abs(other_y - at) < 0.055 * tall:
+                at = other_y - 0.055 * tall
+        taken.append((x, at))
+        font = {"size": 11, "color": INK}
+        found.append(
+            {
+                "x": x,
+                "y": at,
+                "text": text,
+                "xanchor": "left",
+                "xshift": 9,
+                "showarrow": False,
+                "font": font,
+            }
+        )
+    return found

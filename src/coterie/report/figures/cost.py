@@ -1,0 +1,242 @@
+"""What a run cost: bytes by kind and by client, seconds, and what was lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigError
+from coterie.report.figures.scores import x_axis
+from coterie.report.figures.style import clear, figure_of, plain, styled, ticks_of
+from coterie.report.palette import ALONE, BLUE, FAINT, GREEN, LINES, ORANGE, RED, SKY, TINTS
+from coterie.report.reading import Reading, number
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+WAYS = ("down", "up")
+MOST_KINDS = 3  # of bytes, in each direction; the rest are one,
+_SMALL = 0.01  # and so is what is less than this share
+_DOWN = (BLUE, SKY, TINTS[0], TINTS[4], LINES[6], TINTS[7])
+_UP = (ORANGE, RED, TINTS[1], TINTS[5], LINES[4], TINTS[7])
+
+
+def by_kind(reading: Reading) -> dict[str, list[tuple[float, float]]]:
+    """Cumulative bytes by round, of "down" and "up" and each kind of array: "down, model/head".
+
+    What was sent before the first round has no kinds and is "before round 1". Wasted bytes are
+    apart from all others: "wasted".
+    """
+    steps = [e for e in reading.rounds if isinstance(e.get("bytes"), Mapping)]
+    if not steps:
+        raise ConfigError(f"{reading.name}: no round says how many bytes were sent")
+    begun = reading.begun.get("bytes") or {}
+    kinds = list(dict.fromkeys(k for e in steps for k in (e.get("kinds") or {})))
+    totals: dict[str, float] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for way, name in ((0, "down"), (1, "up")):
+        sent = {k: sum(_kind(e, k)[way] for e in steps) for k in kinds}
+        most = sorted((k for k in kinds if sent[k]), key=lambda k: -sent[k])
+        least = _SMALL * sum(sent.values())
+        shown = [k for k in most if sent[k] >= least][:MOST_KINDS]
+        first = number(begun.get(name)) or 0.0
+        if first:
+            found[f"{name}, before round 1"] = [(e["round"], first) for e in steps]
+        for event in steps:
+            of_kinds = {k: _kind(event, k)[way] for k in kinds}
+            whole = number(event["bytes"].get(name)) or 0.0
+            parts = {k: of_kinds[k] for k in shown}
+            parts["other"] = whole - sum(parts.values())
+            for kind, moved in parts.items():
+                key = f"{name}, {kind}" if shown else name
+                totals[key] = totals.get(key, 0.0) + moved
+                found.setdefault(key, []).append((event["round"], totals[key]))
+    lost = [(e["round"], _wasted(e)) for e in steps]
+    if any(v for _, v in lost):
+        found["wasted"] = lost
+    found = {key: points for key, points in found.items() if points[-1][1]}
+    if not found:
+        raise ConfigError(f"{reading.name}: nothing was sent")
+    return found
+
+
+def _kind(event: Mapping[str, Any], kind: str) -> tuple[float, float]:
+    down, up = (event.get("kinds") or {}).get(kind, (0, 0))
+    return float(down), float(up)
+
+
+def _wasted(event: Mapping[str, Any]) -> float:
+    return sum(number(v) or 0.0 for v in (event.get("total_wasted") or {}).values())
+
+
+def bytes_by_round(reading: Reading) -> Figure:
+    """Cumulative bytes over rounds, one kind on the other; what was wasted is a line apart."""
+    places = {"down": 0, "up": 0}
+    traces = []
+    for key, points in by_kind(reading).items():
+        way = key.split(",")[0]
+        xs, ys = clear([x for x, _ in points]), clear([y for _, y in points], 6)
+        common = {"x": xs, "y": ys, "name": plain(key), "mode": "lines"}
+        hover = f"{plain(key)}: %{{y:.4s}}B by round %{{x}}<extra></extra>"
+        if way == "wasted":
+            style: dict[str, Any] = {"line": {"color": FAINT, "width": 2, "dash": "dash"}}
+        else:
+            first = key.endswith(", before round 1")
+            colour = (_DOWN if way == "down" else _UP)[places[way] % len(_DOWN)]
+            colour = (FAINT if way == "down" else ALONE) if first else colour
+            places[way] += not first
+            style = {
+                "stackgroup": "sent",
+                "fillcolor": colour,
+                "line": {"color": colour, "width": 0.5},
+            }
+        traces.append({"type": "scatter", **common, **style, "hovertemplate": hover})
+    figure = figure_of(traces, showlegend=True)
+    x_axis(figure, "round")
+    bytes_axis(figure, "bytes since the start")
+    return styled(figure, "Bytes by kind", 420)
+
+
+def bytes_axis(figure: Any, title: str) -> None:
+    """Bytes upwards, with k, M and G."""
+    figure.update_yaxes(title=title, tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=6)
+
+
+def of_clients(reading: Reading) -> list[tuple[int, float, float]]:
+    """What went down to and up from each client, the most first."""
+    moved: dict[int, list[float]] = {}
+    if any(c.get("bytes_down") for c in reading.clients):
+        for c, row in enumerate(reading.clients):
+            moved[c] = [number(row.get(f"bytes_{way}")) or 0.0 for way in WAYS]
+    else:
+        for event in reading.rounds:
+            for client, pair in (event.get("client_bytes") or {}).items():
+                own = moved.setdefault(int(client), [0.0, 0.0])
+                own[0], own[1] = own[0] + float(pair[0]), own[1] + float(pair[1])
+    if not any(sum(own) for own in moved.values()):
+        raise ConfigError(f"{reading.name}: nothing was sent to or from single clients")
+    found = [(c, own[0], own[1]) for c, own in moved.items()]
+    return sorted(found, key=lambda p: (-p[1] - p[2], p[0]))
+
+
+def bytes_by_client(reading: Reading) -> Figure:
+    """What went down to and up from each client, the most first."""
+    found = of_clients(reading)
+    people = ticks_of(reading.names)
+    names = [people[c] if c < len(people) else str(c) for c, *_ in found]
+    parts = (("down", BLUE, [d for _, d, _ in found]), ("up", ORANGE, [u for *_, u in found]))
+    figure = figure_of(
+        [
+            _bars(names, values, title, colour, "client %{x}: %{y:.4s}B ")
+            for title, colour, values in parts
+        ],
+        barmode="stack",
+        bargap=0.15,
+    )
+    figure.update_xaxes(
+        title="client, the most first", type="category", showgrid=False, nticks=min(len(names), 25)
+    )
+    bytes_axis(figure, "bytes since the start")
+    return styled(figure, "Bytes by client", 360)
+
+
+def _bars(xs: Sequence[Any], ys: Sequence[float | None], name: str, colour: str, hover: str) -> Any:
+    return {
+        "type": "bar",
+        "x": list(xs),
+        "y": clear(ys, 6),
+        "name": name,
+        "marker": {"color": colour, "line": {"width": 0}},
+        "hovertemplate": f"{hover}{name}<extra></extra>",
+    }
+
+
+def time_parts(reading: Reading) -> tuple[str, dict[str, list[tuple[float, float]]]]:
+    """Seconds of each round by what they went into: of the simulated clock, else real ones."""
+    clocked = [e for e in reading.rounds if isinstance(e.get("clock"), Mapping)]
+    keys: tuple[str, ...] = ("computation", "communication", "waiting")
+    source, title = "clock", "simulated"
+    if not clocked:
+        clocked = [e for e in reading.rounds if isinstance(e.get("seconds"), Mapping)]
+        keys, source, title = ("train", "score"), "seconds", "real"
+    found = {
+        key: [(float(e["round"]), number(e[source].get(key)) or 0.0) for e in clocked]
+        for key in keys
+    }
+    found = {key: points for key, points in found.items() if any(v for _, v in points)}
+    if not found:
+        raise ConfigError(f"{reading.name}: no round says how long it took")
+    return title, found
+
+
+_TIMES = {
+    "computation": BLUE,
+    "communication": ORANGE,
+    "waiting": FAINT,
+    "train": BLUE,
+    "score": GREEN,
+}
+
+
+def time_by_round(reading: Reading) -> Figure:
+    """Where the seconds of each round went."""
+    kind, found = time_parts(reading)
+    figure = figure_of(
+        [
+            _bars(
+                [r for r, _ in points],
+                [v for _, v in points],
+                key,
+                _TIMES[key],
+                "round %{x}: %{y:.3~s}s ",
+            )
+            for key, points in found.items()
+        ],
+        barmode="stack",
+        bargap=0.1 if len(next(iter(found.values()))) < 60 else 0,
+        showlegend=True,
+    )
+    figure.update_xaxes(title="round", nticks=8)
+    figure.update_yaxes(title=f"{kind} seconds", rangemode="tozero")
+    return styled(figure, "Seconds of each round", 360)
+
+
+def mishaps(reading: Reading) -> dict[str, list[tuple[float, float]]]:
+    """Replies lost and late, and rounds given up, by round; a sentence if there were none."""
+    found = {
+        key: [(float(e["round"]), number(e.get(key)) or 0.0) for e in reading.rounds]
+        for key in ("lost", "late")
+    }
+    found["abandoned"] = [
+        (float(e["round"]), float(bool(e.get("abandoned")))) for e in reading.rounds
+    ]
+    found = {key: points for key, points in found.items() if any(v for _, v in points)}
+    if not found:
+        raise ConfigError(f"{reading.name}: no reply was lost or late, no round abandoned")
+    return found
+
+
+_LOST = {"lost": RED, "late": ORANGE, "abandoned": FAINT}
+_SAID = {"lost": "replies lost", "late": "replies late", "abandoned": "round abandoned"}
+
+
+def lost_by_round(reading: Reading) -> Figure:
+    """Replies that were lost or late, and rounds that were abandoned."""
+    figure = figure_of(
+        [
+            _bars(
+                [r for r, _ in points],
+                [v for _, v in points],
+                _SAID[key],
+                _LOST[key],
+                "round %{x}: %{y} ",
+            )
+            for key, points in mishaps(reading).items()
+        ],
+        barmode="stack",
+        bargap=0.1,
+        showlegend=True,
+    )
+    figure.update_xaxes(title="round", nticks=8)
+    figure.update_yaxes(title="how many", rangemode="tozero", nticks=6)
+    return styled(figure, "Lost and late replies", 320)

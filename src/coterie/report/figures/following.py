@@ -1,0 +1,109 @@
+"""Groups under numbers that last, whatever a method calls them in each round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from coterie.errors import ConfigError
+from coterie.report.figures.style import Event
+
+Column = Sequence[int | None]
+
+
+def steps_of_groups(events: Sequence[Event]) -> list[Event]:
+    """The events that say who is in which group, in order; of a round told twice, the last.
+
+    Joining is not among them: an admission tells of those who came alone.
+    """
+    told = [e for e in events if e.get("event") not in ("admission", "arrival", "scores")]
+    told = [e for e in told if any(g is not None for g in e.get("groups") or ())]
+    if not told:
+        raise ConfigError(
+            "no event says who is in which group: give the lines of a run's events.jsonl"
+        )
+    found = {e["round"]: e for e in told}
+    return [found[number] for number in sorted(found)]
+
+
+def names_of_groups(steps: Sequence[Event]) -> list[list[Any]]:
+    """Each step's groups in client order, as long as the longest: who came late had none before."""
+    members = max(len(e["groups"]) for e in steps)
+    return [[*e["groups"], *[None] * (members - len(e["groups"]))] for e in steps]
+
+
+def followed(names: Sequence[Sequence[Any]]) -> list[list[int | None]]:
+    """Each round's groups under numbers that last: most of a group's members take it along.
+
+    Lists may grow from round to round; whoever was not there yet had no group.
+
+    >>> followed([["a", "a", "a", "b"], ["x", "x", "y", "z"]])
+    [[0, 0, 0, 1], [0, 0, 2, 1]]
+    """
+    found: list[list[int | None]] = []
+    fresh = 0
+    for column in names:
+        groups = [g for g in dict.fromkeys(column) if g is not None]
+        before = found[-1] if found else []
+        shared = Counter(
+            (g, old)
+            for g, old in zip(column, before, strict=False)
+            if g is not None and old is not None
+        )
+        number: dict[Any, int] = {}
+        taken: set[int] = set()
+        for (g, old), _ in sorted(shared.items(), key=lambda item: (-item[1], item[0][1])):
+            if g not in number and old not in taken:
+                number[g] = old
+                taken.add(old)
+        for g in groups:
+            if g not in number:
+                number[g], fresh = fresh, fresh + 1
+        found.append([None if g is None else number[g] for g in column])
+    return found
+
+
+def in_order(kept: Sequence[Column]) -> list[int]:
+    """The order of the clients: last groups together, and where groups only split, all of them."""
+    past = [[-1 if g is None else g for g in history] for history in zip(*kept, strict=True)]
+    nested = all(
+        len(set(zip(a, b, strict=True))) == len(set(b)) for a, b in pairwise(map(tuple, kept))
+    )
+    return sorted(range(len(past)), key=lambda c: (past[c] if nested else past[c][::-1], c))
+
+
+def codes_of(kept: Sequence[Column]) -> tuple[list[list[int | None]], list[int]]:
+    """Each cell's colour, 0 for a client alone; and the groups that ever had two members."""
+    sizes = [Counter(column) for column in kept]
+    several = [
+        g
+        for column, n in zip(kept, sizes, strict=True)
+        for g in column
+        if g is not None and n[g] > 1
+    ]
+    lasting = list(dict.fromkeys(several))
+    place = {g: i + 1 for i, g in enumerate(lasting)}
+    codes = [
+        [None if g is None else place[g] if n[g] > 1 else 0 for g in column]
+        for column, n in zip(kept, sizes, strict=True)
+    ]
+    return codes, lasting
+
+
+def last_numbers(events: Sequence[Event]) -> list[int | None]:
+    """Each client's last group under the number that pictures of groups colour it by.
+
+    Whoever is alone, or has no group, has none.
+
+    >>> last_numbers([{"round": 1, "groups": ["a", "b", "b"]}, {"round": 2, "groups": list("xyy")}])
+    [None, 0, 0]
+    """
+    codes, _ = codes_of(followed(names_of_groups(steps_of_groups(events))))
+    return [code - 1 if code else None for code in codes[-1]]
+
+
+def sizes(groups: Sequence[Any]) -> list[int]:
+    """How many members each group has."""
+    return list(Counter(g for g in groups if g is not None).values())

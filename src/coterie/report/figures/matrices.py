@@ -1,0 +1,283 @@
+"""Matrices over clients, ordered by group: mixing weights, distances and similarities, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coterie.errors import ConfigError
+from coterie.report.figures.following import followed
+from coterie.report.figures.groups import client_axis, client_height
+from coterie.report.figures.style import (
+    THIN,
+    Event,
+    clear,
+    figure_of,
+    grid,
+    having,
+    heatmap,
+    noted,
+    short,
+    styled,
+    ticks_of,
+)
+from coterie.report.palette import BLUE, SCALE, scale
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+def mixing_matrix(
+    notes: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str] = ()
+) -> Figure:
+    """How much of whose model each client's mean has: rows sum to 1, clients ordered by group.
+
+    ``notes`` are user-centric's of the beginning; ``groups``, in client order, are those found, or
+    the true ones; ``names`` those of clients.
+    """
+    rows = noted(notes, "mixing", "user-centric's first notes, of up to 200 clients")
+    clients = notes.get("clients") or list(range(len(rows)))
+    if len(groups) <= max(clients):
+        raise ConfigError(f"{len(groups)} groups were given, but client {max(clients)} has a row")
+    figure = _square(
+        Pairs("weight", clients, rows, True),
+        groups,
+        names,
+        "client %{y} takes %{z:.3f} of client %{x}",
+    )
+    figure.update_xaxes(title="client j, whose model is mixed in")
+    figure.update_yaxes(title="client i, who receives the mixture")
+    return styled(figure, "Weights of the mixture, by group", 540)
+
+
+def taken_matrix(
+    events: Sequence[Event], groups: Sequence[Any], names: Sequence[str] = ()
+) -> Figure:
+    """FedFomo: whose models each client took most of, over all rounds; rows sum to 1.
+
+    Only what helped counts: a model that made a client's validation loss worse has weight 0.
+    """
+    told: dict[int, dict[int, float]] = {}
+    for event in having(events, "weights"):
+        for me, others in event["notes"]["weights"].items():
+            row = told.setdefault(int(me), {})
+            for other, weight in others.items():
+                row[int(other)] = row.get(int(other), 0.0) + max(0.0, float(weight))
+    if not told:
+        raise ConfigError("no event has 'weights' in its notes: give the events of a FedFomo run")
+    size = 1 + max([*told, *(n for row in told.values() for n in row)])
+    if size > 200:
+        raise ConfigError(f"a matrix of {size} clients could not be read")
+    shares = [[told.get(i, {}).get(j, 0.0) for j in range(size)] for i in range(size)]
+    rows = [[v / (sum(row) or 1.0) for v in row] for row in shares]
+    hover = "client %{y} took %{z:.0%} of what helped from client %{x}"
+    figure = _square(Pairs("weight", range(size), rows, True), groups, names, hover)
+    figure.update_xaxes(title="client j, whose model was taken")
+    figure.update_yaxes(title="client i, who took it")
+    return styled(figure, "Whose models helped whom, by group", 540)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A number for every two clients that a method noted; ``alike``: the higher, the closer."""
+
+    what: str
+    clients: Sequence[int]
+    rows: Sequence[Sequence[float | None]]
+    alike: bool
+    round: int = 0
+
+
+def pairs_of(events: Sequence[Event]) -> Pairs:
+    """The last matrix of distances or similarities in the notes of these events.
+
+    FedClust, PACFL, FL-HC and DC-PFL note distances, FedTSDP a divergence, CFL the similarity of
+    the group that it divided: of these the largest is taken.
+    """
+    found: Pairs | None = None
+    for event in events:
+        notes, number = event.get("notes") or {}, event["round"]
+        for key in ("distances", "divergence"):
+            rows = notes.get(key)
+            if rows:
+                clients = notes.get("clients") or range(len(rows))
+                found = Pairs(key.removesuffix("s"), list(clients), rows, False, number)
+        for split in notes.get("splits") or ():
+            rows = split.get("similarity") if isinstance(split, Mapping) else None
+            if rows and (found is None or len(rows) > len(found.rows)):
+                found = Pairs("similarity", list(split["clients"]), rows, True, number)
+    if found is None:
+        raise ConfigError("no event has a matrix of distances or similarities in its notes")
+    return found
+
+
+def similarity_matrix(
+    events: Sequence[Event], groups: Sequence[Any], names: Sequence[str] = ()
+) -> Figure:
+    """How far clients are from each other, or how alike, by what the method compared.
+
+    Clients are ordered by ``groups``; the darker (on a dark page the brighter), the closer.
+    """
+    pairs = pairs_of(events)
+    word = "similarity" if pairs.alike else pairs.what
+    figure = _square(pairs, groups, names, f"client %{{y}} and client %{{x}}: {word} %{{z:.3g}}")
+    figure.update_xaxes(title="client")
+    figure.update_yaxes(title="client, by group")
+    return styled(figure, f"{word.capitalize()} of clients, by group", 540)
+
+
+def by_group(clients: Sequence[int], groups: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """The places of these clients ordered by group, and where in that order a group ends."""
+    own = [groups[c] if c < len(groups) else None for c in clients]
+    numbers = followed([own])[0]
+    order = sorted(range(len(own)), key=lambda i: (-1 if numbers[i] is None else numbers[i], i))
+    ends = [k for k in range(1, len(order)) if numbers[order[k]] != numbers[order[k - 1]]]
+    return order, ends if len(ends) < len(order) - 1 else []
+
+
+def _square(pairs: Pairs, groups: Sequence[Any], names: Sequence[str], hover: str) -> Any:
+    order, ends = by_group(pairs.clients, groups)
+    people = ticks_of([names[c] if c < len(names) else f"client {c}" for c in pairs.clients])
+    labels = [people[i] for i in order]
+    values = grid([[pairs.rows[i][j] for j in order] for i in order])
+    # A client's distance from itself says nothing, and would take the strongest colour.
+    if not pairs.alike:
+        np.fill_diagonal(values, np.nan)
+    colours = SCALE if pairs.alike else tuple(reversed(SCALE))
+    given: dict[str, Any] = {"zmin": 0} if pairs.what == "weight" else {}
+    size = len(order)
+    figure = figure_of(
+        [
+            heatmap(
+                values, pairs.what, hover, x=labels, y=labels, colorscale=scale(colours), **given
+            )
+        ],
+        shapes=[
+            {"type": "line", **ends_of, "line": THIN}
+            for k in ends
+            for ends_of in (
+                {"x0": k - 0.5, "x1": k - 0.5, "y0": -0.5, "y1": size - 0.5},
+                {"x0": -0.5, "x1": size - 0.5, "y0": k - 0.5, "y1": k - 0.5},
+            )
+        ],
+    )
+    ticks = {
+        "type": "category",
+        "nticks": min(size, 25),
+        "tickfont": {"size": 11 if size <= 30 else 9},
+        "showgrid": False,
+    }
+    angle = -90 if size > 12 or max(map(len, labels)) > 4 else 0
+    figure.update_xaxes(ticks, range=[-0.5, size - 0.5], tickangle=angle, automargin=True)
+    figure.update_yaxes(ticks, range=[size - 0.5, -0.5])
+    return figure
+
+
+# --- what clients hold ----------------------------------------------------------------------------
+
+
+def label_shares(
+    data: Mapping[str, Any], groups: Sequence[Any] = (), names: Sequence[str] = ()
+) -> Figure:
+    """Which share of each client's samples is of which class, clients ordered by group.
+
+    ``data`` is a run's ``data.json``; of a regression the spread of the targets is drawn.
+    """
+    held = data.get("labels")
+    if held is None and data.get("quartiles"):
+        return _target_spread(data, groups, names)
+    if not held:
+        raise ConfigError("what labels clients hold is not known to this run")
+    order, people, ends = _sorted_people(data, groups, names, len(held))
+    counts = np.array([held[c] for c in order], float)
+    totals = counts.sum(1)
+    shares = np.round(counts / np.maximum(totals[:, None], 1), 4).astype("f4")
+    classes = data.get("classes") or range(counts.shape[1])
+    rows, columns = counts.shape
+    true = data.get("groups")
+    known = true is not None and len(true) >= rows
+    own = np.array([true[c] for c in order], "i4") if known and true else np.zeros(rows, "i4")
+    more = {"customdata": np.repeat(own[:, None], columns, 1)} if known else {}
+    figure = figure_of(
+        [
+            heatmap(
+                shares,
+                "share of samples",
+                "client %{y}, class %{x}: %{z:.0%}" + "<br>true group %{customdata}" * known,
+                x=_unique([short(name, 16) for name in classes]),
+                y=people,
+                zmin=0,
+                zmax=max(0.05, float(shares.max(initial=0))),
+                **more,
+            ),
+        ],
+        shapes=[
+            {
+                "type": "line",
+                "x0": -0.5,
+                "x1": columns - 0.5,
+                "y0": k - 0.5,
+                "y1": k - 0.5,
+                "line": THIN,
+            }
+            for k in ends
+        ],
+    )
+    figure.data[0].colorbar.tickformat = ".0%"
+    figure.update_xaxes(
+        title="class",
+        automargin=True,
+        type="category",
+        nticks=min(columns, 25),
+        showgrid=False,
+        range=[-0.5, columns - 0.5],
+    )
+    figure.update_yaxes(client_axis(rows), title="client" + ", by group" * bool(groups))
+    return styled(figure, "Labels of each client's training data", client_height(rows))
+
+
+def _target_spread(data: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str]) -> Any:
+    """A box for each client's targets, from what was kept of them."""
+    spread = data["quartiles"]
+    order, people, _ = _sorted_people(data, groups, names, len(spread))
+    there = [(p, spread[c]) for p, c in zip(people, order, strict=True) if spread[c]]
+    if not there:
+        raise ConfigError("no client has targets")
+    columns = [clear(column) for column in zip(*(five for _, five in there), strict=True)]
+    figure = figure_of(
+        [
+            {
+                "type": "box",
+                **dict(zip(_FIVE, columns, strict=True)),
+                "y": [p for p, _ in there],
+                "orientation": "h",
+                "line": {"color": BLUE, "width": 1.5},
+                "whiskerwidth": 0.4,
+                "showlegend": False,
+            }
+        ]
+    )
+    figure.update_xaxes(title="target in the training data")
+    figure.update_yaxes(client_axis(len(there)), title="client" + ", by group" * bool(groups))
+    return styled(figure, "Targets of each client's training data", client_height(len(there)))
+
+
+_FIVE = ("lowerfence", "q1", "median", "q3", "upperfence")
+
+
+def _sorted_people(
+    data: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str], count: int
+) -> tuple[list[int], list[str], list[int]]:
+    """Clients by group, else by true group: their order, their names, and where groups end."""
+    by = groups if len({g for g in groups if g is not None}) > 1 else data.get("groups") or groups
+    order, ends = by_group(range(count), by)
+    people = ticks_of([names[c] if c < len(names) else f"client {c}" for c in range(count)])
+    return order, [people[c] for c in order], ends
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """No two alike: two categories of one name would be one."""
+    return [f"{n} ({i})" if n in names[:i] else n for i, n in enumerate(names)]

@@ -1,0 +1,258 @@
+"""What single methods noted of their rounds: trials, tendencies, layers, silhouettes, steps."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigError
+from coterie.report.figures.following import sizes
+from coterie.report.figures.style import (
+    Event,
+    dash_of,
+    dots,
+    figure_of,
+    grid,
+    having,
+    heatmap,
+    level,
+    line,
+    noted,
+    panels,
+    plain,
+    series,
+    short,
+    stairs,
+    styled,
+)
+from coterie.report.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, RED, line_of
+from coterie.run.rundir import rounds_of
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+def silhouette(notes: Mapping[str, Any], floor: float = 0.1) -> Figure:
+    """The silhouette of each number of groups, with the least that counts and what was chosen."""
+    scores = noted(notes, "silhouette", "FedClust's, or user-centric's with streams=auto")
+    if not scores:
+        raise ConfigError("no number of groups has a silhouette: fewer than three clients differ")
+    points = sorted((int(k), float(v)) for k, v in scores.items())
+    best = max(points, key=lambda p: p[1])
+    figure = figure_of(
+        [
+            line(points, "silhouette", BLUE),
+            dots([best], f"highest: {best[0]} groups, {best[1]:.3f}", RED, "diamond"),
+            level(points, floor, f"least that counts: {floor:g}"),
+        ]
+    )
+    said = [plain(notes["why"])] if notes.get("why") else []
+    if notes.get("contrast") is not None:
+        said.append(f"contrast of the gradients {notes['contrast']:.2f}: {_streams(notes)}")
+    figure.update_xaxes(title="number of groups", rangemode="tozero")
+    figure.update_yaxes(title="mean silhouette of the clients")
+    return styled(figure, "Silhouette by number of groups", 400, *said)
+
+
+def loss_and_trials(events: Sequence[Event]) -> Figure:
+    """DC-PFL: the loss and its trials, γ̃ and the number of groups, the radius of curvature."""
+
+    losses = series(events, "loss", "DC-PFL")
+    figure = panels([0.48, 0.22, 0.3], second=2)
+    figure.add_trace(line(losses, "loss of the model received", BLUE), row=1, col=1)
+    trials = having(events, "trial")
+    for key, symbol, colour in (("old", "circle-open", INK), ("new", "diamond", RED)):
+        found = [(e["round"], e["notes"]["trial"][key]) for e in trials]
+        name = f"trial: {key} groups, after training"
+        told = [_verdict(e["notes"]["trial"]) for e in trials]
+        more = {"hovertext": told, "hovertemplate": "round %{x}: %{hovertext}<extra></extra>"}
+        figure.add_trace(dots(found, name, colour, symbol, **more), row=1, col=1)
+    for e in trials:
+        figure.add_vline(x=e["round"], line={"color": FAINT, "width": 1, "dash": "dot"})
+    # So narrow a mark that many trials stay legible; the losses are said under the mouse.
+    for e in trials if len(trials) <= 8 else []:
+        figure.add_annotation(
+            x=e["round"],
+            y=1.0,
+            yref="y domain",
+            text="✓" if e["notes"]["trial"]["adopted"] else "✗",
+            showarrow=False,
+            xanchor="left",
+            yanchor="top",
+            font={"size": 13, "color": INK},
+        )
+    figure.add_trace(stairs(series(events, "gamma", "DC-PFL"), "γ̃", GREEN), row=2, col=1)
+    counts = [(e["round"], len(sizes(e["groups"]))) for e in having(events, "phase")]
+    number = stairs(counts, "number of groups", PURPLE, "dash")
+    figure.add_trace(number, row=2, col=1, secondary_y=True)
+    radii = series(events, "radius", "DC-PFL")
+    figure.add_trace(line(radii, "radius of curvature", ORANGE), row=3, col=1)
+    found = [(r, v) for r, v in radii if r in rapid_ends(events)]
+    name = "rapid decrease has ended"
+    figure.add_trace(dots(found, name, INK, "triangle-down"), row=3, col=1)
+    figure.update_yaxes(title_text="training loss", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="γ̃", range=[0, 1.08], row=2, col=1, secondary_y=False)
+    figure.update_yaxes(
+        title_text="groups",
+        range=[0, 1.08 * max([1, *(n for _, n in counts)])],
+        tickmode="auto",
+        nticks=5,
+        showgrid=False,
+        row=2,
+        col=1,
+        secondary_y=True,
+    )
+    figure.update_yaxes(title_text="radius", type="log", dtick=1, row=3, col=1)
+    figure.update_xaxes(title_text="round", row=3, col=1)
+    return styled(figure, "DC-PFL: loss, trials and the end of rapid decreases", 700)
+
+
+def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Figure:
+    """FedTSDP: the Hopkins statistic and its threshold, the shared layers, the clusters.
+
+    Below them, where rounds were scored, the accuracy of the models received.
+    """
+    tendency = series(events, "hopkins", "FedTSDP")
+    scored = accuracies(events)
+    figure = panels([0.34, 0.22, 0.22] + [0.22] * bool(scored))
+    figure.add_trace(line(tendency, "Hopkins statistic", BLUE), row=1, col=1)
+    clustered = [(r, v) for r, v in tendency if v > threshold]
+    figure.add_trace(dots(clustered, "clustered anew", RED, "circle"), row=1, col=1)
+    figure.add_trace(level(tendency, threshold, f"threshold {threshold:g}"), row=1, col=1)
+    layers = series(events, "shared_layers", "FedTSDP")
+    figure.add_trace(stairs(layers, "shared layers L", GREEN), row=2, col=1)
+    halves = [(r, math.floor(2 * v + 0.5) / 2) for r, v in layers]
+    figure.add_trace(stairs(halves, "as sent: half layers", INK, "dot"), row=2, col=1)
+    steps = [(e["round"], sizes(e["groups"])) for e in having(events, "hopkins")]
+    counts = [(r, len(sizes)) for r, sizes in steps]
+    figure.add_trace(stairs(counts, "clusters", PURPLE), row=3, col=1)
+    lone = [(r, sizes.count(1)) for r, sizes in steps]
+    figure.add_trace(stairs(lone, "clusters of one client", ORANGE, "dash"), row=3, col=1)
+    figure.update_yaxes(title_text="Hopkins H", row=1, col=1)
+    figure.update_yaxes(title_text="layers", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(title_text="clusters", rangemode="tozero", row=3, col=1)
+    if scored:
+        figure.add_trace(line(scored, "accuracy received", BLUE), row=4, col=1)
+        figure.update_yaxes(title_text="accuracy", tickformat=".0%", row=4, col=1)
+    figure.update_xaxes(title_text="round", row=3 + bool(scored), col=1)
+    height = 740 if scored else 600
+    return styled(figure, "FedTSDP: tendency to cluster, shared layers, clusters", height)
+
+
+def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Figure:
+    """Layer-wise aggregation: which layers rested in which round, and how much each differs.
+
+    Above, the share of clients that did not send a layer. Below, a layer's discrepancy over the
+    mean of all layers (the mean over groups); the line is the ``share`` under which a layer rests.
+    """
+    steps = having(events, "layers")
+    measured = [
+        (e["round"], _relative(e)) for e in steps if e["notes"]["layers"].get("discrepancy")
+    ]
+    if not measured:
+        raise ConfigError(
+            "no event has the discrepancy of layers: this picture is of layer-wise aggregation "
+            "(dc-pfl, or coterie.layer_wise with alpha 2 or more) after its first rounds"
+        )
+    layers, rested = list(measured[0][1]), _resting(steps)
+    figure = panels([0.4, 0.6])
+    figure.add_trace(
+        heatmap(
+            grid([[resting.get(layer, 0.0) for resting in rested] for layer in layers]),
+            "clients that left it out",
+            "round %{x}: %{y} rested with %{z:.0%} of clients",
+            x=[e["round"] for e in steps],
+            y=[short(layer) for layer in layers],
+            zmin=0,
+            zmax=1,
+            ygap=3,
+        ),
+        row=1,
+        col=1,
+    )
+    for i, layer in enumerate(layers):
+        colour, _ = line_of(i)
+        gaps_by_round = [(r, gaps[layer]) for r, gaps in measured if layer in gaps]
+        figure.add_trace(line(gaps_by_round, short(layer), colour, dash_of(i)), row=2, col=1)
+    ends = [(e["round"], share) for e in steps]
+    figure.add_trace(level(ends, share, f"rests below {share:g}"), row=2, col=1)
+    figure.update_yaxes(title_text="layer at rest", autorange="reversed", row=1, col=1)
+    ticks = [m * 10**k for k in (-3, -2, -1, 0, 1) for m in (1, 2, 5)]
+    figure.update_yaxes(
+        title_text="discrepancy / mean",
+        type="log",
+        tickvals=ticks,
+        ticktext=[f"{t:g}" for t in ticks],
+        row=2,
+        col=1,
+    )
+    figure.update_xaxes(title_text="round", row=2, col=1)
+    said = [] if any(rested) else ["no layer rested in any round"]
+    return styled(figure, "Layers at rest, and how much clients differ in each", 560, *said)
+
+
+def accuracies(events: Sequence[Event]) -> list[tuple[int, float]]:
+    """The mean accuracy of the models received, in the rounds that were scored."""
+    found = [(e["round"], (e.get("received") or {}).get("accuracy")) for e in rounds_of(events)]
+    return [(r, v) for r, v in found if v is not None]
+
+
+def rapid_ends(events: Sequence[Event]) -> set[int]:
+    """The rounds in which DC-PFL found a rapid decrease at its end: a trial is then prepared."""
+    return {e["round"] for e in having(events, "phase") if e["notes"]["phase"] == "sync"}
+
+
+def _verdict(trial: Mapping[str, Any]) -> str:
+    """How a trial went, with the loss of the old groups and that of the new."""
+    verdict = "adopted" if trial["adopted"] else "rejected"
+    return f"{verdict}, {trial['old']:.3g} → {trial['new']:.3g}"
+
+
+def _streams(notes: Mapping[str, Any]) -> str:
+    count = notes.get("streams")
+    return f"{count} stream{'s' * (count != 1)} chosen"
+
+
+def _relative(event: Event) -> dict[str, float]:
+    """Each layer's discrepancy over the mean of the layers, averaged over the present groups."""
+    now = {str(g) for g in event["groups"]}
+    found = event["notes"]["layers"]["discrepancy"]
+    groups = [gaps for slot, gaps in found.items() if slot in now] or list(found.values())
+    means = [sum(gaps.values()) / len(gaps) for gaps in groups]
+    return {
+        layer: sum(g[layer] / m for g, m in zip(groups, means, strict=True) if m) / len(groups)
+        for layer in groups[0]
+    }
+
+
+def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
+    """For each round, the share of clients that did not send each layer.
+
+    What rests is decided by the round before; nothing rests where all layers are due, nor in
+    DC-PFL's synchronisation and trial. Clients on their own send nothing and do not count.
+    """
+    found: list[dict[str, float]] = [{}]
+    for before, event in pairwise(steps):
+        notes, known = event["notes"], before["notes"]
+        busy = notes["layers"]["all_due"] or known.get("phase") in ("sync", "trial")
+        sent = [
+            before["groups"][c]
+            for c in event.get("cohort", range(len(before["groups"])))
+            if c not in known.get("alone", ())
+        ]
+        quiet = {} if busy else known["layers"]["quiet"]
+        resting = Counter(layer for slot in sent for layer in quiet.get(str(slot), ()))
+        found.append({layer: n / len(sent) for layer, n in resting.items()})
+    return found
+
+
+def steps_by_round(events: Sequence[Event]) -> Figure:
+    """Adaptive τ: how many local steps each round had."""
+    found = series(events, "tau", "method with adaptive local steps")
+    figure = figure_of([stairs(found, "local steps τ", BLUE)], showlegend=False)
+    figure.update_xaxes(title="round")
+    figure.update_yaxes(title="local steps τ", rangemode="tozero")
+    return styled(figure, "Local steps by round", 360)

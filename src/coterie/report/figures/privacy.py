@@ -1,0 +1,109 @@
+"""What the server saw of single clients, and what was spent of the privacy budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigError
+from coterie.report.figures.style import dots, figure_of, level, line, plain, short, styled
+from coterie.report.palette import BLUE, GREEN, LINES, ORANGE, PURPLE, RED, SKY
+from coterie.report.reading import Reading, number
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_PROTECTED = {  # from the least protected on, with what to say of it
+    "none": ("looked at one by one", RED),
+    "none, a mean of one": ("a mean of one client", LINES[3]),
+    "none, averaged on arrival": ("averaged on arrival", ORANGE),
+    "revealed by consent": ("revealed by consent", PURPLE),
+    "central noise": ("noised by the server", SKY),
+    "local noise": ("noised by clients", BLUE),
+}
+
+
+def exposed(reading: Reading) -> tuple[int, list[tuple[str, str, int]]]:
+    """How many clients there are, and of how many each layer or array reached the server.
+
+    A row has the array and layer, the protection, and the number of clients; the same layer may
+    have been seen in several ways.
+    """
+    seen = reading.result.get("exposure")
+    if not isinstance(seen, Mapping):
+        raise ConfigError(f"{reading.name}: what the server saw is written down when a run ends")
+    rows = []
+    for protection, found in (seen.get("single") or {}).items():
+        for array, about in found["arrays"].items():
+            for layer in about.get("layers") or [""]:
+                name = f"{array}/{layer}" if layer else str(array)
+                rows.append((name, str(protection), int(about["clients"])))
+    return int(seen.get("clients") or 0), rows
+
+
+def exposure(reading: Reading) -> Figure:
+    """Of how many clients the server received which layer by itself, by how it was protected."""
+    members, rows = exposed(reading)
+    if not rows:
+        raise ConfigError(f"{reading.name}: no vector of a single client reached the server")
+    names = list(dict.fromkeys(name for name, *_ in rows))
+    known = [*_PROTECTED, *(p for _, p, _ in rows)]
+    traces: list[Any] = []
+    for protection in dict.fromkeys(known):
+        own = {name: count for name, p, count in rows if p == protection}
+        if not own:
+            continue
+        title, colour = _PROTECTED.get(protection, (plain(protection), GREEN))
+        traces.append(
+            {
+                "type": "bar",
+                "y": [short(n, 22) for n in own],
+                "x": list(own.values()),
+                "orientation": "h",
+                "name": title,
+                "marker": {"color": colour, "line": {"width": 0}},
+                "hovertemplate": f"%{{y}} of %{{x}} clients: {title}<extra></extra>",
+            }
+        )
+    figure = figure_of(traces, barmode="group", bargap=0.25, showlegend=True)
+    end = max([members, *(n for *_, n in rows)])
+    figure.update_xaxes(title=f"clients, of {members}", range=[0, end * 1.02], nticks=6)
+    order = [short(n, 22) for n in reversed(names)]
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=order)
+    height = 150 + min(900, 16 * len(rows) + 14 * len(names))
+    return styled(figure, "What reached the server of single clients", max(260, height))
+
+
+def spent(reading: Reading) -> list[tuple[float, float]]:
+    """ε by round; a sentence where there is no noise."""
+    found = [(e["round"], number((e.get("privacy") or {}).get("epsilon"))) for e in reading.rounds]
+    points = [(float(r), v) for r, v in found if v is not None]
+    if not points:
+        raise ConfigError(f"{reading.name}: no noise was added, so there is no ε")
+    return points
+
+
+def budget(reading: Reading) -> float | None:
+    """The ε that was not to be passed, if one was set."""
+    told, asked = reading.result.get("privacy"), reading.config.get("privacy")
+    if isinstance(told, Mapping):
+        return number(told.get("budget"))
+    return number(asked.get("epsilon")) if isinstance(asked, Mapping) else None
+
+
+def epsilon(reading: Reading) -> Figure:
+    """What was spent of ε round by round, and the budget."""
+    points = spent(reading)
+    traces = [line(points, "ε by Rényi divergences, an upper bound", BLUE)]
+    told = reading.result.get("privacy")
+    final = number(told.get("epsilon")) if isinstance(told, Mapping) else None
+    if final is not None and isinstance(told, Mapping):
+        name = f"at the end, by {plain(told.get('accountant', 'its accountant'))}: {final:.3g}"
+        traces.append(dots([(points[-1][0], final)], name, GREEN, "diamond"))
+    most = budget(reading)
+    if most is not None:
+        traces.append(level(points, most, f"budget {most:g}"))
+    figure = figure_of(traces)
+    figure.update_xaxes(title="round", nticks=8)
+    figure.update_yaxes(title="ε", rangemode="tozero")
+    return styled(figure, "Privacy spent", 340)

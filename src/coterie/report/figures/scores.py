@@ -1,0 +1,153 @@
+"""How good the models were: scores against rounds, bytes and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigError
+from coterie.report.figures.style import (
+    SHARE,
+    Event,
+    band,
+    dots,
+    figure_of,
+    level,
+    line,
+    plain,
+    styled,
+    thin,
+)
+from coterie.report.palette import BLUE, INK, ORANGE, RED
+from coterie.report.reading import Reading, number
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+Place = Callable[[Event], float | None]  # where on the x axis a round lies
+
+
+def at_round(event: Event) -> float | None:
+    """A round by its number."""
+    return number(event.get("round"))
+
+
+def at_bytes(event: Event) -> float | None:
+    """A round by what had been sent by its end, down and up."""
+    total = event.get("total_bytes")
+    if not isinstance(total, Mapping):
+        return None
+    moved = [number(total.get(way)) for way in ("down", "up")]
+    return None if None in moved else sum(m for m in moved if m is not None)
+
+
+def at_seconds(event: Event) -> float | None:
+    """A round by the simulated clock at its end."""
+    return number((event.get("clock") or {}).get("total"))
+
+
+AXES: dict[str, tuple[Place, str, str]] = {  # where, what the axis is called, how it is written
+    "rounds": (at_round, "round", ""),
+    "bytes": (at_bytes, "bytes so far, down and up", "bytes"),
+    "seconds": (at_seconds, "simulated seconds so far", ""),
+}
+_NOTHING = {
+    "rounds": "no round was scored",
+    "bytes": "no scored round says how many bytes had been sent",
+    "seconds": "there is no clock: run with --clock",
+}
+
+
+def curve(
+    rounds: Sequence[Event], title: str, key: str, place: Place = at_round
+) -> list[tuple[float, float]]:
+    """A score ("received" or "adapted") by round, bytes or seconds, where there is one."""
+    found = [(place(e), number((e.get(title) or {}).get(key))) for e in rounds]
+    return [(x, y) for x, y in found if x is not None and y is not None]
+
+
+def accuracy(reading: Reading, against: str = "rounds") -> Figure:
+    """The mean score over clients, with nine tenths of them in a band and the worst as a line.
+
+    ``against`` is "rounds", "bytes" or "seconds". The headline score is in front; the round that
+    was best on validation data is marked, and the target, if there is one.
+    """
+    place, title, kind = AXES[against]
+    by = reading.judged_by
+    both = {t: curve(reading.rounds, t, by, place) for t in ("received", "adapted")}
+    if not any(both.values()):
+        raise ConfigError(f"{reading.name}: {_NOTHING[against]}")
+    first = reading.headline if both.get(reading.headline) else "received"
+    if not both[first]:
+        first = "adapted"
+    low, high, worst = (curve(reading.rounds, first, k, place) for k in ("p10", "p90", "worst"))
+    traces: list[Any] = []
+    if len(low) > 1 and len(low) == len(high):
+        traces.append(band(low, high, "10th to 90th percentile of clients", BLUE))
+    traces.append(thin(worst, "worst client", INK, "dot"))
+    for kept, colour, dash in (("adapted", ORANGE, "dash"), ("received", BLUE, "solid")):
+        if both[kept]:
+            traces.append(line(both[kept], f"{kept}, mean of clients", colour, dash))
+    traces += _best(reading, place, by)
+    target = number(_table(reading, "evaluation").get("target"))
+    ends = [p for points in both.values() for p in points]
+    if target is not None:
+        traces.append(level(ends, target, f"target {_shown(target, by)}"))
+    figure = figure_of(traces)
+    x_axis(figure, title, kind)
+    y_axis(figure, by)
+    return styled(figure, f"{said(by)} against {against}", 420)
+
+
+def _best(reading: Reading, place: Place, by: str) -> list[Any]:
+    """The mark of the round that was best on validation data."""
+    best = reading.result.get("best_on_validation")
+    if not isinstance(best, Mapping):
+        return []
+    at = [e for e in reading.rounds if e["round"] == best.get("round")]
+    points = curve(at, "received", by, place)
+    name = f"best on validation data: round {plain(best.get('round'))}"
+    return [dots(points, name, RED, "star")] if points else []
+
+
+def loss(reading: Reading) -> Figure:
+    """The mean test loss over clients."""
+    both = {t: curve(reading.rounds, t, "loss") for t in ("received", "adapted")}
+    if not any(both.values()):
+        raise ConfigError(f"{reading.name}: {_NOTHING['rounds']}")
+    styles = (("adapted", ORANGE, "dash"), ("received", BLUE, "solid"))
+    figure = figure_of(
+        [line(both[t], f"{t}, mean of clients", c, dash) for t, c, dash in styles if both[t]]
+    )
+    figure.update_xaxes(title="round")
+    figure.update_yaxes(title="loss on test data", rangemode="tozero")
+    return styled(figure, "Loss against rounds", 360)
+
+
+# --- axes -----------------------------------------------------------------------------------------
+
+
+def said(by: str) -> str:
+    """The headline score for an axis or a title."""
+    return "Accuracy" if by == "accuracy" else "R²" if by == "r2" else plain(by)
+
+
+def x_axis(figure: Any, title: str, kind: str = "") -> None:
+    """Rounds, seconds or bytes from nothing on."""
+    more = {"tickformat": "~s", "ticksuffix": "B"} if kind == "bytes" else {}
+    figure.update_xaxes(title=title, rangemode="tozero", nticks=6, tickangle=0, **more)
+
+
+def y_axis(figure: Any, by: str) -> None:
+    """The headline score."""
+    percent = {"tickformat": SHARE, "hoverformat": ".1%"} if by == "accuracy" else {}
+    figure.update_yaxes(title=said(by), **percent)
+
+
+def _shown(value: float, by: str) -> str:
+    return f"{value:.1%}" if by == "accuracy" else f"{value:.3f}"
+
+
+def _table(reading: Reading, name: str) -> Mapping[str, Any]:
+    found = reading.config.get(name)
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,351 @@
+"""Groups over rounds as streams: who left whom, who joined whom, and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from coterie.report.figures.following import (
+    Column,
+    codes_of,
+    followed,
+    names_of_groups,
+    steps_of_groups,
+)
+from coterie.report.figures.style import Event, clear, figure_of, listed, plain, short, styled
+from coterie.report.palette import ALONE, FAINT, GRID, INK, PAPER, colour_of
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+MOST_COLUMNS = 12
+_LONE, _NONE = -1, -2  # blocks that are no groups: all clients by themselves, and those without any
+_WIDTH = 0.07  # half of a block's, where columns are 1 apart
+
+
+@dataclass(frozen=True)
+class Block:
+    """A group in a column: from ``low`` to ``high`` in clients, gaps included."""
+
+    column: int
+    group: int
+    low: float
+    high: float
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ribbon:
+    """Those who go from one block to another, as wide as they are many."""
+
+    column: int
+    start: int
+    end: int
+    low: float  # of its lower edge at the start
+    to: float  # of its lower edge at the end
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The whole picture in numbers: ``rounds`` are its columns, ``changes`` all that there were."""
+
+    rounds: list[int]
+    changes: int
+    blocks: list[Block]
+    ribbons: list[Ribbon]
+
+
+def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Figure:
+    """Groups over rounds: a column for each change, streams as wide as the clients in them.
+
+    ``events`` are the lines of ``events.jsonl``, ``names`` those of clients. A group keeps its
+    colour as long as most of it stays together; clients that are alone in their groups are one
+    grey block. Of more than twelve changes those that moved most clients are shown.
+    """
+    steps = steps_of_groups(events)
+    told = names_of_groups(steps)
+    kept = followed(told)
+    hues = {group: colour_of(i) for i, group in enumerate(codes_of(kept)[1])}
+    found = streams([e["round"] for e in steps], kept)
+    called = _names_of_blocks(steps, told, kept)
+    people = [names[c] if c < len(names) else f"client {c}" for c in range(len(told[0]))]
+    last = len(found.rounds) - 1
+    most = max(Counter(b.column for b in found.blocks).values())
+    height = min(760, 300 + 5 * len(people) + 6 * most) if found.changes else 230 + 16 * most
+    figure = figure_of(
+        [_hover_of_ribbons(found, called, people), _hover_of_blocks(found, called, people)],
+        shapes=_shapes(found, hues),
+        hoverdistance=50,
+        showlegend=False,
+    )
+    figure.update_xaxes(
+        title="after round" if last else "",
+        tickvals=list(range(last + 1)),
+        ticktext=["start" if r == 0 else str(r) for r in found.rounds],
+        range=[-0.2, last + 0.1] if last else [-0.5, 0.5],
+        showgrid=False,
+        fixedrange=True,
+    )
+    tall = max(b.high for b in found.blocks)
+    figure.update_yaxes(
+        _labels(found, called, last, height),
+        range=[tall + 0.5, -0.5],
+        side="right",
+        title="group: clients",
+        showgrid=False,
+        fixedrange=True,
+    )
+    return styled(figure, "Groups over rounds", height)
+
+
+def streams(rounds: Sequence[int], kept: Sequence[Column]) -> Streams:
+    """Where everything lies; ``kept`` are groups under numbers that last, a column a round.
+
+    >>> found = streams([1, 2, 3], [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])
+    >>> found.rounds, [(r.start, r.end, len(r.members)) for r in found.ribbons][:2]
+    ([1, 2, 3], [(0, 0, 2), (0, 1, 2)])
+    """
+    columns = [_homes(column) for column in kept]
+    moved = [0] + [
+        sum(a != b for a, b in zip(one, other, strict=True)) for one, other in pairwise(columns)
+    ]
+    changed = [i for i, n in enumerate(moved) if n]
+    most = sorted(changed, key=lambda i: (-moved[i], i))[: MOST_COLUMNS - 2]
+    chosen = sorted({0, *most, len(kept) - 1})
+    shown = [columns[i] for i in chosen]
+    orders = _orders(shown)
+    gap = max(0.35, 0.018 * len(shown[0]))
+    tall = max(len(shown[0]) + gap * (len(order) - 1) for order in orders)
+    blocks: list[Block] = []
+    for place, (column, order) in enumerate(zip(shown, orders, strict=True)):
+        at = (tall - len(column) - gap * (len(order) - 1)) / 2
+        for group in order:
+            members = tuple(c for c, g in enumerate(column) if g == group)
+            low = round(at, 4) + 0.0  # paths take no powers of ten, and no minus zero
+            blocks.append(Block(place, group, low, low + len(members), members))
+            at += len(members) + gap
+    return Streams([rounds[i] for i in chosen], len(changed), blocks, _ribbons(shown, blocks))
+
+
+# --- where things lie -----------------------------------------------------------------------------
+
+
+def _homes(column: Column) -> list[int]:
+    """The block of each client: its group, or one of the two that are none."""
+    size = Counter(column)
+    return [_NONE if g is None else g if size[g] > 1 else _LONE for g in column]
+
+
+def _orders(columns: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The blocks of each column from top to bottom, so that few streams cross.
+
+    Each column is sorted by where its members lie in its neighbour, to and fro; the best is kept.
+    """
+    orders = [sorted(set(column), key=_rank) for column in columns]
+    flows = [Counter(zip(a, b, strict=True)) for a, b in pairwise(columns)]
+    best, fewest = orders, _crossings(orders, flows)
+    for sweep in range(6):
+        orders = [list(order) for order in orders]
+        there = range(1, len(columns)) if sweep % 2 == 0 else range(len(columns) - 2, -1, -1)
+        for i in there:
+            j = i - 1 if sweep % 2 == 0 else i + 1
+            flow = flows[min(i, j)]
+            place = {g: p for p, g in enumerate(orders[j])}
+            orders[i].sort(key=lambda g: (_rank(g)[0], _middle(g, flow, place, i > j), _rank(g)))
+        crossed = _crossings(orders, flows)
+        if crossed < fewest:
+            best, fewest = orders, crossed
+    return best
+
+
+def _rank(group: int) -> tuple[int, int]:
+    """Groups first, clients by themselves below them, those without any group last."""
+    return (max(0, -group), group)
+
+
+def _middle(
+    group: int, flow: Mapping[tuple[int, int], int], place: Mapping[int, int], second: bool
+) -> float:
+    """Where a block's members lie in the neighbouring column, on average."""
+    found = [(place[p[not second]], n) for p, n in flow.items() if p[second] == group]
+    return sum(at * n for at, n in found) / max(1, sum(n for _, n in found))
+
+
+def _crossings(
+    orders: Sequence[Sequence[int]], flows: Sequence[Mapping[tuple[int, int], int]]
+) -> int:
+    """How many pairs of clients cross each other's way."""
+    count = 0
+    for (one, other), flow in zip(pairwise(orders), flows, strict=True):
+        a, b = ({g: p for p, g in enumerate(order)} for order in (one, other))
+        ways = [(a[s], b[e], n) for (s, e), n in flow.items()]
+        count += sum(
+            n * m
+            for i, (s, e, n) in enumerate(ways)
+            for t, f, m in ways[i + 1 :]
+            if (s - t) * (e - f) < 0
+        )
+    return count
+
+
+def _ribbons(columns: Sequence[Sequence[int]], blocks: Sequence[Block]) -> list[Ribbon]:
+    """Between neighbouring columns, each block's streams one under the other without crossing."""
+    where = {(b.column, b.group): b for b in blocks}
+    found = []
+    for i, (one, other) in enumerate(pairwise(columns)):
+        members: dict[tuple[int, int], list[int]] = {}
+        for client, way in enumerate(zip(one, other, strict=True)):
+            members.setdefault(way, []).append(client)
+
+        def low(column: int, group: int) -> float:
+            return where[column, group].low
+
+        leaving = {g: low(i, g) for g in set(one)}
+        starts = {}
+        for s, e in sorted(members, key=lambda w: (low(i, w[0]), low(i + 1, w[1]))):
+            starts[s, e] = leaving[s]
+            leaving[s] += len(members[s, e])
+        coming = {g: low(i + 1, g) for g in set(other)}
+        for s, e in sorted(members, key=lambda w: (low(i + 1, w[1]), low(i, w[0]))):
+            found.append(Ribbon(i, s, e, starts[s, e], coming[e], tuple(members[s, e])))
+            coming[e] += len(members[s, e])
+    return sorted(found, key=lambda r: (r.column, r.low))
+
+
+# --- how they are drawn ---------------------------------------------------------------------------
+
+
+def _colour(group: int, hues: Mapping[int, str]) -> str:
+    return GRID if group == _NONE else ALONE if group == _LONE else hues[group]
+
+
+def _shapes(found: Streams, hues: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Bands and blocks, those of one colour as one shape: hundreds would be slow to draw."""
+    bands: dict[int, list[str]] = {}
+    for ribbon in found.ribbons:
+        bands.setdefault(ribbon.end, []).append(path_of(ribbon))
+    blocks: dict[int, list[str]] = {}
+    for b in found.blocks:
+        low, high = clear([b.low, b.high], 6)
+        left, right = f"{b.column - _WIDTH:g}", f"{b.column + _WIDTH:g}"
+        blocks.setdefault(b.group, []).append(f"M{left},{low}H{right}V{high}H{left}Z")
+    common = {"type": "path", "layer": "below", "fillrule": "nonzero"}
+    streams = [
+        {
+            **common,
+            "path": "".join(paths),
+            "fillcolor": _colour(group, hues),
+            "opacity": 0.75 if group < 0 else 0.5,
+            "line": {"width": 0},
+        }
+        for group, paths in bands.items()
+    ]
+    return streams + [
+        {
+            **common,
+            "path": "".join(paths),
+            "fillcolor": _colour(group, hues),
+            "line": {"width": 1, "color": FAINT if group < 0 else PAPER},
+        }
+        for group, paths in blocks.items()
+    ]
+
+
+def path_of(ribbon: Ribbon) -> str:
+    """A band whose edges are smooth curves; all bands turn the same way, so they may overlap."""
+    a, b = ribbon.column + _WIDTH, ribbon.column + 1 - _WIDTH
+    m, wide = ribbon.column + 0.5, len(ribbon.members)
+    y, z, v, w = clear([ribbon.low, ribbon.to, ribbon.to + wide, ribbon.low + wide], 6)
+    return f"M{a:g},{y}C{m:g},{y} {m:g},{z} {b:g},{z}L{b:g},{v}C{m:g},{v} {m:g},{w} {a:g},{w}Z"
+
+
+def _names_of_blocks(
+    steps: Sequence[Event], told: Sequence[Sequence[Any]], kept: Sequence[Column]
+) -> dict[tuple[int, int], str]:
+    """What a method called a group in a round, by round and lasting number."""
+    return {
+        (event["round"], number): str(name)
+        for event, names, numbers in zip(steps, told, kept, strict=True)
+        for name, number in zip(names, numbers, strict=True)
+        if number is not None
+    }
+
+
+def _called(block: Block, found: Streams, called: Mapping[tuple[int, int], str]) -> str:
+    if block.group < 0:
+        return "alone" if block.group == _LONE else "no group"
+    return called[found.rounds[block.column], block.group]
+
+
+def _labels(
+    found: Streams, called: Mapping[tuple[int, int], str], last: int, height: float
+) -> dict[str, Any]:
+    """Names and sizes beside the blocks of the last column, as ticks: so they get their margin."""
+    tall = max(b.high for b in found.blocks)
+    line = 14 * tall / (height - 120)  # of text, in clients
+    places: list[float] = []
+    texts: list[str] = []
+    for block in found.blocks:
+        middle = (block.low + block.high) / 2
+        # One that would lie over the one above is left out; the mouse still finds it.
+        if block.column == last and (not places or middle - places[-1] > line):
+            places.append(middle)
+            texts.append(f"{short(_called(block, found, called), 12)}: {len(block.members)}")
+    return {"tickvals": clear(places), "ticktext": texts}
+
+
+def _points(xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> Any:
+    """Places that tell something when the mouse is near; they are not to be seen."""
+    return {
+        "type": "scatter",
+        "x": clear(xs),
+        "y": clear(ys),
+        "mode": "markers",
+        "marker": {"size": 12, "opacity": 0},
+        "hovertext": list(texts),
+        "hoverinfo": "text",
+        "hoverlabel": {"bgcolor": PAPER, "font": {"color": INK}},
+        "showlegend": False,
+    }
+
+
+def _hover_of_ribbons(
+    found: Streams, called: Mapping[tuple[int, int], str], people: Sequence[str]
+) -> Any:
+    where = {(b.column, b.group): b for b in found.blocks}
+    xs, ys, texts = [], [], []
+    for r in found.ribbons:
+        xs.append(r.column + 0.5)
+        ys.append((r.low + r.to + len(r.members)) / 2)
+        start, end = where[r.column, r.start], where[r.column + 1, r.end]
+        way = f"{plain(_called(start, found, called))} → {plain(_called(end, found, called))}"
+        texts.append(f"{_of(way, r.members)}<br>{_people(r.members, people)}")
+    return _points(xs, ys, texts)
+
+
+def _hover_of_blocks(
+    found: Streams, called: Mapping[tuple[int, int], str], people: Sequence[str]
+) -> Any:
+    xs, ys, texts = [], [], []
+    for b in found.blocks:
+        xs.append(b.column)
+        ys.append((b.low + b.high) / 2)
+        name = plain(_called(b, found, called))
+        title = _of(name if b.group < 0 else f"group {name}", b.members)
+        texts.append(f"round {found.rounds[b.column]}, {title}<br>{_people(b.members, people)}")
+    return _points(xs, ys, texts)
+
+
+def _of(way: str, members: Sequence[int]) -> str:
+    return f"{way}: {len(members)} client{'s' * (len(members) != 1)}"
+
+
+def _people(members: Sequence[int], people: Sequence[str]) -> str:
+    """Names in lines that a phone can show."""
+    told = listed([people[c] for c in members]).split(", ")
+    lines = [", ".join(told[i : i + 4]) for i in range(0, len(told), 4)]
+    return ",<br>".join(lines)

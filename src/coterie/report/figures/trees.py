@@ -1,0 +1,177 @@
+"""The tree by which clients were merged into groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigError
+from coterie.report.figures.following import followed, sizes
+from coterie.report.figures.style import (
+    Event,
+    clear,
+    figure_of,
+    level,
+    noted,
+    plain,
+    short,
+    styled,
+    symbol_of,
+)
+from coterie.report.palette import FAINT, INK, RED, colour_of
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_GAP = (math.nan, math.nan)
+
+
+def dendrogram(
+    notes: Mapping[str, Any],
+    groups: Sequence[Any] | None = None,
+    levels: Mapping[float, str] | None = None,
+    names: Sequence[str] = (),
+    numbers: Sequence[int | None] | None = None,
+) -> Figure:
+    """The tree by which clients were merged, with the height at which it was cut.
+
+    ``notes`` are those with ``dendrogram``: FedClust's of the beginning, DC-PFL's of the round that
+    ends its start. ``groups``, in client order, colour the branches; without them the cut does.
+    ``levels`` are further cuts as shares of the tree's height, with what to call them; ``names``
+    those of clients. ``numbers`` give groups the colours that they have elsewhere (None is grey).
+    """
+    merges = noted(notes, "dendrogram", "FedClust's first notes, or DC-PFL's of round `start`")
+    if not merges:
+        raise ConfigError("a tree of one client has no merges to draw")
+    clients = notes.get("clients") or list(range(len(merges) + 1))
+    top = merges[-1][2]
+    cut = cut_height(notes, top)
+    own = _by_cut(merges, math.inf if cut is None else cut)
+    if groups is not None:
+        own = followed([[groups[c] for c in clients]])[0]
+    if numbers is not None:
+        own = [numbers[c] if c < len(numbers) else None for c in clients]
+    members, xs, ys = _branches(merges)
+    colours = [_branch_colour({own[leaf] for leaf in inside}) for inside in members]
+    traces: list[Any] = []
+    for colour in dict.fromkeys(colours):
+        chosen = [i for i, own_colour in enumerate(colours) if own_colour == colour]
+        corners = [(x, y) for i in chosen for x, y in [*zip(xs[i], ys[i], strict=True), _GAP]]
+        traces.append(
+            {
+                "type": "scatter",
+                "x": clear([x for x, _ in corners]),
+                "y": clear([y for _, y in corners]),
+                "mode": "lines",
+                "line": {"color": colour, "width": 2},
+                "hovertemplate": "merged at %{y:.4g}<extra></extra>",
+                "showlegend": False,
+            }
+        )
+    order = members[-1]
+    people = [names[c] if c < len(names) else f"client {c}" for c in clients]
+    for number in dict.fromkeys(sorted(own, key=lambda g: -1 if g is None else g)):
+        own_places = [x for x, leaf in enumerate(order) if own[leaf] == number]
+        traces.append(_leaves(own_places, [people[order[x]] for x in own_places], number))
+    ends = [(-0.6, 0.0), (len(order) - 0.4, 0.0)]
+    if cut is not None and cut <= 1.15 * top:
+        traces.append(level(ends, cut, _cut_name(notes, cut), RED))
+    for height, label in (levels or {}).items():
+        traces.append(level(ends, height * top, plain(label), INK, "dot"))
+    figure = figure_of(traces)
+    numbered = not names or all(p == f"client {c}" for p, c in zip(people, clients, strict=True))
+    figure.update_xaxes(
+        title="client",
+        tickvals=list(range(len(order))),
+        ticktext=[str(clients[i]) if numbered else short(people[i], 12) for i in order],
+        tickfont={"size": 8 if len(order) > 50 else 10},
+        tickangle=-90 if len(order) > 12 else 0,
+        range=[-0.7, len(order) - 0.3],
+        ticks="outside",
+        ticklen=7,
+        tickcolor="rgba(0,0,0,0)",
+        automargin=True,
+        showgrid=False,
+    )
+    figure.update_yaxes(title="distance at which groups merge", rangemode="tozero")
+    why = [plain(notes["why"])] if notes.get("why") else []
+    return styled(figure, "Merge tree of the clients", 460, *why)
+
+
+def split_levels(events: Sequence[Event]) -> dict[float, str]:
+    """DC-PFL's cuts that came to hold, by their share of the tree's height, with their rounds."""
+    found: dict[float, str] = {}
+    for event in events:
+        notes = event.get("notes") or {}
+        if (notes.get("trial") or {}).get("adopted"):
+            count = len(sizes(event["groups"]))
+            found[notes["gamma"]] = (
+                f"γ̃ = {notes['gamma']:g}, round {event['round']}: {count} groups"
+            )
+    return found
+
+
+def _branches(
+    merges: Sequence[Sequence[float]],
+) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
+    """Of each merge: the leaves below it, left to right, and the corners of its bracket."""
+    n = len(merges) + 1
+    members: list[list[int]] = [[leaf] for leaf in range(n)]
+    for left, right, *_ in merges:
+        members.append([*members[int(left)], *members[int(right)]])
+    middle = [0.0] * len(members)
+    for place, leaf in enumerate(members[-1]):
+        middle[leaf] = float(place)
+    heights = [0.0] * n + [float(m[2]) for m in merges]
+    xs, ys = [], []
+    for i, (left, right, height, *_) in enumerate(merges):
+        a, b = int(left), int(right)
+        middle[n + i] = (middle[a] + middle[b]) / 2
+        xs.append([middle[a], middle[a], middle[b], middle[b]])
+        ys.append([heights[a], float(height), float(height), heights[b]])
+    return members[n:], xs, ys
+
+
+def _by_cut(merges: Sequence[Sequence[float]], height: float) -> list[int | None]:
+    """Each leaf's group if the merges above a height are undone."""
+    n = len(merges) + 1
+    root = list(range(n + len(merges)))
+    for i, (left, right, at, *_) in reversed(list(enumerate(merges))):
+        if at <= height:
+            root[int(left)] = root[int(right)] = root[n + i]
+    return followed([root[:n]])[0]
+
+
+def _branch_colour(inside: set[int | None]) -> str:
+    """A group's colour where a branch holds that group only; grey above groups."""
+    (number, *others) = inside
+    return FAINT if others or number is None else colour_of(number)
+
+
+def cut_height(notes: Mapping[str, Any], top: float) -> float | None:
+    """Where the tree was cut: FedClust's threshold, or DC-PFL's γ̃ of the tree's height."""
+    if notes.get("threshold") is not None and math.isfinite(notes["threshold"]):
+        return float(notes["threshold"])
+    return float(notes["gamma"]) * top if notes.get("gamma") is not None else None
+
+
+def _cut_name(notes: Mapping[str, Any], cut: float) -> str:
+    if notes.get("threshold") is None:
+        return f"γ̃ = {notes['gamma']:g}, at first"
+    return f"cut at {cut:.3g}"
+
+
+def _leaves(xs: Sequence[int], people: Sequence[str], number: int | None) -> Any:
+    colour = FAINT if number is None else colour_of(number)
+    return {
+        "type": "scatter",
+        "x": list(xs),
+        "y": [0] * len(xs),
+        "mode": "markers",
+        "marker": {"color": colour, "size": 9, "symbol": symbol_of(number or 0)},
+        "hovertext": [plain(p) for p in people],
+        "hoverinfo": "text",
+        "cliponaxis": False,
+        "showlegend": False,
+    }

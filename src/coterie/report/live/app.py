@@ -1,0 +1,254 @@
+"""The addresses of the live page."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from coterie.errors import CoterieError
+from coterie.report import page
+from coterie.report.live import rows
+from coterie.report.live.following import Glance
+from coterie.report.live.guarding import Guard
+from coterie.report.live.watching import Watching
+from coterie.report.markup import joined, json_script, json_text, tag
+from coterie.report.page import Block
+from coterie.report.reading import Reading
+
+_FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
+_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+def live_app(watching: Watching, token: str, hosts: Collection[str], port: int) -> Guard:
+    """The application, with its guard before it; ``hosts`` are the names that it is served at."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        following = asyncio.create_task(watching.follow())
+        yield
+        await watching.close()
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+
+    routes = _Routes(watching)
+    app = Starlette(
+        lifespan=lifespan,
+        routes=[
+            Route("/", routes.list),
+            Route("/run/{name:path}", routes.run),
+            Route("/api/events", routes.list_events),
+            Route("/api/runs/{name:path}/events", routes.run_events),
+            Route("/api/runs/{name:path}/stop", routes.stop, methods=["POST"]),
+            Route("/api/runs/{name:path}/resume", routes.resume, methods=["POST"]),
+            Route("/api/login", routes.login, methods=["POST"]),
+            Route("/assets/{digest}/{name}", asset_response),
+            Route("/favicon.ico", icon),
+        ],
+    )
+    guard = Guard(app, token, hosts, port, policy(), welcome_page())
+    routes.guard = guard
+    return guard
+
+
+class _Routes:
+    """What is answered where. Names of runs are looked up, never made into paths."""
+
+    guard: Guard
+
+    def __init__(self, watching: Watching) -> None:
+        self.watching = watching
+
+    async def list(self, request: Request) -> Response:
+        """All runs."""
+        await self.watching.look()
+        return HTMLResponse(list_page(self.watching))
+
+    async def run(self, request: Request) -> Response:
+        """One run."""
+        name = request.path_params["name"]
+        found = await self.watching.page(name)
+        if found is None:
+            return _no_such_run()
+        blocks, feed = found
+        return HTMLResponse(run_page(name, blocks, feed.present))
+
+    async def list_events(self, request: Request) -> Response:
+        """News of the list."""
+        await self.watching.look()
+        return _stream(self.watching.list.stream(_told(request)))
+
+    async def run_events(self, request: Request) -> Response:
+        """News of a run."""
+        found = await self.watching.page(request.path_params["name"])
+        if found is None:
+            return _no_such_run()
+        return _stream(found[1].stream(_told(request)))
+
+    async def stop(self, request: Request) -> Response:
+        """Ask a run to stop after its round."""
+        return await self._act(request, lambda run, _: self.watching.controls.stop(run))
+
+    async def resume(self, request: Request) -> Response:
+        """Go on with a run that is stopped."""
+        return await self._act(request, self.watching.controls.resume)
+
+    async def _act(self, request: Request, action: Callable[[Glance, Reading], None]) -> Response:
+        try:
+            found = await self.watching.tell(request.path_params["name"], action)
+        except CoterieError as error:
+            return PlainTextResponse(str(error), 409)
+        return Response(status_code=204) if found else _no_such_run()
+
+    async def login(self, request: Request) -> Response:
+        """Who comes this far has shown the token: from now on a cookie says so."""
+        answer = Response(status_code=204)
+        answer.set_cookie(self.guard.cookie, self.guard.pass_word, httponly=True, samesite="strict")
+        return answer
+
+
+def _no_such_run() -> Response:
+    return PlainTextResponse("there is no such run", 404)
+
+
+def _told(request: Request) -> str:
+    """The version that a page has: of its last event, or else that it was made with."""
+    return request.headers.get("last-event-id") or request.query_params.get("since", "")
+
+
+def _stream(events: AsyncIterator[str]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM)
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def list_page(watching: Watching) -> str:
+    """The list of runs as HTML."""
+    runs = rows.newest_first(watching.following.glances().values())
+    told = rows.summary(runs, watching.title)
+    heads = [
+        tag("th", title, scope="col", class_="number" if place > 2 else None)
+        for place, title in enumerate(rows.COLUMNS)
+    ]
+    table = tag(
+        "table",
+        tag("caption", "Runs, the newest first", class_="quiet"),
+        tag("thead", tag("tr", heads)),
+        tag("tbody", [rows.row(run) for run in runs], id="rows"),
+        class_="runs",
+    )
+    blocks = [
+        Block("summary", tag("p", told, id="summary", role="status", aria_live="polite")),
+        Block("runs", tag("div", table, id="runs", class_="block")),
+    ]
+    about = {"events": "/api/events", "since": watching.list.present}
+    return _document("Runs", blocks, about, plotly=False)
+
+
+def run_page(name: str, blocks: Sequence[Block], version: str) -> str:
+    """A run's page as HTML."""
+    api = f"/api/runs/{rows.address_of(name).removeprefix('/run/')}"
+    about = {"events": f"{api}/events", "since": version, "api": api}
+    return _document(name, blocks, about)
+
+
+def welcome_page() -> str:
+    """What is shown to those who have not shown the token yet."""
+    form = tag(
+        "div",
+        tag("p", "This page needs the token at the end of the address that coterie watch printed."),
+        tag("label", "Token ", tag("input", type="password", id="token", autocomplete="off")),
+        " ",
+        tag("button", "Show the runs", type="button", id="enter"),
+        tag("p", id="state-hint", role="status"),
+        id="welcome",
+        class_="block",
+    )
+    return _document("Coterie", [Block("welcome", form)], {}, plotly=False)
+
+
+def _document(
+    title: str, blocks: Sequence[Block], about: dict[str, str], plotly: bool = True
+) -> str:
+    header = joined(
+        tag("link", rel="stylesheet", href=address("live.css")),
+        tag("a", "All runs", href="/", class_="home") if "api" in about else None,
+        tag("span", id="connection", class_="hint"),
+        json_script("live", json_text(about)),
+    )
+    return page.document(
+        title,
+        blocks,
+        scripts=[asset("live.js")],
+        plotly=address("plotly.js") if plotly else "",
+        policy=None,
+        header=header,
+    )
+
+
+# --- assets ---------------------------------------------------------------------------------------
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a script or style of the live page."""
+    if name == "plotly.js":
+        from plotly.offline import get_plotlyjs
+
+        return str(get_plotlyjs())
+    return (files("coterie.report.live") / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def address(name: str) -> str:
+    """Where an asset is; another version of it is elsewhere."""
+    return f"/assets/{hashlib.sha256(asset(name).encode()).hexdigest()[:16]}/{name}"
+
+
+_ICON = (  # the brand's circle of three
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -8 16 16">'
+    '<path fill="#0072B2" d="M0 0V-8A8 8 0 0 1 6.93 4Z"/>'
+    '<path fill="#E69F00" d="M0 0L6.93 4A8 8 0 0 1 -6.93 4Z"/>'
+    '<path fill="#009E73" d="M0 0L-6.93 4A8 8 0 0 1 0 -8Z"/></svg>'
+)
+_TYPES = {"plotly.js": "text/javascript", "live.css": "text/css"}
+
+
+async def asset_response(request: Request) -> Response:
+    """An asset, for good."""
+    name = request.path_params["name"]
+    if name not in _TYPES or request.url.path != address(name):
+        return PlainTextResponse("there is no such file", 404)
+    return Response(asset(name), media_type=_TYPES[name], headers=_FOREVER)
+
+
+async def icon(request: Request) -> Response:
+    """The sign of the page in the browser's tab."""
+    return Response(_ICON, media_type="image/svg+xml", headers=_FOREVER)
+
+
+@cache
+def policy() -> str:
+    """What a page may load: what this server sends, and the scripts that are written into it."""
+    inline = (page.asset("theme.js"), page.asset("page.js"), asset("live.js"))
+    digests = " ".join(f"'sha256-{_digest(text)}'" for text in inline)
+    return (
+        f"default-src 'none'; script-src 'self' {digests}; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; font-src data:; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,246 @@
+"""Looking at run directories again and again, and reading only what has changed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import RunDirError
+from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, find_runs, number, read_run
+from coterie.run.rundir import ENGINE, RunDir
+
+WAITING, STOPPING, STARTING, UNREADABLE = "waiting", "stopping", "starting", "unreadable"
+# What a reading is made of: whichever of them changes, the run is read again.
+_FILES = (
+    *("events.jsonl", "result.json", "config.toml", "sessions.jsonl", "data.json"),
+    *("clients.csv", "exposure.csv", "scenario.json"),
+)
+_FIND = 3.0  # seconds between two searches for runs
+_SHARE = 4  # reading a run pauses so many times as long as it took
+_KEPT = 4  # readings that are kept although nobody looks at them
+
+Stamp = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A run as the list shows it; ``problem`` says why not more is known.
+
+    ``status`` is that of a reading, or "waiting" (a federation, for its clients), "stopping" (after
+    the present round), "starting" (resumed from here a moment ago), "unreadable".
+    """
+
+    name: str
+    path: Path
+    status: str
+    method: str = ""
+    round: int = 0
+    planned: int = 0
+    score: float | None = None
+    judged_by: str = "accuracy"
+    headline: str = "received"
+    groups: int = 0
+    bytes: int = 0
+    begun: str = ""  # when, in an order of letters
+    changed: float = 0.0
+    problem: str = ""
+
+
+@dataclass
+class _Seen:
+    """A run as it was when last looked at."""
+
+    path: Path
+    stamp: Stamp = ()
+    glance: Glance | None = None
+    basis: str = ""  # the status of its reading
+    changes: int = 0  # how many times its files were found changed
+    again: float = 0.0  # when it may be read again
+    looked: float = 0.0
+    reading: Reading | None = field(default=None, repr=False)
+
+
+class Following:
+    """The runs of a folder. ``doing`` says of a run's path whether a process starts or ends there.
+
+    Methods may be called from any thread; one looks at a time.
+    """
+
+    def __init__(self, folder: Path, doing: Callable[[Path], str] = lambda path: "") -> None:
+        self.folder, self._doing = folder, doing
+        self._seen: dict[str, _Seen] = {}
+        self._found_at = float("-inf")
+        self._lock = threading.Lock()
+
+    def look(self, search: bool = False) -> dict[str, Glance]:
+        """All runs as they are now, by name, in the order of names.
+
+        New ones are found every few seconds, or at once if that is asked for.
+        """
+        with self._lock:
+            now = time.monotonic()
+            search = search or now > self._found_at + _FIND
+            if search:
+                self._find()
+                self._found_at = now
+            for name, seen in self._seen.items():
+                if search or seen.basis != FINISHED:  # those that are finished hardly ever change
+                    self._look_at(name, seen)
+            self._forget()
+            return self.glances()
+
+    def glances(self) -> dict[str, Glance]:
+        """The same as when last looked at."""
+        found = ((name, self._seen[name].glance) for name in sorted(self._seen))
+        return {name: glance for name, glance in found if glance is not None}
+
+    def look_again(self, name: str) -> None:
+        """At one run, at once: somebody has just told it something."""
+        with self._lock:
+            if name in self._seen:
+                self._look_at(name, self._seen[name])
+
+    def glance(self, name: str) -> Glance | None:
+        """A run as it was when last looked at; None if there is none of this name."""
+        seen = self._seen.get(name)
+        return None if seen is None else seen.glance
+
+    def changes(self, name: str) -> int:
+        """A number that grows whenever a run's files change; −1 if it is gone."""
+        seen = self._seen.get(name)
+        return -1 if seen is None else seen.changes
+
+    def reading(self, name: str) -> Reading | None:
+        """All of a run as it was when last looked at; None if it is gone, or cannot be read."""
+        with self._lock:
+            seen = self._seen.get(name)
+            if seen is None:
+                return None
+            seen.looked = time.monotonic()
+            if seen.reading is None:
+                try:
+                    seen.reading = read_run(seen.path, name)
+                except (OSError, RunDirError):
+                    return None
+            return seen.reading
+
+    def _find(self) -> None:
+        """Look for runs that are new, or gone."""
+        found = {shown(name): path for name, path in find_runs(self.folder).items()}
+        for name, path in found.items():
+            if name not in self._seen:
+                self._seen[name] = _Seen(path)
+        for name in [n for n in self._seen if n not in found]:
+            if not _forbidden(self._seen[name].path):
+                del self._seen[name]
+
+    def _look_at(self, name: str, seen: _Seen) -> None:
+        try:
+            stamp, now = _stamp(seen.path), time.monotonic()
+            if stamp != seen.stamp and now >= seen.again:
+                seen.reading = read_run(seen.path, name)
+                seen.again = now + _SHARE * (time.monotonic() - now)
+                seen.glance = _glance_at(seen.reading, seen.path, name, stamp)
+                seen.stamp, seen.basis = stamp, seen.reading.status
+                seen.changes += 1
+        except FileNotFoundError:
+            return  # gone: the next search finds that out
+        except Exception as error:  # whatever these files hold, other runs are shown
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            seen.glance = Glance(name, seen.path, UNREADABLE, problem=f"It cannot be read: {why}.")
+            seen.changes += seen.stamp != ()
+            seen.stamp, seen.reading = (), None
+            return
+        assert seen.glance is not None
+        if seen.basis != FINISHED:
+            basis, status = self._going_on(seen.path)
+            seen.glance = replace(seen.glance, status=status)
+            if basis != seen.basis:  # it is read again, with its new status
+                seen.basis, seen.reading = basis, None
+                seen.changes += 1
+
+    def _going_on(self, path: Path) -> tuple[str, str]:
+        """What a reading says of a run that was not finished, and what is known here besides."""
+        run = RunDir(path)
+        if run.at_work():
+            return RUNNING, STOPPING if run.stop_pending() else RUNNING
+        if RunDir(path / ENGINE).at_work():  # a federation that is served: it waits for clients
+            return STOPPED, STOPPING if run.stop_pending() else WAITING
+        if run.result.exists():  # written just before the end
+            return FINISHED, FINISHED
+        return STOPPED, self._doing(path) or STOPPED
+
+    def _forget(self) -> None:
+        """Keep whole readings only of the runs that were asked for last."""
+        by_age = sorted(self._seen.values(), key=lambda seen: seen.looked, reverse=True)
+        for seen in by_age[_KEPT:]:
+            seen.reading = None
+
+
+def shown(name: str) -> str:
+    """A name of a file as text, also if it is none."""
+    return name.encode("utf-8", "replace").decode()
+
+
+def _stamp(path: Path) -> Stamp:
+    """What changes when a run's files do; a file that is replaced has another inode."""
+    found: list[Any] = []
+    for name in _FILES:
+        try:
+            known = os.stat(path / name)
+            found.append((known.st_ino, known.st_size, known.st_mtime_ns))
+        except FileNotFoundError:
+            found.append(None)
+    if not any(found):
+        raise FileNotFoundError(path)
+    return tuple(found)
+
+
+def _forbidden(path: Path) -> bool:
+    """Whether a run is there still, but may not be looked into."""
+    try:
+        os.stat(path / "config.toml")
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _glance_at(reading: Reading, path: Path, name: str, stamp: Stamp) -> Glance:
+    last = reading.rounds[-1] if reading.rounds else {}
+    moved = _table(last.get("total_bytes")) or _table(reading.begun.get("bytes"))
+    return Glance(
+        name=name,
+        path=path,
+        status=reading.status,
+        method=reading.method,
+        round=int(last.get("round", 0)),
+        planned=reading.planned,
+        score=_score(reading),
+        judged_by=reading.judged_by,
+        headline=reading.headline,
+        groups=len({g for g in reading.groups if g is not None}),
+        bytes=int(sum(number(v) or 0 for v in moved.values())),
+        begun=str(reading.sessions[0].get("at", "")) if reading.sessions else "",
+        changed=max((s[2] for s in stamp if s), default=0) / 1e9,
+        problem=" ".join(f"{p}." for p in reading.problems),
+    )
+
+
+def _score(reading: Reading) -> float | None:
+    """The score that a run is judged by, of the last round that has one."""
+    for event in (reading.result, *reversed(reading.rounds)):
+        found = _table(event.get(reading.headline)).get(reading.judged_by)
+        if found is not None:
+            return number(found)
+    return None
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,228 @@
+"""What the live page says of runs: the rows of the list, the state of one, its federation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from coterie.report.live.following import (
+    STARTING,
+    STOPPING,
+    UNREADABLE,
+    WAITING,
+    Glance,
+)
+from coterie.report.markup import Markup, joined, tag
+from coterie.report.page import Block
+from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
+from coterie.report.tables import score, size
+
+COLUMNS = ("Run", "Method", "Status", "Round", "Score", "Groups", "Bytes", "Last change")
+WORDS = {
+    FINISHED: "finished",
+    RUNNING: "running",
+    STOPPED: "stopped",
+    WAITING: "waiting for clients",
+    STOPPING: "stops after this round",
+    STARTING: "starting",
+    UNREADABLE: "cannot be read",
+}
+_ACTIONS = {RUNNING: "stop", WAITING: "stop", STOPPED: "resume"}
+_POLITE = {"aria_live": "polite"}  # changes are read out when nothing else is
+_SHOWN = 20  # clients of a federation that are named
+
+
+def address_of(name: str) -> str:
+    """Where a run's page is.
+
+    >>> address_of("sweep/a b?")
+    '/run/sweep/a%20b%3F'
+    """
+    return f"/run/{quote(name)}"
+
+
+def row_id(name: str) -> str:
+    """The id of a run's row in the list."""
+    return f"run-{hashlib.blake2b(name.encode(), digest_size=6).hexdigest()}"
+
+
+def summary(runs: Iterable[Glance], folder: str) -> str:
+    """How many runs there are, in words.
+
+    >>> summary([], "runs")
+    'There is no run in runs yet: as soon as one begins, it is shown here.'
+    """
+    found = list(runs)
+    if not found:
+        return f"There is no run in {folder} yet: as soon as one begins, it is shown here."
+    going = sum(run.status in (RUNNING, STOPPING, WAITING, STARTING) for run in found)
+    return f"{len(found)} run{'s' * (len(found) != 1)}, {going or 'none'} going on."
+
+
+def newest_first(runs: Iterable[Glance]) -> list[Glance]:
+    """In an order that does not change while they go on."""
+    return sorted(sorted(runs, key=lambda run: run.name), key=lambda run: run.begun, reverse=True)
+
+
+def row(run: Glance) -> Markup:
+    """A run's row of the list."""
+    parts = [part for piece in run.name.split("/") for part in ("/", Markup("<wbr>"), piece)][2:]
+    name = tag("a", parts, href=address_of(run.name))
+    trouble = tag("p", run.problem, class_="trouble") if run.problem else None
+    cells = [
+        tag("th", name, trouble, scope="row"),
+        _cell(1, run.method),
+        _cell(2, badge(run.status)),
+        _cell(3, progress(run), number=True),
+        _cell(4, _score(run), number=True),
+        _cell(5, run.groups or "–", number=True),
+        _cell(6, size(run.bytes) if run.bytes else "–", number=True),
+        _cell(7, _when(run.changed), number=True),
+    ]
+    return tag("tr", cells, id=row_id(run.name))
+
+
+def _cell(column: int, *inside: Any, number: bool = False) -> Markup:
+    kind = "number" if number else None
+    return tag("td", tag("span", *inside), class_=kind, data_title=COLUMNS[column])
+
+
+def badge(status: str) -> Markup:
+    """A status in words; its colour only repeats them."""
+    return tag("span", WORDS[status], class_=f"badge {status}")
+
+
+def progress(run: Glance) -> Markup:
+    """How far a run has come, in numbers and as a bar."""
+    if not run.planned:
+        return joined("–")
+    label = f"round {run.round} of {run.planned}"
+    bar = tag("progress", label, value=run.round, max=run.planned, aria_label=label)
+    return joined(tag("span", f"{run.round} / {run.planned}"), " ", bar)
+
+
+def _score(run: Glance) -> Markup:
+    if run.score is None:
+        return joined("–")
+    unit = " %" if run.judged_by == "accuracy" else ""
+    name = run.headline if run.judged_by == "accuracy" else f"{run.headline} R²"
+    shown = f"{score(run.score, run.judged_by)}{unit}"
+    return joined(shown, tag("small", f" {name}"))
+
+
+def _when(seconds: float) -> Markup:
+    """A moment; the page writes how long ago that is."""
+    if not seconds:
+        return joined("–")
+    moment = datetime.fromtimestamp(seconds, UTC)
+    shown = moment.strftime("%Y-%m-%d %H:%M UTC")
+    return tag("time", shown, datetime=moment.isoformat(timespec="seconds"))
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+def state(run: Glance, failure: str = "") -> dict[str, Any]:
+    """What the top of a run's page says and offers."""
+    words = WORDS[run.status]
+    told = f"{words[:1].upper()}{words[1:]}"
+    if run.planned:
+        told += f", round {run.round} of {run.planned}"
+    if run.score is not None:
+        unit = " %" if run.judged_by == "accuracy" else ""
+        told += f", {run.headline} {score(run.score, run.judged_by)}{unit}"
+    trouble = " ".join(filter(None, [f"{failure}." if failure else "", run.problem]))
+    return {
+        "status": run.status,
+        "words": f"{told}.",
+        "trouble": f"{trouble[:1].upper()}{trouble[1:]}",
+        "action": _ACTIONS.get(run.status, ""),
+        "value": run.round,
+        "max": max(run.planned, 1),
+    }
+
+
+def gone(name: str) -> dict[str, Any]:
+    """The same for a run whose folder is not there any more."""
+    return {
+        "status": "gone",
+        "words": f"The folder of {name} is gone: this is what it was like.",
+        "trouble": "",
+        "action": "",
+        "value": 0,
+        "max": 1,
+    }
+
+
+def state_block(found: Mapping[str, Any]) -> Markup:
+    """The state as HTML; the page fills in later ones itself, so that nothing loses its place."""
+    action = found["action"]
+    buttons = [
+        tag(
+            "button",
+            title,
+            type="button",
+            class_="act",
+            data_action=name,
+            hidden=name != action,
+            disabled=True,
+        )
+        for name, title in (("stop", "Stop after this round"), ("resume", "Resume"))
+    ]
+    return tag(
+        "div",
+        tag("progress", value=found["value"], max=found["max"], aria_label="Rounds done"),
+        tag("p", found["words"], id="state-words", role="status", tabindex="-1", **_POLITE),
+        tag("p", found["trouble"], id="state-trouble", class_="trouble"),
+        tag("p", buttons, tag("span", id="state-hint", class_="hint"), class_="actions"),
+        id="state",
+        class_="block state",
+        data_status=found["status"],
+    )
+
+
+def federation(reading: Reading) -> Markup | None:
+    """Who took part in a real federation of late, who came, whose answers could not be used."""
+    rounds = reading.rounds
+    if not any("spared" in event for event in rounds):
+        return None
+    last, names = rounds[-1], reading.names
+    came = [e for e in reading.events if e.get("event") == "arrival" and e.get("clients")]
+    told: list[tuple[str, str]] = [
+        ("Asked in the last round", _clients(last.get("cohort"), names)),
+        ("Did not answer", str(last.get("lost") or 0)),
+        ("Answered too late", str(last.get("late") or 0)),
+    ]
+    if came:
+        words = [f"{_clients(e['clients'], names)} (round {e['round']})" for e in came[-5:]]
+        told.append(("Came later", "; ".join(words)))
+    refused = last.get("rejected")
+    for client, why in list(refused.items())[:_SHOWN] if isinstance(refused, Mapping) else ():
+        told.append((f"Not used, {_clients([client], names)}", str(why)))
+    pairs = [(tag("dt", key), tag("dd", value)) for key, value in told]
+    inside = (tag("h2", "The federation"), tag("dl", pairs, class_="federation"))
+    return tag("div", *inside, id="federation", class_="block")
+
+
+def _clients(found: Any, names: list[str]) -> str:
+    if not isinstance(found, list) or not found:
+        return "nobody"
+    numbers = [int(c) for c in found if str(c).isdecimal()]
+    shown = [names[c] if c < len(names) else f"client {c}" for c in numbers[:_SHOWN]]
+    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return f"{', '.join(shown)}{more}"
+
+
+def block_part(block: Block) -> str:
+    """A block as it is sent to pages."""
+    figure = {} if block.figure is None else {"figure": block.figure}
+    return json.dumps({"html": block.html, **figure})
+
+
+def row_part(run: Glance) -> str:
+    """A row of the list as it is sent to pages."""
+    return json.dumps({"html": row(run), "row": True})

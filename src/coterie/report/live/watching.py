@@ -1,0 +1,181 @@
+"""What the live page knows: runs are looked at once, for everybody who has a page open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.report.live import rows
+from coterie.report.live.control import Controls
+from coterie.report.live.feeds import Feed
+from coterie.report.live.following import Following, Glance, shown
+from coterie.report.markup import tag
+from coterie.report.page import Block, run_blocks
+from coterie.report.reading import Reading
+
+PACE = 1.0  # seconds between two looks
+_SHARE = 4  # drawing a run pauses so many times as long as it took
+_LONGEST = 10.0  # seconds, but no longer
+_LASTS = 60.0  # seconds for which a page that nobody has open is kept
+
+Draw = Callable[[Reading], list[Block]]
+
+
+@dataclass
+class _Page:
+    """One run's page: what was drawn of it, and when it may be drawn again."""
+
+    feed: Feed
+    lock: asyncio.Lock
+    blocks: list[Block]
+    changes: int = -2  # of the run's files when it was drawn; −1 stands for a run that is gone
+    again: float = 0.0
+    used: float = 0.0
+
+
+class Watching:
+    """The runs of a folder, and the pages that show them."""
+
+    def __init__(self, folder: Path, draw: Draw = run_blocks) -> None:
+        self.controls = Controls()
+        self.title = shown(folder.name or str(folder))
+        self.following = Following(folder, self.controls.doing)
+        self._draw = draw
+        self._process = secrets.token_hex(4)
+        self.list = Feed(self._process)
+        self._pages: dict[str, _Page] = {}
+        self._looking = asyncio.Lock()
+        self._looked = float("-inf")
+        self._closed = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Look again and again while anybody has a page open."""
+        while not self._closed.is_set():
+            began = time.monotonic()
+            await asyncio.to_thread(self.controls.reap)
+            if self.list.watchers or any(p.feed.watchers for p in self._pages.values()):
+                await self.look()
+                for name, page in list(self._pages.items()):
+                    if page.feed.watchers:
+                        await self._publish(name, page)
+            self._tidy()
+            pause = max(PACE / 4, PACE - (time.monotonic() - began))
+            try:
+                async with asyncio.timeout(pause):
+                    await self._closed.wait()
+            except TimeoutError:
+                continue
+
+    async def close(self) -> None:
+        """End all streams, and the looking."""
+        self._closed.set()
+        for feed in (self.list, *(page.feed for page in self._pages.values())):
+            await feed.close()
+
+    async def look(self, at_once: bool = False, search: bool = False) -> None:
+        """Bring the list up to date, if it is older than a moment; search for new runs as well."""
+        async with self._looking:
+            if not at_once and time.monotonic() < self._looked + PACE / 2:
+                return
+            payloads = await asyncio.to_thread(self._list, search)
+            self._looked = time.monotonic()
+            if self.list.update(payloads):
+                await self.list.tell()
+
+    def _list(self, search: bool = False) -> dict[str, str]:
+        found = rows.newest_first(self.following.look(search).values())
+        told = rows.summary(found, self.title)
+        parts = {"summary": json.dumps({"text": told})}
+        return parts | {rows.row_id(run.name): rows.row_part(run) for run in found}
+
+    async def page(self, name: str) -> tuple[list[Block], Feed] | None:
+        """A run's blocks as they are now, and where news of them come; None if there is none."""
+        await self.look()
+        if self.following.glance(name) is None and name not in self._pages:
+            await self.look(at_once=True, search=True)  # it may be younger than the last search
+            if self.following.glance(name) is None:
+                return None
+        page = self._pages.get(name)
+        if page is None:
+            page = self._pages[name] = _Page(Feed(self._process), asyncio.Lock(), [])
+        page.used = time.monotonic()
+        await self._publish(name, page, at_once=True)
+        if self._closed.is_set():
+            await page.feed.close()
+        return page.blocks, page.feed
+
+    async def tell(self, name: str, action: Callable[[Glance, Reading], None]) -> bool:
+        """Do something to a run as it is now; False if there is none of this name."""
+
+        def act() -> bool:
+            self.following.look_again(name)
+            run, reading = self.following.glance(name), self.following.reading(name)
+            if run is None:
+                return False
+            action(run, reading if reading is not None else Reading(name, run.status, run.path))
+            self.following.look_again(name)
+            return True
+
+        await self.look()
+        found = await asyncio.to_thread(act)
+        await self.look(at_once=True)
+        if name in self._pages:
+            await self._publish(name, self._pages[name])
+        return found
+
+    async def _publish(self, name: str, page: _Page, at_once: bool = False) -> None:
+        """Draw a run again if its files have changed; its state is always told as it is."""
+        async with page.lock:  # whoever comes meanwhile gets what is made now
+            changes = self.following.changes(name)
+            run = self.following.glance(name)
+            now = time.monotonic()
+            if run is not None and changes != page.changes and (at_once or now >= page.again):
+                page.blocks, took = await asyncio.to_thread(_timed, self._blocks, name)
+                page.changes = changes
+                page.again = time.monotonic() + min(_SHARE * took, _LONGEST)
+            found = rows.gone(name) if run is None else self._state(run)
+            first = Block("state", rows.state_block(found))
+            page.blocks = [first, *page.blocks[1:]]
+            parts = {"state": json.dumps({"state": found})}
+            parts |= {b.id: rows.block_part(b) for b in page.blocks[1:]}
+            if page.feed.update(parts):
+                await page.feed.tell()
+
+    def _state(self, run: Glance) -> Mapping[str, Any]:
+        return rows.state(run, self.controls.failure(run.path))
+
+    def _blocks(self, name: str) -> list[Block]:
+        """All that is drawn of a run; the first is a place for its state."""
+        made = [Block("state", "")]
+        reading = self.following.reading(name)
+        if reading is None:
+            return made
+        about = None
+        try:
+            about, blocks = rows.federation(reading), self._draw(reading)
+        except Exception as error:  # a file that somebody wrote by hand does not end the page
+            words = f"This run cannot be drawn ({type(error).__name__}: {error})."
+            blocks = [Block("broken", tag("p", words, id="broken", class_="trouble"))]
+        if about is not None:
+            place = next((i for i, b in enumerate(blocks) if b.title), len(blocks))
+            blocks.insert(place, Block("federation", about))
+        return made + blocks
+
+    def _tidy(self) -> None:
+        """Forget pages that nobody has open."""
+        old = time.monotonic() - _LASTS
+        for name, page in list(self._pages.items()):
+            if not page.feed.watchers and page.used < old:
+                del self._pages[name]
+
+
+def _timed(make: Callable[[str], list[Block]], name: str) -> tuple[list[Block], float]:
+    """What this makes, and for how many seconds of a core."""
+    began = time.thread_time()
+    return make(name), time.thread_time() - began

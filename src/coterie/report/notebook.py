@@ -1,0 +1,161 @@
+"""Runs in a notebook: a card, data frames and pictures, of a result or of a run read from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    import pandas
+    from plotly.graph_objects import Figure
+
+    from coterie.report.reading import Reading
+
+_WHOLE = ("bytes_", "clients_", "groups", "round")  # columns of whole numbers, by how they begin
+_COUNTS = ("client", "newcomer", "train", "val", "test", "bytes_down", "bytes_up")
+_WORDS = ("name", "group", "true_group")
+
+
+class Notebook:
+    """What a notebook shows of a run; mixed into results and readings."""
+
+    def _read(self) -> Reading:
+        raise NotImplementedError
+
+    def to_dataframe(self, table: str = "rounds") -> pandas.DataFrame:
+        """A table as a data frame of pandas; what is missing is NaN.
+
+        ``"rounds"`` has a row a round, ``"clients"`` a row a client, ``"scores"`` one for each
+        client and scored round, ``"bytes"`` one for each round and kind of array (round 0: before
+        the first).
+        """
+        if table not in _TABLES:
+            raise ConfigError(unknown("table", table, _TABLES))
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError(
+                "a data frame needs the extra: pip install 'coterie[notebook]'"
+            ) from None
+        columns, rows = _TABLES[table](self._read())
+        return pandas.DataFrame(_columns(columns, rows))
+
+    def figure(self, name: str) -> Figure:
+        """A picture by its name, as in ``figure("groups")``; a notebook shows it by itself."""
+        from coterie.report.catalogue import draw
+
+        return draw(name, self._read())
+
+    def report(self, to: str | Path | None = None) -> Path:
+        """Write the HTML report; gives its place (default: ``report.html`` in the run's folder)."""
+        from coterie.report.html import write_report
+
+        kept = self._read().path
+        return write_report(self if kept is None else kept, to)  # type: ignore[arg-type]
+
+    def _repr_html_(self) -> str:
+        from coterie.report.card import card
+
+        return card(self._read())
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+Rows = tuple[Sequence[str], Sequence[Mapping[str, Any]]]
+
+
+def _rounds(reading: Reading) -> Rows:
+    from coterie.report.tracking.values import numbers
+
+    rows = []
+    for event in reading.rounds:
+        found = {name.replace("/", "_"): value for name, value in numbers(event).items()}
+        found |= {"round": event["round"], "abandoned": "abandoned" in event}
+        rows.append(found)
+    return _named(rows, first=("round",)), rows
+
+
+def _clients(reading: Reading) -> Rows:
+    if reading.clients:
+        return list(reading.clients[0]), reading.clients
+    titles = [t for t in ("received", "adapted", "alone") if reading.scores(t)]  # not finished
+    rows = []
+    for client, name in enumerate(reading.names):
+        row: dict[str, Any] = {"client": client, "name": name}
+        row["group"] = _at(reading.groups, client)
+        for title in titles:
+            row[f"{title}_{reading.judged_by}"] = _at(reading.scores(title), client)
+        rows.append(row)
+    return _named(rows, first=("client", "name", "group")), rows
+
+
+def _scores(reading: Reading) -> Rows:
+    rows: list[dict[str, Any]] = []
+    for event in reading.rounds:
+        told = event.get("client_scores") or {}
+        for client in range(max((len(own) for own in told.values()), default=0)):
+            own = {title: _at(scores, client) for title, scores in told.items()}
+            if any(value is not None for value in own.values()):
+                rows.append({"round": event["round"], "client": client, **own})
+    return _named(rows, first=("round", "client", "received")), rows
+
+
+def _bytes(reading: Reading) -> Rows:
+    rows: list[dict[str, Any]] = []
+    before = reading.begun.get("bytes") or {}
+    if any(before.values()):
+        rows.append({"round": 0, "kind": "all", **before})
+    for event in reading.rounds:
+        for kind, (down, up) in (event.get("kinds") or {}).items():
+            rows.append({"round": event["round"], "kind": kind, "down": down, "up": up})
+    return ("round", "kind", "down", "up"), rows
+
+
+_TABLES: dict[str, Callable[[Reading], Rows]] = {
+    "rounds": _rounds,
+    "clients": _clients,
+    "scores": _scores,
+    "bytes": _bytes,
+}
+
+
+def _named(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> list[str]:
+    """All columns that rows have, in the order in which they come."""
+    return list(dict.fromkeys([*first, *(key for row in rows for key in row)]))
+
+
+def _at(values: Sequence[Any], place: int) -> Any:
+    return values[place] if place < len(values) else None
+
+
+def _columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns of one type each: whole numbers where every row has one, NaN for what is missing."""
+    import pandas
+
+    from coterie.report.reading import number
+
+    found: dict[str, Any] = {}
+    for name in names:
+        held = [row.get(name) for row in rows]
+        if name in ("kind", "abandoned"):
+            found[name] = pandas.Series(held, dtype="bool" if name == "abandoned" else "object")
+            continue
+        there = [v for v in held if v not in ("", None)]
+        if name == "name" or (name in _WORDS and not all(map(_is_whole, there))):
+            found[name] = pandas.Series([None if v == "" else v for v in held], dtype="object")
+            continue
+        values = [number(v) for v in held]
+        whole = name in (*_COUNTS, *_WORDS, "down", "up") or name.startswith(_WHOLE)
+        if whole and None not in values:
+            found[name] = pandas.Series([int(v) for v in values if v is not None], dtype="int64")
+        else:
+            found[name] = pandas.Series(values, dtype="float64")
+    return found
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether this is a whole number, or the text of one, as in a CSV file."""
+    return isinstance(value, int) or (isinstance(value, str) and value.lstrip("-").isdecimal())

@@ -1,0 +1,98 @@
+"""The numbers of a run: those of its end, or of its last round so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coterie.report.reading import Reading, number
+from coterie.report.words import value as with_unit
+
+
+def shown(value: Any, judged_by: str) -> str:
+    """A score with its unit; a dash if there is none.
+
+    >>> shown(0.715, "accuracy"), shown("0.5", "r2"), shown(None, "accuracy")
+    ('71.5 %', '0.500', '–')
+    """
+    return with_unit(number(value), judged_by)
+
+
+def scored(reading: Reading, title: str) -> Mapping[str, Any]:
+    """The scores ("received", "adapted") at the end, or of the last round that has them."""
+    told = [reading.result.get(title), *(e.get(title) for e in reversed(reading.rounds))]
+    return next((found for found in told if found and isinstance(found, Mapping)), {})
+
+
+def moved(reading: Reading) -> Mapping[str, Any]:
+    """All bytes of the method so far, ``down`` and ``up``."""
+    last: Mapping[str, Any] = reading.rounds[-1] if reading.rounds else {}
+    return reading.result.get("bytes") or last.get("total_bytes") or {}
+
+
+def group_count(reading: Reading) -> int:
+    """How many groups there are."""
+    told = reading.result.get("groups")
+    return told if isinstance(told, int) else len({g for g in reading.groups if g is not None})
+
+
+def clock(reading: Reading) -> Mapping[str, Any]:
+    """Simulated seconds so far: ``total`` and its parts; empty without a clock."""
+    if told := reading.result.get("clock"):
+        return dict(told)
+    last = dict(next((e["clock"] for e in reversed(reading.rounds) if e.get("clock")), {}))
+    named = {key: last.get(f"total_{key}") for key in ("computation", "communication", "waiting")}
+    return {"total": last["total"], **named} if "total" in last else {}
+
+
+def epsilon(reading: Reading) -> Mapping[str, Any]:
+    """What noise has spent so far: ``epsilon`` and ``delta``; empty without noise."""
+    rounds = [e["privacy"] for e in reversed(reading.rounds) if e.get("privacy")]
+    told = [reading.result.get("privacy") or {}, *rounds]
+    return next((dict(found) for found in told if number(found.get("epsilon")) is not None), {})
+
+
+def client_name(reading: Reading, client: Any) -> str:
+    """What a client is called; "" if nobody knows."""
+    names = reading.names
+    known = isinstance(client, int) and 0 <= client < len(names)
+    return names[client] if known else "" if client is None else f"client {client}"
+
+
+def client_rows(reading: Reading) -> list[dict[str, Any]]:
+    """What is known of each client: its name, group, samples, scores and bytes, as numbers."""
+    groups, names = reading.groups, reading.names
+    scores = {title: reading.scores(title) for title in ("received", "adapted", "alone")}
+    members = max(len(names), len(reading.clients), *(len(s) for s in scores.values()))
+    truth = reading.data.get("groups") or []
+    rows = []
+    for client in range(members):
+        told = reading.clients[client] if client < len(reading.clients) else {}
+        row: dict[str, Any] = {
+            "client": names[client] if client < len(names) else f"client {client}",
+            "group": told.get("group") or _at(groups, client),
+            "true_group": told.get("true_group") or _at(truth, client),
+            **{key: number(told.get(key)) for key in ("train", "test", "gain")},
+            **{title: _at(own, client) for title, own in scores.items()},
+        }
+        down, up = number(told.get("bytes_down")), number(told.get("bytes_up"))
+        row["bytes"] = None if down is None or up is None else down + up
+        rows.append(row)
+    return rows
+
+
+def _at(values: Any, place: int) -> Any:
+    return values[place] if place < len(values) else None
+
+
+def kinds(reading: Reading) -> dict[str, tuple[float, float]]:
+    """Bytes down and up by kind: of the end, or summed over the rounds so far."""
+    told = (reading.result.get("bytes") or {}).get("kinds")
+    if told:
+        return {str(k): (v.get("down", 0), v.get("up", 0)) for k, v in told.items()}
+    found: dict[str, tuple[float, float]] = {}
+    for event in reading.rounds:
+        for kind, (down, up) in (event.get("kinds") or {}).items():
+            before = found.get(kind, (0, 0))
+            found[kind] = (before[0] + down, before[1] + up)
+    return found

@@ -1,0 +1,88 @@
+"""What carries the calls of a run to one tracker, without letting the run wait or fail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie.report.tracking import Tracker
+
+_ENOUGH = 3  # failures in a row before a tracker is told no more rounds
+_LENGTH = 160  # characters of why it failed
+_SHORT = 5.0  # seconds for one that has failed last
+
+
+class Courier:
+    """One tracker and the thread that calls it, in order."""
+
+    def __init__(self, name: str, tracker: Tracker, tell: Callable[[str], None]) -> None:
+        self._name, self._tracker, self._tell = name, tracker, tell
+        self._calls: SimpleQueue[tuple[str, tuple[Any, ...]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._sent = self._brought = 0  # rounds
+        self._failures = 0  # in a row
+        self._begun = self._ended = self._warned = False
+        self._over = False  # what is still to come is not waited for
+
+    def start(self) -> None:
+        """Begin to work."""
+        # A daemon: what hangs in a network must not keep the process from ending.
+        self._thread = threading.Thread(
+            target=self._work, name=f"coterie-track-{self._name}", daemon=True
+        )
+        self._thread.start()
+
+    def send(self, call: str, *arguments: Any) -> None:
+        """Have this called, soon."""
+        self._sent += _is_round(call, arguments)
+        self._calls.put((call, arguments))
+
+    def stop(self, seconds: float) -> str:
+        """Wait for what is under way, but not for longer; gives what was missed, in words."""
+        if self._thread is None:
+            return ""
+        self._calls.put(None)
+        self._thread.join(min(seconds, _SHORT) if self._failures else seconds)
+        self._over = True
+        missed = self._sent - self._brought
+        if missed:
+            rounds = "round was" if self._sent == 1 else "rounds were"
+            return f"{self._name}: {missed} of {self._sent} {rounds} not tracked"
+        return "" if self._ended else f"{self._name}: the end of the run was not tracked"
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, arguments = item
+            if self._over or not self._wanted(call):
+                continue
+            try:
+                getattr(self._tracker, call)(*arguments)
+            except BaseException as error:  # a user's own may raise anything, SystemExit too
+                self._failed(error)
+            else:
+                self._failures = 0
+                self._begun |= call == "begin"
+                self._brought += _is_round(call, arguments)
+                self._ended |= call == "end"
+
+    def _wanted(self, call: str) -> bool:
+        """Whether it makes sense to call this; who has begun gets the chance to end."""
+        if call == "begin":
+            return True
+        return self._begun and (call == "end" or self._failures < _ENOUGH)
+
+    def _failed(self, error: BaseException) -> None:
+        self._failures += 1
+        if not self._warned and not self._over:
+            self._warned = True
+            first = shorten(str(error), _LENGTH, placeholder=" …")
+            why = f"{type(error).__name__}: {first}" if first else type(error).__name__
+            self._tell(f"{self._name} could not be told of the run ({why}); the run goes on")
+
+
+def _is_round(call: str, arguments: tuple[Any, ...]) -> bool:
+    return call == "event" and "event" not in arguments[0]

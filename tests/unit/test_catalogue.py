@@ -1,0 +1,551 @@
+"""Every picture of a run: its traces are what the run has, whatever state the run is in."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from coterie.errors import ConfigError
+from coterie.report import catalogue, palette
+from coterie.report.figures import clients, cost, matrices, scores, streams
+from coterie.report.figures.style import clear
+from coterie.report.reading import Reading
+from runs_by_hand import DATA, INIT, SCORES, finished, going, old, round_of
+
+COLOUR = re.compile(r"#[0-9A-Fa-f]{6}")
+
+
+def drawn(reading):
+    problems = []
+    found = {d.name: d for d in catalogue.pictures(reading, problems)}
+    assert problems == []
+    return found
+
+
+@cache
+def every():
+    """All pictures of the run that has everything; nobody changes them."""
+    return drawn(finished())
+
+
+def points(figure, name):
+    (found,) = [t for t in figure.data if t.name == name]
+    return list(zip(found.x, found.y, strict=True))
+
+
+def texts(tree):
+    """All strings in a figure's JSON."""
+    if isinstance(tree, dict):
+        return [t for v in tree.values() for t in texts(v)]
+    if isinstance(tree, list):
+        return [t for v in tree for t in texts(v)]
+    return [tree] if isinstance(tree, str) else []
+
+
+# --- the whole ----------------------------------------------------------------------------------
+
+
+def test_a_run_with_everything_has_every_picture():
+    found = every()
+    assert list(found) == list(catalogue.PICTURES)
+    assert {d.section for d in found.values()} == set(catalogue.SECTIONS)
+    for each in found.values():
+        assert each.figure.data, each.name
+        assert each.figure.layout.title.text is None, each.name
+        assert each.words.endswith("."), each.name
+        assert len(each.words) < 500, each.name
+        assert 0 < each.figure.layout.height <= 960, each.name
+        assert each.figure.layout.width is None, each.name  # as wide as the page
+        json.loads(each.figure.to_json())
+    assert catalogue.draw("loss", finished()).layout.title.text == "Loss against rounds"
+
+
+@pytest.mark.parametrize(
+    ("reading", "missing"),
+    [
+        (going(), {"gain", "exposure"}),
+        (going("stopped"), {"gain", "exposure"}),
+        (Reading("new", "running"), set(catalogue.PICTURES)),
+        (
+            old(),
+            set(catalogue.PICTURES)
+            - {"accuracy", "accuracy-bytes", "loss", "groups", "groups-by-client", "bytes", "time"},
+        ),
+    ],
+)
+def test_what_is_not_there_is_not_drawn_and_no_problem(reading, missing):
+    found = drawn(reading)
+    assert set(catalogue.PICTURES) - set(found) == missing
+    for name in missing:
+        with pytest.raises(ConfigError):
+            catalogue.draw(name, reading)
+
+
+@pytest.mark.parametrize("junk", ["oops", [[1], "a"], {"a": {"b": "c"}}])
+@pytest.mark.parametrize("field", ["notes", "inside", "received", "clock", "client_scores"])
+def test_damaged_notes_cost_their_picture_alone(junk, field):
+    run = finished()
+    inside = {key: junk for e in run.events for key in e["notes"]}
+    damage = {"notes": inside} if field == "inside" else {field: junk}
+    problems = []
+    hurt = replace(run, events=[{**e, **damage} for e in run.events])
+    found = {d.name for d in catalogue.pictures(hurt, problems)}
+    assert {"groups", "bytes", "labels", "exposure", "epsilon"} <= found
+    for sentence in problems:
+        assert re.match(r"the picture '[a-z-]+' is left out: .* damaged \(\w+: .+\)", sentence)
+    assert len(found) + len(problems) <= len(catalogue.PICTURES)
+
+
+def test_a_name_that_is_no_picture_is_a_sentence():
+    with pytest.raises(ConfigError, match="did you mean 'dendrogram'"):
+        catalogue.draw("dendogram", finished())
+
+
+def test_names_are_never_markup_and_captions_are_plain_text():
+    several = catalogue.compared([finished("<b>1"), finished("2")])
+    for each in [*every().values(), *several]:
+        told = [t for t in texts(json.loads(each.figure.to_json())) if not t.startswith("M")]
+        strange = {
+            tag
+            for t in told
+            for tag in re.findall(r"<[^>]*>", t)
+            if tag not in ("<br>", "<extra>", "</extra>")
+        }
+        assert strange == set(), each.name
+    assert "<b>bob</b>" in every()["clients"].words  # the page escapes it
+
+
+def test_all_colours_are_the_palettes_so_a_dark_page_can_replace_them():
+    known = {*palette.COLOURS, *palette.TINTS, *palette.LINES, *palette.SCALE, palette.RED}
+    known |= {palette.ALONE, palette.INK, palette.FAINT, palette.GRID, palette.PAPER}
+    for each in [*every().values(), *catalogue.compared([finished(), old()])]:
+        tree = json.loads(each.figure.to_json())
+        used = set(COLOUR.findall(" ".join(texts(tree))))
+        assert used <= known, each.name
+    assert not set(palette.DARK) & set(palette.DARK.values())
+    assert {palette.INK, palette.PAPER, palette.GRID, *palette.SCALE} <= set(palette.DARK)
+
+
+def test_a_long_run_of_many_clients_is_small():
+    groups = [[(c + r // 9 * (c % 7 == 0)) % 20 for c in range(100)] for r in range(200)]
+    own = [[(c * 37 + r * 11) % 97 / 97 for c in range(100)] for r in range(200)]
+    people = {str(c): [10, 10] for c in range(100)}
+    events = [
+        {
+            **round_of(1),
+            "round": r + 1,
+            "groups": groups[r],
+            "client_scores": {"received": own[r]},
+            "client_bytes": people,
+        }
+        for r in range(200)
+    ]
+    rows = [[(i * j) % 13 / 7 for j in range(100)] for i in range(100)]
+    init = {**INIT, "groups": groups[0], "notes": {"distances": rows, "mixing": rows}}
+    data = {"names": [f"c{c}" for c in range(100)], "labels": [[1, 2, 3]] * 100}
+    found = drawn(Reading("long", "running", events=[init, *events], data=data))
+    assert {"groups", "groups-by-client", "clients-over-rounds", "similarity"} <= set(found)
+    assert sum(len(d.figure.to_json()) for d in found.values()) < 900_000
+
+
+# --- scores -------------------------------------------------------------------------------------
+
+
+def test_accuracy_has_the_mean_the_worst_the_band_the_best_round_and_the_target():
+    figure = every()["accuracy"].figure
+    assert points(figure, "received, mean of clients") == [(1, 0.25), (2, 0.5), (3, 0.7)]
+    assert points(figure, "worst client") == [(1, 0.1), (2, 0.4), (3, 0.5)]
+    shade = points(figure, "10th to 90th percentile of clients")
+    assert shade == [(1, 0.1), (2, 0.4), (3, 0.5), (3, 0.9), (2, 0.6), (1, 0.4)]
+    assert points(figure, "best on validation data: round 2") == [(2, 0.5)]
+    assert points(figure, "target 60.0%") == [(1, 0.6), (3, 0.6)]
+    words = every()["accuracy"].words
+    assert words.startswith(
+        "Received accuracy rose from 25.0 % in round 1 to 70.0 % in round 3; the worst client, "
+        "<b>bob</b>, ends at 50.0 %."
+    )
+
+
+def test_accuracy_against_bytes_and_seconds():
+    found = every()
+    by_bytes = points(found["accuracy-bytes"].figure, "received, mean of clients")
+    assert by_bytes == [(2040, 0.25), (3640, 0.5), (5240, 0.7)]
+    by_clock = points(found["accuracy-time"].figure, "received, mean of clients")
+    assert by_clock == [(7.5, 0.25), (11.0, 0.5), (14.5, 0.7)]
+    assert "after 5.24 kB" in found["accuracy-bytes"].words
+    with pytest.raises(ConfigError, match="--clock"):
+        scores.accuracy(old(), "seconds")
+
+
+def test_a_method_judged_after_adapting_has_that_in_front():
+    rounds = [round_of(n, adapted={"accuracy": 0.9, "worst": 0.8}) for n in (1, 2)]
+    run = finished(events=rounds, result={"headline": "adapted", "judged_by": "accuracy"})
+    figure = catalogue.draw("accuracy", run)
+    assert points(figure, "worst client") == [(1, 0.8), (2, 0.8)]
+    assert points(figure, "adapted, mean of clients") == [(1, 0.9), (2, 0.9)]
+
+
+# --- clients ------------------------------------------------------------------------------------
+
+
+def test_each_client_is_in_a_strip_once_and_the_worst_are_named():
+    figure = every()["clients"].figure
+    strips = {t.name: t for t in figure.data if t.mode == "markers"}
+    assert list(strips) == ["received", "adapted", "alone"]
+    assert list(strips["received"].y) == SCORES[-1]
+    assert list(strips["adapted"].y) == [0.8, 0.8, 0.6, 0.9]
+    for place, strip in enumerate(strips.values()):
+        assert all(abs(x - place) < 0.25 for x in strip.x)
+        assert len(set(strip.x)) == 4
+        assert len(strip.hovertext) == 4
+    assert strips["received"].hovertext[1].startswith("&lt;b&gt;bob&lt;/b&gt;<br>group x<br>10 ")
+    named = [(a.text, a.y) for a in figure.layout.annotations if a.x < 0.5]
+    assert named[0] == ("&lt;b&gt;bob&lt;/b&gt;", 0.5)
+    (box,) = [t for t in figure.data if t.name == "received: median and quarters"]
+    assert list(box.y)[:2] == [0.7, 0.7]
+
+
+def test_who_came_at_the_end_is_not_among_the_others():
+    rows = [{**row, "newcomer": int(c == 1)} for c, row in enumerate(finished().clients)]
+    run = finished(clients=rows)
+    assert [c for c, _ in clients.scores_of(run, "received")] == [0, 2, 3]
+    assert clients.worst(run, "received") == ("cy & co", 0.7)
+
+
+def test_places_beside_each_other_fill_a_width():
+    for count in (2, 10, 100):
+        places = sorted(clients.jitter(count))
+        gaps = [b - a for a, b in pairwise(places)]
+        assert places[0] >= -0.22
+        assert places[-1] <= 0.22
+        assert min(gaps) > 0.44 / count / 3
+    assert clients.jitter(5) == clients.jitter(9)[:5]
+
+
+def test_clients_over_rounds_are_ordered_by_group_then_score():
+    heat = every()["clients-over-rounds"].figure.data[0]
+    assert list(heat.x) == [1, 2, 3]
+    assert list(heat.y) == ["ann", "&lt;b&gt;bob&lt;/b&gt;", "cy &amp; co", "dee"]
+    assert list(heat.z[0]) == pytest.approx([0.1, 0.5, 0.9])
+    same = [round_of(3, groups=["x"] * 4)]
+    heat = catalogue.draw("clients-over-rounds", finished(events=same)).data[0]
+    assert list(heat.y) == ["ann", "cy &amp; co", "dee", "&lt;b&gt;bob&lt;/b&gt;"]
+
+
+def test_gain_is_the_difference_from_training_alone_sorted():
+    figure = every()["gain"].figure
+    worse, better = figure.data
+    order = ["&lt;b&gt;bob&lt;/b&gt;", "cy &amp; co", "ann", "dee"]
+    assert list(worse.x) == list(better.x) == order
+    assert list(worse.y) == [-0.1, None, None, None]
+    assert list(better.y) == [None, 0, 0.4, 0.5]
+    assert "1 client loses by taking part" in every()["gain"].words
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def test_streams_are_as_wide_as_the_clients_in_them():
+    rounds = [1, 2, 3, 4]
+    kept = [[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0, 2, 1, 1, None, 1]]
+    found = streams.streams(rounds, kept)
+    assert found.rounds == [1, 2, 4]  # nobody moved in round 3
+    assert found.changes == 2
+    for column in range(3):
+        blocks = [b for b in found.blocks if b.column == column]
+        assert sorted(c for b in blocks for c in b.members) == [0, 1, 2, 3, 4, 5]
+        assert all(b.high - b.low == pytest.approx(len(b.members)) for b in blocks)
+        ends = [(b.low, b.high) for b in blocks]
+        assert all(a[1] < b[0] for a, b in pairwise(ends))  # one below another
+    for column in (0, 1):
+        ways = [r for r in found.ribbons if r.column == column]
+        assert sum(len(r.members) for r in ways) == 6
+    flows = {(r.column, r.start, r.end): r.members for r in found.ribbons}
+    assert flows[0, 0, 1] == (2, 3)
+    alone, none = -1, -2
+    assert flows[1, 0, alone] == (0, 1)  # both are alone then, in groups of their own
+    assert flows[1, 1, none] == (4,)
+
+
+def test_streams_fill_their_blocks_and_do_not_cross_without_need():
+    kept = [[0, 0, 1, 1, 2, 2], [2, 2, 1, 1, 0, 0]]  # all three swap names, nobody leaves anybody
+    found = streams.streams([1, 2], kept)
+    spans = {(b.column, b.group): (b.low, b.high) for b in found.blocks}
+    for ribbon in found.ribbons:
+        start, end = spans[0, ribbon.start], spans[1, ribbon.end]
+        assert (ribbon.low, ribbon.low + 2) == pytest.approx(start)
+        assert (ribbon.to, ribbon.to + 2) == pytest.approx(end)
+        assert ribbon.low == pytest.approx(ribbon.to)  # so it runs straight
+
+
+def test_streams_lie_side_by_side_in_their_blocks():
+    kept = [[0, 0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2, 2, 1], [0, 1, 1, 1, 2, 2, 0, 1]]
+    found = streams.streams([1, 2, 3], kept)
+    for block in found.blocks:
+        for edge, others in (
+            (
+                "low",
+                [r for r in found.ribbons if (r.column, r.start) == (block.column, block.group)],
+            ),
+            (
+                "to",
+                [r for r in found.ribbons if (r.column + 1, r.end) == (block.column, block.group)],
+            ),
+        ):
+            spans = sorted((getattr(r, edge), getattr(r, edge) + len(r.members)) for r in others)
+            ends = [block.low, *(x for span in spans for x in span), block.high]
+            assert not spans or ends[::2] == pytest.approx(ends[1::2])  # no gap, no overlap
+
+
+def test_of_many_changes_those_that_moved_most_are_shown():
+    kept = [[0, 0, 0, 1, 1, 1, 1]]
+    for i in range(30):  # one client goes to and fro, in round 20 three do
+        column = list(kept[0]) if i % 2 else [1, *kept[0][1:]]
+        kept.append([1, 1, 0, 1, 1, 1, 0] if i == 18 else column)
+    found = streams.streams(list(range(1, 32)), kept)
+    assert len(found.rounds) == streams.MOST_COLUMNS
+    assert {1, 20, 31} <= set(found.rounds)
+    assert found.changes == 30
+
+
+def test_the_picture_of_streams_has_a_shape_for_each_colour_and_tells_who():
+    figure = every()["groups"].figure
+    paths = [s.path for s in figure.layout.shapes]
+    bands, blocks = ([p for p in paths if ("C" in p) == curved] for curved in (True, False))
+    assert sum(p.count("M") for p in bands) == 2 + 2  # x→x, x→y; x→x, y→alone
+    assert sum(p.count("M") for p in blocks) == 1 + 2 + 2
+    assert list(figure.layout.xaxis.ticktext) == ["start", "2", "3"]
+    ribbons, nodes = figure.data
+    assert "x → y: 2 clients<br>cy &amp; co, dee" in ribbons.hovertext
+    assert "round 3, alone: 2 clients<br>cy &amp; co, dee" in nodes.hovertext
+    assert list(figure.layout.yaxis.ticktext) == ["x: 2", "alone: 2"]
+
+
+def test_both_pictures_of_groups_give_a_group_the_same_colour():
+    events = [round_of(1, groups=list("abccdd")), round_of(2, groups=list("aabbcc"))]
+    run = Reading("r", "running", events=events)
+    found = drawn(run)
+    streams_of, cells = found["groups"].figure, found["groups-by-client"].figure
+    swatches = {t.name: t.marker.color for t in cells.data[1:] if t.name.startswith("group")}
+    axis = streams_of.layout.yaxis
+    assert {f"group {t} clients" for t in axis.ticktext} == set(swatches)
+    for text, middle in zip(axis.ticktext, axis.tickvals, strict=True):
+        corner = f"M0.93,{clear([middle - 1], 6)[0]}H"  # of a block of two in the last column
+        (fill,) = [s.fillcolor for s in streams_of.layout.shapes if corner in s.path]
+        assert fill == swatches[f"group {text} clients"]
+    assert not any("e" in s.path for s in streams_of.layout.shapes)  # plotly reads no 1e-16
+
+
+def test_few_rounds_have_whole_numbers():
+    assert every()["loss"].figure.layout.xaxis.dtick == 1
+
+
+def test_groups_of_one_kind_of_everything():
+    def words(*columns):
+        events = [round_of(1, round=i + 1, groups=g) for i, g in enumerate(columns)]
+        figure = catalogue.draw("groups", Reading("r", "running", events=events))
+        json.loads(figure.to_json())
+        return catalogue.PICTURES["groups"].words(Reading("r", "running", events=events))
+
+    assert words([0, 0, 0]) == "1 group after round 1; nobody ever moved."
+    assert words([0, 1, 2]) == "3 clients, each alone, after round 1; nobody ever moved."
+    assert words([0, 0], [0, 0, 0]).startswith("1 group after round 1, 1 group after round 2; ")
+    assert words([None, 0], [0, 0]).endswith("memberships changed once.")
+    assert words(list(range(100)), [c % 20 for c in range(100)]).endswith("changed once.")
+
+
+def test_labels_are_shares_by_group_with_lines_between_groups():
+    figure = every()["labels"].figure
+    heat = figure.data[0]
+    assert [list(row) for row in heat.z] == [
+        pytest.approx(row) for row in ([0.8, 0.2], [1, 0], [0.1, 0.9], [0.5, 0.5])
+    ]
+    assert list(heat.x) == ["cat", "&lt;s&gt;dog&lt;/s&gt;"]
+    assert [list(row) for row in heat.customdata] == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert {s.y0 for s in figure.layout.shapes} == {1.5, 2.5}
+    assert every()["labels"].words == (
+        "Clients hold between 1 and 2 of 2 classes; the most frequent one makes up 50 to 100 % of "
+        "a client's samples."
+    )
+
+
+def test_targets_of_a_regression_are_boxes():
+    five = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], None, [1, 1, 1, 1, 1]]
+    figure = catalogue.draw("labels", finished(data={"names": DATA["names"], "quartiles": five}))
+    (box,) = figure.data
+    assert list(box.median) == [2, 7, 1]
+    assert list(box.lowerfence) == [0, 5, 1]
+    assert list(box.q3) == [3, 8, 1]
+
+
+def test_distances_have_no_diagonal_and_are_ordered_by_group():
+    groups = [["x", "y", "x", "y"]]
+    figure = matrices.similarity_matrix([INIT], groups[0], DATA["names"])
+    heat = figure.data[0]
+    assert list(heat.y) == ["ann", "cy &amp; co", "&lt;b&gt;bob&lt;/b&gt;", "dee"]
+    first = list(heat.z[0])
+    assert first[0] != first[0]
+    assert first[1:] == [5, 1, 6]
+    words = every()["similarity"].words  # x: 0 and 1; others alone
+    assert words.startswith("The distance of every two of 4 clients, before round 1: 1 on average")
+    assert "5 between" in words  # (5 + 5 + 6 + 6 + 3) / 5
+
+
+def test_the_largest_similarity_that_cfl_noted_is_drawn():
+    small = {"clients": [1, 2], "similarity": [[1, 0], [0, 1]]}
+    large = {"clients": [0, 1, 2], "similarity": [[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]]}
+    events = [round_of(1, notes={"splits": [large]}), round_of(2, notes={"splits": [small]})]
+    pairs = matrices.pairs_of(events)
+    assert (pairs.what, list(pairs.clients), pairs.round) == ("similarity", [0, 1, 2], 1)
+    assert matrices.similarity_matrix(events, [0, 0, 1]).data[0].z[0][0] == 1
+
+
+def test_what_helped_in_fedfomo_adds_up_over_rounds():
+    told = [{"0": {"1": 1.0, "2": -4.0}}, {"0": {"1": 2.0, "2": 1.0}, "2": {"0": -1.0}}]
+    events = [round_of(i + 1, notes={"weights": w}) for i, w in enumerate(told)]
+    figure = matrices.taken_matrix(events, [0, 1, 2])
+    assert [list(row) for row in figure.data[0].z] == [[0, 0.75, 0.25], [0, 0, 0], [0, 0, 0]]
+
+
+# --- cost and privacy ---------------------------------------------------------------------------
+
+
+def test_bytes_by_kind_add_up_to_all_bytes():
+    run = finished()
+    found = cost.by_kind(run)
+    assert "down, header" not in found  # under a hundredth of what went down
+    for step, event in enumerate(run.rounds):
+        for way in ("down", "up"):
+            parts = [p[step][1] for key, p in found.items() if key.split(",")[0] == way]
+            assert sum(parts) == event["total_bytes"][way]
+    assert found["wasted"] == [(1, 5.0), (2, 10.0), (3, 15.0)]
+    figure = drawn(run)["bytes"].figure
+    stacked = [t for t in figure.data if t.stackgroup]
+    assert sum(t.y[-1] for t in stacked) == 3400 + 1840
+    assert [t.name for t in figure.data if not t.stackgroup] == ["wasted"]
+    words = drawn(run)["bytes"].words
+    assert words.startswith("3.40 kB went down to clients and 1.84 kB up to the server")
+    assert "15 B more were wasted" in words
+
+
+def test_bytes_by_client_come_from_the_table_or_while_running_from_the_rounds():
+    assert cost.of_clients(finished()) == [(3, 900, 1800), (0, 2500, 0), (1, 0, 40), (2, 0, 0)]
+    assert cost.of_clients(going()) == [(3, 600, 1200), (0, 1400, 0)]
+
+
+def test_time_is_the_clocks_or_else_real():
+    kind, found = cost.time_parts(finished())
+    assert kind == "simulated"
+    assert list(found) == ["computation", "communication", "waiting"]
+    assert found["waiting"] == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    assert every()["time"].words == (
+        "The rounds took 10.5 s of simulated time: computation 3.0 s, communication 6.0 s, waiting "
+        "1.5 s; what came before round 1 took 4.0 s more."
+    )
+    kind, found = cost.time_parts(old())
+    assert kind == "real"
+    assert found["train"] == [(1, 2.0), (2, 2.0), (3, 2.0)]
+
+
+def test_losses_are_counted_by_round():
+    run = finished(events=[round_of(1), round_of(2), round_of(3, late=2, abandoned="nobody came")])
+    figure = catalogue.draw("lost", run)
+    assert {t.name: list(t.y) for t in figure.data} == {
+        "replies lost": [0, 1, 0],
+        "replies late": [0, 0, 2],
+        "round abandoned": [0, 0, 1],
+    }
+    words = catalogue.PICTURES["lost"].words(run)
+    assert words == "1 reply was lost, 2 replies were late, 1 round was abandoned."
+
+
+def test_exposure_counts_clients_by_layer_and_protection():
+    figure = every()["exposure"].figure
+    head = "&lt;u&gt;head&lt;/u&gt;"
+    assert {t.name: dict(zip(t.y, t.x, strict=True)) for t in figure.data} == {
+        "looked at one by one": {f"final/{head}": 4},
+        "averaged on arrival": {"model/body": 3, f"model/{head}": 3},
+    }
+    assert figure.layout.showlegend  # even of one protection it has to be said
+
+
+def test_epsilon_has_the_budget_and_what_the_accountant_found():
+    figure = every()["epsilon"].figure
+    assert points(figure, "ε by Rényi divergences, an upper bound") == [(1, 1.5), (2, 3), (3, 4.5)]
+    assert points(figure, "at the end, by pld: 4") == [(3, 4)]
+    assert points(figure, "budget 5") == [(1, 5), (3, 5)]
+    assert points(drawn(going())["epsilon"].figure, "budget 5") == [(1, 5), (2, 5)]
+
+
+# --- several runs -------------------------------------------------------------------------------
+
+
+def seeded(name, seed, shift, method="ifca"):
+    rounds = [
+        round_of(n, received={"accuracy": 0.2 * n + shift}, total_bytes={"down": n, "up": seed})
+        for n in (1, 2)
+    ]
+    config = {"method": {"name": method}, "run": {"seed": seed, "rounds": 2}}
+    result = {"judged_by": "accuracy", "received": {"accuracy": 0.4 + shift}}
+    return finished(name, events=rounds, config=config, result=result)
+
+
+def test_seeds_of_a_set_up_are_one_line_with_a_band():
+    runs = [seeded("ifca/seed=0", 0, 0.0), seeded("fedavg", 0, 0.3, "fedavg")]
+    runs.append(seeded("ifca/seed=1", 1, 0.1))
+    found = {d.name: d for d in catalogue.compared(runs)}
+    figure = found["compare-accuracy"].figure
+    ours = "ifca, mean of 2"
+    shade, mean = [t for t in figure.data if t.name == ours]
+    assert list(mean.y) == pytest.approx([0.25, 0.45])
+    assert list(shade.y) == pytest.approx([0.2, 0.4, 0.5, 0.3])  # there below, back above
+    assert points(figure, "fedavg") == [(1, 0.5), (2, 0.7)]
+    lines = [t for t in found["compare-bytes"].figure.data if t.name == ours]
+    assert list(lines[1].x) == [1.5, 2.5]
+    styles = Counter(
+        (t.line.color, t.line.dash, t.marker.symbol) for t in figure.data if not t.fill
+    )
+    assert max(styles.values()) == 1
+    assert "compare-time" in found
+
+
+def test_forty_runs_can_be_told_apart():
+    assert len({palette.line_of(i) for i in range(40)}) == 40
+
+
+def test_the_same_clients_are_joined_by_lines():
+    found = {d.name: d for d in catalogue.compared([finished("a"), finished("b", config={})])}
+    with_lines = catalogue.compared([finished("a"), seeded("b", 7, 0.0)])
+    (figure,) = [d.figure for d in with_lines if d.name == "compare-clients"]
+    ways, first, *_ = figure.data
+    assert list(ways.x) == [x for v in SCORES[-1] for x in (v, v, None)]
+    assert list(first.x) == SCORES[-1]
+    assert list(figure.layout.yaxis.ticktext) == ["a", "b"]
+    unpaired = found["compare-clients"].figure  # of another seed, or of one that is not known
+    assert unpaired.data[0].mode == "markers"
+
+
+def test_cost_has_a_point_for_each_run_and_names_it():
+    runs = [seeded("a<b>", 0, 0.0), seeded("b", 0, 0.3, "fedavg")]
+    (each,) = [d for d in catalogue.compared(runs) if d.name == "compare-cost"]
+    assert points(each.figure, "a&lt;b&gt;") == [(2, 0.4)]
+    assert points(each.figure, "b") == [(2, 0.7)]
+    assert {a.text for a in each.figure.layout.annotations} == {"a&lt;b&gt;", "b"}
+    assert each.words.endswith("better and cheaper than: b (70.0 % for 2 B).")
+
+
+def test_runs_of_another_score_and_one_run_are_not_compared():
+    other = seeded("r", 0, 0.0)
+    other = replace(other, result={**other.result, "judged_by": "r2"})
+    found = catalogue.compared([seeded("a", 0, 0.0), other])
+    assert all(t.name != "r" for d in found for t in d.figure.data)
+    assert catalogue.compared([finished()]) == []
+    assert set(catalogue.TABS) <= {*catalogue.PICTURES, *(name for name, *_ in catalogue.COMPARED)}
+
+
+def test_numbers_are_as_long_as_can_be_seen():
+    assert clear([0.123456789, 2.0, None, float("inf")]) == [0.12346, 2, None, None]
