@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from coterie.errors import RunDirError
+from coterie.report.figures import plain
 
 
 def label_heatmap(
@@ -23,7 +24,7 @@ def label_heatmap(
     figure = go.Figure(
         go.Heatmap(
             z=shares[order],
-            x=list(classes),
+            x=[plain(name) for name in classes],
             y=names,
             customdata=counts[order],
             hovertemplate="%{y}<br>%{x}: %{customdata} samples (%{z:.0%})<extra></extra>",

@@ -19,8 +19,6 @@ from coterie.run.toml import to_toml
 if TYPE_CHECKING:
     from coterie.run.scenarios import Scenario
 
-# The title of a column, its key, how a value is shown, and whether the highest is the best.
-Column = tuple[str, str, Callable[[Any], str], bool | None]
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -63,6 +61,8 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
     if received:
         parts.append(f"received {score(received[judged_by], judged_by)}{unit}")
         parts.append(f"worst {score(received['worst'], judged_by)}{unit}")
+    if adapted := event.get("adapted"):
+        parts.append(f"adapted {score(adapted[judged_by], judged_by)}{unit}")
     if groups > 1:
         parts.append(f"{groups} groups")
     parts.append(f"{size(moved['down'])} down, {size(moved['up'])} up")
@@ -79,65 +79,6 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
     return "  ".join(parts)
 
 
-def comparison(
-    rows: Sequence[Mapping[str, Any]],
-    judged_by: str,
-    abouts: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Table:
-    """Methods side by side, the best of each column in bold.
-
-    ``abouts`` tells of a scenario, by method: the paper's figures then have a column.
-    """
-    table = Table(
-        title=f"{'Accuracy in %' if judged_by == 'accuracy' else 'R²'} on each client's own test "
-        "data, mean over clients",
-        box=None,
-        padding=(0, 1),
-        collapse_padding=True,
-        pad_edge=False,
-        title_justify="left",
-    )
-    columns: list[Column] = [
-        ("received", "received", lambda v: score(v, judged_by), True),
-        ("adapted", "adapted", lambda v: score(v, judged_by), True),
-        *_newcomers_column(rows, judged_by),
-        *_paper_column(abouts or {}),
-        ("worst\nclient", "worst", lambda v: score(v, judged_by), True),
-        ("over\nlocal", "gain", lambda v: _signed(v, judged_by), True),
-        ("better\noff", "better", str, None),
-        ("groups", "groups", str, None),
-        ("agree-\nment", "agreement", lambda v: "–" if v is None else f"{v:.2f}", None),
-        *_ended_column(rows),
-        ("bytes", "bytes", lambda v: size(v, digits=1), None),
-        *_wire_columns(rows),
-        ("time\ns", "seconds", lambda v: f"{v:.1f}", None),
-        ("server\nsees", "sees", str, None),
-    ]
-    table.add_column("method", style="bold", no_wrap=True)
-    for title, *_ in columns:
-        table.add_column(title, justify="right", no_wrap=True)
-    best = {
-        key: max((r[key] for r in rows if r[key] is not None), default=None)
-        for _, key, _, higher in columns
-        if higher
-    }
-    for row in rows:
-        better = "–" if row["better"] is None else f"{row['better']}/{row['compared']}"
-        row = {**row, "better": better, "paper": (abouts or {}).get(row["method"])}
-        cells = [
-            _mark(show(row[key]), key in best and row[key] == best[key])
-            for _, key, show, _ in columns
-        ]
-        table.add_row(escape(row["method"]), *cells)
-    adapted = [row["method"] for row in rows if row.get("headline") == "adapted"]
-    if adapted:
-        table.caption = (
-            f"{', '.join(adapted)}: judged after adapting, by its worst client and over local too"
-        )
-        table.caption_justify = "left"
-    return table
-
-
 def exposure_lines(summary: Mapping[str, Any]) -> list[str]:
     """What the server saw of clients, in sentences; none of an older run."""
     seen = summary.get("exposure")
@@ -149,49 +90,7 @@ def left_out(reasons: Mapping[str, str]) -> list[str]:
     return [f"left out: {title} ({reason})" for title, reason in reasons.items()]
 
 
-def _ended_column(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """How many rounds it took, where some ended early."""
-    stopped = any(row.get("stopped") for row in rows)
-    return [("rounds", "rounds", str, None)] if stopped else []
-
-
-def _wire_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """What was wasted, the clock's seconds and the way to the target, where there are any."""
-
-    def seconds(value: float | None) -> str:
-        return "–" if value is None else f"{value:.1f}"
-
-    def bytes(value: float | None) -> str:
-        return "–" if value is None else size(value, digits=1)
-
-    columns: list[tuple[str, str, Callable[[Any], str]]] = [
-        ("wasted", "wasted", bytes),
-        ("clock\ncomm. s", "clock_communication", seconds),
-        ("clock\ntotal s", "clock_total", seconds),
-        ("rounds\nto target", "target_round", lambda v: "–" if v is None else str(v)),
-        ("bytes\nto target", "target_bytes", bytes),
-        ("s to\ntarget", "target_seconds", seconds),
-        ("ε", "epsilon", lambda v: "–" if v is None else f"{v:.3g}"),
-    ]
-    there = {key for row in rows for key in row if key != "wasted" or row[key]}
-    return [(title, key, show, None) for title, key, show in columns if key in there]
-
-
-def _newcomers_column(rows: Sequence[Mapping[str, Any]], judged_by: str) -> list[Column]:
-    """The adapted score of those who joined at the end, if anybody did."""
-    if all(row.get("newcomers") is None for row in rows):
-        return []
-    return [("new-\ncomers", "newcomers", lambda v: score(v, judged_by), True)]
-
-
-def _paper_column(abouts: Mapping[str, Mapping[str, Any]]) -> list[Column]:
-    """The column of published figures, if there are any."""
-    if all(about["figure"] is None for about in abouts.values()):
-        return []
-    return [("paper", "paper", lambda about: "–" if about is None else _figure(about), None)]
-
-
-def _figure(about: Mapping[str, Any]) -> str:
+def figure_of(about: Mapping[str, Any]) -> str:
     """A published accuracy in per cent, with a star where the data are others."""
     starred = about["figure"] is not None and about["instead"]
     return percent(about["figure"]) + ("*" if starred else "")
@@ -223,7 +122,7 @@ def print_paper(out: Console, about: Mapping[str, Any]) -> None:
     figure = f"no figure for {about['method']} with these parameters"
     if about["figure"] is not None:
         spread = f" ± {percent(about['spread'])}" if about["spread"] is not None else ""
-        figure = f"{_figure(about)}{spread} % for {about['method']}"
+        figure = f"{figure_of(about)}{spread} % for {about['method']}"
     out.print(f"    [bold]paper[/]  {escape(figure)}", highlight=False, soft_wrap=True)
     for line in paper_notes([about]):
         text = escape(line.removeprefix("paper: "))
@@ -277,16 +176,6 @@ def _published(scenario: Scenario) -> Table:
         numbers = (scenario.figures, scenario.spread, scenario.worst)
         table.add_row(escape(method), *(percent(n.get(method), 2) for n in numbers))
     return table
-
-
-def _mark(text: str, best: bool) -> str:
-    return f"[bold green]{text}[/]" if best and text != "–" else text
-
-
-def _signed(value: float | None, judged_by: str) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value:+.1f}" if judged_by == "accuracy" else f"{value:+.3f}"
 
 
 def listing(title: str, items: Mapping[str, Callable[..., Any]], skip: Sequence[str] = ()) -> Table:

@@ -1,0 +1,318 @@
+"""The pages of runs, in parts: what ``coterie report`` writes into a file and the live page serves.
+
+A page is a list of blocks, each an element with an id of its own, so that a live page can replace
+one at a time. Figures travel as JSON beside them, and are drawn by ``assets/page.js`` when they
+come into sight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any
+
+from coterie import __version__
+from coterie.report import catalogue, compared_parts, palette, parts
+from coterie.report.catalogue import Drawn
+from coterie.report.markup import Markup, joined, json_script, json_text, tag
+from coterie.report.reading import Reading
+from coterie.report.repeating import repeat
+from coterie.report.words import headline, headline_compared
+
+GENERATOR = "coterie report"  # by this a file is known to be one of ours
+# Nothing is loaded and nothing is sent; styles and scripts are those of the page itself.
+OFFLINE = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a page: the outer HTML of the element with this id.
+
+    With a ``figure`` (compact JSON of data and layout) there is an element with the attribute
+    ``data-plot`` inside, into which it is drawn. A heading has a ``title`` and its ``level``.
+    """
+
+    id: str
+    html: str
+    figure: str | None = None
+    title: str = ""
+    level: int = 0
+
+
+@dataclass(frozen=True)
+class Link:
+    """An entry of the navigation: to a block, with its title; level 2 is indented."""
+
+    target: str
+    title: str
+    level: int = 1
+
+
+def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block]:
+    """Everything of one run, in order: headline, numbers, pictures and tables by section.
+
+    ``prefix`` begins all ids, for several runs on a page; ``level`` is that of the headings.
+    """
+    problems = list(reading.problems)
+    drawn = catalogue.pictures(reading, problems)
+    made = [
+        Block(f"{prefix}notice", parts.notice(reading, f"{prefix}notice", problems)),
+        Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline")),
+        Block(f"{prefix}tiles", parts.tiles(reading, f"{prefix}tiles")),
+    ]
+    for section, title in catalogue.SECTIONS.items():
+        shown = [d for d in drawn if d.section == section]
+        said = " ".join(d.words for d in shown)
+        inside = picture_blocks(shown, prefix, level + 1)
+        tables = [
+            Block(f"{prefix}{name}", made_html)
+            for name, make in parts.TABLES.get(section, {}).items()
+            if (made_html := make(reading, f"{prefix}{name}", level + 1, said))
+        ]
+        if inside or tables:
+            made += [heading(f"{prefix}section-{section}", title, level), *inside, *tables]
+    made.append(heading(f"{prefix}section-repeat", "Repeat it", level))
+    made.append(Block(f"{prefix}repeat", repeat(reading, f"{prefix}repeat", level + 1)))
+    return made
+
+
+def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
+    """Several runs side by side: words, a table, pictures, and the settings that differ."""
+    made = [
+        heading("section-compared", "Side by side", level),
+        Block("compared-headline", words(headline_compared(readings), "compared-headline")),
+        Block("compared-table", compared_parts.side_by_side(readings, "compared-table")),
+    ]
+    if over := compared_parts.over_seeds(readings, "over-seeds", level + 1):
+        made.insert(2, Block("over-seeds", over))
+    made += picture_blocks(catalogue.compared(readings), "compared-", level + 1)
+    made.append(Block("settings", compared_parts.settings(readings, "settings", level + 1)))
+    return made
+
+
+def words(sentences: Sequence[str], id: str) -> Markup:
+    """A headline: the first sentence is the largest."""
+    first, *more = sentences or ["Nothing is known of this run."]
+    return tag(
+        "div",
+        tag("p", first, class_="first"),
+        [tag("p", m) for m in more],
+        id=id,
+        class_="headline",
+    )
+
+
+def heading(id: str, title: str, level: int) -> Block:
+    """The heading of what follows it."""
+    return Block(id, tag(f"h{level}", title, id=id, class_="section"), title=title, level=level)
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+def picture_blocks(drawn: Sequence[Drawn], prefix: str, level: int) -> list[Block]:
+    """A block for each picture: of the same on other scales as tabs, small ones side by side."""
+    tabs = [d for d in drawn if d.name in catalogue.TABS]
+    tabs = tabs if len(tabs) > 1 else []
+    beside = _pairs(drawn)
+    made, group = [], f"{prefix}tabs-accuracy"
+    for each in drawn:
+        if tabs and each is tabs[0]:
+            names = [(f"{prefix}fig-{d.name}", catalogue.TABS[d.name]) for d in tabs]
+            made.append(Block(group, tab_list(group, "Score against", names)))
+        kind = "block picture half" if each.name in beside else "block picture"
+        made.append(picture_block(each, prefix, level, kind, group if each in tabs else None))
+    return made
+
+
+# Pictures that lose nothing at half the width of a page.
+_SMALL = ("similarity", "mixing", "silhouette", "bytes-by-client", "time", "lost", "exposure")
+
+
+def _pairs(drawn: Sequence[Drawn]) -> set[str]:
+    """Those that stand beside one another: neighbours, both small, and about as high."""
+    found: set[str] = set()
+    for left, right in pairwise(drawn):
+        heights = sorted(d.figure.layout.height or 420 for d in (left, right))
+        small = left.name in _SMALL and right.name in _SMALL and heights[1] < 1.3 * heights[0]
+        if small and left.name not in found:
+            found |= {left.name, right.name}
+    return found
+
+
+def tab_list(id: str, label: str, names: Sequence[tuple[str, str]]) -> Markup:
+    """The buttons of tabs; without scripts, and on paper, all panels are shown."""
+    buttons = [
+        tag(
+            "button",
+            title,
+            type="button",
+            role="tab",
+            id=f"tab-{panel}",
+            aria_controls=panel,
+            aria_selected="false" if place else "true",
+            tabindex="-1" if place else "0",
+        )
+        for place, (panel, title) in enumerate(names)
+    ]
+    return tag("div", buttons, id=id, class_="tabs", role="tablist", aria_label=label)
+
+
+def picture_block(
+    drawn: Drawn, prefix: str, level: int, kind: str = "block picture", tabs: str | None = None
+) -> Block:
+    """A picture with its heading and, as caption, its words."""
+    id = f"{prefix}fig-{drawn.name}"
+    tree = drawn.figure.to_plotly_json()
+    height = tree["layout"].get("height") or 420
+    panel = {"role": "tabpanel", "aria_labelledby": f"tab-{id}", "data_tabs": tabs} if tabs else {}
+    html = tag(
+        "div",
+        tag(
+            "figure",
+            tag(f"h{level}", drawn.title),
+            tag(
+                "div",
+                class_="plot",
+                id=f"plot-{id}",
+                data_plot=f"data-{id}",
+                role="img",
+                aria_label=drawn.words,
+                style=f"min-height:{height:.0f}px",
+            ),
+            tag(
+                "figcaption",
+                tag("span", drawn.words),
+                save_button(id, drawn.title),
+            ),
+        ),
+        id=id,
+        class_=kind,
+        **panel,
+    )
+    return Block(id, html, figure_json(tree))
+
+
+def save_button(id: str, title: str) -> Markup:
+    """A button that saves the picture above it."""
+    return tag(
+        "button",
+        "Save picture",
+        type="button",
+        class_="save",
+        data_save=f"plot-{id}",
+        aria_label=f"Save picture: {title}",
+    )
+
+
+def figure_json(tree: dict[str, Any]) -> str:
+    """Data and layout of a figure as compact JSON."""
+    from plotly.io import to_json
+
+    return str(
+        to_json({"data": tree["data"], "layout": tree["layout"]}, validate=False, engine="json")
+    )
+
+
+# --- the whole page -----------------------------------------------------------------------------
+
+
+def render(blocks: Iterable[Block]) -> Markup:
+    """Blocks one after the other, with the data of their figures."""
+    return joined(
+        [
+            (Markup(b.html), json_script(f"data-{b.id}", b.figure) if b.figure else None)
+            for b in blocks
+        ]
+    )
+
+
+def contents(blocks: Sequence[Block]) -> list[Link]:
+    """Links to the headings among blocks."""
+    top = min((b.level for b in blocks if b.title), default=1)
+    return [Link(b.id, b.title, b.level - top + 1) for b in blocks if b.title]
+
+
+def document(
+    title: str,
+    blocks: Sequence[Block],
+    *,
+    navigation: Sequence[Link] | None = None,
+    scripts: Sequence[str] = (),
+    plotly: str | None = None,
+    policy: str | None = OFFLINE,
+    header: str = "",
+) -> str:
+    """A whole page: the title is its one h1, ``blocks`` its content.
+
+    Without ``navigation`` the headings among the blocks are its entries. ``plotly`` is the address
+    of plotly.js; without it the library is written into the page, and "" leaves it out.
+    ``scripts`` are more JavaScript sources, run after the page's own; ``header`` is HTML beside
+    the name at the top, such as buttons. ``policy`` is the page's Content-Security-Policy; None
+    if the server sends one.
+    """
+    links = contents(blocks) if navigation is None else navigation
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        policy and tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="generator", content=f"{GENERATOR} {__version__}"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Markup(asset("page.css"))),
+        tag("script", Markup(asset("theme.js"))),
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to the content", class_="skip", href="#main"),
+        tag(
+            "header",
+            tag("p", "Coterie", class_="brand"),
+            Markup(header),
+            tag("button", "Dark", type="button", id="theme", aria_pressed="false"),
+            class_="top",
+        ),
+        tag("nav", _list(links), aria_label="Contents", class_="contents") if links else None,
+        tag(
+            "main",
+            tag("h1", title),
+            tag("div", render(blocks), class_="blocks"),
+            id="main",
+            tabindex="-1",
+        ),
+        tag("footer", tag("p", f"Made by Coterie {__version__}.")),
+        json_script("dark-colours", json_text(palette.DARK)),
+        _plotly(plotly),
+        tag("script", Markup(asset("page.js"))),
+        [tag("script", Markup(source)) for source in scripts],
+    )
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _list(links: Sequence[Link]) -> Markup:
+    items = [
+        tag("li", tag("a", link.title, href=f"#{link.target}"), class_=f"level-{link.level}")
+        for link in links
+    ]
+    return tag("ul", items)
+
+
+def _plotly(address: str | None) -> Markup:
+    from plotly.offline import get_plotlyjs
+
+    if address is not None:
+        return tag("script", src=address) if address else Markup()
+    return tag("script", Markup(get_plotlyjs()))
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a file in ``assets``."""
+    return (files("coterie.report") / "assets" / name).read_text(encoding="utf-8")

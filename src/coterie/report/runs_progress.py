@@ -1,0 +1,199 @@
+"""Progress of several runs: on a terminal a bar over all and a line for each that is at work.
+
+Elsewhere a line a round, with the name of its run, and in a sweep one for each run that is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from coterie.errors import CoterieError
+from coterie.report.progress import Board, Watch, lasting, progress
+from coterie.report.tables import score
+from coterie.run.jobs import Look, Unseen
+
+_NAME = 12  # columns that a name has at least
+_BAR = 40
+_GAP = 2
+_REFRESH = 4  # times a second
+
+
+@contextmanager
+def runs_progress(console: Console, quiet: bool = False) -> Iterator[Look]:
+    """Something to tell what runs do."""
+    if quiet:
+        yield Unseen()
+        return
+    with ExitStack() as stack:
+        yield Screen(console, stack) if console.is_terminal else Lines(console, stack)
+
+
+class Lines:
+    """Plain lines, for files and pipes."""
+
+    def __init__(self, console: Console, stack: ExitStack) -> None:
+        self._console, self._stack = console, stack
+        self._watches: dict[str, Watch] = {}
+        self._last: dict[str, str] = {}
+        self._runs = self._over = 0
+        self._swept = False
+
+    def expect(self, runs: int, at_once: int, swept: bool) -> None:
+        """So many runs follow."""
+        self._runs, self._swept = runs, swept
+
+    def begin(self, name: str, rounds: int, judged_by: str) -> None:
+        """A run begins."""
+        shown = progress(self._console, f"{name:{_NAME}}", rounds, judged_by)
+        line = self._stack.enter_context(shown)
+        unit = " %" if judged_by == "accuracy" else ""
+
+        def watch(event: dict[str, Any]) -> None:
+            line(event)
+            if event.get("received"):
+                self._last[name] = (
+                    f"received {score(event['received'][judged_by], judged_by)}{unit}"
+                )
+
+        self._watches[name] = watch
+
+    def round(self, name: str, event: dict[str, Any]) -> None:
+        """A round of it has ended."""
+        self._watches[name](event)
+
+    def again(self, name: str, why: str) -> None:
+        """It is begun again."""
+        self._say(f"{name}: its process {why}; it goes on in another one")
+
+    def end(self, name: str, error: CoterieError | None) -> None:
+        """It is finished, or failed."""
+        self._over += 1
+        if self._swept or error is not None:
+            came_to = self._last.get(name, "finished") if error is None else f"failed: {error}"
+            self._say(f"{self._over}/{self._runs}  {name}: {came_to}")
+
+    def tick(self) -> None:
+        """Nothing moves between rounds."""
+
+    def _say(self, text: str) -> None:
+        self._console.out(text, highlight=False)
+
+
+class Screen:
+    """A bar over all runs, and a line for each that is at work."""
+
+    def __init__(
+        self, console: Console, stack: ExitStack, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console, self._stack, self._now = console, stack, now
+        self._boards: dict[str, Board] = {}
+        self._runs = self._over = self._failed = 0
+        self._swept = False
+        self._begun = now()
+        self._live: Live | None = None
+
+    def expect(self, runs: int, at_once: int, swept: bool) -> None:
+        """So many runs follow."""
+        self._runs, self._swept, self._begun = runs, swept, self._now()
+        if not runs:
+            return
+        # A thread that draws must not be there when processes are forked: they would inherit its
+        # locks. With several runs at a time there is somebody who ticks.
+        live = Live(
+            self,
+            console=self._console,
+            auto_refresh=at_once == 1,
+            refresh_per_second=_REFRESH,
+            redirect_stderr=at_once == 1,
+            redirect_stdout=at_once == 1,
+        )
+        self._live = self._stack.enter_context(live)
+
+    def begin(self, name: str, rounds: int, judged_by: str) -> None:
+        """A run begins."""
+        self._boards[name] = Board("", rounds, judged_by)  # names have a column of their own
+        self.tick()
+
+    def round(self, name: str, event: dict[str, Any]) -> None:
+        """A round of it has ended."""
+        self._boards[name].take(event)
+
+    def again(self, name: str, why: str) -> None:
+        """It is begun again."""
+        self._print(
+            f"[yellow]note:[/] {escape(name)}: its process {why}; it goes on in another one"
+        )
+
+    def end(self, name: str, error: CoterieError | None) -> None:
+        """It is finished, or failed."""
+        self._over += 1
+        board = self._boards.pop(name, None)
+        if error is not None:
+            self._failed += 1
+            self._print(f"[red]{escape(name)}[/] failed: {escape(str(error))}")
+        elif board is not None and not self._swept:
+            board.end()
+            self._print(_named({name: board}, self._console.width))
+        self.tick()
+
+    def tick(self) -> None:
+        """Draw what is true now."""
+        if self._live is not None:
+            self._live.refresh()
+
+    def _print(self, what: Any) -> None:
+        self._console.print(what, highlight=False)
+
+    @property
+    def share(self) -> float:
+        """How much of all is done, 0 to 1."""
+        parts = [b.done / b.rounds for b in self._boards.values()]
+        return (self._over + sum(parts)) / max(self._runs, 1)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._boards:
+            yield _named(self._boards, options.max_width)
+        if self._runs < 2:
+            return
+        passed, share = self._now() - self._begun, self.share
+        left = f"{lasting(passed * (1 - share) / share)} left" if 0 < share < 1 else ""
+        failed = f"[red]{self._failed} failed[/]" if self._failed else ""
+        grid = Table.grid(padding=(0, _GAP), pad_edge=False)
+        words = [
+            f"[bold]{self._over}/{self._runs} runs[/]",
+            failed,
+            f"[dim]{lasting(passed)} passed[/]",
+        ]
+        grid.add_row(words[0], ProgressBar(1.0, share, width=_BAR), *filter(None, words[1:]), left)
+        yield grid
+
+
+def _named(boards: Mapping[str, Board], width: int) -> Table:
+    """A line for each run: its name, whatever else there is room for."""
+    most = min(max(_NAME, *map(len, boards)), width // 2)
+    grid = Table.grid(padding=(0, _GAP), pad_edge=False)
+    for name, board in boards.items():
+        grid.add_row(Text(shortened(name, most), style="bold"), board.line(width - most - _GAP))
+    return grid
+
+
+def shortened(name: str, most: int) -> str:
+    """A name of at most so many characters; both ends tell runs apart, so the middle is left out.
+
+    >>> shortened("fedavg, dirichlet alpha=0.1, seed 4", 20)
+    'fedavg, di…1, seed 4'
+    """
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[len(name) - end :]}"
