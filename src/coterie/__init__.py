@@ -86,7 +86,11 @@ from coterie.methods import (
     trimmed_mean,
     user_centric,
 )
+from coterie.report.reading import read_run
+from coterie.report.tracking import Tracker
 from coterie.run.api import run, simulate
+from coterie.run.compare import compare
+from coterie.run.comparison import Comparison
 from coterie.run.result import Result
 from coterie.seeds import seed_for
 from coterie.serverside import robust, stepping
@@ -97,6 +101,7 @@ __all__ = [
     "Assign",
     "Client",
     "ClientData",
+    "Comparison",
     "CoterieError",
     "Descent",
     "Federation",
@@ -119,6 +124,7 @@ __all__ = [
     "Slope",
     "Split",
     "State",
+    "Tracker",
     "Upload",
     "Weights",
     "adaptive",
@@ -131,6 +137,7 @@ __all__ = [
     "cfl",
     "chosen",
     "clusterfl",
+    "compare",
     "contrastive",
     "dc_pfl",
     "ditto",
@@ -170,6 +177,7 @@ __all__ = [
     "per_fedavg",
     "pfedme",
     "proximal",
+    "read_run",
     "robust",
     "run",
     "scaffold",

@@ -311,10 +311,10 @@ def test_a_comparison_that_another_process_is_at_is_left_alone(cli):
 def test_a_damaged_comparison_is_refused(cli):
     plan = Path("c/comparison.toml")
     text = plan.read_text()
-    for damage in (text[: len(text) // 2], "", "format = 1\n", text.replace("lr = ", "rl = ")):
+    for damage in (text[: len(text) // 2], "", "format = 2\n", text.replace("lr = ", "rl = ")):
         plan.write_text(damage)
         cli("compare", "--resume", "c").says(4, "comparison.toml is damaged")
-    plan.write_text(text.replace("format = 1", "format = 2"))
+    plan.write_text(text.replace("format = 2", "format = 3"))
     cli("compare", "--resume", "c").says(4, "another version")
     plan.write_text(text)
     Path("c/local/result.json").write_text("{")

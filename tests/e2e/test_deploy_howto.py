@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import typer.main
 from coterie.cli import app
 from coterie.run.config import parse
 from federated import Process, events, free_port, until
+from fenced import check_command
 
 ROOT = Path(__file__).parents[2]
 HOWTO = ROOT / "docs" / "howto" / "deploy.md"
@@ -40,16 +40,6 @@ def typed() -> list[tuple[str, list[str]]]:
         assert machine.startswith("# "), machine
         found.append((machine[2:], commands))
     return found
-
-
-def check_command(words: Sequence[str]) -> None:
-    """A command of ours with options that it has; what is needed is given."""
-    command: Any = typer.main.get_command(app)
-    rest = list(words)
-    while hasattr(command, "commands"):
-        assert rest[0] in command.commands, words
-        command = command.commands[rest.pop(0)]
-    command.make_context("coterie", rest)
 
 
 def test_commands_of_the_page_have_only_options_that_exist():

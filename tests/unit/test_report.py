@@ -1,4 +1,4 @@
-"""Tables, pictures and progress."""
+"""Tables and pictures."""
 
 import io
 import re
@@ -10,10 +10,9 @@ from rich.console import Console
 
 from coterie.door.exposure import SECURE, Exposure
 from coterie.errors import RunDirError
+from coterie.report.comparison_tables import comparison
 from coterie.report.data_figures import label_heatmap, target_boxes
-from coterie.report.progress import progress
 from coterie.report.tables import (
-    comparison,
     exposure_lines,
     label_picture,
     listing,
@@ -204,30 +203,3 @@ def test_a_picture_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunDirError, match="cannot write"):
         label_heatmap(np.ones((2, 2)), ["a", "b"], None, tmp_path / "file" / "x.html")
-
-
-def test_plain_lines_where_there_is_no_terminal():
-    console = Console(file=io.StringIO(), width=40)
-    with progress(console, "fedavg", 10, "accuracy") as watch:
-        watch(EVENT)
-        watch({**EVENT, "round": 3})
-    lines = console.file.getvalue().splitlines()
-    assert lines == [f"fedavg  {round_line({**EVENT, 'round': n}, 10, 'accuracy')}" for n in (2, 3)]
-
-
-def test_quiet_is_quiet():
-    console = Console(file=io.StringIO(), force_terminal=True)
-    with progress(console, "fedavg", 10, "accuracy", quiet=True) as watch:
-        watch(EVENT)
-    assert console.file.getvalue() == ""
-
-
-def test_a_bar_with_rate_and_time_left_on_a_terminal():
-    console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with progress(console, "fedavg", 10, "accuracy") as watch:
-        for number in (7, 8, 9):  # resumed after round 6
-            watch({**EVENT, "round": number})
-    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue()).splitlines()[-1]
-    assert re.search(
-        r"fedavg .* 9/10 received 50.0  4.80 kB 2.0 rounds/s 0:00:0\d left \d:\d\d:\d\d", last
-    )

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from coterie.errors import ConfigError
+from coterie.options import Track
 
 out = Console()
 err = Console(stderr=True)
@@ -181,21 +182,26 @@ def serve(
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
     ] = None,
+    track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Serve a federation: wait for its clients, train with them, leave each its model."""
     _require()
     os.umask(0o077)  # what is written here is nobody else's business
-    from coterie.cli import resolve
+    from coterie.cli import rounds_done
     from coterie.deploy.serve import Serving, serve
+    from coterie.options import resolve
     from coterie.report.progress import Watch, progress
     from coterie.report.tables import print_summary
+    from coterie.report.tracking import tracking
     from coterie.run.config import method_of, parse
+    from coterie.run.rundir import finite
     from coterie.run.stopping import heeding, stopped_with
 
     tree = resolve(config, sets)
     asked = parse(tree)
+    tracked = tracking(track, directory, _told)
     listen = host or ("127.0.0.1" if insecure else "0.0.0.0")
     if insecure:
         _warn()
@@ -219,15 +225,17 @@ def serve(
 
     @contextmanager
     def shown(judged_by: str) -> Iterator[Watch]:
-        name = method_of(asked).name
-        with progress(err, name, asked.run.rounds, judged_by, quiet) as watch:
+        name, done = method_of(asked).name, rounds_done(directory)
+        may_end = asked.stop != type(asked.stop)()
+        shown = progress(err, name, asked.run.rounds, judged_by, quiet, done=done, may_end=may_end)
+        with shown as watch:
             yield heeding(watch)
 
     command = f"coterie serve {config} --dir {directory}"
     with stopped_with(lambda: f"stopped. Go on with the same command: {command} …"):
-        result = serve(serving, shown, _told)
+        result = serve(serving, shown, _told, tracked)
     if as_json:
-        typer.echo(json.dumps({**result.summary, "directory": str(directory)}))
+        typer.echo(json.dumps(finite({**result.summary, "directory": str(directory)})))
     else:
         print_summary(out, result.summary, directory)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie import __version__
 from coterie.data.population import Population
@@ -30,7 +30,14 @@ from coterie.engines.flower.hub import Hub
 from coterie.engines.flower.keys import ServerKeys, read_server
 from coterie.engines.flower.parcel import Parcel
 from coterie.engines.site import Plan
-from coterie.errors import ConfigError, CoterieError, DataError, RunDirError, unknown
+from coterie.errors import (
+    ConfigError,
+    CoterieError,
+    DataError,
+    Interrupted,
+    RunDirError,
+    unknown,
+)
 from coterie.federation import ClientId
 from coterie.models import MODELS
 from coterie.run.config import Config, experiment_of, method_of, parse, population_of
@@ -39,6 +46,9 @@ from coterie.run.experiment import Experiment, Watch, execute
 from coterie.run.result import Result
 from coterie.run.rundir import ENGINE, RunDir
 from coterie.tree import write_atomic
+
+if TYPE_CHECKING:
+    from coterie.report.tracking import Tracking
 
 _LOOK = 1.0  # seconds between two looks for clients
 _AGAIN = 30.0  # seconds before a client that could not take part is asked again
@@ -100,6 +110,7 @@ class Served(Flower):
         self.start: bytes = b""
         self.begun: dict[ClientId, Described] = {}  # whom it began with
         self.count = 0
+        self.directory: Path | None = None  # where somebody may ask it to stop
         self._place, self._settings = Path(), dict[str, Any]()
         self._enrolled: set[ClientId] = set()
         self._refused: dict[ClientId, float] = {}  # and until when: it may come back mended
@@ -231,7 +242,7 @@ class Served(Flower):
             if not told:
                 self._tell(f"{len(there & set(members))} of at least {least} clients are there")
                 told = True
-            time.sleep(_LOOK)
+            self.pause()
             there = self.look()
         again = sorted((there & set(members)) - self._enrolled - self.refused)
         if again:
@@ -255,6 +266,12 @@ class Served(Flower):
         self.terms["clients"] = len(self.population.clients)
         self._write()
         return sorted(self.enrol([c for c in fresh if c in self.described], _SOON))
+
+    def pause(self) -> None:
+        """Wait a moment for clients; end if a file in the run's folder asks for that."""
+        if self.directory is not None and RunDir(self.directory).stop_asked():
+            raise Interrupted(f"stopped while it waited for clients, as asked in {self.directory}")
+        time.sleep(_LOOK)
 
     def _misfit(self, own: Described) -> str:
         """Why data does not fit those of the federation, if so."""
@@ -314,10 +331,11 @@ class Served(Flower):
             self._tell(text)
 
 
-def serve(serving: Serving, show: Show, tell: Tell) -> Result:
+def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = None) -> Result:
     """Run a federation, or go on with it where it stopped.
 
-    ``show`` is told what scores are judged by, and gives something to watch rounds with.
+    ``show`` is told what scores are judged by, and gives something to watch rounds with; ``track``
+    follows the run once it begins.
     """
     config = parse(serving.config)
     _check(config)
@@ -333,6 +351,7 @@ def serve(serving: Serving, show: Show, tell: Tell) -> Result:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         mine = RunDir(place)  # its lock: a second server here would take the first one's SuperLink
         mine.lock()
+        RunDir(serving.directory).stop_asked()  # of a session before this one
         stack.callback(mine.unlock)
         address = (serving.host, serving.port)
         hub = Hub(place, keys, address, tell, serving.superlink, serving.secret)
@@ -341,6 +360,7 @@ def serve(serving: Serving, show: Show, tell: Tell) -> Result:
         nodes = {} if keys is None else hub.admit(keys)
         run = secrets.token_hex(8) if before is None else before["run"]
         engine = Served(hub, nodes, run, travelling(config.model_dump()), serving.keys, tell)
+        engine.directory = serving.directory
         tell(f"serving at {hub.address}")
         expected = serving.expect or len(nodes) or (config.data.clients or 1)
         if before is None:
@@ -373,7 +393,7 @@ def serve(serving: Serving, show: Show, tell: Tell) -> Result:
             return engine
 
         watch = stack.enter_context(show(headline(engine.like.classes is None)))
-        return execute(experiment, serving.directory, resume, watch, made)
+        return execute(experiment, serving.directory, resume, watch, made, track)
 
 
 def _check(config: Config) -> None:
@@ -419,7 +439,7 @@ def _gather(engine: Served, expected: int, tell: Tell) -> None:
             missing = sorted(engine.nodes.keys() - ready)
             who = f" (waiting for {', '.join(map(engine.called, missing))})" if missing else ""
             tell(f"{len(ready)} of {expected} clients are here{who}")
-        time.sleep(_LOOK)
+        engine.pause()
     engine.described = {c: engine.described[c] for c in sorted(ready)}
 
 
@@ -429,7 +449,7 @@ def _gather_again(engine: Served, tell: Tell) -> None:
     tell(f"going on; waiting for {', '.join(map(engine.called, members))}")
     ends = time.monotonic() + _BACK
     while time.monotonic() < ends and not set(members) <= engine.look():
-        time.sleep(_LOOK)
+        engine.pause()
 
 
 def _experiment(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,13 +32,22 @@ from coterie.run.presets import PRESETS
 from coterie.run.result import Result
 from coterie.run.toml import read_toml
 
+if TYPE_CHECKING:
+    from coterie.report.tracking import Tracker
+
+    Track = Iterable[str | Tracker] | str | Tracker
+
 
 def run(
     config: Config | Mapping[str, Any] | str | Path,
     directory: str | Path | None = None,
     watch: Watch | None = None,
+    track: Track | None = None,
 ) -> Result:
     """Run what a configuration describes: a TOML file, nested dicts, or a ``Config``.
+
+    ``watch`` is called with each round's event. ``track`` are trackers: "tensorboard", "mlflow", or
+    one of your own (see ``coterie.Tracker``).
 
     >>> result = run({"data": {"clients": 4}, "run": {"rounds": 2, "engine": "loop"}})
     >>> len(result.history), len(result.clients)
@@ -48,7 +57,9 @@ def run(
         config = read_toml(Path(config))
     if not isinstance(config, Config):
         config = parse(config)
-    return execute(experiment_of(config), Path(directory) if directory else None, watch=watch)
+    place = Path(directory) if directory else None
+    tracked = _tracking(track, place)
+    return execute(experiment_of(config), place, watch=watch, track=tracked)
 
 
 def simulate(
@@ -68,6 +79,7 @@ def simulate(
     directory: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
+    track: Track | None = None,
     **settings: Any,
 ) -> Result:
     """Run on one's own data: a list of ``(x, y)`` per client, or a ``Population``.
@@ -75,10 +87,10 @@ def simulate(
     ``model`` is a name of ``coterie.models``, a module (training starts from its weights), or a
     function that makes one; ``start`` are other weights to start from, by name or in a safetensors
     file; ``freeze`` are layers that are neither trained nor sent; ``metrics`` are further scores,
-    functions of outputs and targets. ``settings`` are those of a schedule (``epochs``,
-    ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``, ``engine``, ``workers``,
-    ``evaluate_every``, …), and the tables ``wire``, ``clock``, ``availability``, ``stop`` and
-    ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
+    functions of outputs and targets; ``track`` are trackers, as for ``run``. ``settings`` are those
+    of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``,
+    ``engine``, ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``,
+    ``availability``, ``stop`` and ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
 
     >>> import torch
     >>> people = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
@@ -86,6 +98,8 @@ def simulate(
     >>> sorted(result.groups)
     [0, 1, 2, 3]
     """
+    place = Path(directory) if directory else None
+    tracked = _tracking(track, place)
     preset = method if isinstance(method, str) and method in PRESETS else None
     config = _checked({"rounds": rounds, **settings}, preset)
     method = method if preset is None else config.method.name
@@ -122,7 +136,13 @@ def simulate(
         metrics={name: _aligned(f, population) for name, f in (metrics or {}).items()},
         config={"python": {"made_by": "coterie.simulate", "method": made.name}},
     )
-    return execute(experiment, Path(directory) if directory else None, resume, watch)
+    return execute(experiment, place, resume, watch, track=tracked)
+
+
+def _tracking(track: Track | None, directory: Path | None) -> Any:
+    from coterie.report.tracking import tracking
+
+    return tracking(track, directory)
 
 
 def _factory(

@@ -2,292 +2,368 @@
 
 from __future__ import annotations
 
-import csv
-import inspect
+import copy
 import json
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coterie.data import Population
-from coterie.door.exposure import server_sees
-from coterie.errors import ConfigError, RunDirError, TrainingError
-from coterie.methods import METHODS
-from coterie.run.config import (
-    Config,
-    experiment_of,
-    method_of,
-    parse,
-    population_of,
-    run_anew,
+from coterie.errors import ConfigError, CoterieError, Interrupted, RunDirError, TrainingError
+from coterie.run.comparison import Comparison
+from coterie.run.config import Config, assign, parse, run_anew
+from coterie.run.entries import (
+    Entry,
+    Note,
+    Populations,
+    checked,
+    entries_of,
+    experiment_for,
+    folder_of,
+    more_seeds,
 )
 from coterie.run.evaluation import headline
-from coterie.run.experiment import Experiment, Watch, execute
+from coterie.run.experiment import Watch, execute, with_settings
+from coterie.run.jobs import Job, Look, Ready, Unseen, at_once, carry_out
+from coterie.run.rows import agreement, read_kept, row_of
 from coterie.run.rundir import RunDir, finite, to_csv
-from coterie.run.stopping import Stop
+from coterie.run.sweep import Asked, Assignments, every_method, method_list, of_table
 from coterie.run.toml import read_toml, to_toml
 from coterie.tree import write_atomic
 
-ALL = "all"
-PLAN, ROWS, TABLE, ABOUTS = (
-    *("comparison.toml", "comparison.json", "comparison.csv"),
+__all__ = [
+    "PLAN",
+    "Comparison",
+    "agreement",
+    "compare",
+    "every_method",
+    "folder_of",
+    "go_on",
+    "method_list",
+    "read_abouts",
+    "run_all",
+]
+
+PLAN, ROWS, TABLE, MEANS, ABOUTS = (
+    *("comparison.toml", "comparison.json", "comparison.csv", "comparison-means.csv"),
     "scenarios.json",
 )
-_FORMAT = 1
-_USUAL_GROUPS = 4  # what a method gets that must be told how many there are, and nobody knows
+_FIRST, _FORMAT = 1, 2  # of the plan: one run a method; runs by folder
 
-Asked = tuple[str, str, dict[str, Any]]  # a title, a method's name, its parameters
-Configure = Callable[[str, str, dict[str, Any]], Config]
-Show = Callable[[str, int, str], AbstractContextManager[Watch]]
-Note = Callable[[str, str], None]
 Abouts = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A row to be: its title and configuration; one that is ``optional`` may refuse, or fail."""
-
-    title: str
-    config: Config
-    optional: bool = False
+def _say_nothing(name: str, reason: str) -> None:
+    """Nobody is told of what is left out."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Rows for the table, as numbers; methods that were left out, and why."""
-
-    rows: Sequence[Mapping[str, Any]]
-    judged_by: str
-    left_out: Mapping[str, str]
+# --- from Python ---------------------------------------------------------------------------------
 
 
-# --- what is compared ----------------------------------------------------------------------------
+def compare(
+    config: Config | Mapping[str, Any] | str | Path,
+    methods: Sequence[str] | str | None = None,
+    seeds: int | Sequence[int] | None = None,
+    partitions: Sequence[str] | str | None = None,
+    shifts: Sequence[str] | str | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    directory: str | Path | None = None,
+    jobs: int | None = None,
+) -> Comparison:
+    """Run several methods on the same clients, with several seeds and settings.
 
+    ``config`` is a TOML file, nested dicts, or a ``Config``; it may have a table ``[sweep]``, and
+    what is given here wins over that. The runs are kept in ``directory``, if there is one. A run
+    that fails is in ``failed`` of what comes back, and the others are done.
 
-def method_list(text: str) -> list[Asked]:
-    """Titles, names and parameters from ``local,ifca:k=4``.
-
-    >>> method_list("local,ifca:k=4")
-    [('local', 'local', {}), ('ifca k=4', 'ifca', {'k': 4})]
+    >>> quick = {"data": {"clients": 4, "samples": 200}, "run": {"rounds": 1, "engine": "loop"}}
+    >>> made = compare(quick, methods=["local", "fedavg"], seeds=2)
+    >>> [(row["method"], row["seed"]) for row in made.rows]
+    [('local', 0), ('fedavg', 0), ('local', 1), ('fedavg', 1)]
     """
-    found: list[Asked] = []
-    for item in re.split(r",(?![^\[]*\])", text):  # a comma inside [1, 2] does not separate
-        name, *settings = item.strip().split(":")
-        parameters = {}
-        for setting in settings:
-            key, equals, value = setting.partition("=")
-            if not equals:
-                raise ConfigError(f"--methods {item}: write name:parameter=value, as in ifca:k=4")
-            try:
-                parameters[key] = tomllib.loads(f"v = {value}")["v"]
-            except tomllib.TOMLDecodeError:
-                parameters[key] = value
-        title = " ".join([name, *settings])
-        if title in [t for t, _, _ in found]:
-            raise ConfigError(f"--methods names '{item.strip()}' twice: once is enough")
-        found.append((title, name, parameters))
-    return found
+    whole = isinstance(config, Config)
+    if isinstance(config, str | Path):
+        config = read_toml(Path(config))
+    tree = config.model_dump() if isinstance(config, Config) else copy.deepcopy(dict(config))
+    below = of_table(tree.pop("sweep", {}))
+    asked: dict[str, Any] = {"methods": methods, "seeds": seeds, "partitions": partitions}
+    asked |= {"shifts": shifts, "vary": vary, "jobs": jobs}
+    sweep = of_table({k: v for k, v in asked.items() if v is not None}).over(below)
+
+    def configure(method: Asked, assignments: Assignments) -> Config:
+        return parse(set_up(tree, method, assignments))
+
+    people = Populations()
+    entries = entries_of(sweep, configure, people, oracle_if_possible=not sweep.methods)
+    usual = Config().run if whole else None  # a whole configuration does not say what was asked
+    with tempfile.TemporaryDirectory(prefix="coterie-") as scratch:
+        place = Path(scratch, "comparison") if directory is None else Path(directory)
+        made = run_all(
+            entries, people, place, Unseen(), sweep.jobs, engine_asked=asks_engine(tree, usual)
+        )
+    return made if directory is not None else replace(made, directory=None)
 
 
-def every_method(population: Population, holdout: int = 0) -> list[Asked]:
-    """All methods with their defaults; one that needs ``k`` gets the number of true groups.
-
-    Where nobody knows that it gets four, or as many as there are clients that train.
-    """
-    known, members = population.groups, len(population.clients) - holdout
-    k = min(_USUAL_GROUPS if known is None else len(set(known)), members)
-    found: list[Asked] = []
-    for name, factory in METHODS.items():
-        parameters = inspect.signature(factory).parameters
-        needs_k = "k" in parameters and parameters["k"].default is inspect.Parameter.empty
-        found.append((f"{name} k={k}", name, {"k": k}) if needs_k else (name, name, {}))
-    return found
+def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> dict[str, Any]:
+    """The tables of a configuration for one of the methods, with some keys set."""
+    tree = copy.deepcopy(dict(base))
+    _, name, parameters = method
+    given = tree.get("method", {})
+    pace = {k: v for k, v in given.items() if k.startswith("layer_")}
+    tree["method"] = {"name": name, **pace, **parameters}
+    for key, value in assignments:
+        assign(tree, key, value)
+    return tree
 
 
-def prepare(
-    text: str, configure: Configure, oracle_if_possible: bool = False
-) -> tuple[list[Entry], Population]:
-    """What ``--methods`` asks for and the clients that all of it runs on.
-
-    ``configure`` makes a configuration from a title, a name and parameters. The methods of "all"
-    may refuse the set-up, others must not; ``oracle_if_possible`` leaves the oracle out where the
-    true groups are not known.
-    """
-    asked = method_list(text)
-    named = {title: configure(title, name, own) for title, name, own in asked if name != ALL}
-    for config in named.values():
-        method_of(config)  # names and parameters, before data is read
-    first = next(iter(named.values()), None) or configure(ALL, "fedavg", {})
-    population = population_of(first)
-    entries = []
-    for title, name, own in asked:
-        if name != ALL:
-            entries.append(Entry(title, named[title]))
-        elif own:
-            raise ConfigError(f"--methods {title.replace(' ', ':')}: 'all' takes no parameters")
-        else:
-            every = every_method(population, first.run.holdout)
-            more = [each for each in every if each[0] not in named]
-            entries += [Entry(t, configure(t, n, p), optional=True) for t, n, p in more]
-    if oracle_if_possible and population.groups is None:
-        entries = [e for e in entries if e.config.method.name != "oracle"]
-    return entries, population
+def asks_engine(tree: Mapping[str, Any], usual: Any = None) -> bool:
+    """Whether the tables say what a run is to be carried out by, or by when."""
+    table = tree.get("run", {})
+    keys = ("engine", "workers", "address", "real_deadline")
+    return any(table.get(key) != getattr(usual, key, None) for key in keys)
 
 
 # --- running it ----------------------------------------------------------------------------------
 
 
-def compare(
+def run_all(
     entries: Sequence[Entry],
-    population: Population,
+    people: Populations,
     directory: Path,
-    show: Show,
-    note: Note = lambda title, reason: None,
+    look: Look,
+    jobs: int | None = None,
+    note: Note = _say_nothing,
     abouts: Abouts | None = None,
+    engine_asked: bool = True,
 ) -> Comparison:
-    """Run each entry on one population, in a new folder.
+    """Run all entries, in a new folder.
 
     ``note`` is told of every method that is left out, and why. ``abouts`` tell of a scenario, by
-    title; they are kept for whoever continues.
+    name; they are kept for whoever continues. If no engine was asked for, several runs at a time
+    are each done by the loop: the bits are the same.
     """
-    experiments, left_out = dict[str, Experiment](), dict[str, str]()
-    for entry in entries:  # check them all first
-        try:
-            experiments[entry.title] = _experiment(entry.config, population)
-        except ConfigError as error:
-            if not entry.optional:
-                raise
-            left_out[entry.title] = str(error)
-    if not experiments:
-        raise ConfigError(next(iter(left_out.values())))
-    for title, reason in left_out.items():
-        note(title, reason)
+    kept, left_out = checked(entries, people, note)
+    at_once(jobs, len(kept), engine_asked, kept[0].config.run)  # refused before there is a folder
     RunDir.create(directory)
-    kept = [entry for entry in entries if entry.title in experiments]
     if abouts:
-        _write_json(directory / ABOUTS, {e.title: abouts[e.title] for e in kept})
-    configs = {title: experiment.config for title, experiment in experiments.items()}
-    _write_plan(directory, kept, configs, left_out)
-    return _run(directory, kept, experiments.__getitem__, left_out, show, note)
+        _write_json(directory / ABOUTS, {e.name: abouts[e.name] for e in kept})
+    with _locked(directory):
+        _write_plan(directory, kept, left_out, engine_asked)
+        return _run(directory, kept, people, left_out, look, note, jobs, engine_asked)
 
 
 def go_on(
     directory: Path,
-    show: Show,
-    note: Note = lambda title, reason: None,
+    look: Look,
+    jobs: int | None = None,
+    note: Note = _say_nothing,
+    seeds: Sequence[int] = (),
     **changes: Any,
 ) -> Comparison:
     """Continue the comparison of a folder: what is finished is read, what was stopped resumed.
 
-    ``changes`` are settings of the table ``[run]`` that leave results as they are.
+    ``seeds`` are further ones for a sweep; ``changes`` settings of the table ``[run]`` that leave
+    results as they are.
     """
-    entries, left_out = read_plan(directory)
-    people: list[Population] = []
+    entries, left_out, engine_asked = read_plan(directory)
+    people = Populations()
+    with _locked(directory):
+        if seeds and (more := more_seeds(entries, seeds)):
+            added, refused = checked(more, people, note)
+            entries, left_out = [*entries, *added], {**left_out, **refused}
+            if abouts := read_abouts(directory):
+                known = {e.place: abouts[e.name] for e in entries if e.name in abouts}
+                _write_json(directory / ABOUTS, {e.name: known[e.place] for e in entries})
+            _write_plan(directory, entries, left_out, engine_asked)
+        if any(value is not None for value in changes.values()):
+            entries, engine_asked = [_changed(entry, changes) for entry in entries], True
+        return _run(directory, entries, people, left_out, look, note, jobs, engine_asked)
 
-    def experiment(title: str) -> Experiment:
-        tree = next(e.config for e in entries if e.title == title).model_dump()
-        run_anew(tree, changes)
-        config = parse(tree)
-        if not people:  # read once, and only if anything is left to do
-            people.append(population_of(entries[0].config))
-        return _experiment(config, people[0])
 
-    return _run(directory, entries, experiment, left_out, show, note)
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Nobody else is at work in this folder meanwhile."""
+    place = RunDir(directory)
+    place.lock()
+    try:
+        yield
+    finally:
+        place.unlock()
 
 
-def _experiment(config: Config, population: Population) -> Experiment:
-    if config.method.name == "oracle" and population.groups is None:
-        raise ConfigError(
-            "method oracle needs a scenario with known groups: give the data a shift (--shift "
-            "rotation), or leave oracle out of --methods"
-        )
-    return experiment_of(config, population)
+def _changed(entry: Entry, changes: Mapping[str, Any]) -> Entry:
+    tree = entry.config.model_dump()
+    run_anew(tree, changes)
+    return replace(entry, config=parse(tree))
 
 
 def _run(
     directory: Path,
     entries: Sequence[Entry],
-    experiment_for: Callable[[str], Experiment],
+    people: Populations,
     left_out: Mapping[str, str],
-    show: Show,
+    look: Look,
     note: Note,
+    jobs: int | None,
+    engine_asked: bool,
 ) -> Comparison:
     """Do what is left to do in a folder whose plan is written, then write the table."""
-    place, refused = RunDir(directory), dict(left_out)
-    place.lock()
-    try:
-        for entry in entries:
-            run = RunDir(directory / folder_of(entry.title))
-            if run.result.exists():
-                continue
+    left = [e for e in entries if not RunDir(directory / e.folder).result.exists()]
+    count = at_once(jobs, len(left), engine_asked, entries[0].config.run)
+    abouts = read_abouts(directory)
+    _remember(directory, entries, abouts)
+    in_loop = not engine_asked and count > 1
+    last = {people.key(e.config): e.name for e in left}  # who is the last to need these clients
+    todo = [
+        Job(e.name, _begin(e, directory, people, e.name in last.values(), abouts, in_loop))
+        for e in left
+    ]
+    look.expect(len(left), count, entries[0].seed is not None)
+    failed = carry_out(todo, count, look)
+    refused, stopped = dict(left_out), dict[str, str]()
+    for entry in entries:
+        error = failed.get(entry.name)
+        if isinstance(error, Interrupted):
+            stopped[entry.name] = str(failed.pop(entry.name))
+        elif entry.optional and isinstance(error, ConfigError | TrainingError):
+            refused[entry.name] = str(failed.pop(entry.name))
+            note(entry.name, str(error))
+    missing = {*refused, *failed, *stopped}
+    done = [entry for entry in entries if entry.name not in missing]
+    if not done:
+        raise _nothing(failed, stopped, refused)
+    papers = {e.place: abouts[e.name] for e in reversed(done) if e.name in abouts}
+    return _table(directory, done, Comparison((), "", refused, failed, stopped, papers=papers))
+
+
+def _begin(
+    entry: Entry,
+    directory: Path,
+    people: Populations,
+    last: bool,
+    abouts: Abouts,
+    in_loop: bool,
+) -> Callable[[], Ready]:
+    """What makes a run ready: its clients are read, and forgotten after the last that has them."""
+
+    def ready() -> Ready:
+        population = people.of(entry.config)
+        if last:
+            people.forget(entry.config)
+
+        def work(watch: Watch) -> None:
+            from coterie.run.scenarios import remember
+
+            run = RunDir(directory / entry.folder)
             if not run.config.exists():
                 run.discard()  # stopped before anything was saved there, if it was begun at all
-            try:
-                experiment = experiment_for(entry.title)
-                by = headline(experiment.population.classes is None)
-                with show(entry.title, experiment.settings.rounds, by) as watch:
-                    execute(experiment, run.path, resume=run.config.exists(), watch=watch)
-            except (ConfigError, TrainingError) as error:
-                if not entry.optional or Stop.asked:  # a run can also fail because it is stopped
-                    raise
-                refused[entry.title] = str(error)
-                note(entry.title, str(error))
-        done = [entry.title for entry in entries if entry.title not in refused]
-        if not done:
-            raise ConfigError(next(iter(refused.values())))
-        return _table(directory, done, refused)
-    finally:
-        place.unlock()
+            experiment = experiment_for(entry.config, population)
+            if in_loop:
+                experiment = with_settings(experiment, engine="loop", workers=None)
+            with remember(run.path, abouts.get(entry.name)):
+                execute(experiment, run.path, resume=run.config.exists(), watch=watch)
+
+        return Ready(entry.config.run.rounds, headline(population.classes is None), work)
+
+    return ready
 
 
-def _table(directory: Path, titles: Sequence[str], left_out: Mapping[str, str]) -> Comparison:
-    """The rows of what is finished, from the files that the runs left; they are written, too."""
-    found = {title: _read_run(directory / folder_of(title)) for title in titles}
-    alone = found["local"][1] if "local" in found else None
-    rows = [_row(title, *each, alone) for title, each in found.items()]
-    judged_by = str(found[titles[0]][0]["judged_by"])
-    kept = {"judged_by": judged_by, "rows": rows, "left_out": left_out}
-    _write_json(directory / ROWS, kept)
-    write_atomic(directory / TABLE, to_csv(rows).encode(), durable=False)
-    return Comparison(rows, judged_by, left_out)
+def _remember(directory: Path, entries: Sequence[Entry], abouts: Abouts) -> None:
+    """Runs that were finished and not yet told of which scenario they are get to know it."""
+    from coterie.run.scenarios import remember
+    from coterie.run.scenarios.scenario import NOTE
+
+    for entry in entries:
+        if entry.name in abouts and not (directory / entry.folder / NOTE).exists():
+            with remember(directory / entry.folder, abouts[entry.name]):
+                pass
 
 
-def folder_of(title: str) -> str:
-    """The name of the folder that a method's run is kept in.
-
-    >>> folder_of("ifca k=4")
-    'ifca-k=4'
-    """
-    return re.sub(r"[\s/]+", "-", title)
+def _nothing(
+    failed: Mapping[str, CoterieError], stopped: Mapping[str, str], refused: Mapping[str, str]
+) -> CoterieError:
+    """Why there is no table at all."""
+    for name, error in failed.items():
+        return type(error)(f"{name}: {error}" if len(failed) > 1 else str(error))
+    if stopped:
+        return Interrupted(next(iter(stopped.values())))
+    return ConfigError(next(iter(refused.values())))
 
 
 # --- what the folder remembers -------------------------------------------------------------------
 
 
-def _write_plan(
-    directory: Path,
-    entries: Sequence[Entry],
-    configs: Mapping[str, Mapping[str, Any]],
-    left_out: Mapping[str, str],
-) -> None:
-    """All that it takes to continue: tables that all methods share, and each method's own."""
-    trees = [configs[entry.title] for entry in entries]
-    shared = {t: own for t, own in trees[0].items() if all(tree[t] == own for tree in trees)}
-    own = {
-        entry.title: {"optional": entry.optional}
-        | {t: values for t, values in configs[entry.title].items() if t not in shared}
-        for entry in entries
+def _table(directory: Path, entries: Sequence[Entry], found: Comparison) -> Comparison:
+    """The rows of what is finished, from the files that the runs left; they are written, too."""
+    kept = {e.name: read_kept(directory / e.folder) for e in entries}
+    alone = {
+        (repr(dict(e.settings)), e.seed): kept[e.name][1] for e in entries if e.title == "local"
     }
-    plan = {"format": _FORMAT, "left_out": dict(left_out), "shared": shared, "methods": own}
-    write_atomic(directory / PLAN, to_toml(plan).encode(), durable=True)
+    rows: list[dict[str, Any]] = []
+    for e in entries:
+        row = row_of(e.title, *kept[e.name], alone.get((repr(dict(e.settings)), e.seed)))
+        told = {} if e.seed is None else {"seed": e.seed, **e.settings}
+        rows.append({"method": e.title, **told, **row})
+    made = replace(
+        found,
+        rows=rows,
+        judged_by=str(kept[entries[0].name][0]["judged_by"]),
+        swept=entries[0].seed is not None,
+        axes=list(entries[0].settings),
+        directory=directory,
+    )
+    _write_json(directory / ROWS, made.to_dict())
+    texts = {TABLE: to_csv(_even(rows)), "comparison.md": made.markdown()}
+    texts["comparison.tex"] = made.latex()
+    if made.swept:
+        texts[MEANS] = to_csv(_even(made.means))
+    for name, text in texts.items():
+        write_atomic(directory / name, text.encode(), durable=False)
+    return made
 
 
-def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str]]:
-    """The entries of a comparison that was begun, and what was left out of it."""
+def _even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same with all keys in all rows: not every setting has a clock, or noise."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return [{key: row.get(key) for key in keys} for row in rows]
+
+
+def _write_plan(
+    directory: Path, entries: Sequence[Entry], left_out: Mapping[str, str], engine_asked: bool
+) -> None:
+    """All that it takes to continue: the keys that all runs share, and each run's own."""
+    trees = [entry.config.model_dump() for entry in entries]
+    shared = {
+        table: {
+            key: value
+            for key, value in own.items()
+            if all(repr(tree[table].get(key)) == repr(value) for tree in trees)  # 1 is not 1.0
+        }
+        for table, own in trees[0].items()
+    }
+    runs = {}
+    for entry, tree in zip(entries, trees, strict=True):
+        own = {
+            table: {k: v for k, v in values.items() if k not in shared[table]}
+            for table, values in tree.items()
+        }
+        runs[entry.folder] = {
+            "method": entry.title,
+            "seed": entry.seed,
+            "optional": entry.optional,
+            "settings": [[key, value] for key, value in entry.settings.items()],
+            "own": {table: values for table, values in own.items() if values},
+        }
+    plan = {"format": _FORMAT, "engine_asked": engine_asked, "left_out": dict(left_out)}
+    text = to_toml({**plan, "shared": shared, "runs": runs})
+    write_atomic(directory / PLAN, text.encode(), durable=True)
+
+
+def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str], bool]:
+    """The entries of a comparison, what was left out of it, and whether it asked for an engine."""
     path = directory / PLAN
     if not path.is_file():
         single = (directory / "config.toml").is_file()
@@ -295,21 +371,42 @@ def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str]]:
         raise RunDirError(f"{directory} is not a comparison: it has no {PLAN}{hint}")
     try:
         plan = read_toml(path)
-        if plan["format"] != _FORMAT:
+        if plan["format"] not in (_FIRST, _FORMAT):
             raise RunDirError(f"{path} is of another version of Coterie")
-        entries = []
-        for title, own in plan["methods"].items():
-            optional = own.pop("optional")
-            entries.append(Entry(title, parse({**plan["shared"], **own}), optional))
-        return entries, plan.get("left_out", {})
-    except (ConfigError, KeyError, AttributeError, TypeError) as error:
+        entries = _first_plan(plan) if plan["format"] == _FIRST else _plan(plan)
+        usual = Config().run
+        asked = asks_engine(entries[0].config.model_dump(), usual)
+        return entries, plan.get("left_out", {}), bool(plan.get("engine_asked", asked))
+    except (ConfigError, KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
         raise RunDirError(
             f"{path} is damaged ({error}): start the comparison again in a new folder"
         ) from error
 
 
+def _plan(plan: Mapping[str, Any]) -> list[Entry]:
+    entries = []
+    for folder, run in plan["runs"].items():
+        own, shared = run.get("own", {}), plan["shared"]
+        tree = {t: {**shared.get(t, {}), **own.get(t, {})} for t in {**shared, **own}}
+        settings = dict(run["settings"])
+        seed = run.get("seed")
+        entries.append(Entry(run["method"], parse(tree), run["optional"], settings, seed, folder))
+    return entries
+
+
+def _first_plan(plan: Mapping[str, Any]) -> list[Entry]:
+    """Of earlier versions: tables that all methods share, and each method's own."""
+    entries = []
+    for title, own in plan["methods"].items():
+        optional = own.pop("optional")
+        folder = re.sub(r"[\s/]+", "-", title)
+        config = parse({**plan["shared"], **own})
+        entries.append(Entry(title, config, optional, folder=folder))
+    return entries
+
+
 def read_abouts(directory: Path) -> Abouts:
-    """What a comparison was told of a scenario, by title."""
+    """What a comparison was told of a scenario, by the names of its runs."""
     path = directory / ABOUTS
     found: Abouts = json.loads(path.read_text()) if path.exists() else {}
     return found
@@ -318,99 +415,3 @@ def read_abouts(directory: Path) -> Abouts:
 def _write_json(path: Path, tree: Any) -> None:
     text = json.dumps(finite(tree), indent=1, allow_nan=False, ensure_ascii=False)
     write_atomic(path, (text + "\n").encode(), durable=False)
-
-
-def _read_run(place: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """The summary and the clients' table of a finished run."""
-    run = RunDir(place)
-    try:
-        summary = json.loads(run.result.read_text())
-        with run.table.open(newline="") as file:
-            return summary, list(csv.DictReader(file))
-    except (OSError, ValueError) as error:
-        raise RunDirError(
-            f"{place} is damaged ({error}); write it again with: coterie run --resume {place}"
-        ) from error
-
-
-# --- rows ----------------------------------------------------------------------------------------
-
-
-def _row(
-    title: str,
-    summary: Mapping[str, Any],
-    clients: Sequence[Mapping[str, str]],
-    alone: Sequence[Mapping[str, str]] | None,
-) -> dict[str, Any]:
-    by, score = summary["judged_by"], summary.get("headline", "received")
-    gains = [] if alone is None or title == "local" else _gains(clients, alone, by, score)
-    return {
-        "method": title,
-        "received": summary["received"].get(by),
-        "adapted": summary["adapted"].get(by),
-        "newcomers": summary.get("newcomers", {}).get("adapted", {}).get(by),
-        "worst": summary[score].get("worst"),
-        "gain": sum(gains) / len(gains) if gains else None,
-        "better": sum(g > 0 for g in gains) if gains else None,
-        "compared": len(gains) if gains else None,
-        "groups": summary["groups"],
-        "agreement": agreement(clients),
-        "bytes": summary["bytes"]["down"] + summary["bytes"]["up"],
-        "wasted": sum(summary["bytes"]["wasted"].values()),
-        "rounds": summary["rounds"],
-        "stopped": summary["stopped"],
-        **_clocked(summary),
-        **_to_target(summary),
-        **_private(summary),
-        "seconds": summary["seconds"],
-        "sees": server_sees(summary),
-        "headline": score,
-    }
-
-
-def _clocked(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The seconds of the clock, if there was one."""
-    clock = summary.get("clock")
-    return {} if clock is None else {f"clock_{k}": v for k, v in clock.items()}
-
-
-def _private(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What noise cost, if there was any."""
-    found = summary.get("privacy", {})
-    return {key: found[key] for key in ("epsilon", "delta") if key in found}
-
-
-def _to_target(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What it took to reach the target, if one was set; None if it never was reached."""
-    if "to_target" not in summary:
-        return {}
-    found = summary["to_target"] or {}
-    bytes = sum(found["bytes"].values()) if found else None
-    times = {"target_seconds": found.get("seconds")} if "clock" in summary else {}
-    return {"target_round": found.get("round"), "target_bytes": bytes, **times}
-
-
-def _gains(
-    clients: Sequence[Mapping[str, str]],
-    alone: Sequence[Mapping[str, str]],
-    judged_by: str,
-    score: str,
-) -> list[float]:
-    """By how much each client scores higher than alone; newcomers are not meant by scores."""
-    pairs = [
-        (ours.get(f"{score}_{judged_by}", ""), theirs.get(f"received_{judged_by}", ""))
-        for ours, theirs in zip(clients, alone, strict=True)
-        if ours.get("newcomer", "0") == "0"
-    ]
-    return [float(ours) - float(theirs) for ours, theirs in pairs if ours and theirs]
-
-
-def agreement(clients: Sequence[Mapping[str, str]]) -> float | None:
-    """The adjusted Rand index between the groups found and the true ones, if there are any."""
-    known = [(c["true_group"], c["group"]) for c in clients if c["group"] != ""]
-    truth, found = [t for t, _ in known], [g for _, g in known]
-    if "" in truth or len(set(found)) < 2:
-        return None
-    from sklearn.metrics import adjusted_rand_score
-
-    return float(adjusted_rand_score(truth, found))

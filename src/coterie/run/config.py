@@ -239,6 +239,8 @@ def parse(tree: Mapping[str, Any]) -> Config:
     Traceback (most recent call last):
     coterie.errors.ConfigError: unknown key 'run.round'; did you mean 'run.rounds'? ...
     """
+    if "sweep" in tree:
+        raise ConfigError("a table [sweep] makes this several runs: coterie compare FILE")
     try:
         return Config.model_validate(expanded(tree))
     except ValidationError as error:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -39,11 +39,14 @@ from coterie.method import Method, Public, Setup
 from coterie.run.ending import Stop
 from coterie.run.live import Live
 from coterie.run.privacy import calibrated, check_privacy
-from coterie.run.provenance import described, session
+from coterie.run.provenance import about, described, session
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir
 from coterie.seeds import numpy_generator, seed_for
 from coterie.weights import Layout, Weights
+
+if TYPE_CHECKING:
+    from coterie.report.tracking import Tracking
 
 
 def _ray(plan: Plan, settings: Settings) -> Engine:
@@ -366,13 +369,17 @@ def execute(
     resume: bool = False,
     watch: Watch | None = None,
     remote: Callable[[Plan], Remote] | None = None,
+    track: Tracking | None = None,
 ) -> Result:
     """Run an experiment, or continue it where its directory's last checkpoint left it.
 
-    With ``remote`` its clients are elsewhere, and keep their states themselves.
+    With ``remote`` its clients are elsewhere, and keep their states themselves. ``watch`` is told
+    of rounds, ``track`` of all events.
     """
     check_engine(experiment.settings)
     with ExitStack() as stack:
+        if track is not None:
+            stack.enter_context(track)
         stack.enter_context(one_thread())
         scratch = tempfile.TemporaryDirectory(prefix="coterie-") if directory is None else None
         run = RunDir(directory) if directory is not None else None
@@ -384,7 +391,8 @@ def execute(
             (RunDir.open if resume else RunDir.create)(run.path)
             run.lock()
             stack.callback(run.unlock)
-            run.stop_asked()  # of a session before this one
+            if remote is None:  # who serves has begun before, and looked then
+                run.stop_asked()  # of a session before this one
             live.begin(resume)
             run.write_config(experiment.config)
             run.write_data(described(experiment.population, remote is not None))
@@ -399,12 +407,19 @@ def execute(
                 run.discard()  # nothing was begun: the corrected command may have the folder
             raise
         stack.callback(engine.close)
+        if track is not None:
+            # Rounds whose scores are to come are told of when these are there.
+            told = live.history[: len(live.history) - bool(live.unscored)]
+            track.begin(about(experiment, live.judged_by, directory, told))
+            live.track = track.event
         try:
             live.run(engine)
         except ConfigError:
             if run is not None and remote is None and not resume and not live.history:
                 run.discard()  # the method refused: let the corrected command have the folder
             raise
+        if track is not None:
+            track.finish(live.summary)
         return Result(
             history=live.history,
             clients=live.rows,

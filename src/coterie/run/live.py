@@ -55,6 +55,7 @@ class Live:
     ) -> None:
         self.experiment, self.settings = experiment, experiment.settings
         self.plan, self.run_dir, self.watch = plan, run, watch
+        self.track: Watch | None = None  # told of events that are no rounds, too
         self.layout = plan.start.layout
         self.ids, self.newcomers = experiment.members, experiment.newcomers
         self.terms, self.policy = experiment.terms(plan.start), self.settings.policy
@@ -253,6 +254,8 @@ class Live:
             self.state = replace(self.state, notes={})
         if self.run_dir is not None:
             self.run_dir.append(event)
+        if self.track is not None and "event" in event:
+            self.track(event)
 
     def _round(self, number: int) -> None:
         # Whom the last round is scored for, and with what: as it left them.
@@ -306,9 +309,13 @@ class Live:
         if self.run_dir is None or self.stopped or self.done == self.settings.rounds:
             return
         if self.run_dir.stop_asked():
-            if self.done % self.settings.checkpoint_every:
-                self._save(self.done)
+            self._keep()
             raise Interrupted(f"stopped after round {self.done}, as asked in {self.run_dir.path}")
+
+    def _keep(self) -> None:
+        """Save what is done, if it is not saved."""
+        if self.done % self.settings.checkpoint_every:
+            self._save(self.done)
 
     def _forgives(self, why: Exception) -> bool:
         """Whether an error may come of what clients of others sent."""
@@ -316,8 +323,10 @@ class Live:
 
     def _show(self, events: Sequence[dict[str, Any]]) -> None:
         """Tell who watches of rounds that are complete."""
-        for event in events if self.watch is not None else ():
-            self.watch(event)  # type: ignore[misc]
+        for event in events:
+            for tell in (self.track, self.watch):  # who watches may end the run
+                if tell is not None:
+                    tell(event)
 
     # --- scores that ride on the next round's orders ---------------------------------------------
 
@@ -418,7 +427,11 @@ class Live:
             closed = f"method {self.experiment.method.name} has no way to admit newcomers"
         elif self.plan.privacy.on:  # a budget, or a roster of keys, is of those who began
             closed = "with privacy, it is for those who began it"
-        fresh = self.remote.arrivals(self.ids, least(self.policy, len(self.ids)), closed)
+        try:
+            fresh = self.remote.arrivals(self.ids, least(self.policy, len(self.ids)), closed)
+        except Interrupted:  # somebody asked for that while it waited
+            self._keep()
+            raise
         self.next = None  # who left since is not asked, and who is back is: choose now
         if not fresh or admit is None:
             return

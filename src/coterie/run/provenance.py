@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +19,7 @@ from coterie.data.heterogeneity import label_table
 from coterie.data.population import Population
 
 if TYPE_CHECKING:
-    from coterie.run.experiment import Settings
+    from coterie.run.experiment import Experiment, Settings
 
 _NAMED = ("torch", "numpy", "scipy", "scikit-learn")
 
@@ -39,6 +41,26 @@ def session(settings: Settings, done: int) -> dict[str, Any]:
         "workers": settings.workers,
         "versions": versions(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def about(
+    experiment: Experiment, judged_by: str, directory: Path | None, history: Sequence[Any]
+) -> dict[str, Any]:
+    """What trackers are told of a run when it begins, or goes on after these rounds."""
+    settings, config = experiment.settings, dict(experiment.config)
+    if "run" not in config:  # made in Python: there is no configuration that says all this
+        chosen = {"rounds": settings.rounds, "seed": settings.seed, "cohort": settings.cohort}
+        config |= {"train": asdict(experiment.schedule), "run": chosen}
+    return {
+        "method": experiment.method.name,
+        "rounds": settings.rounds,
+        "seed": settings.seed,
+        "judged_by": judged_by,
+        "config": config,
+        "versions": versions(),
+        "directory": directory,
+        "history": list(history),
     }
 
 

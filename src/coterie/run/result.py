@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -22,17 +22,22 @@ from coterie.engines.site import Plan
 from coterie.errors import ConfigError
 from coterie.federation import ClientId, Slot
 from coterie.method import State
+from coterie.report.notebook import Notebook
 from coterie.run.evaluation import Scores
 from coterie.weights import Weights
 
+if TYPE_CHECKING:
+    from coterie.report.reading import Reading
+
 
 @dataclass(frozen=True)
-class Result:
+class Result(Notebook):
     """A finished run: its history, its clients, and their models.
 
     ``history`` has an entry a round, ``clients`` a row a client, ``summary`` the scores at the
     end; ``begun`` is what the method did and found before the first round; ``newcomers`` are the
-    clients that were held out.
+    clients that were held out. A notebook shows it as a card; ``to_dataframe()`` and
+    ``figure("groups")`` have more.
     """
 
     history: Sequence[Mapping[str, Any]]
@@ -47,6 +52,11 @@ class Result:
     newcomers: Sequence[ClientId] = ()
     directory: Path | None = None
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    def _read(self) -> Reading:
+        from coterie.report.reading import Reading
+
+        return Reading.of(self)
 
     @property
     def accuracy(self) -> float:

@@ -113,6 +113,10 @@ class RunDir:
         """Ask whoever works here to end after the present round."""
         self._stop.touch()
 
+    def stop_pending(self) -> bool:
+        """Whether somebody asked, and nobody has heeded it yet."""
+        return self._stop.exists()
+
     def stop_asked(self) -> bool:
         """Whether somebody asked since this was asked last; the request is then gone."""
         try:

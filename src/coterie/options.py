@@ -1,0 +1,195 @@
+"""What commands share: their options, how these become a configuration, and where words go."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.markup import escape
+
+from coterie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coterie.run.scenarios import Chosen
+
+out = Console()
+err = Console(stderr=True)
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(help="A TOML file; flags and --set override it.")
+]
+DataSet = Annotated[str | None, typer.Option("--data", help="Data set (see `coterie data`).")]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", envvar="COTERIE_DATA", help="Where the data set's files are."),
+]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
+PartitionName = Annotated[str | None, typer.Option("--partition", help="See `coterie partitions`.")]
+ShiftName = Annotated[str | None, typer.Option("--shift", help="See `coterie partitions`.")]
+ModelName = Annotated[str | None, typer.Option("--model", help="See `coterie models`.")]
+MethodName = Annotated[str | None, typer.Option("--method", help="See `coterie methods`.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
+Cohort = Annotated[str | None, typer.Option(help="Clients a round: a number, or a fraction.")]
+Epochs = Annotated[int | None, typer.Option(help="Local epochs in a round.")]
+BatchSize = Annotated[int | None, typer.Option(help="Local batch size.")]
+Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
+Momentum = Annotated[float | None, typer.Option(help="Momentum of local SGD.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
+EngineName = Annotated[str | None, typer.Option("--engine", help="loop, pool or ray.")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes of the pool, or of Ray.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="A Ray cluster: auto, or HOST:PORT (default: a Ray of its own, here)."),
+]
+Holdout = Annotated[
+    int | None, typer.Option(help="Clients that stay outside and join after the last round.")
+]
+AdmitEpochs = Annotated[int | None, typer.Option(help="Epochs that those who join then adapt for.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
+]
+CodecName = Annotated[
+    str | None,
+    typer.Option("--codec", help="How replies are encoded, as in qsgd (see `coterie wire`)."),
+]
+ClockName = Annotated[
+    str | None, typer.Option("--clock", help="links or wireless: count simulated seconds.")
+]
+Target = Annotated[
+    float | None, typer.Option(help="A score, as in 0.8: report what it took to reach it.")
+]
+SecureFlag = Annotated[
+    bool, typer.Option("--secure", help="The server learns sums only: secure aggregation.")
+]
+EpsilonBudget = Annotated[
+    float | None,
+    typer.Option("--epsilon", help="A privacy budget, as in 8: noise is chosen to keep it."),
+]
+Reveal = Annotated[
+    str | None,
+    typer.Option("--reveal", help="What --secure lets through: final-layer (FedClust)."),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Also write to tensorboard or mlflow; may be repeated."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+ScenarioName = Annotated[
+    str | None,
+    typer.Option("--scenario", help="A paper's set-up (see `coterie scenarios`); all else wins."),
+]
+
+FLAGS = {
+    "data": "data.set",
+    "folder": "data.folder",
+    "clients": "data.clients",
+    "partition": "partition.name",
+    "shift": "shift.name",
+    "model": "model.name",
+    "method": "method.name",
+    "rounds": "run.rounds",
+    "cohort": "run.cohort",
+    "epochs": "train.epochs",
+    "batch_size": "train.batch_size",
+    "lr": "train.lr",
+    "momentum": "train.momentum",
+    "seed": "run.seed",
+    "engine": "run.engine",
+    "workers": "run.workers",
+    "address": "run.address",
+    "holdout": "run.holdout",
+    "admit_epochs": "run.admit_epochs",
+    "alone": "evaluation.alone",
+    "codec": "wire.up",
+    "clock": "clock.name",
+    "target": "evaluation.target",
+    "secure": "privacy.secure",
+    "epsilon": "privacy.epsilon",
+    "reveal": "privacy.reveal",
+}
+
+
+def resolve(
+    config: Path | None, sets: list[str] | None, sweeping: bool = False, **flags: Any
+) -> dict[str, Any]:
+    """A file, then flags, then --set: one tree of tables."""
+    from coterie.run.config import assign, assign_text, assign_texts
+    from coterie.run.toml import read_toml
+
+    tree = read_toml(config) if config else {}
+    if "sweep" in tree and not sweeping:
+        raise ConfigError(
+            f"{config} has a table [sweep], so this is a sweep: coterie compare {config}"
+        )
+    for flag, value in flags.items():
+        if value is None or value is False:
+            continue
+        if flag == "folder" and "folder" in tree.get("data", {}) and from_environment(value):
+            continue  # the environment is only a default
+        if flag == "cohort":
+            assign_text(tree, f"run.cohort={value}")
+        else:
+            assign(tree, FLAGS[flag], str(value) if isinstance(value, Path) else value)
+    assign_texts(tree, sets or [])
+    return tree
+
+
+def chosen_of(scenario: str | None, given: dict[str, Any]) -> Chosen | None:
+    """The scenario with the user's own tables laid over it, if one was named."""
+    if scenario is None:
+        return None
+    from coterie.run.scenarios import choose
+    from coterie.run.scenarios import scenario as find
+
+    return choose(find(scenario), given)
+
+
+def tell(chosen: Chosen | None) -> None:
+    """Say that another data set is used than the scenario's."""
+    if chosen is not None and chosen.warning:
+        err.print(f"[yellow]note:[/] {escape(chosen.warning)}", highlight=False, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Say something on standard error, above the progress if that is there."""
+    err.print(f"[yellow]note:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def from_environment(folder: Path) -> bool:
+    """Whether a folder comes from ``COTERIE_DATA`` and not from a flag."""
+    given = any(a == "--folder" or a.startswith("--folder=") for a in sys.argv)
+    return os.environ.get("COTERIE_DATA") == str(folder) and not given
+
+
+def refuse_with_resume(
+    what: str, more: bool, flags: dict[str, Any], *free: str, and_also: str = ""
+) -> None:
+    """With --resume nothing may be given that would change the course of what was begun."""
+    given = [k for k, v in flags.items() if v is not None and v is not False and k not in free]
+    given = [k for k in given if not (k == "folder" and from_environment(flags[k]))]
+    if more or given:
+        *names, last = (f"--{name}" for name in free)
+        raise ConfigError(
+            f"--resume takes the configuration of the {what}; only {', '.join(names)} and "
+            f"{last}{and_also} can be given with it"
+        )
+
+
+def new_directory(name: str) -> Path:
+    """A folder below runs/ that is not there yet."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path, number = Path("runs") / f"{stamp}-{name}", 2
+    while path.exists():
+        path, number = Path("runs") / f"{stamp}-{name}-{number}", number + 1
+    return path
+
+
+def show(table: RenderableType) -> None:
+    """A table on the terminal; elsewhere, where nobody's window is too narrow, in full width."""
+    wide = out.is_terminal or "COLUMNS" in os.environ
+    (out if wide else Console(width=1000, file=out.file)).print(table)

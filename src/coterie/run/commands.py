@@ -1,0 +1,286 @@
+"""The command that compares: methods, seeds, partitions and settings, side by side."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from coterie.errors import ConfigError, Interrupted
+from coterie.options import (
+    FLAGS,
+    Address,
+    AdmitEpochs,
+    BatchSize,
+    Clients,
+    ClockName,
+    CodecName,
+    Cohort,
+    ConfigFile,
+    DataSet,
+    EngineName,
+    Epochs,
+    EpsilonBudget,
+    Folder,
+    Holdout,
+    ModelName,
+    Momentum,
+    PartitionName,
+    Quiet,
+    Rate,
+    Reveal,
+    Rounds,
+    ScenarioName,
+    SecureFlag,
+    Seed,
+    Sets,
+    ShiftName,
+    Target,
+    Workers,
+    chosen_of,
+    err,
+    new_directory,
+    out,
+    refuse_with_resume,
+    resolve,
+    show,
+    tell,
+    warn,
+)
+from coterie.run.stopping import stopped_with
+from coterie.run.sweep import USUAL, Asked, Assignments, Sweep, of_flags, of_table
+
+if TYPE_CHECKING:
+    from coterie.run.comparison import Comparison
+    from coterie.run.config import Config
+
+
+class Format(StrEnum):
+    """What is printed on standard output."""
+
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+    LATEX = "latex"
+    JSON = "json"
+
+
+def compare(
+    config: ConfigFile = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods, with parameters as in ifca:k=4, separated by commas; all for every one. "
+            f"(default: {USUAL}; oracle where the true groups are known; those of a "
+            "scenario's table)"
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="How many seeds, as in 5 (0 to 4), or which, as in 3,7. With --resume: "
+            "further ones."
+        ),
+    ] = None,
+    partitions: Annotated[
+        str | None, typer.Option(help="Several, as in iid,dirichlet:alpha=0.1.")
+    ] = None,
+    shifts: Annotated[
+        str | None, typer.Option(help="Several, as in none,rotation:groups=4.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="Several values of any key, as in train.lr=0.05,0.1; may be repeated."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Runs at a time (default: as many as cores; 1 with --engine)."),
+    ] = None,
+    data: DataSet = None,
+    folder: Folder = None,
+    clients: Clients = None,
+    partition: PartitionName = None,
+    shift: ShiftName = None,
+    model: ModelName = None,
+    rounds: Rounds = None,
+    cohort: Cohort = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    momentum: Momentum = None,
+    seed: Seed = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
+    holdout: Holdout = None,
+    admit_epochs: AdmitEpochs = None,
+    codec: CodecName = None,
+    clock: ClockName = None,
+    target: Target = None,
+    secure: SecureFlag = False,
+    epsilon: EpsilonBudget = None,
+    reveal: Reveal = None,
+    sets: Sets = None,
+    scenario: ScenarioName = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to keep the runs (default: runs/…).")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the comparison in this directory.")
+    ] = None,
+    quiet: Quiet = False,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="What is printed (default: table).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """Run several methods on the same clients and print them side by side.
+
+    With several seeds, partitions, shifts or values it is a sweep: means over seeds, side by side.
+    """
+    flags = {k: v for k, v in locals().items() if k in FLAGS}
+    shape = _form(form, as_json)
+    place = resume or directory or new_directory("compare")
+    asked = of_flags(methods, seeds, partitions, shifts, vary, jobs)
+    with stopped_with(lambda: _how_to_go_on(place)):
+        if resume is not None:
+            more = any((config, methods, partitions, shifts, vary, sets, scenario, directory))
+            free = ("engine", "workers", "address")
+            refuse_with_resume("comparison", more, flags, *free, "seeds", "jobs")
+            made = _continued(place, asked, quiet, {key: flags[key] for key in free})
+        else:
+            made = _begun(place, asked, quiet, config, sets, scenario, flags)
+    _print(made, place, shape)
+    _say_what_is_missing(made, place)
+
+
+def _form(form: Format | None, as_json: bool) -> Format:
+    if as_json and form not in (None, Format.JSON):
+        raise ConfigError(f"--json and --format {form}: give one of the two")
+    return Format.JSON if as_json else form or Format.TABLE
+
+
+def _begun(
+    place: Path,
+    flagged: Sweep,
+    quiet: bool,
+    file: Path | None,
+    sets: list[str] | None,
+    scenario: str | None,
+    flags: dict[str, Any],
+) -> Comparison:
+    """A new comparison: a file, flags that win over it, and what they sweep over."""
+    from coterie.report.runs_progress import runs_progress
+    from coterie.run.compare import asks_engine, run_all, set_up
+    from coterie.run.config import parse
+    from coterie.run.entries import Populations, entries_of
+
+    base = resolve(file, sets, sweeping=True, **flags)
+    sweep = _swept(base, flagged, sets, flags)
+    named = bool(sweep.methods)
+    if not named and scenario is not None:
+        sweep = of_flags(_of_the_table(scenario)).over(sweep)
+    abouts: dict[str, dict[str, Any]] = {}
+
+    def configure(method: Asked, assignments: Assignments) -> Config:
+        tree = set_up(base, method, assignments)
+        scene = chosen_of(scenario, tree)
+        if scene is None:
+            return parse(tree)
+        if not abouts:
+            tell(scene)
+        found = parse(scene.tree)
+        abouts[found.model_dump_json()] = scene.about()
+        return found
+
+    people = Populations()
+    entries = entries_of(sweep, configure, people, oracle_if_possible=not named)
+    told = {e.name: abouts[e.config.model_dump_json()] for e in entries} if abouts else None
+    with runs_progress(err, quiet) as look:
+        return run_all(
+            entries, people, place, look, sweep.jobs, _note, told, engine_asked=asks_engine(base)
+        )
+
+
+def _swept(
+    base: dict[str, Any], flagged: Sweep, sets: list[str] | None, flags: Mapping[str, Any]
+) -> Sweep:
+    """What is swept over: flags win over the file, a single value over several of the file."""
+    given = [FLAGS[k] for k, v in flags.items() if v is not None and v is not False]
+    given += [text.partition("=")[0].strip() for text in sets or []]
+    both = [key for key in flagged.keys if key in given]
+    if both:
+        raise ConfigError(f"{both[0]} is given once and swept over: leave one of the two out")
+    written = of_table(base.pop("sweep", {})).without(given)
+    return flagged.over(written)
+
+
+def _continued(place: Path, asked: Sweep, quiet: bool, changes: dict[str, Any]) -> Comparison:
+    from coterie.report.runs_progress import runs_progress
+    from coterie.run.compare import go_on
+
+    with runs_progress(err, quiet) as look:
+        return go_on(place, look, asked.jobs, _note, asked.seeds, **changes)
+
+
+def _of_the_table(scenario: str) -> str:
+    """The methods of a scenario's table that there are, as --methods takes them."""
+    from coterie.run.scenarios import scenario as find
+
+    return ",".join(find(scenario).methods())
+
+
+def _note(name: str, reason: str) -> None:
+    """Say at once which method is left out."""
+    warn(f"{name} is left out: {reason}")
+
+
+# --- what is said at the end ---------------------------------------------------------------------
+
+
+def _print(made: Comparison, place: Path, shape: Format) -> None:
+    from coterie.report.comparison_tables import sheet_of
+    from coterie.report.sheets import as_rich
+    from coterie.run.compare import TABLE
+    from coterie.run.rundir import finite
+
+    if shape == Format.TABLE:
+        sheet = sheet_of(made)
+        show(as_rich(sheet))
+        for line in sheet.notes:
+            out.print(escape(line), highlight=False, soft_wrap=True)
+        out.print(f"kept in {escape(str(place))}", soft_wrap=True)
+        return
+    texts: dict[Format, Callable[[], str]] = {
+        Format.MARKDOWN: made.markdown,
+        Format.LATEX: made.latex,
+        Format.CSV: (place / TABLE).read_text,
+        Format.JSON: lambda: json.dumps(finite({**made.to_dict(), "directory": str(place)})),
+    }
+    typer.echo(texts[shape]().rstrip("\n"))
+
+
+def _say_what_is_missing(made: Comparison, place: Path) -> None:
+    """What failed gives the exit code; what was asked to stop, 130."""
+    how = f"coterie compare --resume {shlex.quote(str(place))}"
+    for name, error in made.failed.items():
+        others = f" (and {len(made.failed) - 1} more)" if len(made.failed) > 1 else ""
+        raise type(error)(f"{name} failed{others}: {error}. The others are kept; try again: {how}")
+    if made.stopped:
+        names = "; ".join(made.stopped)
+        raise Interrupted(f"asked to stop: {names}. The others are done; continue with: {how}")
+
+
+def _how_to_go_on(place: Path) -> str:
+    from coterie.run.compare import PLAN
+
+    if (place / PLAN).exists():
+        how = f"coterie compare --resume {shlex.quote(str(place))}"
+        return f"stopped. Finished methods are kept in {place}; continue with: {how}"
+    return f"stopped before anything was saved in {place}"

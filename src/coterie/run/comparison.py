@@ -1,0 +1,91 @@
+"""What a comparison came to: rows as numbers, means over seeds, and tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ConfigError, CoterieError
+from coterie.run.pairing import means_of
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row a run, as numbers; what was left out, failed, or was asked to stop, and why.
+
+    ``swept`` is true if there can be several seeds and settings; ``axes`` are then the keys of a
+    row that tell settings apart, and ``means`` has a row for each method and setting. ``papers``
+    are a scenario's figures, by method and setting.
+
+    >>> rows = [{"method": "fedavg", "seed": s, "received": 0.5 + s / 4} for s in (0, 1)]
+    >>> Comparison(rows, "accuracy", swept=True).means[0]["received"]
+    0.625
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    judged_by: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, CoterieError] = field(default_factory=dict)
+    stopped: Mapping[str, str] = field(default_factory=dict)
+    swept: bool = False
+    axes: Sequence[str] = ()
+    papers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    directory: Path | None = None
+
+    @cached_property
+    def means(self) -> list[dict[str, Any]]:
+        """A row for each method and setting: means over seeds, ``_std`` and ``_mark`` of scores."""
+        return means_of([{"seed": 0, **row} for row in self.rows], self.axes)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that there are results of."""
+        return sorted({int(row["seed"]) for row in self.rows if "seed" in row})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as ``comparison.json`` has it."""
+        return {
+            "judged_by": self.judged_by,
+            **({"axes": list(self.axes)} if self.swept else {}),
+            "rows": list(self.rows),
+            **({"means": self.means} if self.swept else {}),
+            "left_out": dict(self.left_out),
+            "failed": {name: str(error) for name, error in self.failed.items()},
+            "stopped": dict(self.stopped),
+        }
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """The rows as a data frame of pandas: a row a run."""
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError(
+                "a data frame needs the extra: pip install 'coterie[notebook]'"
+            ) from None
+        return pandas.DataFrame([dict(row) for row in self.rows])
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        from coterie.report.comparison_tables import sheet_of
+        from coterie.report.sheets import as_markdown
+
+        return as_markdown(sheet_of(self))
+
+    def latex(self) -> str:
+        """The table as LaTeX; it needs the package booktabs."""
+        from coterie.report.comparison_tables import sheet_of
+        from coterie.report.sheets import as_latex
+
+        return as_latex(sheet_of(self))
+
+    def _repr_html_(self) -> str:
+        from coterie.report.comparison_tables import sheet_of
+        from coterie.report.sheets import as_html
+
+        return as_html(sheet_of(self))

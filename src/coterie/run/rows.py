@@ -1,0 +1,107 @@
+"""A row of a comparison: what one run came to, from the files that it left."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.door.exposure import server_sees
+from coterie.errors import RunDirError
+from coterie.run.rundir import RunDir
+
+
+def read_kept(place: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """The summary and the clients' table of a finished run."""
+    run = RunDir(place)
+    try:
+        summary = json.loads(run.result.read_text())
+        with run.table.open(newline="") as file:
+            return summary, list(csv.DictReader(file))
+    except (OSError, ValueError) as error:
+        raise RunDirError(
+            f"{place} is damaged ({error}); write it again with: coterie run --resume {place}"
+        ) from error
+
+
+def row_of(
+    title: str,
+    summary: Mapping[str, Any],
+    clients: Sequence[Mapping[str, str]],
+    alone: Sequence[Mapping[str, str]] | None,
+) -> dict[str, Any]:
+    """What a run came to, as numbers; gains are those over the clients ``alone``."""
+    by, score = summary["judged_by"], summary.get("headline", "received")
+    gains = [] if alone is None or title == "local" else _gains(clients, alone, by, score)
+    return {
+        "method": title,
+        "received": summary["received"].get(by),
+        "adapted": summary["adapted"].get(by),
+        "newcomers": summary.get("newcomers", {}).get("adapted", {}).get(by),
+        "worst": summary[score].get("worst"),
+        "gain": sum(gains) / len(gains) if gains else None,
+        "better": sum(g > 0 for g in gains) if gains else None,
+        "compared": len(gains) if gains else None,
+        "groups": summary["groups"],
+        "agreement": agreement(clients),
+        "bytes": summary["bytes"]["down"] + summary["bytes"]["up"],
+        "wasted": sum(summary["bytes"]["wasted"].values()),
+        "rounds": summary["rounds"],
+        "stopped": summary["stopped"],
+        **_clocked(summary),
+        **_to_target(summary),
+        **_private(summary),
+        "seconds": summary["seconds"],
+        "sees": server_sees(summary),
+        "headline": score,
+    }
+
+
+def _clocked(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The seconds of the clock, if there was one."""
+    clock = summary.get("clock")
+    return {} if clock is None else {f"clock_{k}": v for k, v in clock.items()}
+
+
+def _private(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What noise cost, if there was any."""
+    found = summary.get("privacy", {})
+    return {key: found[key] for key in ("epsilon", "delta") if key in found}
+
+
+def _to_target(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What it took to reach the target, if one was set; None if it never was reached."""
+    if "to_target" not in summary:
+        return {}
+    found = summary["to_target"] or {}
+    bytes = sum(found["bytes"].values()) if found else None
+    times = {"target_seconds": found.get("seconds")} if "clock" in summary else {}
+    return {"target_round": found.get("round"), "target_bytes": bytes, **times}
+
+
+def _gains(
+    clients: Sequence[Mapping[str, str]],
+    alone: Sequence[Mapping[str, str]],
+    judged_by: str,
+    score: str,
+) -> list[float]:
+    """By how much each client scores higher than alone; newcomers are not meant by scores."""
+    pairs = [
+        (ours.get(f"{score}_{judged_by}", ""), theirs.get(f"received_{judged_by}", ""))
+        for ours, theirs in zip(clients, alone, strict=True)
+        if ours.get("newcomer", "0") == "0"
+    ]
+    return [float(ours) - float(theirs) for ours, theirs in pairs if ours and theirs]
+
+
+def agreement(clients: Sequence[Mapping[str, str]]) -> float | None:
+    """The adjusted Rand index between the groups found and the true ones, if there are any."""
+    known = [(c["true_group"], c["group"]) for c in clients if c["group"] != ""]
+    truth, found = [t for t, _ in known], [g for _, g in known]
+    if "" in truth or len(set(found)) < 2:
+        return None
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(truth, found))
