@@ -72,6 +72,8 @@ app = typer.Typer(
     epilog="Exit codes: 2 configuration, 3 data, 4 run directory, 5 training, 6 engine, "
     "130 stopped by the user.",
 )
+
+
 @app.command()
 def run(
     config: ConfigFile = None,

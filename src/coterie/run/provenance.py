@@ -67,8 +67,8 @@ def about(
 def versions() -> dict[str, str]:
     """Coterie's, Python's, and those of the libraries that decide a result.
 
-    >>> sorted(versions())[:3]
-    ['coterie', 'numpy', 'python']
+    >>> list(versions())[:3]
+    ['coterie', 'python', 'torch']
     """
     found = {"coterie": __version__, "python": platform.python_version()}
     loaded = [name for name in ("ray", "flwr") if name in sys.modules]
