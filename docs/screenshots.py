@@ -1,17 +1,15 @@
 """Make the pictures of docs/images: the report and the live page, light and dark, wide and narrow.
 
-    .venv/bin/python docs/screenshots.py --folder DATA
+    .venv/bin/python docs/screenshots.py
 
-DATA holds Fashion-MNIST's four files, or a folder ``fashion-mnist`` with them; without ``--folder``
-they are downloaded. The runs are real: DC-PFL, FedClust and FedAvg on 20 clients; with ``--runs
-DIR`` they are kept, and those that are there are not done again. The live page is that of
-``coterie watch`` while one of them goes on. It needs playwright and a Chromium or Chrome of the
-system (on Debian ``apt-get install chromium``).
+The runs are real: methods of ``make demo`` on its clients, so nothing is downloaded. The report is
+that of IFCA; the live page is that of ``coterie watch`` while another run goes on. It takes about
+two minutes, and needs playwright and a Chromium or Chrome of the system (on Debian ``apt-get
+install chromium``).
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import signal
 import subprocess
@@ -34,13 +32,14 @@ from browsing import DESKTOP, PHONE, browser, opened, why_not  # noqa: E402
 
 OUT = HERE / "images"
 COTERIE = [sys.executable, "-m", "coterie"]
-COMMON = "--data fashion-mnist --clients 20 --seed 0 --set data.samples=6000 --clock links --alone"
-SPLIT = "--partition primary-secondary --model cnn5 --lr 0.05 --momentum 0.5 --epochs 5 --rounds 60"
-RUNS = {  # each is `coterie run` with COMMON and these
-    "dc-pfl": f"{SPLIT} --method dc-pfl --set evaluation.adapt_every=5",
-    "fedavg": f"{SPLIT} --method fedavg",
-    "fedclust": f"{SPLIT} --method fedclust --set method.warmup_epochs=5",
+DEMO = HERE.parent / "examples" / "demo.toml"
+COMMON = "--alone --clock links --set evaluation.adapt_every=5 --quiet"
+RUNS = {  # each is `coterie run` with the demo's file, COMMON and these
+    "fedavg": "--method fedavg",
+    "fedclust": "--method fedclust",
+    "ifca": "--method ifca --set method.k=4",
 }
+GOING = "--method dc-pfl --epochs 30 --lr 0.03 --rounds 60 --engine loop"
 VIEWS = {
     "desktop-light": (False, DESKTOP),
     "desktop-dark": (True, DESKTOP),
@@ -48,21 +47,12 @@ VIEWS = {
     "phone-dark": (True, PHONE),
 }
 # What is shown of the report: from the top, with the pictures that fit.
-TALL = {"desktop": 1900, "phone": 1500}
+TALL = {"desktop": 1300, "phone": 1500}
 
 
-def command(name: str, runs: Path, folder: Path | None) -> list[str]:
+def command(place: Path, own: str) -> list[str]:
     """The command of a run."""
-    data = ["--folder", str(folder)] if folder else []
-    own = [*COMMON.split(), *RUNS[name].split(), *data]
-    return [*COTERIE, "run", *own, "--quiet", "--dir", str(runs / name)]
-
-
-def make_runs(runs: Path, folder: Path | None) -> None:
-    """Those that are not there yet, one after the other."""
-    for name in RUNS:
-        if not (runs / name / "result.json").exists():
-            subprocess.run(command(name, runs, folder), check=True, stdout=subprocess.DEVNULL)
+    return [*COTERIE, "run", str(DEMO), *COMMON.split(), *own.split(), "--dir", str(place)]
 
 
 @contextmanager
@@ -78,10 +68,12 @@ def watched(folder: Path) -> Iterator[str]:
             process.send_signal(signal.SIGINT)
 
 
-def keep(page: Any, path: Path) -> None:
-    """What is in the window, in few colours: a quarter of the bytes, and nobody sees it."""
-    picture = Image.open(io.BytesIO(page.screenshot()))
-    picture.convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
+def keep(shown: Any, path: Path) -> None:
+    """A page or an element, in few colours: a quarter of the bytes, and nobody sees it."""
+    picture = Image.open(io.BytesIO(shown.screenshot()))
+    # The usual median cut gives rare colours, such as those of lines, to their neighbours.
+    few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 def shoot_report(shown: Any, path: Path) -> None:
@@ -91,13 +83,15 @@ def shoot_report(shown: Any, path: Path) -> None:
         with opened(shown, path.as_uri(), dark, tall) as seen:
             seen.page.evaluate("() => window.coterie.drawAll()")
             keep(seen.page, OUT / f"report-{name}.png")
+            if name.startswith("desktop"):
+                light = name.partition("-")[2]
+                keep(seen.page.locator("#fig-groups"), OUT / f"groups-{light}.png")
 
 
-def shoot_live(shown: Any, runs: Path, folder: Path | None) -> None:
+def shoot_live(shown: Any, runs: Path) -> None:
     """The live page in all views, while a run goes on."""
-    going = runs / "going"
-    own = [*command("dc-pfl", runs, folder)[:-1], str(going), "--engine", "loop"]
-    process = subprocess.Popen(own, stdout=subprocess.DEVNULL)
+    going = runs / "dc-pfl"
+    process = subprocess.Popen(command(going, GOING), stdout=subprocess.DEVNULL)
     try:
         while len(read_run(going).rounds if (going / "config.toml").exists() else ()) < 25:
             if process.poll() is not None:
@@ -108,7 +102,7 @@ def shoot_live(shown: Any, runs: Path, folder: Path | None) -> None:
             for name, (dark, size) in VIEWS.items():
                 with opened(shown, address, dark, size) as seen:
                     keep(seen.page, OUT / f"watch-list-{name}.png")
-                with opened(shown, f"{base}/run/going#{token}", dark, size) as seen:
+                with opened(shown, f"{base}/run/{going.name}#{token}", dark, size) as seen:
                     seen.page.evaluate("() => window.coterie.drawAll()")
                     keep(seen.page, OUT / f"watch-{name}.png")
     finally:
@@ -118,18 +112,15 @@ def shoot_live(shown: Any, runs: Path, folder: Path | None) -> None:
 
 def main() -> None:
     """Make the runs, then the pictures."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--folder", type=Path, help="where the data set's files are")
-    options.add_argument("--runs", type=Path, help="where to keep the runs")
-    given = options.parse_args()
     if reason := why_not():
         raise SystemExit(reason)
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, browser() as shown:
-        runs = given.runs or Path(scratch)
-        make_runs(runs, given.folder)
-        shoot_report(shown, write_report([runs / "dc-pfl"], Path(scratch) / "report.html"))
-        shoot_live(shown, runs, given.folder)
+        runs = Path(scratch) / "runs"
+        for name, own in RUNS.items():
+            subprocess.run(command(runs / name, own), check=True, stdout=subprocess.DEVNULL)
+        shoot_report(shown, write_report([runs / "ifca"], Path(scratch) / "report.html"))
+        shoot_live(shown, runs)
 
 
 if __name__ == "__main__":
