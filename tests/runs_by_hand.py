@@ -1,6 +1,9 @@
 """Two small runs written down by hand, for tests of pictures and words."""
 
+import json
+
 from coterie.report.reading import Reading
+from coterie.run.rundir import RunDir
 
 NAMES = ["ann", "<b>bob</b>", "cy & co", "dee"]
 GROUPS = [["x"] * 4, ["x", "x", "y", "y"], ["x", "x", "y", "z"]]
@@ -196,3 +199,22 @@ def old():
     kept = ("round", "groups", "received", "bytes", "total_bytes", "seconds")
     events = [{k: v for k, v in round_of(n).items() if k in kept} for n in (1, 2, 3)]
     return Reading("old", "finished", events=events, result={"method": "fedavg"})
+
+
+def written(folder, reading, **files):
+    """A run as its directory; ``files`` are other contents by field: "events", "result", "data"."""
+    run = RunDir(folder)
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.write_config(reading.config)
+    for name in ("events", "sessions"):
+        lines = files.get(name, getattr(reading, name))
+        getattr(run, name).write_text("".join(json.dumps(e) + "\n" for e in lines))
+    for name in ("result", "data"):
+        tree = files.get(name, getattr(reading, name))
+        if tree:
+            getattr(run, name).write_text(json.dumps(tree))
+        else:
+            getattr(run, name).unlink(missing_ok=True)
+    if reading.clients:
+        run.write_table(reading.clients)
+    return run.path

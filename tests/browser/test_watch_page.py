@@ -13,6 +13,7 @@ import pytest
 
 from browsing import DESKTOP, PHONE, opened
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, read_run
+from coterie.run.rundir import RunDir
 
 COTERIE = [sys.executable, "-m", "coterie"]
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -112,6 +113,10 @@ def test_a_run_is_followed_stopped_and_resumed_with_the_keyboard(folder, address
             seen.page.evaluate("() => window.coterie.drawAll()")
             first = shown_rounds(seen)
             until(lambda: shown_rounds(seen) > first + 1, "a new round in the picture")
+            links = seen.page.locator(".contents a").evaluate_all("all => all.map((a) => a.hash)")
+            heads = seen.page.locator("main h2.section").evaluate_all("all => all.map((h) => h.id)")
+            assert links == [f"#{head}" for head in heads]
+            assert "#section-repeat" in links
 
             stop = seen.page.locator('[data-action="stop"]')
             stop.focus()
@@ -119,6 +124,7 @@ def test_a_run_is_followed_stopped_and_resumed_with_the_keyboard(folder, address
             assert running.wait(timeout=PATIENCE) == 130
             resume = seen.page.locator('[data-action="resume"]')
             resume.wait_for(state="visible", timeout=PATIENCE * 1000)
+            until(resume.is_enabled, "the answer to the first click")
             done = len(read_run(place).rounds)
             assert read_run(place).status == STOPPED
             assert 0 < done < 400
@@ -126,9 +132,10 @@ def test_a_run_is_followed_stopped_and_resumed_with_the_keyboard(folder, address
             resume.focus()
             seen.page.keyboard.press("Enter")
             until(lambda: len(read_run(place).rounds) > done, "rounds after it was resumed")
+            assert seen.page.evaluate("() => document.activeElement.closest('#state') !== null")
             assert read_run(place).status == RUNNING
             stop.wait_for(state="visible", timeout=PATIENCE * 1000)
-            stop.click()
+            stop.click()  # waits until it is enabled
             until(lambda: read_run(place).status == STOPPED, "a second end")
             numbers = [json.loads(x)["round"] for x in (place / "events.jsonl").open()]
             assert numbers == sorted(set(numbers))
@@ -152,6 +159,14 @@ def test_who_has_no_token_can_look_and_not_touch(folder, address, browser):
             "() => fetch('/api/runs/crashed/resume', {method: 'POST'}).then((a) => a.status)"
         )
         assert answer == 403
+        notice = seen.page.locator("#notice")
+        assert "Stopped" in notice.inner_text()
+        working = RunDir(place)
+        working.lock()  # as one who resumes it elsewhere does: the first news that the page gets
+        notice.wait_for(state="detached", timeout=PATIENCE * 1000)
+        assert "Running" in seen.page.locator("#state-words").inner_text()
+        working.unlock()
+        notice.wait_for(timeout=PATIENCE * 1000)
     assert read_run(place).status == STOPPED
     assert read_run(folder / "fedclust").status == FINISHED
     assert Path(place / "resumed.log").exists() is False

@@ -38,7 +38,8 @@ def test_the_tables_are_what_make_demo_prints(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     head, *full = rows("docs/index.md")
-    lines = [line for line in done.stdout.splitlines() if re.search(r"\d", line)]
+    plain = re.sub(r"(?<=\d)\*", " ", done.stdout)  # the sign of the best
+    lines = [line for line in plain.splitlines() if re.search(r"\d", line)]
     for row in full:
         seconds = [*row[:-1], "…", row[-1]]  # the page leaves out the column of the time
         assert any(like("  ".join(seconds), line) for line in lines), (row, done.stdout)

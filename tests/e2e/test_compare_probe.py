@@ -33,7 +33,7 @@ def test_all_methods_in_one_table(cli, small):
     alone = json.loads(Path("c/local/result.json").read_text())["received"]
     for title, row in rows.items():
         kept = json.loads(Path("c", title.replace(" ", "-"), "result.json").read_text())
-        cells = row.removeprefix(title).split()
+        cells = row.removeprefix(title).replace("*", " ").split()  # the best has a sign
         assert cells[0] == f"{100 * kept['received']['accuracy']:.1f}"
         assert cells[1] == f"{100 * kept['adapted']['accuracy']:.1f}"
         assert cells[2] == f"{100 * kept['received']['worst']:.1f}"
@@ -67,7 +67,7 @@ def test_the_same_clients_and_start_for_every_method(cli, small):
         ("local,ifca:4", "name:parameter=value"),
         ("local,oracle", "known groups"),
         ("local,local", "twice"),
-        ("local,", "unknown method ''"),
+        ("local,", "an empty name"),
     ],
 )
 def test_a_wrong_method_is_refused_before_anything_runs(cli, small, methods, told):
@@ -318,7 +318,8 @@ def test_a_damaged_comparison_is_refused(cli):
     cli("compare", "--resume", "c").says(4, "another version")
     plan.write_text(text)
     Path("c/local/result.json").write_text("{")
-    cli("compare", "--resume", "c", "-q").says(4, "c/local is damaged")
+    assert cli("compare", "--resume", "c", "-q").code == 0  # a run can be written again
+    assert json.loads(Path("c/local/result.json").read_text())["rounds"]
 
 
 def test_a_folder_that_is_no_comparison_is_refused(cli, small):

@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from coterie.method import Method, State, method
 from coterie.methods import METHODS
 from coterie.report import progress
 from coterie.report.reading import find_runs
-from coterie.run.jobs import Job, Ready, Unseen, side_by_side
+from coterie.run.jobs import Job, Ready, Unseen, _work, side_by_side
 from coterie.run.rundir import RunDir
 
 QUICK = {"data": {"clients": 4, "samples": 200}, "model": {"hidden": [8]}, "run": {"rounds": 2}}
@@ -126,7 +127,8 @@ def test_a_finished_sweep_is_printed_and_not_run_again(cli, swept):
     told = json.loads(cli("compare", "--resume", place, "--json").out)
     assert told["rows"] == json.loads(json.dumps(swept.rows))
     long = cli("compare", "--resume", place, "--format", "csv").out
-    assert len(list(csv.DictReader(io.StringIO(long)))) == 8
+    assert long == (place / "comparison-means.csv").read_text()
+    assert len(list(csv.DictReader(io.StringIO(long)))) == 4
     assert cli("compare", "--resume", place, "--format", "markdown").out == swept.markdown()
     assert cli("compare", "--resume", place, "--format", "latex").out == swept.latex()
     cli("compare", "--resume", place, "--json", "--format", "csv").says(2, "one of the two")
@@ -175,6 +177,7 @@ def test_a_file_and_flags_that_win_over_it(cli):
     assert ended.code == 0, ended.err
     assert len(rows_of("c")) == 3 * 2 * 2
     assert Path("c/fedprox-mu=0.1/train.lr=0.05/seed-1/result.json").exists()
+    cli("compare", "s.toml", "--dir", "c").says(4, "holds a comparison", "compare --resume c")
     fixed = ("compare", "s.toml", "-q", "--lr", 0.2, "--seed", 7, "--methods", "local,fedprox")
     assert cli(*fixed, "--dir", "d").code == 0
     assert [row["method"] for row in rows_of("d")] == ["local", "fedprox mu=0.1", "fedprox mu=1"]
@@ -191,6 +194,11 @@ def test_mistakes_in_a_sweep_are_said_before_anything_runs(cli):
     cli(*words, "--partitions", "iid,dirichelt").says(2, "dirichelt", "did you mean 'dirichlet'")
     cli(*words, "--seeds", "many").says(2, "give how many")
     cli(*words, "--jobs", 0).says(2, "jobs = 0")
+    hint = "write with its method, as in --methods fedprox:mu=7, or"
+    cli(*words, "--set", "method.mu=7").says(2, hint, "with --vary method.mu=7")
+    cli(*words, "--set", "method.name=ifca").says(2, "write --methods ifca")
+    cli(*words, "--methods", "local,,fedavg").says(2, "there is an empty name")
+    cli(*words, "--track", "tensorbord").says(2, "did you mean 'tensorboard'")
     Path("s.toml").write_text(FILE.replace("seeds = 2", "sedes = 2"))
     cli(*words).says(2, "unknown key 'sweep.sedes'; did you mean 'sweep.seeds'?")
     with pytest.raises(coterie.CoterieError, match="coterie compare"):
@@ -301,6 +309,48 @@ def test_nobody_works_on_for_a_process_that_is_gone(number):
     process.communicate()
 
 
+RACE = """
+import multiprocessing.context, os, signal, time
+from coterie.run.jobs import Job, Ready, Unseen, side_by_side
+from coterie.run.stopping import stoppable
+start = multiprocessing.context.ForkProcess.start
+def interrupted(self):
+    start(self)
+    os.kill(os.getpid(), signal.SIGINT)  # it waits until the process is made
+multiprocessing.context.ForkProcess.start = interrupted
+with stoppable():
+    try:
+        ready = Ready(1, "accuracy", lambda watch: time.sleep(100))
+        side_by_side([Job("a", lambda: ready)], 2, Unseen())
+    except KeyboardInterrupt:
+        print([p for p in open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()])
+        os._exit(0)
+"""
+
+
+def test_a_run_that_was_just_being_started_is_ended_too():
+    words = [sys.executable, "-c", RACE]
+    ended = subprocess.run(
+        words, capture_output=True, text=True, timeout=60, start_new_session=True
+    )
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
+
+
+def test_a_run_that_nobody_listens_to_ends_without_a_word(capfd):
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+
+    def work(watch):
+        watch({"round": 1})
+
+    process = context.Process(target=_work, args=(theirs, work, [ours], os.getpid()))
+    ours.close()
+    process.start()
+    process.join(20)
+    assert process.exitcode == 1
+    assert capfd.readouterr().err == ""
+
+
 def test_who_dies_twice_has_failed_and_others_have_not(tmp_path):
     def job(name, deaths):
         def work(watch):
@@ -373,6 +423,68 @@ def test_a_run_that_is_asked_to_stop_does_not_stop_the_others(cli, small, monkey
     assert not Path("c/local/seed-0/result.json").exists()
     assert cli("compare", "--resume", "c", "-q").code == 0
     assert [row["seed"] for row in rows_of("c")] == [0, 1]
+
+
+# --- damaged, tracked, without a pace ------------------------------------------------------------
+
+
+def test_a_damaged_run_is_done_again(cli, small):
+    words = ("compare", *small, "--rounds", 1, "-q", "--methods", "local,fedavg", "--seeds", 2)
+    assert cli(*words, "--dir", "c").code == 0
+    before = rows_of("c", "seconds")
+    whole = Path("c/fedavg/seed-1/result.json").stat().st_mtime_ns
+    Path("c/local/seed-0/result.json").write_text("")
+    Path("c/local/seed-1/clients.csv").unlink()
+    Path("c/fedavg/seed-0/result.json").write_text("{}")
+    ended = cli("compare", "--resume", "c", "-q")
+    assert ended.code == 0, ended.err
+    assert rows_of("c", "seconds") == before
+    assert Path("c/fedavg/seed-1/result.json").stat().st_mtime_ns == whole
+
+
+def test_gains_are_those_over_local_whatever_its_title(cli, small):
+    words = ("compare", *small, "--rounds", 1, "-q", "--methods", "local:layer_interval=2,fedavg")
+    assert cli(*words, "--vary", "method.layer_interval=1,3", "--dir", "c").code == 0
+    rows = {row["method"]: row for row in rows_of("c")}
+    titles = ["fedavg layer_interval=1", "fedavg layer_interval=3"]
+    assert list(rows) == ["local layer_interval=2", *titles]
+    assert rows["local layer_interval=2"]["gain"] is None
+    for title in titles:
+        gain = rows[title]["received"] - rows["local layer_interval=2"]["received"]
+        assert rows[title]["gain"] == pytest.approx(gain)
+
+
+def steps(place):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(place / "tensorboard"), {"scalars": 0}).Reload()
+    return [s.step for s in found.Scalars("received/loss")]
+
+
+def test_every_run_of_a_sweep_is_tracked_once(cli, small):
+    pytest.importorskip("tensorboard")
+    words = (
+        "compare",
+        *small,
+        "--rounds",
+        2,
+        "-q",
+        "--methods",
+        "fedavg",
+        "--track",
+        "tensorboard",
+    )
+    words = (*words, "--jobs", 2, "--dir", "c")
+    ended = cli(*words, "--seeds", 2)
+    assert (ended.code, ended.err) == (0, "")
+    assert [steps(Path("c/fedavg", f"seed-{s}")) for s in (0, 1)] == [[1, 2]] * 2
+    more = cli("compare", "--resume", "c", "--seeds", 3, "--track", "tensorboard", "-q")
+    assert more.code == 0, more.err
+    assert [steps(Path("c/fedavg", f"seed-{s}")) for s in range(3)] == [[1, 2]] * 3
+    with pytest.raises(coterie.CoterieError, match="a comparison takes names"):
+        coterie.compare(QUICK, "local", directory="d", track=[object()])
+    coterie.compare(QUICK, "fedavg", directory="d", track="tensorboard", jobs=1)
+    assert steps(Path("d/fedavg")) == [1, 2]
 
 
 # --- folders of earlier versions -----------------------------------------------------------------

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from coterie.errors import TrainingError
 from coterie.report.comparison_tables import sheet_of
-from coterie.report.sheets import as_html, as_rich, tex
+from coterie.report.sheets import as_html, as_latex, as_markdown, as_rich, notes_of, tex
 from coterie.run.comparison import Comparison
 
 NASTY = r"x_a & 50 % #1 {b} <i>\o</i> | *k* [bold]$"
@@ -58,6 +58,7 @@ def test_means_and_spread_by_hand():
     # local: 0.50 … 0.54, so 52.0 and sqrt((4 + 1 + 0 + 1 + 4) / 4) / 100 = 1.6 %
     shown = text_of(as_rich(sheet_of(swept())))
     assert len(re.findall(r"^local +52\.0±1\.6= +52\.0±1\.6= +26\.0±0\.8= ", shown, re.M)) == 2
+    assert len(re.findall(r" 53\.4±2\.7\* +53\.4±2\.7\* +26\.7±1\.4\* ", shown)) == 2
     assert [line for line in shown.splitlines() if line.startswith("part = ")] == [
         "part = a_b",
         "part = c",
@@ -81,14 +82,105 @@ def test_what_is_said_below():
     assert any("fewer than five seeds nothing is said about ties" in note for note in notes)
     failed = {"local, part c, seed 9": TrainingError("diverged")}
     notes = sheet_of(swept(left_out={"x": "refused"}, failed=failed, stopped={"y": "asked"})).notes
-    assert any("paired t-test" in note for note in notes)
+    assert any("paired t-test" in note for note in notes_of(sheet_of(swept())))
     for line in ("left out: x (refused)", "stopped: y (asked)"):
         assert line in notes
     assert "failed: local, part c, seed 9 (diverged)" in notes
     uneven = Comparison(swept().rows[1:], "accuracy", swept=True, axes=["part"])
-    assert "over 4 to 5 seeds (0, 1, 2, 3, 4), the same for all methods" in sheet_of(uneven).notes
-    assert any("seeds that both have" in note for note in sheet_of(uneven).notes)
+    assert "over 4 to 5 seeds (0, 1, 2, 3, 4)" in sheet_of(uneven).notes
+    assert any("chosen on the seeds that all have," in note for note in sheet_of(uneven).notes)
     assert "seeds" in text_of(as_rich(sheet_of(uneven))).split("method")[1].split("\n")[0]
+
+
+def test_who_lacks_seeds_is_flagged_and_not_tested():
+    best = [row("best", s, 0.9) for s in range(5)]
+    made = Comparison(
+        [*best, *(row("short", s, 0.95 - s) for s in range(3))], "accuracy", swept=True
+    )
+    sheet = sheet_of(made)
+    shown = text_of(as_rich(sheet))
+    assert re.search(r"^best +5 +90\.0±0\.0\* ", shown, re.M)
+    assert re.search(r"^short +3/5 +-5\.0±100\.0\? ", shown, re.M)
+    assert "? not tested, for fewer than five seeds in common with it" in notes_of(sheet)[0]
+    assert "-5.0 ± 100.0 ? |" in as_markdown(sheet)
+    assert "bold: the best mean; ? not tested" in as_markdown(sheet)
+    assert "100.0?" in as_latex(sheet)
+    apart = Comparison(
+        [row("a", 0, 0.5), *(row("b", s, 0.4) for s in (1, 2))], "accuracy", swept=True
+    )
+    assert any("fewer than two are left: on all of each" in note for note in sheet_of(apart).notes)
+    lone = Comparison(best, "accuracy", swept=True)  # there is nobody to be better than
+    assert "*" not in text_of(as_rich(sheet_of(lone)))
+    assert not any("same for all" in note for note in notes_of(sheet_of(lone)))
+
+
+def test_a_target_that_not_all_seeds_reached():
+    rows = [
+        row("a", s, 0.5, target_round=r, target_bytes=r and 1000)
+        for s, r in enumerate([2, None, None])
+    ]
+    rows += [row("b", s, 0.6, target_round=7, target_bytes=1000) for s in range(3)]
+    rows += [row("c", s, 0.6, target_round=None, target_bytes=None) for s in range(3)]
+    made = Comparison(rows, "accuracy", swept=True)
+    shown = {line.split()[0]: line for line in text_of(as_rich(sheet_of(made)), 140).splitlines()}
+    assert re.search(r" 2 \(1/3\) +1\.0 kB \(1/3\) ", shown["a"])
+    assert re.search(r" 7 +1\.0 kB ", shown["b"])
+    assert "(" not in shown["b"] + shown["c"]
+    assert not re.search(r"7\*|\)\*", "".join(shown.values()))
+    assert any("reached it" in note for note in sheet_of(made).notes)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_narrow_terminal_lacks_whole_columns_and_says_which(width, several):
+    more = {"newcomers": 0.25, "clock_communication": 12.5, "clock_total": 1234.5, "wasted": 9}
+    more |= {"target_round": 3, "target_bytes": 2_500_000, "target_seconds": 99.5, "agreement": 1.0}
+    titles = ("local", "fedavg", "fedprox mu=0.25")
+    rows = [row(m, s, 0.5 + s / 40, **more) for m in titles for s in range(5 if several else 1)]
+    made = Comparison(rows, "accuracy", swept=several)
+    shown = text_of(as_rich(sheet_of(made)), width)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in shown
+    whole = text_of(as_rich(sheet_of(made)), 300)
+    full = {line.split()[0]: line.split() for line in whole.splitlines() if line.startswith(titles)}
+    for line in [line for line in lines if line.startswith(titles)]:
+        cells = line.split()
+        rest = iter(full[cells[0]])
+        assert all(cell in rest for cell in cells), line  # each as it is, in the same order
+        assert "MB" in cells
+        assert len(cells) >= 6
+    head = shown.split("\nlocal")[0]
+    for title in ("received", "adapted", "client", "bytes"):
+        assert title in head
+    told = " ".join(" ".join(lines).split())
+    assert re.search(r"no room for: .*time s.* \(they are in comparison\.csv\)", told)
+    assert "no room" not in whole
+
+
+def test_a_gain_of_nothing_has_one_sign():
+    rows = [
+        row("a", 0, 0.5, gain=-1e-17),
+        row("b", 0, 0.5, gain=1e-17),
+        row("c", 0, 0.4, gain=-0.1),
+    ]
+    for swept in (False, True):
+        shown = Comparison(rows, "accuracy", swept=swept).markdown()
+        assert shown.count("**+0.0**") == 2
+        assert "-0.0" not in shown
+
+
+def test_who_is_alone_in_a_column_is_not_its_best():
+    rows = [row("local", s, 0.5) for s in range(2)] + [row("worse", s, 0.4) for s in range(2)]
+    for made in (Comparison(rows[::2], "accuracy"), Comparison(rows, "accuracy", swept=True)):
+        shown = text_of(as_rich(sheet_of(made)))
+        assert " -10.0 " in shown
+        assert re.search(r"50\.0(±0\.0)?\*", shown)
+
+
+def test_the_title_is_one_line():
+    few = Comparison([row("a", 0, 0.5, sees="x")], "accuracy")
+    assert text_of(as_rich(sheet_of(few))).splitlines()[0].endswith("mean over clients")
 
 
 def test_markdown_is_a_table_of_even_rows():
@@ -140,8 +232,12 @@ def test_names_are_no_markup_anywhere():
 def test_the_best_stands_out_and_a_single_seed_has_no_spread():
     one = Comparison([row("local", 0, 0.5), row("fedavg", 0, 0.75)], "accuracy", swept=True)
     shown = text_of(as_rich(sheet_of(one)), force_terminal=True)
-    assert re.search(r"\x1b\[1;32m *75\.0\x1b", shown)
+    assert re.search(r"\x1b\[1;32m *75\.0\x1b\[0m\*", shown)
     assert "±" not in shown
+    told = " ".join(notes_of(sheet_of(one)))
+    assert "seed 0: " in told
+    assert "ties" not in told
+    assert "same for all" not in told
     plain = Comparison([row("local", 0, 0.5), row("fedavg", 0, 0.75)], "accuracy")
     assert "server sees" in plain.markdown()
     assert "**75.0**" in plain.markdown()

@@ -96,6 +96,12 @@ def test_many_clients_get_rows_that_can_be_told_apart(clients):
     check_dressed(figure)
 
 
+def test_what_never_moved_is_followed_without_a_search():
+    column = ["a", None, "b", "a"]
+    once = figures.followed([column, ["x", "y", "x", "x"]])
+    assert figures.followed([column, list(column), ["x", "y", "x", "x"]]) == [once[0], *once]
+
+
 # --- trees --------------------------------------------------------------------------------------
 
 TREE = {
@@ -106,13 +112,17 @@ TREE = {
 }
 
 
+def merges(trace):
+    return "merged at" in (trace.hovertemplate or "")
+
+
 def corners(figure):
-    drawn = [t for t in figure.data if t.mode == "lines" and not t.name]
+    drawn = [t for t in figure.data if merges(t)]
     return {y for t in drawn for y in t.y if y is not None}
 
 
 def cuts(figure):
-    return {t.name: set(t.y) for t in figure.data if t.mode == "lines" and t.name}
+    return {t.name: set(t.y) for t in figure.data if t.mode == "lines" and not merges(t)}
 
 
 def test_dendrogram_draws_every_merge_and_the_cut():
@@ -121,7 +131,7 @@ def test_dendrogram_draws_every_merge_and_the_cut():
     assert list(figure.layout.xaxis.ticktext) == ["0", "2", "1", "3"]
     assert cuts(figure) == {"cut at 3": {3.0}}
     assert figure.layout.title.subtitle.text == TREE["why"]
-    colours = [t.line.color for t in figure.data if t.mode == "lines" and not t.name]
+    colours = [t.line.color for t in figure.data if merges(t)]
     assert len(set(colours)) == 3  # two groups below the cut, and what is above
     check_dressed(figure, "client", "distance at which groups merge")
 
@@ -155,6 +165,26 @@ def test_leaves_have_the_names_of_clients_and_the_colours_of_other_pictures():
         ("b",): palette.FAINT,
         ("&lt;d&gt;",): palette.colour_of(2),
     }
+
+
+def test_branches_above_groups_are_told_from_clients_alone():
+    figure = figures.dendrogram(TREE, numbers=[4, None, 4, 2])
+    legend = {t.name: t for t in figure.data if t.showlegend is not False}
+    assert set(legend) == {"above groups", "alone", "cut at 3"}
+    assert legend["above groups"].line.color != legend["alone"].marker.color
+    assert list(legend["alone"].hovertext) == ["client 1"]
+    assert 8.0 in legend["above groups"].y
+    assert 1.0 not in legend["above groups"].y[1:3]  # 0 and 2 are of one group
+
+
+def test_titles_of_axes_keep_away_from_long_names():
+    names = [f"a clinic of the north {c}" for c in range(4)]
+    tree = figures.dendrogram(TREE, names=names)
+    matrix = figures.mixing_matrix({"mixing": [[1, 0], [0, 1]]}, [0, 1], names)
+    for axis in (tree.layout.xaxis, matrix.layout.xaxis, matrix.layout.yaxis):
+        assert axis.automargin
+        assert axis.title.standoff > 0
+    assert tree.layout.yaxis.title.standoff is None  # of numbers
 
 
 # --- weights and silhouettes --------------------------------------------------------------------

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from coterie.cli import app
 from coterie.errors import Interrupted, RunDirError
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, find_runs, read_run
-from coterie.run.api import run
+from coterie.run.api import run, simulate
 from coterie.run.config import experiment_of, parse
 from coterie.run.experiment import execute
+from coterie.run.provenance import session
 from coterie.run.rundir import RunDir
 
 OLD = Path(__file__).parent.parent / "old_runs"
@@ -208,4 +211,118 @@ def test_a_request_in_the_last_round_changes_nothing(tmp_path):
 def test_a_folder_that_cannot_be_read_is_said(tmp_path):
     place = bare(tmp_path / "x", a_round(1))
     (place / "clients.csv").mkdir()
-    assert read_run(place).problems == ["clients.csv cannot be read: Is a directory"]
+    assert read_run(place).problems == ["clients.csv cannot be read: it is no plain file"]
+
+
+def test_a_result_from_before_a_run_was_continued_is_left_out(tmp_path):
+    told = {"method": "fedavg", "rounds": 2, "received": {"accuracy": 0.9}}
+    place = bare(tmp_path / "x", a_round(1), a_round(2, 0.9), a_round(3, 0.25), result=told)
+    (place / "clients.csv").write_text("client,received_accuracy\n0,0.9\n")
+    (place / "exposure.csv").write_text("client\n0\n")
+    found = read_run(place)
+    assert (found.status, found.result, found.clients, found.exposed) == (STOPPED, {}, [], [])
+    assert found.problems == [
+        "result.json is of round 2, before the run was continued: left out",
+    ]
+    assert found.accuracy == 0.25
+    run_dir = RunDir(place)
+    run_dir.lock()
+    assert read_run(place).status == RUNNING
+    run_dir.unlock()
+    (place / "result.json").write_text(json.dumps({**told, "rounds": 3}))
+    again = read_run(place)  # it has come to its end
+    assert (again.status, again.accuracy, again.problems) == (FINISHED, 0.9, [])
+    assert len(again.clients) == 1
+
+
+def test_what_a_run_is_judged_by_is_known_before_its_end(real, tmp_path):
+    place = bare(tmp_path / "x", a_round(1))
+    assert read_run(place).headline == "received"
+    (place / "sessions.jsonl").write_text('{"headline": "adapted"}\n{"rounds": 3}\n')
+    assert read_run(place).headline == "adapted"
+    assert read_run(real[0]).sessions[0]["headline"] == "received"
+    judged = experiment_of(parse({"method": {"name": "per-fedavg"}}))
+    assert session(judged, 0)["headline"] == "adapted"
+
+
+JUNK = {
+    "groups": (3, "x", [{}], [[1]]),
+    "received": (3, [1], {"accuracy": "x"}),
+    "client_scores": ([1], {"received": 3}, {"received": ["a"]}),
+    "clock": (3, {"total": []}),
+    "privacy": (3, {"epsilon": "8"}),
+    "bytes": (3, {"down": None, "up": 1}),
+    "total_bytes": ("x", {"down": 10**400}),
+    "kinds": ([1], {"model": [1]}, {"model": ["a", 1]}),
+    "client_bytes": ({"x": [1, 2]}, {"0": "ab"}),
+    "notes": ([], "abc"),
+    "lost": ("x", True),
+}
+
+
+@pytest.mark.parametrize("key", JUNK)
+def test_what_is_of_another_type_is_dropped_and_said_once_for_each_field(key, tmp_path):
+    for junk in JUNK[key]:
+        lines = [json.dumps({"round": n, "late": 0, key: junk}) + "\n" for n in (1, 2)]
+        found = read_run(bare(tmp_path / "x", *lines))
+        assert [p.startswith(f"events.jsonl: '{key}'") for p in found.problems] == [True], junk
+        assert [e["late"] for e in found.rounds] == [0, 0]
+        assert junk not in [e.get(key) for e in found.rounds]
+
+
+def test_only_the_part_that_is_wrong_is_dropped(tmp_path):
+    event = {"round": 1, "client_scores": {"received": [0.5, "a", None], "adapted": 3}}
+    event |= {"received": {"accuracy": 0.5, "loss": "low"}}
+    found = read_run(bare(tmp_path / "x", json.dumps(event) + "\n"))
+    assert found.rounds[0]["client_scores"] == {"received": [0.5, None, None]}
+    assert found.rounds[0]["received"] == {"accuracy": 0.5}
+
+
+def test_other_files_are_checked_too(tmp_path):
+    told = {"bytes": {"down": "1", "up": 2}, "headline": "best", "groups": [1], "rounds": 1}
+    place = bare(tmp_path / "x", a_round(1), result=told)
+    (place / "data.json").write_text('{"names": 3, "groups": [0, 1]}')
+    (place / "sessions.jsonl").write_text('{"argv": 3, "rounds": -4, "engine": "pool"}\n')
+    (place / "config.toml").write_text('run = 3\n[method]\nname = "fedavg"\n')
+    found = read_run(place)
+    assert found.result == {"bytes": {"up": 2}, "rounds": 1}
+    assert (found.data, found.sessions) == ({"groups": [0, 1]}, [{"engine": "pool"}])
+    assert (found.headline, found.names, found.seed) == ("received", [], None)
+    assert [p.split(" is not")[0] for p in found.problems] == [
+        *(f"result.json: '{key}'" for key in ("bytes", "headline", "groups")),
+        "config.toml: 'run'",
+        "data.json: 'names'",
+        *(f"sessions.jsonl: '{key}'" for key in ("argv", "rounds")),
+    ]
+
+
+def test_lines_that_are_too_deep_are_damage(tmp_path):
+    place = bare(tmp_path / "x", "[" * 100_000 + "\n", a_round(1))
+    (place / "result.json").write_text("[" * 100_000)
+    found = read_run(place)
+    assert [e["round"] for e in found.rounds] == [1]
+    assert found.problems[0] == "events.jsonl has 1 damaged line: left out"
+    assert found.problems[1].startswith("result.json cannot be read")
+
+
+def test_a_table_with_torn_rows(tmp_path):
+    place = bare(tmp_path / "x", a_round(1))
+    (place / "clients.csv").write_text("client,train\n0,5,6,7\n1\n")
+    assert read_run(place).clients == [{"client": "0", "train": "5"}, {"client": "1", "train": ""}]
+
+
+def test_a_run_made_in_python_says_its_settings(tmp_path):
+    torch.manual_seed(0)
+    people = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(3)]
+    place = tmp_path / "x"
+    told = {"method": "fedavg", "engine": "loop", "lr": 0.25, "seed": 9, "directory": place}
+    simulate(people, rounds=1, **told)
+    result = simulate(people, rounds=2, resume=True, **told)
+    found, memory = read_run(place), Reading.of(result)
+    assert (found.seed, found.planned, len(found.rounds)) == (9, 2, 2)
+    assert found.settings("train")["lr"] == memory.settings("train")["lr"] == 0.25
+    assert found.settings("clock") == {"name": "none"}
+    assert "run" not in found.config  # nobody can take it for a configuration to run again
+    assert memory.sessions[0]["versions"] == found.sessions[-1]["versions"]
+    refused = CliRunner().invoke(app, ["run", "--resume", str(place)])
+    assert "coterie.simulate" in str(refused.exception)

@@ -1,11 +1,14 @@
 """The report: one file, whatever a run looks like, with nothing of a user taken for markup."""
 
+import copy
 import json
+import random
 import re
 import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,13 +17,15 @@ from typer.testing import CliRunner
 
 from coterie.cli import app
 from coterie.errors import ConfigError, RunDirError
-from coterie.report import html
+from coterie.report import html, parts
+from coterie.report import page as page_module
 from coterie.report.html import readings_of, report, write_report
 from coterie.report.markup import json_text, safe_json, table, tag
-from coterie.report.page import contents, document, run_blocks
+from coterie.report.page import compared_blocks, contents, document, run_blocks
 from coterie.report.reading import Reading, read_run
 from coterie.run.api import simulate
 from coterie.run.rundir import RunDir
+from runs_by_hand import clients, finished, written
 
 OLD = Path(__file__).parent.parent / "old_runs"
 EVIL = "<script>alert(1)</script>"
@@ -144,6 +149,10 @@ RESULT = {
     "privacy": {"secure": False, "randomness": "simulated", "epsilon": 7.25, "delta": 1e-5}
     | {"accountant": "pld", "adjacency": EVIL},
 }
+SESSIONS = [
+    {"at": "2026-01-02T03:04:05+00:00", "argv": ["run"], "folder": "/", "rounds": 3, "done": 0}
+    | {"engine": "pool", "workers": 2, "versions": {"torch": "2"}, "system": "x"}
+]
 
 
 @pytest.fixture(scope="module")
@@ -486,3 +495,195 @@ def test_a_page_with_a_library_elsewhere():
     assert len(text) < 100_000
     assert "".join(found.scripts[-1][1]) == "start()"
     assert [link.target for link in contents(blocks)] == ["section-repeat"]
+
+
+# --- what was found wrong before ----------------------------------------------------------------
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    """Under three folders, two of which have the same name, and in memory."""
+    places = []
+    for above, accuracy in (("one/x", 0.25), ("two/x", 0.5), ("two/y", 0.75)):
+        result = {**RESULT, "received": {"accuracy": accuracy}}
+        places.append(a_run(tmp_path / above, [a_round(1)], result))
+    assert [r.name for r in readings_of(places)] == ["one/x/run", "two/x/run", "two/y/run"]
+    assert [r.name for r in readings_of([places[0], places[2]])] == ["x/run", "y/run"]
+    text = report(readings_of(places))
+    sound(text)
+    assert [row[:2] for row in cells(text, "compared-table")] == [
+        ["one/x/run", "25.0"],
+        ["two/x/run", "50.0"],
+        ["two/y/run", "75.0 (best)"],
+    ]
+    assert 'id="over-seeds"' not in text  # they have the same seed
+    legend = [t["name"] for t in Page(text).figures["data-compared-fig-compare-cost"]["data"]]
+    assert legend == ["one/x/run", "two/x/run", "two/y/run"]
+
+
+def test_results_in_memory_are_told_apart_and_no_seeds_are_made_up():
+    import torch
+
+    people = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(3)]
+    ways = ((3, 0.01), (3, 0.5), (4, 0.5))
+    made = [simulate(people, rounds=1, engine="loop", seed=seed, lr=lr) for seed, lr in ways]
+    text = report(readings_of(made))
+    found = sound(text)
+    assert [row[0] for row in cells(text, "compared-table")] == [
+        *("fedavg", "fedavg (2)", "fedavg (3)"),
+    ]
+    assert cells(text, "settings") == [
+        ["train.lr", "0.01", "0.5", "0.5"],
+        ["run.seed", "3", "3", "4"],
+    ]
+    assert "over-seeds" not in found.ids  # nobody knows whether they had the same clients
+    assert "coterie " in found.words.split("versions")[1][:20]
+    assert "epochs 1, batch_size 32, lr 0.01" in found.words
+
+
+def test_the_same_seed_twice_is_not_two_seeds(tmp_path):
+    for name, seed, accuracy in (("a", 1, 0.5), ("b", 2, 0.7), ("c", 1, 0.9)):
+        place = a_run(tmp_path, [a_round(1)], {**RESULT, "received": {"accuracy": accuracy}}, name)
+        config = {"method": {"name": "m"}, "run": {"rounds": 1, "seed": seed}}
+        RunDir(place).write_config(config)
+    over = cells(report(readings_of([tmp_path])), "over-seeds")
+    assert [row[:3] for row in over] == [
+        ["fedavg", "2", "60.0 ± 14.1"],
+        ["fedavg (2)", "1", "90.0 (best)"],
+    ]
+
+
+def test_scores_of_two_kinds_are_not_compared(tmp_path):
+    for name, by, value in (("a", "accuracy", 0.5), ("b", "r2", 0.75), ("c", "accuracy", 0.25)):
+        told = {**RESULT, "judged_by": by, "received": {by: value}, "adapted": {by: value}}
+        a_run(tmp_path, [a_round(1)], told, name)
+    text = report(readings_of([tmp_path]))
+    rows = cells(text, "compared-table")
+    assert [row[:2] for row in rows] == [["a", "50.0 % (best)"], ["b", "0.750"], ["c", "25.0 %"]]
+    assert "judged after adapting, by the worst client too: a, b, c" in Page(text).words
+
+
+def test_newcomers_are_not_left_behind_and_have_a_column(tmp_path):
+    rows = [{**row, "newcomer": str(int(c == 1))} for c, row in enumerate(clients())]
+    came = {"clients": [1], "unanswered": [], "groups": ["x"], "epochs": 2}
+    came |= {"received": {"accuracy": 0.5}, "adapted": {"accuracy": 0.75}}
+    came |= {"bytes": {"down": 10, "up": 5}}
+    run = finished(clients=rows)
+    place = written(tmp_path / "run", run, result={**run.result, "newcomers": came})
+    text = report([read_run(place)])
+    found = sound(text)
+    worst = cells(text, "table-clients")  # by hand: scores 0.9, 0.5 of the newcomer, 0.7, 0.7
+    assert [row[0] for row in worst] == ["cy &amp; co", "dee", "ann"]
+    everybody = text.split('id="table-clients"')[1].split('data-keep="all"')[1].split("</table>")[0]
+    assert re.findall(r'class="sort">(.*?)<', everybody)[:4] == [
+        *("client", "group", "true group", "newcomer"),
+    ]
+    assert [("yes" in row) for row in everybody.split("<tr>")[2:]] == [False, True, False, False]
+    assert (
+        "50.0 % received, 75.0 % adapted after 2 epochs; 10 B down, 5 B up to join" in found.words
+    )
+
+
+def test_one_client_is_not_clients(tmp_path):
+    lone = a_round(1, 1)
+    place = a_run(tmp_path, [lone])
+    (place / "data.json").unlink()
+    words = sound(report([read_run(place)])).words
+    assert "The only client" in words
+    assert "1 clients" not in words
+
+
+def test_a_federation_is_continued_by_serving_it_again(tmp_path):
+    place = a_run(tmp_path, [a_round(1)], name="fed")
+
+    def said(argv, folder=tmp_path):
+        told = {"argv": argv, "folder": str(folder), "rounds": 3}
+        (place / "sessions.jsonl").write_text(json.dumps(told) + "\n")
+        return sound(report([read_run(place)])).words
+
+    again = said(["serve", "--dir", "fed", "--port", "9"])
+    assert again.count(f"cd {tmp_path} && coterie serve --dir fed --port 9") == 2
+    assert "repeat it with its coterie serve command and another --dir" in again
+    assert "coterie run" not in again
+    lost = said(["serve", "--dir", "fed"], tmp_path / "gone")
+    assert "give its coterie serve command again" in lost
+    assert "coterie run" not in lost
+    (place / "flower").mkdir()
+    assert "coterie run" not in said(None)
+
+
+def test_names_written_from_the_right_stay_by_themselves(tmp_path):
+    names = ["\u202egpj.exe", "\u05d0\u05d1", "plain", "c"]
+    place = written(tmp_path / "run", finished(clients=()), data={"names": names})
+    text = report([read_run(place)])
+    sound(text)
+    caption = text.split('id="fig-clients"')[1].split("<figcaption>")[1].split("</figcaption>")[0]
+    assert "<bdi>\u05d0\u05d1</bdi>" in caption  # 0.5, the least in the last round
+    assert "<bdi>plain" not in text
+    first = text.split('id="headline"')[1].split("</div>")[0]
+    assert "Worst off is <bdi>\u05d0\u05d1</bdi> with" in first
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+_JUNK = ("x", 3, [], {}, True, -1, 1e308, 10**400, [None], {"a": 1}, [[1]], [{}], "0.5", None)
+
+
+def _places(tree, at=(), depth=0):
+    """Where something else can stand: keys, and the first two of a list."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree[:2])
+    for key, value in items:
+        yield (*at, key)
+        if depth < 3 and isinstance(value, dict | list):
+            yield from _places(value, (*at, key), depth + 1)
+
+
+def test_a_good_run_has_no_problems(tmp_path):
+    run = read_run(written(tmp_path / "run", finished(sessions=SESSIONS)))
+    assert run.problems == []
+    blocks = run_blocks(run)
+    assert 'id="notice" hidden' in blocks[0].html
+    assert {"tiles", "table-clients", "table-bytes", "repeat"} <= {b.id for b in blocks}
+    assert not [b.id for b in compared_blocks([run, run]) if b.id == "compared-notice"]
+
+
+def test_one_wrong_value_never_ends_the_report(tmp_path):
+    """150 runs, each with something else in one place, half of them without a result."""
+    run = finished(sessions=SESSIONS)
+    trees = {name: getattr(run, name) for name in ("events", "result", "data", "sessions")}
+    places = [(name, at) for name, tree in trees.items() for at in _places(copy.deepcopy(tree))]
+    draw = random.Random(8)
+    for place in range(150):
+        name, at = draw.choice(places)
+        junk = draw.choice(_JUNK)
+        changed = copy.deepcopy(trees)
+        if place % 2 and name != "result":
+            changed["result"] = {}
+        where = changed[name]
+        for key in at[:-1]:
+            where = where[key]
+        where[at[-1]] = junk
+        kept = run if changed["result"] else replace(run, clients=())
+        folder = tmp_path / str(place)
+        try:
+            found = read_run(written(folder, kept, **changed))
+            blocks = run_blocks(found)
+            compared_blocks([found, run])
+        except Exception as error:
+            raise AssertionError(f"{name} {at} = {junk!r}") from error
+        assert {b.id for b in blocks} >= {"notice", "headline", "section-repeat"}
+
+
+@pytest.mark.parametrize("part", ["tiles", "clients", "repeat"])
+def test_a_part_that_fails_is_a_sentence(part, monkeypatch):
+    def broken(*_):
+        raise KeyError("odd")
+
+    if part == "clients":
+        monkeypatch.setitem(parts.TABLES["clients"], "table-clients", broken)
+    else:
+        monkeypatch.setattr(parts if part == "tiles" else page_module, part, broken)
+    notice, *rest = run_blocks(finished())
+    assert "is left out: what the run has for it is damaged (KeyError: &#x27;odd&#x27;)" in (
+        notice.html
+    )
+    assert len(rest) > 10

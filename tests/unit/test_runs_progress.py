@@ -5,7 +5,7 @@ import re
 
 from rich.console import Console
 
-from coterie.errors import TrainingError
+from coterie.errors import Interrupted, TrainingError
 from coterie.report.runs_progress import Screen, runs_progress, shortened
 
 EVENT = {
@@ -45,6 +45,19 @@ def test_lines_for_files():
     with runs_progress(console, quiet=True) as look:
         told(look)
     assert console.file.getvalue().splitlines() == lines
+
+
+def test_who_is_asked_to_stop_has_not_failed():
+    for terminal in (False, True):
+        console = Console(file=io.StringIO(), width=100, force_terminal=terminal)
+        with runs_progress(console) as look:
+            look.expect(3, 2, swept=True)
+            look.begin("a", 10, "accuracy")
+            look.end("a", Interrupted("it was asked to"))
+            look.tick()
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+        assert re.search(r"a:? stopped: it was asked to", shown)
+        assert "failed" not in shown
 
 
 def test_a_terminal_shows_all_that_are_at_work_by_name():

@@ -13,7 +13,7 @@ from coterie.run.compare import _write_plan, read_plan, set_up
 from coterie.run.config import Config, parse, population_of
 from coterie.run.entries import Populations, checked, entries_of, folder_of, more_seeds
 from coterie.run.jobs import at_once
-from coterie.run.pairing import deviation, holm, marks, means_of, p_value
+from coterie.run.pairing import common_seeds, deviation, holm, marks, means_of, p_value
 from coterie.run.sweep import Sweep, methods_of, of_flags, of_table, settings_of
 
 QUICK = {"data": {"clients": 4, "samples": 200}, "run": {"rounds": 1}}
@@ -99,7 +99,11 @@ def test_parameters_of_a_method_are_varied_where_it_has_them():
     with pytest.raises(ConfigError, match="twice"):
         methods_of(Sweep("fedprox,fedprox:mu=1", vary={"method.mu": (1,)}))
     every = methods_of(Sweep("local,fedavg", vary={"method.layer_interval": (1, 2)}))
-    assert len(every) == 4
+    assert [title for title, _, _ in every] == [  # nothing of local's travels
+        *["local", "fedavg layer_interval=1", "fedavg layer_interval=2"]
+    ]
+    with pytest.raises(ConfigError, match="there is an empty name"):
+        methods_of(Sweep("local,,fedavg"))
 
 
 # --- the runs that it makes ----------------------------------------------------------------------
@@ -231,6 +235,44 @@ def test_so_many_runs_at_a_time(monkeypatch):
         at_once(2, 20, False, pool.model_copy(update={"device": "cuda"}))
 
 
+def test_a_key_that_a_partition_says_itself_is_not_varied():
+    for word, text in (("partition", "dirichlet:alpha=0.1"), ("shift", "rotation:groups=2")):
+        own = text.split(":")[1].split("=")[0]
+        wrong = {f"{word}s": ["none", text], "vary": {f"{word}.{own}": [1, 2]}}
+        with pytest.raises(ConfigError, match=rf"vary {word}\.{own}: .* says {own} itself"):
+            list(settings_of(of_table(wrong)))
+    fine = of_table({"partitions": ["dirichlet"], "vary": {"partition.alpha": [1, 2]}})
+    assert len(list(settings_of(fine))) == 2
+
+
+def test_values_that_are_the_same_are_refused():
+    with pytest.raises(ConfigError, match=r"train\.lr 1 and train\.lr 1\.0 are the same"):
+        entries(methods="local", vary={"train.lr": [1, 1.0]})
+    both = entries(methods="local", vary={"run.cohort": [1, 1.0]})  # one client, and all of them
+    assert len(both) == 2
+
+
+def test_the_files_parameters_are_those_of_the_method_that_it_names():
+    base = {**QUICK, "method": {"name": "fedprox", "mu": 7, "layer_interval": 2}}
+    made = entries(base=base, methods="fedprox,fedprox:mu=1,ditto,fedavg")
+    assert [e.config.method.parameters.get("mu") for e in made] == [7, 1, None, None]
+    assert [e.config.method.layer_interval for e in made] == [2] * 4
+    assert made[0].title == "fedprox"
+    nameless = {**QUICK, "method": {"layer_share": 0.5}}  # fedavg is the usual one
+    assert entries(base=nameless, methods="fedavg")[0].config.method.layer_share == 0.5
+
+
+def test_what_is_wrong_for_all_has_no_name_of_a_run():
+    people = Populations()
+    lost = {"data": {"set": "mnist", "folder": "/nowhere"}}
+    made = entries(people, lost, methods="local", seeds=2, partitions=["iid", "dirichlet:alpha=1"])
+    with pytest.raises(DataError, match=r"^(?!.*(seed 0|iid)).*/nowhere"):
+        checked(made, people, print)
+    made = entries(people, methods="local", seeds=2, partitions=["iid", "dirichlet:alpha=-1"])
+    with pytest.raises((ConfigError, DataError), match=r"^dirichlet alpha=-1: "):
+        checked(made, people, print)
+
+
 def test_settings_are_all_combinations():
     found = list(settings_of(Sweep(shifts=("none", "rotation:groups=2"), vary={"a.b": (1, 2, 3)})))
     assert len(found) == 6
@@ -287,7 +329,7 @@ def test_marks_of_five_seeds():
         "near": seeds(0.91, 0.78, 0.86, 0.68, 0.95),  # sometimes better
         "always": {s: v - 0.01 for s, v in best.items()},  # a little worse, each time
         "bad": seeds(0.5, 0.4, 0.45, 0.35, 0.5),
-        "short": {s: v - 0.2 for s, v in best.items() if s < 4},  # one failed: nothing is said
+        "short": {s: v - 0.2 for s, v in best.items() if s < 4},  # one failed: too few
         "never": {},
     }
     assert marks(scores) == {
@@ -296,7 +338,7 @@ def test_marks_of_five_seeds():
         "near": "tie",
         "always": "worse",
         "bad": "worse",
-        "short": "",
+        "short": "untested",
         "never": "",
     }
 
@@ -321,7 +363,46 @@ def test_who_does_better_on_common_seeds_is_not_worse():
     others = dict.fromkeys(range(5), 0.8)
     lucky = dict(others)
     steady = dict.fromkeys(range(5), 0.81) | {5: 0.0}
-    assert marks({"lucky": lucky, "steady": steady}) == {"lucky": "best", "steady": "tie"}
+    assert marks({"lucky": lucky, "steady": steady}) == {"lucky": "worse", "steady": "best"}
+    few = {"lucky": {0: 0.8, 1: 0.8}, "steady": {0: 0.81, 1: 0.81, 2: 0.0}}
+    assert marks(few) == {"lucky": "", "steady": "best"}
+    # One seed in common is none to choose by: then each is judged by all that it has.
+    assert marks({"a": {0: 0.8, 1: 0.2}, "b": {0: 0.7}}) == {"a": "", "b": "best"}
+    assert common_seeds({"a": {0: 0.8, 1: 0.2}, "b": {0: 0.7}}) is None
+    assert common_seeds({"a": {4: 0.8}, "b": {4: 0.7}, "never": {}}) == [4]
+
+
+def test_what_differs_by_rounding_is_as_good():
+    scores = {"a": {0: 0.1 + 0.2, 1: 0.5}, "b": {0: 0.3, 1: 0.5}}
+    assert scores["a"] != scores["b"]
+    assert marks(scores) == {"a": "best", "b": "best"}
+
+
+def swept_row(method, seed, **more):
+    return {"method": method, "seed": seed, "received": 0.5, **more}
+
+
+def test_who_finds_a_single_group_agrees_by_chance():
+    found = {"a": (1.0, None, 0.5), "b": (None, None, None), "c": (1.0, 0.0, -0.4)}
+    rows = [swept_row(m, s, agreement=v) for m, own in found.items() for s, v in enumerate(own)]
+    told = {row["method"]: row["agreement"] for row in means_of(rows, [])}
+    assert told == {"a": 0.5, "b": None, "c": pytest.approx(0.2)}  # (1 + 0 + 0.5) / 3
+
+
+def test_a_target_that_not_all_reached():
+    rows = [swept_row("a", s, target_round=r) for s, r in enumerate((2, None, None))]
+    rows += [swept_row("b", s, target_round=r) for s, r in enumerate((4, 6, 5))]
+    rows += [swept_row("c", s, target_round=None) for s in range(3)]
+    told = {r["method"]: (r["target_round"], r["target_reached"]) for r in means_of(rows, [])}
+    assert told == {"a": (2, 1), "b": (5, 3), "c": (None, 0)}
+    assert "target_reached" not in means_of([swept_row("a", 0)], [])[0]
+
+
+def test_a_setting_with_few_seeds_is_untested_where_others_are():
+    rows = [swept_row(m, s, lr=1) for m in "ab" for s in range(5)]
+    rows += [swept_row(m, s, lr=2, received=r) for m, r in (("a", 0.5), ("b", 0.4)) for s in (0, 1)]
+    marked = [row["received_mark"] for row in means_of(rows, ["lr"])]
+    assert marked == ["best", "best", "best", "untested"]
 
 
 def test_means_by_hand():

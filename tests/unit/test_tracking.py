@@ -380,6 +380,8 @@ def test_what_is_not_a_tracker_is_refused_before_anything_runs(tmp_path, monkeyp
     for wrong in (42, Recorder):  # a class is no tracker yet
         with pytest.raises(ConfigError, match="an object with begin, event and end"):
             coterie.run(SMALL, place, track=[wrong])
+        with pytest.raises(ConfigError, match="an object with begin, event and end"):
+            coterie.run(SMALL, place, track=wrong)
     with pytest.raises(ConfigError, match="name one, as in directory="):
         coterie.run(SMALL, track="tensorboard")
     monkeypatch.setattr(module, "find_spec", lambda name: None)

@@ -17,11 +17,12 @@ pytest.importorskip("uvicorn")
 
 from coterie.errors import ConfigError, RunDirError
 from coterie.report.live import commands, control, following, watching
-from coterie.report.live.control import Controls, command
+from coterie.report.live.control import Controls
 from coterie.report.live.following import Following
 from coterie.report.live.rows import row_id, state
 from coterie.report.page import Block
 from coterie.report.reading import read_run
+from coterie.report.repeating import command
 from coterie.run.rundir import RunDir
 from federated import until
 from watched import TOKEN, add_lines, make_run, round_of, served
@@ -82,9 +83,64 @@ def test_rounds_come_as_they_end(tmp_path):
             assert "round 2 of 10" in words(stream.next())
         with page.stream("/api/runs/a/events", Last_Event_ID=last) as stream:
             assert stream.maybe(QUIET) is None
-        with page.stream("/api/runs/a/events?since=another.9999") as stream:
-            found = stream.next()  # of a server that is no more: all is sent
-            assert set(found["parts"]) == set(found["order"])
+        for unknown in ("another.9999", f"{last.partition('.')[0]}.{'9' * 5000}"):
+            with page.stream(f"/api/runs/a/events?since={unknown}") as stream:
+                found = stream.next()  # of a server that is no more: all is sent
+                assert set(found["parts"]) == set(found["order"])
+
+
+def test_a_page_that_was_out_of_sight_for_long_gets_all_that_it_missed(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "a", 1)
+    with served(tmp_path, draw=plain) as page:
+        told = since(page, "/run/a")
+        with page.stream(f"/api/runs/a/events?since={told}") as stream:
+            for number in (2, 3):
+                add_lines(run, round_of(number))
+                assert f"round {number} of" in words(stream.next())
+            told = stream.id
+        monkeypatch.setattr(watching, "_LASTS", 0.0)
+        until(lambda: not page.watching._pages, "it is forgotten", 5)
+        monkeypatch.setattr(watching, "_LASTS", 60.0)
+        add_lines(run, round_of(4))
+        with page.stream("/api/runs/a/events?since=x", Last_Event_ID=told) as stream:
+            found = stream.next()
+            assert "round 4 of 10" in words(found)
+            assert found["parts"]["rounds"] == {"html": '<p id="rounds">4</p>'}
+
+
+def test_while_pictures_are_behind_the_state_says_so(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "a", 3)
+    with served(tmp_path, draw=plain) as page:
+        told = since(page, "/run/a")
+        assert "What follows" not in page.get("/run/a").text
+        monkeypatch.setattr(watching, "_SHARE", 1e9)  # as if drawing took long
+        monkeypatch.setattr(watching, "_LONGEST", 2.0)
+        with page.stream(f"/api/runs/a/events?since={told}") as stream:
+            add_lines(run, round_of(4))
+            assert words(stream.next()).startswith("Stopped, round 4 of 10")
+            add_lines(run, round_of(5))
+            found = stream.next()
+            assert list(found["parts"]) == ["state"]
+            assert words(found).startswith("Stopped, round 5 of 10")
+            assert words(found).endswith(" %. What follows is of round 4.")
+            found = stream.next()  # both at once
+            assert list(found["parts"]) == ["state", "rounds"]
+            assert "What follows" not in words(found)
+
+
+def test_what_is_read_again_is_never_ahead_of_what_is_said(tmp_path):
+    """A reading that was given up is made anew, of files that have changed since the last look."""
+    run = make_run(tmp_path / "a", 2)
+    watched = Following(tmp_path)
+    assert watched.look()["a"].round == 2
+    watched._seen["a"].reading = None
+    changes = watched.changes("a")
+    assert len(watched.reading("a").rounds) == 2
+    assert watched.changes("a") == changes
+    watched._seen["a"].reading = None
+    add_lines(run, round_of(3))
+    assert len(watched.reading("a").rounds) == watched.glance("a").round == 3
+    assert watched.changes("a") > changes
 
 
 def test_what_a_round_does_not_change_is_not_sent(tmp_path):
@@ -223,11 +279,21 @@ def test_a_run_that_cannot_be_read_is_said_so(tmp_path, monkeypatch):
             assert "round 2 of 10" in words(stream.next())
 
 
-def test_files_that_somebody_wrote_by_hand_do_not_end_the_page(tmp_path):
+def test_files_that_somebody_wrote_by_hand_do_not_end_the_page(tmp_path, monkeypatch):
     make_run(tmp_path / "good", 2)
     bad = make_run(tmp_path / "bad", 0)
     add_lines(bad, {"round": 1, "groups": [[1], {}], "total_bytes": 5, "received": [], "notes": 1})
     add_lines(make_run(tmp_path / "odd", 1), round_of(2, received="?", cohort=None, seconds=[]))
+
+    make_run(tmp_path / "worse", 1)
+    glance_at = following._glance_at
+
+    def glancing(reading, path, name, stamp):
+        if name == "worse":
+            raise TypeError("of a kind that nobody thought of")
+        return glance_at(reading, path, name, stamp)
+
+    monkeypatch.setattr(following, "_glance_at", glancing)
 
     def draw(reading):
         raise TypeError("<b>no</b>")
@@ -236,11 +302,13 @@ def test_files_that_somebody_wrote_by_hand_do_not_end_the_page(tmp_path):
         with page.stream("/api/events") as stream:
             text = json.dumps(stream.next())
             assert "2 / 10" in text
-            assert "It cannot be read" in text
+            assert "'groups' is not as it should be" in unescape(text)
+            assert "It cannot be read: of a kind that nobody thought of." in text
             add_lines(tmp_path / "good", round_of(3))
             assert "3 / 10" in json.dumps(stream.next())
         assert "cannot be drawn (TypeError: &lt;b&gt;no&lt;/b&gt;)" in page.get("/run/good").text
         assert page.get("/run/bad").status == page.get("/run/odd").status == 200
+        assert "cannot be drawn" in page.get("/run/worse").text  # it was tried
 
 
 def test_markup_in_names_and_unknown_events(tmp_path):
@@ -318,6 +386,7 @@ def test_what_changes_something_needs_the_token(tmp_path):
             ({"Origin": "http://evil.example"}, 403),
             ({"Origin": "null"}, 403),
             ({"Origin": "http://127.0.0.1:1"}, 403),
+            ({"Origin": "http://["}, 403),
             ({"Sec_Fetch_Site": "cross-site"}, 403),
             ({"Sec_Fetch_Site": "same-site"}, 403),
             ({"Host": f"evil.example:{page.port}"}, 400),
@@ -430,6 +499,100 @@ def test_what_is_not_done_twice_or_in_vain(tmp_path):
         done = page.post("/api/runs/sweep/a/resume")
         assert (done.status, "is finished" in done.text) == (409, True)
     assert not (run / "resumed.log").exists()
+
+
+def test_trackers_are_passed_on_to_the_process_that_goes_on(tmp_path, monkeypatch):
+    started = []
+
+    def start(words, folder, log):
+        started.append(words[3:])
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(control, "_start", start)
+    run = make_run(tmp_path / "a", 1)
+    many = ["run", "--track=mlflow", "--track", "tensorboard", "--track", "mlflow", "--track"]
+    for argv, expected in (
+        (["run", "--dir", "a"], []),
+        (["run", "--track", "tensorboard"], ["--track", "tensorboard"]),
+        (many, ["--track", "tensorboard", "--track", "mlflow"]),
+        (["run", "--track", "evil", "--track=--dir=x"], []),
+        (["compare", "--track", "mlflow"], []),
+        (None, []),
+    ):
+        reading = sessions(run, argv, tmp_path)
+        controls = Controls()
+        controls.resume(Following(tmp_path).look()["a"], reading)
+        assert started.pop() == expected, argv
+
+
+def test_a_pipe_in_place_of_a_file_stops_nobody(tmp_path):
+    run = make_run(tmp_path / "a", 1)
+    for name in ("resumed.log", "data.json", "exposure.csv", ".lock"):
+        os.mkfifo(run / name)
+    with served(tmp_path, draw=plain) as page:
+        text = page.get("/run/a").text
+        assert "data.json cannot be read: it is no plain file." in text
+        assert "exposure.csv cannot be read: it is no plain file." in text
+
+        def refused():
+            answer = page.post("/api/runs/a/resume")
+            return answer.status == 409 and "its resumed.log cannot be written" in answer.text
+
+        assert refused()
+        reader = os.open(run / "resumed.log", os.O_RDONLY | os.O_NONBLOCK)
+        assert refused()  # also if somebody is at the other end
+        os.close(reader)
+    assert control._last_words(run / "resumed.log", 1).endswith("(code 1); more in resumed.log")
+    (run / "resumed.log").unlink()
+    (run / "resumed.log").symlink_to(tmp_path / "elsewhere")
+    watched = Following(tmp_path)
+    with pytest.raises(RunDirError, match=r"its resumed\.log cannot be written"):
+        Controls().resume(watched.look()["a"], watched.reading("a"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_run_of_another_user_is_seen_to_be_running(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "a", 1)
+    held = RunDir(run)
+    held.lock()
+    opened = os.open
+
+    def only_read(path, flags, *more, **named):
+        if str(path).startswith(str(run)) and flags & (os.O_WRONLY | os.O_RDWR):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", only_read)
+    assert read_run(run).status == Following(tmp_path).look()["a"].status == "running"
+    monkeypatch.undo()
+    held.unlock()
+    assert read_run(run).status == "stopped"
+
+
+def test_a_finished_run_that_is_given_more_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "_SHARE", 0.0)
+    run = make_run(tmp_path / "a", 2, planned=2)
+    score = {"accuracy": 0.99, "worst": 0.9}
+    result = {"method": "fedavg", "rounds": 2, "judged_by": "accuracy", "headline": "received"}
+    (run / "result.json").write_text(json.dumps({**result, "received": score}))
+    watched = Following(tmp_path)
+    assert (watched.look()["a"].status, watched.look()["a"].score) == ("finished", 0.99)
+    working = RunDir(run)
+    working.lock()
+    working.append_session({"argv": ["run", "--resume", "a", "--rounds", "5"], "rounds": 5})
+    add_lines(run, round_of(3))
+    found = watched.look(search=True)["a"]
+    now = round_of(3)["received"]["accuracy"]
+    assert (found.status, found.round, found.planned, found.score) == ("running", 3, 5, now)
+    working.unlock()
+    found = watched.look()["a"]
+    assert (found.status, found.score) == ("stopped", now)
+    assert state(found)["action"] == "resume"
+    assert watched.reading("a").status == "stopped"
+    add_lines(run, round_of(4), round_of(5))
+    (run / "result.json").write_text(json.dumps({**result, "rounds": 5, "received": score}))
+    found = watched.look()["a"]
+    assert (found.status, found.score) == ("finished", 0.99)
 
 
 def test_what_a_process_that_was_started_here_does(tmp_path, monkeypatch):

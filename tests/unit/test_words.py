@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from coterie.report import captions, captions_compared
+from coterie.report.figures.compared import kinds_of
 from coterie.report.reading import Reading
 from coterie.report.words import headline, headline_compared
-from runs_by_hand import finished, going, old, round_of
+from runs_by_hand import clients, finished, going, old, round_of
 
 
 def test_the_headline_of_a_finished_run():
@@ -97,3 +99,86 @@ def test_seeds_are_averaged_and_what_is_unfinished_is_said():
     going_on = headline_compared([*runs, scored("c", 0.1, 1, status="running")])
     assert "Still running: c." in going_on
     assert headline_compared([]) == []
+
+
+def test_a_method_judged_after_adapting_is_said_to_be_also_while_it_runs():
+    sessions = [{"headline": "adapted"}]
+    run = replace(going(), sessions=sessions)
+    assert headline(run)[1] == "fedclust is judged after adapting, by its worst client too."
+    assert "judged after" not in " ".join(headline(going()))
+    adapted = [e | {"adapted": {"accuracy": 0.9}} for e in scored("a", 0.2, 10).events]
+    ours = replace(scored("a", 0.2, 10), result={}, events=adapted, sessions=sessions)
+    said = headline_compared([ours, scored("b", 0.7, 20)])
+    assert said[0] == "a reaches the highest accuracy, 90.0 %; then b with 70.0 %."
+    assert "Judged after adapting, by its worst client too: a." in said
+    assert not [t for t in headline_compared([ours, replace(ours, name="c")]) if "adapting" in t]
+
+
+def test_clients_are_in_a_group_until_they_ended_there():
+    events = [round_of(1, groups=[1, 1, 1, 1])]
+    assert "All clients are in one group." in headline(replace(going(), events=events))
+    assert "All clients ended in one group." in headline(finished(events=events))
+
+
+def test_one_is_not_many():
+    lone = [round_of(1, groups=["x"], client_scores={"received": [0.5]})]
+    run = Reading("r", "stopped", config={"run": {"rounds": 1}}, events=lone)
+    said = " ".join([*headline(run), captions.groups_by_client(run), captions.loss(run)])
+    assert "after 1 of 1 round, and" in said
+    assert "0 of 1 client changed groups" in said
+    assert "The mean loss on test data is 2 in round 1, the only one that was scored." in said
+    assert "1 clients" not in said
+
+
+def test_short_times_are_not_nothing():
+    brief = [round_of(1, seconds={"train": 0.0357, "score": 0.0042}, clock=None)]
+    assert captions.time_by_round(Reading("r", "running", events=brief)) == (
+        "The rounds took 40 ms of real time: train 36 ms, score 4.2 ms."
+    )
+
+
+def test_newcomers_are_not_among_those_who_moved_most_or_least():
+    rows = [{**row, "newcomer": str(int(c in (1, 2)))} for c, row in enumerate(clients())]
+    run = finished(clients=rows)  # by hand: ann has 2500, dee 2700; the others next to nothing
+    assert run.newcomers == {1, 2}
+    assert captions.bytes_by_client(run) == (
+        "Most went to and from dee, 2.70 kB, least to and from ann, 2.50 kB."
+    )
+    held = [round_of(n, groups=["x", None, None, "xy"[n > 1]]) for n in (1, 2)]
+    told = captions.groups_by_client(replace(run, events=held))
+    assert "1 of 2 clients changed groups" in told
+
+
+def test_those_who_send_nothing_are_not_forgotten_where_costs_are_the_same():
+    runs = [scored("a", 0.5, 1000), scored("b", 0.7, 1010), scored("c", 0.3, 0)]
+    assert headline_compared(runs)[2] == (
+        "c sends nothing; the others cost about the same, 1.01 kB each."
+    )
+
+
+def test_the_best_worst_client_is_by_means_over_seeds_everywhere():
+    """Worsts of a: 0.0 and 0.6, mean 0.3; of b: 0.2 and 0.2. By the minimum b would be first."""
+
+    def of(name, seed, low):
+        run = scored(name, 0.7, 100, seed, name)
+        run.events[0]["client_scores"] = {"received": [low, 0.8]}
+        return replace(run, name=f"{name}/seed={seed}")
+
+    runs = [of("a", 0, 0.0), of("a", 1, 0.6), of("b", 0, 0.2), of("b", 1, 0.2)]
+    assert headline_compared(runs)[1] == (
+        "a has the best worst client with 30.0 %; then b with 20.0 % (means over seeds)."
+    )
+    assert captions_compared.clients(runs).endswith(
+        "From the best worst client on (means over seeds): a 30.0 % to 80.0 %, median 55.0 %; "
+        "b 20.0 % to 80.0 %, median 50.0 %."
+    )
+
+
+def test_the_same_seed_twice_is_no_other_seed_and_no_name_hides_another():
+    runs = [scored("a", score, 100, 1) for score in (0.2, 0.4, 0.6)]
+    said = headline_compared(runs)
+    assert said[0] == "a (3) reaches the highest accuracy, 60.0 %; then a (2) with 40.0 %."
+    assert "All of this is on one seed: small differences may be chance." in said
+    assert [len(kind.runs) for kind in kinds_of(runs)] == [1, 1, 1]
+    unsaid = [replace(r, config={"method": {"name": "a"}}) for r in runs[:2]]
+    assert "None of them was run on several seeds" in " ".join(headline_compared(unsaid))

@@ -10,10 +10,10 @@ from coterie.errors import ConfigError
 from coterie.report.figures import clients, cost, matrices, privacy
 from coterie.report.figures.following import followed, names_of_groups, steps_of_groups
 from coterie.report.figures.methods import rapid_ends
-from coterie.report.figures.scores import AXES, curve
+from coterie.report.figures.scores import AXES, curve, finish
 from coterie.report.figures.streams import streams
 from coterie.report.figures.style import having, series
-from coterie.report.figures.trees import cut_height
+from coterie.report.figures.trees import cut_height, later_cuts
 from coterie.report.reading import Reading
 from coterie.report.tables import size
 from coterie.report.words import change, count, noted_round, rose, seconds, value, word
@@ -27,6 +27,18 @@ def noting(reading: Reading, key: str) -> Mapping[str, Any]:
     raise ConfigError(f"{reading.name}: {reading.method} noted no '{key}'")
 
 
+def setting(reading: Reading, key: str, otherwise: float) -> float:
+    """A parameter of the method as it was set."""
+    table = reading.config.get("method")
+    found = table.get(key) if isinstance(table, Mapping) else None
+    return float(found) if isinstance(found, int | float) else otherwise
+
+
+def threshold(reading: Reading) -> float:
+    """FedTSDP's: the Hopkins statistic above which clients are clustered anew."""
+    return setting(reading, "hopkins", 0.65)
+
+
 def _leading(reading: Reading) -> tuple[str, list[tuple[float, float]]]:
     """The headline score by round, or the other one where there is only that."""
     titles = dict.fromkeys((reading.headline, "received", "adapted"))
@@ -34,27 +46,45 @@ def _leading(reading: Reading) -> tuple[str, list[tuple[float, float]]]:
         points = curve(reading.rounds, title, reading.judged_by)
         if points:
             return title, points
+    for title in titles:
+        points = finish(reading, title)
+        if points:
+            return title, points
     raise ConfigError(f"{reading.name}: no round was scored")
+
+
+def _at_the_end(reading: Reading) -> str:
+    """Of scores that are known of the end alone."""
+    by = reading.judged_by
+    ends = {t: finish(reading, t) for t in ("received", "adapted")}
+    told = [
+        f" {t.capitalize()} {word(by)}, scored at the end only, is {value(points[0][1], by)}."
+        for t, points in ends.items()
+        if points and not curve(reading.rounds, t, by)
+    ]
+    return "".join(told)
 
 
 def accuracy(reading: Reading) -> str:
     """Of the score by round."""
     title, points = _leading(reading)
     by = reading.judged_by
+    if not curve(reading.rounds, title, by):
+        return _at_the_end(reading).strip()
     text = rose(points, f"{title.capitalize()} {word(by)}", by)
     found = clients.worst(reading, title)
     if found is not None and len(reading.names) > 1:
         text += f"; the worst client, {found[0]}, ends at {value(found[1], by)}"
     best = reading.result.get("best_on_validation")
     told = f" On validation data round {best['round']} was best." if best else ""
-    return f"{text}.{told}"
+    return f"{text}.{_at_the_end(reading)}{told}"
 
 
 def against(reading: Reading, axis: str) -> str:
     """Of the score by bytes or seconds: what half of the way cost, and all of it."""
     title, _ = _leading(reading)
     by, place = reading.judged_by, AXES[axis][0]
-    points = curve(reading.rounds, title, by, place)
+    points = curve(reading.rounds, title, by, place) or finish(reading, title, place)
     if not points:
         raise ConfigError(f"{reading.name}: nothing to draw against {axis}")
     amount = size if axis == "bytes" else seconds
@@ -72,6 +102,9 @@ def loss(reading: Reading) -> str:
     if not points:
         raise ConfigError(f"{reading.name}: no round was scored")
     (first, start), (last, end) = points[0], points[-1]
+    if len(points) == 1:
+        only = "the only one that was scored"
+        return f"The mean loss on test data is {end:.3g} in round {last:.0f}, {only}."
     lowest = min(points, key=lambda p: p[1])
     text = f"The mean loss on test data went from {start:.3g} in round {first:.0f} to {end:.3g} in "
     text += f"round {last:.0f}"
@@ -100,11 +133,7 @@ def spread(reading: Reading) -> str:
 
 def over_rounds(reading: Reading) -> str:
     """Of the map of scores."""
-    kind = reading.headline
-    steps = [e for e in reading.rounds if (e.get("client_scores") or {}).get(kind)]
-    if not steps:
-        kind = "received"
-        steps = [e for e in reading.rounds if (e.get("client_scores") or {}).get(kind)]
+    kind, steps = clients.scored_rounds(reading)
     first, last = ([v for v in steps[i]["client_scores"][kind] if v is not None] for i in (0, -1))
     text = f"Each row is a client's {kind} {word(reading.judged_by)}, by group and best first."
     if len(steps) > 1 and len(first) == len(last):
@@ -156,7 +185,7 @@ def groups(reading: Reading) -> str:
     hidden = found.changes - (len(found.rounds) - 1)
     if hidden > 0:
         text += f" The {len(found.rounds)} columns are those where most clients moved."
-    return text
+    return f"{text} Beside the last column: each group, and how many clients it has."
 
 
 def _times(number: int) -> str:
@@ -179,10 +208,12 @@ def groups_by_client(reading: Reading) -> str:
     steps = steps_of_groups(reading.events)
     kept = followed(names_of_groups(steps))
     histories = list(zip(*kept, strict=True))
-    moved = sum(len({g for g in own if g is not None}) > 1 for own in histories)
+    kept_by = [{g for g in own if g is not None} for own in histories]
+    there = [own for own in kept_by if own]  # who is held out has no group
+    moved = sum(len(own) > 1 for own in there)
     return (
         f"Each row is a client, each colour a group that was followed through the rounds. {moved} "
-        f"of {len(histories)} clients changed groups; grey is alone."
+        f"of {count(len(there), 'client')} changed groups; grey is alone."
     )
 
 
@@ -215,7 +246,14 @@ def dendrogram(reading: Reading) -> str:
     cut = cut_height(notes, top)
     if cut is not None:
         undone = sum(m[2] > cut for m in merges)
-        text += f"; the cut at {cut:.3g} leaves {count(undone + 1, 'group')}"
+        later = later_cuts(reading.events)
+        at_first = " at first" if later else ""
+        text += f"; the cut at {cut:.3g} leaves {count(undone + 1, 'group')}{at_first}"
+        told = [
+            f"in round {c.round} at {c.gamma * top:.3g} with {count(c.groups, 'group')}"
+            for c in later
+        ]
+        text += f". Later cuts that were adopted: {', '.join(told)}" if told else ""
     why = f" Why there: {notes['why']}." if notes.get("why") else ""
     return f"{text}.{why}"
 
@@ -302,10 +340,12 @@ def hopkins(reading: Reading) -> str:
     """Of FedTSDP's rounds."""
     found = series(reading.rounds, "hopkins", "FedTSDP")
     shared = series(reading.rounds, "shared_layers", "FedTSDP")
-    above = sum(v > 0.65 for _, v in found)
+    least = threshold(reading)
+    above = sum(v > least for _, v in found)
     return (
-        f"The Hopkins statistic was above 0.65, so that clients were clustered anew, in {above} of "
-        f"{len(found)} rounds; shared layers went from {shared[0][1]:.2g} to {shared[-1][1]:.2g}."
+        f"The Hopkins statistic was above {least:g}, so that clients were clustered anew, in "
+        f"{above} of {len(found)} rounds; shared layers went "
+        f"from {shared[0][1]:.2g} to {shared[-1][1]:.2g}."
     )
 
 
@@ -355,8 +395,11 @@ def bytes_by_round(reading: Reading) -> str:
 
 def bytes_by_client(reading: Reading) -> str:
     """Of bytes by client."""
-    found = cost.of_clients(reading)
+    everybody, came = cost.of_clients(reading), reading.newcomers
+    found = [each for each in everybody if each[0] not in came] or everybody
     most, least = (sum(found[i][1:]) for i in (0, -1))
+    if len(found) == 1:
+        return f"{_name(reading, found[0][0])} moved {size(most)} down and up."
     if most - least < 0.01 * most:
         return f"Every client moved about as much, {size(most)} down and up."
     return (

@@ -38,22 +38,20 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> str:
 def clients(readings: Sequence[Reading]) -> str:
     """Of clients side by side: the worst and the median of each run."""
     by, runs = alike(readings)
+    kinds = kinds_of(runs)
     told = []
-    for kind in kinds_of(runs):
-        own = [v for r in kind.runs for _, v in scores_of(r, r.headline)]
-        if own:
-            middle = quarters(own)[1]
-            told.append(
-                (
-                    min(own),
-                    f"{kind.title} {value(min(own), by)} to {value(max(own), by)}, "
-                    f"median {value(middle, by)}",
-                )
-            )
+    for kind in kinds:
+        scores = [[v for _, v in scores_of(r, r.headline)] for r in kind.runs]
+        ends = [(min(own), max(own), quarters(own)[1]) for own in scores if own]
+        if ends:
+            low, high, middle = (sum(each) / len(ends) for each in zip(*ends, strict=True))
+            text = f"{kind.title} {value(low, by)} to {value(high, by)}, median {value(middle, by)}"
+            told.append((low, text))
     told.sort(key=lambda pair: -pair[0])
+    several = " (means over seeds)" if any(len(k.runs) > 1 for k in kinds) else ""
     return (
         "Each dot is a client; the box holds the middle half of them, its line is the median. "
-        f"From the best worst client on: {_first([text for _, text in told], '; ')}."
+        f"From the best worst client on{several}: {_first([text for _, text in told], '; ')}."
     )
 
 

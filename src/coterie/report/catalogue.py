@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, unknown
-from coterie.report import captions, captions_compared, figures
-from coterie.report.captions import noting
-from coterie.report.figures import clients, cost, matrices, privacy, scores
+from coterie.report import captions, captions_compared
+from coterie.report.captions import noting, setting, threshold
+from coterie.report.figures import (
+    clients,
+    cost,
+    groups,
+    matrices,
+    methods,
+    privacy,
+    scores,
+    streams,
+    trees,
+)
 from coterie.report.figures import compared as several
 from coterie.report.figures.following import (
     followed,
@@ -17,6 +28,8 @@ from coterie.report.figures.following import (
     names_of_groups,
     steps_of_groups,
 )
+from coterie.report.figures.sketch import Sketch
+from coterie.report.figures.style import untitled
 from coterie.report.reading import Reading
 from coterie.report.words import DAMAGE
 
@@ -56,7 +69,7 @@ class Picture:
     name: str
     section: str
     title: str
-    draw: Callable[[Reading], Figure]
+    draw: Callable[[Reading], Sketch]
     words: Callable[[Reading], str]
 
 
@@ -68,52 +81,55 @@ class Drawn:
     section: str
     title: str
     words: str
-    figure: Figure
+    sketch: Sketch
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """Its data and layout ready for JSON."""
+        return self.sketch.tree
+
+    @cached_property
+    def figure(self) -> Figure:
+        """As plotly's figure, which is made when it is asked for."""
+        return self.sketch.figure()
 
 
-def _tree(reading: Reading) -> Figure:
+def _tree(reading: Reading) -> Sketch:
     event = noting(reading, "dendrogram")
-    levels = figures.split_levels(reading.events)
+    levels = trees.split_levels(reading.events)
     numbers = last_numbers(reading.events)
-    return figures.dendrogram(event["notes"], None, levels, reading.names, numbers)
+    return trees.dendrogram(event["notes"], None, levels, reading.names, numbers)
 
 
-def _by_client(reading: Reading) -> Figure:
+def _by_client(reading: Reading) -> Sketch:
     steps = names_of_groups(steps_of_groups(reading.events))
     if len({tuple(column) for column in followed(steps)}) == 1:
         raise ConfigError(f"{reading.name}: nobody ever moved, which 'groups' shows as well")
-    return figures.groups_over_rounds(reading.events, reading.names)
+    return groups.groups_over_rounds(reading.events, reading.names)
 
 
-def _mixing(reading: Reading) -> Figure:
+def _mixing(reading: Reading) -> Sketch:
     try:
         event = noting(reading, "mixing")
     except ConfigError:
         return matrices.taken_matrix(reading.events, reading.groups, reading.names)
-    return figures.mixing_matrix(event["notes"], reading.groups, reading.names)
+    return matrices.mixing_matrix(event["notes"], reading.groups, reading.names)
 
 
-def _similarity(reading: Reading) -> Figure:
-    return figures.similarity_matrix(reading.events, reading.groups, reading.names)
+def _similarity(reading: Reading) -> Sketch:
+    return matrices.similarity_matrix(reading.events, reading.groups, reading.names)
 
 
-def _setting(reading: Reading, key: str, otherwise: float) -> float:
-    """A parameter of the method as it was set."""
-    table = reading.config.get("method")
-    found = table.get(key) if isinstance(table, Mapping) else None
-    return float(found) if isinstance(found, int | float) else otherwise
-
-
-def _layers(reading: Reading) -> Figure:
+def _layers(reading: Reading) -> Sketch:
     key = "share" if reading.method.startswith("dc-pfl") else "layer_share"
-    return figures.layer_intervals(reading.events, _setting(reading, key, 0.1))
+    return methods.layer_intervals(reading.events, setting(reading, key, 0.1))
 
 
-def _hopkins(reading: Reading) -> Figure:
-    return figures.hopkins_and_layers(reading.events, _setting(reading, "threshold", 0.65))
+def _hopkins(reading: Reading) -> Sketch:
+    return methods.hopkins_and_layers(reading.events, threshold(reading))
 
 
-def _accuracy(against: str) -> Callable[[Reading], Figure]:
+def _accuracy(against: str) -> Callable[[Reading], Sketch]:
     return lambda reading: scores.accuracy(reading, against)
 
 
@@ -149,7 +165,7 @@ PICTURES: dict[str, Picture] = {
             "groups",
             "groups",
             "Groups over rounds",
-            lambda r: figures.alluvial(r.events, r.names),
+            lambda r: streams.alluvial(r.events, r.names),
             captions.groups,
         ),
         Picture(
@@ -163,7 +179,7 @@ PICTURES: dict[str, Picture] = {
             "labels",
             "groups",
             "What clients hold",
-            lambda r: figures.label_shares(r.data, r.groups, r.names),
+            lambda r: matrices.label_shares(r.data, r.groups, r.names),
             captions.labels,
         ),
         Picture("dendrogram", "groups", "Merge tree", _tree, captions.dendrogram),
@@ -173,14 +189,14 @@ PICTURES: dict[str, Picture] = {
             "silhouette",
             "groups",
             "How many groups",
-            lambda r: figures.silhouette(noting(r, "silhouette")["notes"]),
+            lambda r: methods.silhouette(noting(r, "silhouette")["notes"]),
             captions.silhouette,
         ),
         Picture(
             "trials",
             "method",
             "Loss, curvature and trials",
-            lambda r: figures.loss_and_trials(r.events),
+            lambda r: methods.loss_and_trials(r.events),
             captions.trials,
         ),
         Picture("layers", "method", "Layers at rest", _layers, captions.layers),
@@ -189,7 +205,7 @@ PICTURES: dict[str, Picture] = {
             "steps",
             "method",
             "Local steps",
-            lambda r: figures.steps_by_round(r.events),
+            lambda r: methods.steps_by_round(r.events),
             captions.steps,
         ),
         Picture("bytes", "cost", "Bytes by kind", cost.bytes_by_round, captions.bytes_by_round),
@@ -218,7 +234,7 @@ def draw(name: str, reading: Reading) -> Figure:
     """One picture by its name."""
     if name not in PICTURES:
         raise ConfigError(unknown("picture", name, PICTURES))
-    return PICTURES[name].draw(reading)
+    return PICTURES[name].draw(reading).figure()
 
 
 def pictures(reading: Reading, problems: list[str] | None = None) -> list[Drawn]:
@@ -230,8 +246,8 @@ def pictures(reading: Reading, problems: list[str] | None = None) -> list[Drawn]
     found = []
     for p in PICTURES.values():
         try:
-            figure = figures.untitled(p.draw(reading))
-            found.append(Drawn(p.name, p.section, p.title, p.words(reading), figure))
+            sketch = untitled(p.draw(reading))
+            found.append(Drawn(p.name, p.section, p.title, p.words(reading), sketch))
         except ConfigError:
             continue
         except DAMAGE as error:
@@ -249,7 +265,8 @@ def _damaged(name: str, error: Exception) -> str:
 
 
 # What several runs are drawn in: name, title, figure and words.
-_Several = tuple[str, str, Callable[[Sequence[Reading]], Any], Callable[[Sequence[Reading]], str]]
+_Runs = Sequence[Reading]
+_Several = tuple[str, str, Callable[[_Runs], Sketch], Callable[[_Runs], str]]
 COMPARED: tuple[_Several, ...] = (
     ("compare-accuracy", "Score by round", several.lines, captions_compared.lines),
     (
@@ -276,8 +293,8 @@ def compared(readings: Sequence[Reading], problems: list[str] | None = None) -> 
         return []
     for name, title, make, words in COMPARED:
         try:
-            figure = figures.untitled(make(readings))
-            found.append(Drawn(name, "accuracy", title, words(readings), figure))
+            sketch = untitled(make(readings))
+            found.append(Drawn(name, "accuracy", title, words(readings), sketch))
         except ConfigError:
             continue
         except DAMAGE as error:

@@ -8,11 +8,13 @@ from typing import Any
 
 from coterie.door.exposure import server_sees
 from coterie.report import numbers
+from coterie.report.figures.compared import alike
 from coterie.report.markup import Cell, Markup, table, tag
 from coterie.report.parts import SEEN
 from coterie.report.reading import FINISHED, Reading, number
 from coterie.report.tables import score, size
-from coterie.report.words import seconds
+from coterie.report.words import count, seconds
+from coterie.report.words import value as with_unit
 from coterie.run.pairing import BEST, MARKED, TIE, means_of
 
 
@@ -62,6 +64,10 @@ def _as_score(value: float, reading: Reading) -> str:
     return score(value, reading.judged_by)
 
 
+def _with_unit(value: float, reading: Reading) -> str:
+    return with_unit(value, reading.judged_by)
+
+
 def _as_is(value: Any, reading: Reading) -> str:
     return str(value)
 
@@ -91,6 +97,7 @@ COLUMNS = (
 def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
     """A row a run, the best of a column marked; columns that nobody fills are left out."""
     values = [[column.value(r) for column in COLUMNS] for r in readings]
+    judged = {r.judged_by for r in readings}
     kept = [i for i, column in enumerate(COLUMNS) if _worth(column, [row[i] for row in values])]
     if all(r.method in r.name for r in readings):
         kept = [i for i in kept if COLUMNS[i].title != "method"]
@@ -100,13 +107,23 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
         cells: list[Any] = [Cell(name, reading.name)]
         for i in kept:
             column, value = COLUMNS[i], row[i]
-            there = [v[i] for v in values if v[i] is not None]
+            scored = column.show is _as_score
+            there = [
+                v[i]
+                for v, other in zip(values, readings, strict=True)
+                if v[i] is not None and (not scored or other.judged_by == reading.judged_by)
+            ]
             best = column.best is not None and len(set(there)) > 1 and value == column.best(there)
-            text = None if value is None else column.show(value, reading)
-            cells.append(Cell(text, value, best))
+            show = _with_unit if scored and len(judged) > 1 else column.show
+            cells.append(Cell(None if value is None else show(value, reading), value, best))
         rows.append(cells)
-    accuracy = any(r.judged_by == "accuracy" for r in readings)
+    accuracy = judged == {"accuracy"}
     caption = f"{len(readings)} runs; scores are means over clients{', in %' * accuracy}"
+    if len(judged) > 1:
+        caption += "; the best is marked among those that are judged by the same score"
+    adapting = [r.name for r in readings if r.headline == "adapted"]
+    if adapting:
+        caption += f"; judged after adapting, by the worst client too: {', '.join(adapting)}"
     titles = ["run", *(COLUMNS[i].title for i in kept)]
     shown = table(caption, titles, rows, sortable=True, numbers=1 + (titles[1] == "method"))
     return tag("div", shown, id=id, class_="block")
@@ -118,15 +135,24 @@ def _worth(column: Column, values: Sequence[Any]) -> bool:
 
 
 def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
-    """Means over runs that differ by nothing but the seed; "" if there are none."""
+    """Means over runs that differ by nothing but the seed; "" if there are none.
+
+    Only a configuration with a method and a seed says that much.
+    """
+    by, readings = alike([r for r in readings if "method" in r.config and r.seed is not None])
+    if not readings:
+        return ""
     flat = [flattened(r.config) for r in readings]
     other = [k for k in _differing(flat) if k != "run.seed" and not k.startswith("method.")]
-    titles = _titles(readings, flat)
+    titles = _distinct(
+        _titles(readings, flat),
+        [(r.seed, *map(t.get, other)) for r, t in zip(readings, flat, strict=True)],
+    )
     rows = [
         {
             **{axis: tree.get(axis) for axis in other},
             "method": title,
-            "seed": reading.seed or 0,
+            "seed": reading.seed,
             "received": _scored("received")(reading),
             "adapted": _scored("adapted")(reading),
             "newcomers": _newcomers(reading),
@@ -141,7 +167,6 @@ def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
     means = means_of(rows, other)
     if all(line["seeds"] < 2 for line in means):
         return ""
-    by = readings[0].judged_by
     scores = [key for key in MARKED if any(line[key] is not None for line in means)]
     columns = ["method", *other, "seeds", *(_WORDS.get(key, key) for key in scores)]
     cells = [
@@ -189,6 +214,21 @@ def _titles(readings: Sequence[Reading], flat: Sequence[Mapping[str, Any]]) -> l
     return made
 
 
+def _distinct(titles: Sequence[str], places: Sequence[Sequence[Any]]) -> list[str]:
+    """Titles, a later run with the same title in the same place with a number: it is no other seed.
+
+    >>> _distinct(["a", "a", "a"], [(1,), (2,), (1,)])
+    ['a', 'a', 'a (2)']
+    """
+    seen: dict[str, int] = {}
+    made = []
+    for title, place in zip(titles, places, strict=True):
+        key = repr((title, *place))
+        seen[key] = seen.get(key, 0) + 1
+        made.append(title if seen[key] == 1 else f"{title} ({seen[key]})")
+    return made
+
+
 def _differing(flat: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys that do not have the same value everywhere."""
     keys = list(dict.fromkeys(key for tree in flat for key in tree))
@@ -214,7 +254,7 @@ def settings(readings: Sequence[Reading], id: str, level: int) -> Markup:
         differing if rows else tag("p", "All runs have the same settings."),
         tag(
             "details",
-            tag("summary", f"{len(shared)} settings that they share"),
+            tag("summary", f"{count(len(shared), 'setting')} that they share"),
             table("Settings that they share", ["setting", "value"], shared, numbers=None),
             data_keep="shared",
         )

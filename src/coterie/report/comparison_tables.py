@@ -7,18 +7,24 @@ in a block for each setting.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-
-from coterie.report.sheets import Block, Cell, Column, Sheet, as_rich
+from coterie.report.sheets import Block, Cell, Column, Fitted, Sheet, as_rich
 from coterie.report.tables import figure_of, left_out, paper_notes, score, size
 from coterie.run.comparison import Comparison
-from coterie.run.pairing import BEST, LEAST_SEEDS, MARKED, UNTOLD
+from coterie.run.pairing import BEST, LEAST_SEEDS, MARKED, TIE, UNTESTED, UNTOLD
 from coterie.run.sweep import place_of, shown
 
 _NONE = "–"
+_SAME = 1e-12  # differences that are rounding, and nothing else
+# Columns, the most important first: where there is little room, the last ones are left out.
+_ORDER = (
+    *("received", "seeds", "adapted", "worst", "bytes", "gain", "newcomers", "paper", "groups"),
+    *("target_round", "epsilon", "clock_total", "agreement", "better", "target_bytes"),
+    *("target_seconds", "rounds", "wasted", "seconds", "sees", "clock_communication"),
+)
+_TARGET = ("target_round", "target_bytes", "target_seconds")
 Row = Mapping[str, Any]
 
 
@@ -32,13 +38,13 @@ def sheet_of(made: Comparison) -> Sheet:
     else:
         sheet = _swept(made)
         notes = [*_seeds(made), *_missing(made), *paper_notes(list(made.papers.values()))]
-    return Sheet(sheet.title, sheet.columns, sheet.blocks, sheet.caption, notes)
+    return replace(sheet, notes=notes)
 
 
 def comparison(
     rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row] | None = None
-) -> Table | Group:
-    """Methods side by side, the best of each column in bold.
+) -> Fitted:
+    """Methods side by side, the best of each column marked.
 
     ``abouts`` tells of a scenario, by method: the paper's figures then have a column.
     """
@@ -68,22 +74,27 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
     best = {
         c.key: max((r[c.key] for r in rows if r[c.key] is not None), default=None)
         for c in columns
-        if c.best
+        if c.best and sum(r[c.key] is not None for r in rows) > 1
     }
     lines = []
     for row in rows:
         better = _NONE if row["better"] is None else f"{row['better']}/{row['compared']}"
         own = {**row, "better": better, "paper": abouts.get(row["method"])}
-        cells = [
-            Cell(
-                c.show(own[c.key]),
-                BEST if c.best and own[c.key] is not None and own[c.key] == best[c.key] else UNTOLD,
-            )
-            for c in columns
-        ]
+        cells = [Cell(c.show(own[c.key]), _top(own[c.key], best.get(c.key))) for c in columns]
         lines.append((str(row["method"]), cells))
     adapted = [row["method"] for row in rows if row.get("headline") == "adapted"]
-    return Sheet(_title(judged_by), columns, [Block("", lines)], _adapted(adapted))
+    return Sheet(
+        _title(judged_by),
+        columns,
+        [Block("", lines)],
+        _adapted(adapted),
+        legend=[(BEST, "the best of its column")] if len(rows) > 1 else [],
+        order=_ORDER,
+    )
+
+
+def _top(value: Any, best: float | None) -> str:
+    return BEST if None not in (value, best) and abs(value - best) <= _SAME else UNTOLD
 
 
 def _title(judged_by: str) -> str:
@@ -120,17 +131,53 @@ def _swept(made: Comparison) -> Sheet:
         Column("time\ns", "seconds", _seconds),
     ]
     blocks: dict[str, list[tuple[str, Sequence[Cell]]]] = {}
+    most: dict[str, int] = {}
+    for row in rows:
+        block = repr([row[axis] for axis in made.axes])
+        most[block] = max(most.get(block, 0), row["seeds"])
     for row in rows:
         told = [_setting(axis, row[axis]) for axis in made.axes]
+        fullest = most[repr([row[axis] for axis in made.axes])]
+        lacks = f"{row['seeds']}/{fullest}" if row["seeds"] < fullest else str(fullest)
         place = place_of(row["method"], {axis: row[axis] for axis in made.axes})
-        own = {**row, "paper": made.papers.get(place)}
+        own = {**row, "paper": made.papers.get(place), "seeds": lacks, "of": row["seeds"]}
         cells = [_mean(own, column, by) for column in columns]
         blocks.setdefault(", ".join(told), []).append((str(row["method"]), cells))
     what = "Accuracy in %" if by == "accuracy" else "R²"
     title = f"{what} on clients' own test data, ± deviation over seeds"
     adapted = [str(row["method"]) for row in rows if row.get("headline") == "adapted"]
-    found = [Block(title, lines) for title, lines in blocks.items()]
-    return Sheet(title if several else _title(by), columns, found, _adapted(adapted))
+    found = [_contested(Block(title, lines)) for title, lines in blocks.items()]
+    return Sheet(
+        title if several else _title(by),
+        columns,
+        found,
+        _adapted(adapted),
+        legend=_legend(found),
+        order=_ORDER,
+    )
+
+
+def _contested(block: Block) -> Block:
+    """The same without marks in columns where a single method has a value: it beats nobody."""
+    rows = [cells for _, cells in block.rows]
+    alone = [sum(cell.text != _NONE for cell in column) < 2 for column in zip(*rows, strict=True)]
+    cleared = [
+        (name, [Cell(c.text) if lone else c for c, lone in zip(cells, alone, strict=True)])
+        for name, cells in block.rows
+    ]
+    return Block(block.title, cleared)
+
+
+def _legend(blocks: Sequence[Block]) -> list[tuple[str, str]]:
+    """What the marks say that there are."""
+    there = {c.mark for block in blocks for _, cells in block.rows for c in cells}
+    few = "five" if LEAST_SEEDS == 5 else str(LEAST_SEEDS)
+    said = {
+        BEST: "the best mean",
+        TIE: "not significantly worse than it (paired t-test over seeds, 5 %, Holm)",
+        UNTESTED: f"not tested, for fewer than {few} seeds in common with it",
+    }
+    return [(mark, words) for mark, words in said.items() if mark in there]
 
 
 def _setting(axis: str, value: Any) -> str:
@@ -141,6 +188,8 @@ def _setting(axis: str, value: Any) -> str:
 
 def _mean(row: Row, column: Column, judged_by: str) -> Cell:
     text = column.show(row[column.key]) if row.get(column.key) is not None else _NONE
+    if column.key in _TARGET and 0 < row["target_reached"] < row["of"]:
+        text += f" ({row['target_reached']}/{row['of']})"  # a mean of those that got there
     if column.key not in MARKED:
         return Cell(text)
     spread = row[f"{column.key}_std"]
@@ -150,23 +199,29 @@ def _mean(row: Row, column: Column, judged_by: str) -> Cell:
 
 
 def _seeds(made: Comparison) -> list[str]:
-    """Over how many seeds, and what the marks say."""
+    """Over how many seeds, and what could not be said."""
     counts = sorted({row["seeds"] for row in made.means})
+    methods = len({row["method"] for row in made.means})
     of = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     numbers = ", ".join(map(str, made.seeds))
-    notes = [f"over {of} seed{'s' * (counts[-1] > 1)} ({numbers}), the same for all methods"]
-    if counts[-1] < LEAST_SEEDS:
+    if counts[-1] == 1:
+        told = f"seeds {numbers}, one each" if len(made.seeds) > 1 else f"seed {numbers}"
+        return [f"{told}: how much of a difference is luck, several --seeds would show"]
+    same = ", the same for all methods" if len(counts) == 1 and methods > 1 else ""
+    notes = [f"over {of} seeds ({numbers}){same}"]
+    if counts[-1] < LEAST_SEEDS and methods > 1:
         few = "five" if LEAST_SEEDS == 5 else str(LEAST_SEEDS)
-        notes.append(
-            f"the best mean stands out; with fewer than {few} seeds nothing is said about ties"
-        )
-    else:
-        notes.append(
-            "the best mean stands out; = not significantly worse than it (paired t-test over "
-            "seeds, 5 %, Holm)"
-        )
+        notes.append(f"with fewer than {few} seeds nothing is said about ties")
     if len(counts) > 1:
-        notes.append("methods that lack seeds are compared on the seeds that both have")
+        apart = any(row["shared_seeds"] is None for row in made.means)
+        notes.append(
+            "methods that lack seeds have means of those that they have (as 4/5); the best is "
+            "chosen on the seeds that all have"
+            + " (where fewer than two are left: on all of each)" * apart
+            + ", and each is tested against it on the seeds that both have"
+        )
+    if any(0 < row.get("target_reached", row["seeds"]) < row["seeds"] for row in made.means):
+        notes.append("to target, as in 2 (1/3): the mean of the one of three seeds that reached it")
     return notes
 
 
@@ -182,7 +237,8 @@ def _missing(made: Comparison) -> list[str]:
 def _signed(value: float | None, judged_by: str) -> str:
     if value is None:
         return _NONE
-    return f"{100 * value:+.1f}" if judged_by == "accuracy" else f"{value:+.3f}"
+    text = f"{100 * value:+.1f}" if judged_by == "accuracy" else f"{value:+.3f}"
+    return text if float(text) else text.replace("-", "+")  # rounding makes no loss of nothing
 
 
 def _seconds(value: float | None) -> str:

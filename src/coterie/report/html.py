@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.engines.dealing import available_cores
 from coterie.errors import RunDirError
+from coterie.report.figures.compared import told_apart
 from coterie.report.markup import tag
 from coterie.report.numbers import moved, scored, shown
 from coterie.report.page import (
@@ -72,7 +75,26 @@ def readings_of(runs: Sequence[Path | str | Result]) -> list[Reading]:
             continue
         for name, path in _runs_in(Path(each)).items():
             found.setdefault(path.resolve(), read_run(path, name))
-    return [*found.values(), *results]
+    names = _longer({path: reading.name for path, reading in found.items()})
+    read = [replace(reading, name=names[path]) for path, reading in found.items()]
+    every = [*read, *results]
+    apart = told_apart([reading.name for reading in every])
+    return [replace(reading, name=own) for reading, own in zip(every, apart, strict=True)]
+
+
+def _longer(names: dict[Path, str]) -> dict[Path, str]:
+    """Names of runs; those that several have begin with as many folders as tell them apart."""
+    taken = Counter(names.values())
+    found = dict(names)
+    for name in [name for name, count in taken.items() if count > 1]:
+        same = [path for path in names if names[path] == name]
+        parts = name.count("/") + 1
+        for more in range(1, max(len(path.parts) for path in same)):
+            longer = {path: "/".join(path.parts[-parts - more :]) for path in same}
+            if len(set(longer.values())) == len(same):
+                found |= longer
+                break
+    return found
 
 
 def _runs_in(path: Path) -> dict[str, Path]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 _LONG = 30  # a name with more letters may take several lines
+# Of characters that are written from the right, or turn the direction of what follows them.
+_TURNING = ("R", "AL", "RLE", "RLO", "RLI", "LRE", "LRO", "LRI", "FSI", "PDF", "PDI")
 _VOID = ("meta", "br", "hr", "input", "col", "link")
 
 
@@ -35,6 +39,28 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
 def joined(*children: Any) -> Markup:
     """Children one after the other, as in ``tag``."""
     return Markup("".join(_texts(children)))
+
+
+def turning(names: Iterable[str]) -> list[str]:
+    """Those names that change the direction in which the text around them is written.
+
+    >>> turning(["ann", "\u202egpj.exe"]) == ["\u202egpj.exe"]
+    True
+    """
+    return [n for n in names if any(unicodedata.bidirectional(c) in _TURNING for c in n)]
+
+
+def isolated(text: str, names: Sequence[str]) -> Markup:
+    """Text in which these names do not touch the direction of what is around them.
+
+    >>> print(isolated("a < b", ["b"]))
+    a &lt; <bdi>b</bdi>
+    """
+    found = sorted((n for n in set(names) if n and n in text), key=len, reverse=True)
+    if not found:
+        return joined(text)
+    parts = re.split(f"({'|'.join(map(re.escape, found))})", text)
+    return joined([tag("bdi", part) if part in found else part for part in parts])
 
 
 def _texts(children: Iterable[Any]) -> Iterable[str]:

@@ -64,6 +64,7 @@ def client_rows(reading: Reading) -> list[dict[str, Any]]:
     groups, names = reading.groups, reading.names
     scores = {title: reading.scores(title) for title in ("received", "adapted", "alone")}
     members = max(len(names), len(reading.clients), *(len(s) for s in scores.values()))
+    came = reading.newcomers
     truth = reading.data.get("groups") or []
     rows = []
     for client in range(members):
@@ -72,6 +73,7 @@ def client_rows(reading: Reading) -> list[dict[str, Any]]:
             "client": names[client] if client < len(names) else f"client {client}",
             "group": told.get("group") or _at(groups, client),
             "true_group": told.get("true_group") or _at(truth, client),
+            "newcomer": "yes" if client in came else None,
             **{key: number(told.get(key)) for key in ("train", "test", "gain")},
             **{title: _at(own, client) for title, own in scores.items()},
         }

@@ -7,20 +7,20 @@ come into sight.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from coterie import __version__
 from coterie.report import catalogue, compared_parts, palette, parts
 from coterie.report.catalogue import Drawn
-from coterie.report.markup import Markup, joined, json_script, json_text, tag
+from coterie.report.markup import Markup, isolated, joined, json_script, json_text, tag, turning
 from coterie.report.reading import Reading
 from coterie.report.repeating import repeat
-from coterie.report.words import headline, headline_compared
+from coterie.report.words import DAMAGE, headline, headline_compared
 
 GENERATOR = "coterie report"  # by this a file is known to be one of ours
 # Nothing is loaded and nothing is sent; styles and scripts are those of the page itself.
@@ -61,48 +61,94 @@ def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block
     """
     problems = list(reading.problems)
     drawn = catalogue.pictures(reading, problems)
-    made = [
-        Block(f"{prefix}notice", parts.notice(reading, f"{prefix}notice", problems)),
-        Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline")),
-        Block(f"{prefix}tiles", parts.tiles(reading, f"{prefix}tiles")),
-    ]
+    names = turning(_unless_damaged("the list of names", lambda: _names(reading), problems) or ())
+    made = [Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline", names))]
+    id = f"{prefix}tiles"
+    html: str | None = _unless_damaged(
+        "the key numbers", lambda: parts.tiles(reading, id), problems
+    )
+    made += [Block(id, html)] if html else []
     for section, title in catalogue.SECTIONS.items():
         shown = [d for d in drawn if d.section == section]
         said = " ".join(d.words for d in shown)
-        inside = picture_blocks(shown, prefix, level + 1)
-        tables = [
-            Block(f"{prefix}{name}", made_html)
-            for name, make in parts.TABLES.get(section, {}).items()
-            if (made_html := make(reading, f"{prefix}{name}", level + 1, said))
-        ]
+        inside = picture_blocks(shown, prefix, level + 1, names, problems)
+        tables = []
+        for name, make in parts.TABLES.get(section, {}).items():
+            id = f"{prefix}{name}"
+            called = partial(make, reading, id, level + 1, said)
+            if html := _unless_damaged(f"the part '{name}'", called, problems):
+                tables.append(Block(id, html))
         if inside or tables:
             made += [heading(f"{prefix}section-{section}", title, level), *inside, *tables]
+    id = f"{prefix}repeat"
+    html = _unless_damaged("how to repeat it", lambda: repeat(reading, id, level + 1), problems)
     made.append(heading(f"{prefix}section-repeat", "Repeat it", level))
-    made.append(Block(f"{prefix}repeat", repeat(reading, f"{prefix}repeat", level + 1)))
-    return made
+    made += [Block(id, html)] if html else []
+    id = f"{prefix}notice"
+    return [Block(id, parts.notice(reading, id, problems)), *made]
+
+
+def _names(reading: Reading) -> list[str]:
+    """What the sentences about a run may name."""
+    classes = reading.data.get("classes") or ()
+    return [reading.name, *reading.names, *map(str, classes)]
+
+
+T = TypeVar("T")
+
+
+def _unless_damaged(what: str, make: Callable[[], T], problems: list[str]) -> T | None:
+    """What is made of a run, or nothing and a sentence if its files hold what nobody expects."""
+    try:
+        return make()
+    except DAMAGE as error:
+        why = (str(error).splitlines() or ["no reason"])[0][:120]
+        damage = f"what the run has for it is damaged ({type(error).__name__}: {why})"
+        problems.append(f"{what} is left out: {damage}")
+        return None
 
 
 def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
     """Several runs side by side: words, a table, pictures, and the settings that differ."""
-    made = [
-        heading("section-compared", "Side by side", level),
-        Block("compared-headline", words(headline_compared(readings), "compared-headline")),
-        Block("compared-table", compared_parts.side_by_side(readings, "compared-table")),
-    ]
-    if over := compared_parts.over_seeds(readings, "over-seeds", level + 1):
-        made.insert(2, Block("over-seeds", over))
-    made += picture_blocks(catalogue.compared(readings), "compared-", level + 1)
-    made.append(Block("settings", compared_parts.settings(readings, "settings", level + 1)))
-    return made
+    problems: list[str] = []
+    names = turning([r.name for r in readings])
+    told = _unless_damaged("the headline", lambda: headline_compared(readings), problems)
+    drawn = catalogue.compared(readings, problems)
+    made = [Block("compared-headline", words(told or [], "compared-headline", names))]
+    tables: dict[str, tuple[str, Callable[[], str]]] = {
+        "over-seeds": (
+            "the table over seeds",
+            lambda: compared_parts.over_seeds(readings, "over-seeds", level + 1),
+        ),
+        "compared-table": (
+            "the table of runs",
+            lambda: compared_parts.side_by_side(readings, "compared-table"),
+        ),
+        "settings": (
+            "the table of settings",
+            lambda: compared_parts.settings(readings, "settings", level + 1),
+        ),
+    }
+    blocks = {
+        id: Block(id, html)
+        for id, (what, make) in tables.items()
+        if (html := _unless_damaged(what, make, problems))
+    }
+    made += [blocks[id] for id in ("over-seeds", "compared-table") if id in blocks]
+    made += picture_blocks(drawn, "compared-", level + 1, names, problems)
+    made += [blocks["settings"]] if "settings" in blocks else []
+    if problems:
+        made.insert(0, Block("compared-notice", parts.unread("compared-notice", problems)))
+    return [heading("section-compared", "Side by side", level), *made]
 
 
-def words(sentences: Sequence[str], id: str) -> Markup:
-    """A headline: the first sentence is the largest."""
+def words(sentences: Sequence[str], id: str, names: Sequence[str] = ()) -> Markup:
+    """A headline: the first sentence is the largest; ``names`` do not turn what is around them."""
     first, *more = sentences or ["Nothing is known of this run."]
     return tag(
         "div",
-        tag("p", first, class_="first"),
-        [tag("p", m) for m in more],
+        tag("p", isolated(first, names), class_="first"),
+        [tag("p", isolated(m, names)) for m in more],
         id=id,
         class_="headline",
     )
@@ -116,18 +162,31 @@ def heading(id: str, title: str, level: int) -> Block:
 # --- pictures -----------------------------------------------------------------------------------
 
 
-def picture_blocks(drawn: Sequence[Drawn], prefix: str, level: int) -> list[Block]:
-    """A block for each picture: of the same on other scales as tabs, small ones side by side."""
-    tabs = [d for d in drawn if d.name in catalogue.TABS]
+def picture_blocks(
+    drawn: Sequence[Drawn], prefix: str, level: int, names: Sequence[str], problems: list[str]
+) -> list[Block]:
+    """A block for each picture: of the same on other scales as tabs, small ones side by side.
+
+    ``names`` are isolated in captions; what cannot be written is left out, and said in
+    ``problems``.
+    """
+    tabs = [d.name for d in drawn if d.name in catalogue.TABS]
     tabs = tabs if len(tabs) > 1 else []
     beside = _pairs(drawn)
-    made, group = [], f"{prefix}tabs-accuracy"
+    found: dict[str, Block] = {}
+    group = f"{prefix}tabs-accuracy"
     for each in drawn:
-        if tabs and each is tabs[0]:
-            names = [(f"{prefix}fig-{d.name}", catalogue.TABS[d.name]) for d in tabs]
-            made.append(Block(group, tab_list(group, "Score against", names)))
         kind = "block picture half" if each.name in beside else "block picture"
-        made.append(picture_block(each, prefix, level, kind, group if each in tabs else None))
+        tab = group if each.name in tabs else None
+        called = partial(picture_block, each, prefix, level, kind, tab, names)
+        block = _unless_damaged(f"the picture '{each.name}'", called, problems)
+        if block is not None:
+            found[each.name] = block
+    made = list(found.values())
+    panels = [(found[name].id, catalogue.TABS[name]) for name in tabs if name in found]
+    if panels:
+        first = [b.id for b in made].index(panels[0][0])
+        made.insert(first, Block(group, tab_list(group, "Score against", panels)))
     return made
 
 
@@ -139,7 +198,7 @@ def _pairs(drawn: Sequence[Drawn]) -> set[str]:
     """Those that stand beside one another: neighbours, both small, and about as high."""
     found: set[str] = set()
     for left, right in pairwise(drawn):
-        heights = sorted(d.figure.layout.height or 420 for d in (left, right))
+        heights = sorted(d.sketch.layout.get("height") or 420 for d in (left, right))
         small = left.name in _SMALL and right.name in _SMALL and heights[1] < 1.3 * heights[0]
         if small and left.name not in found:
             found |= {left.name, right.name}
@@ -165,11 +224,16 @@ def tab_list(id: str, label: str, names: Sequence[tuple[str, str]]) -> Markup:
 
 
 def picture_block(
-    drawn: Drawn, prefix: str, level: int, kind: str = "block picture", tabs: str | None = None
+    drawn: Drawn,
+    prefix: str,
+    level: int,
+    kind: str = "block picture",
+    tabs: str | None = None,
+    names: Sequence[str] = (),
 ) -> Block:
     """A picture with its heading and, as caption, its words."""
     id = f"{prefix}fig-{drawn.name}"
-    tree = drawn.figure.to_plotly_json()
+    tree = drawn.tree
     height = tree["layout"].get("height") or 420
     panel = {"role": "tabpanel", "aria_labelledby": f"tab-{id}", "data_tabs": tabs} if tabs else {}
     html = tag(
@@ -188,7 +252,7 @@ def picture_block(
             ),
             tag(
                 "figcaption",
-                tag("span", drawn.words),
+                tag("span", isolated(drawn.words, names)),
                 save_button(id, drawn.title),
             ),
         ),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coterie.door.exposure import server_sees
-from coterie.report.markup import Cell, Markup, table, tag
+from coterie.report.markup import Cell, Markup, joined, table, tag
 from coterie.report.numbers import (
     client_name,
     client_rows,
@@ -22,7 +22,7 @@ from coterie.report.numbers import (
     shown,
 )
 from coterie.report.reading import FINISHED, RUNNING, Reading, number
-from coterie.report.repeating import go_on
+from coterie.report.repeating import from_python, go_on, why_not
 from coterie.report.tables import (
     exposure_lines,
     newcomer_lines,
@@ -32,7 +32,7 @@ from coterie.report.tables import (
     score,
     size,
 )
-from coterie.report.words import seconds
+from coterie.report.words import DAMAGE, count, seconds
 
 SEEN = {
     "each": "single clients",
@@ -57,10 +57,13 @@ def tiles(reading: Reading, id: str) -> Markup:
     judged = scored(reading, reading.headline) or scored(reading, "received")
     if judged.get("worst") is not None:
         who = client_name(reading, judged.get("worst_client"))
-        made.append(_tile("Worst client", shown(judged["worst"], by), who))
-    if count := group_count(reading):
+        how = "after adapting" if judged is scored(reading, "adapted") else ""
+        more = joined(tag("bdi", who) if who else None, ", " if who and how else None, how)
+        made.append(_tile("Worst client", shown(judged["worst"], by), more))
+    if groups := group_count(reading):
         members = len([g for g in reading.groups if g is not None])
-        made.append(_tile("Groups", str(count), f"of {members} clients" if members else ""))
+        of = f"of {count(members, 'client')}" if members else ""
+        made.append(_tile("Groups", str(groups), of))
     if total := moved(reading):
         down, up = total.get("down", 0), total.get("up", 0)
         made.append(_tile("Bytes", size(down + up), f"{size(down)} down, {size(up)} up"))
@@ -90,7 +93,7 @@ def _of_planned(reading: Reading) -> str:
 def notice(reading: Reading, id: str, problems: Sequence[str] = ()) -> Markup:
     """A box about a run that is not finished, and about what could not be read."""
     done, asked = len(reading.rounds), reading.planned
-    so_far = f"{done} of {asked} rounds" if asked else f"{done} rounds"
+    so_far = f"{done} of {count(asked, 'round')}" if asked else count(done, "round")
     lines: list[Any] = []
     if reading.status == RUNNING:
         lines.append(tag("p", tag("strong", "Going on. "), f"This is as of {so_far}."))
@@ -98,12 +101,20 @@ def notice(reading: Reading, id: str, problems: Sequence[str] = ()) -> Markup:
         inside = [tag("strong", "Stopped, or crashed. "), f"This is as of {so_far}. "]
         if command := go_on(reading):
             inside += ["Continue it with ", tag("code", command)]
+        elif not from_python(reading) and reading.path is not None:
+            inside.append(f"To continue: {why_not(reading)}.")
         lines.append(tag("p", inside))
+    if not lines and not problems:
+        return tag("div", id=id, hidden=True)
+    return unread(id, problems, lines)
+
+
+def unread(id: str, problems: Sequence[str], before: Sequence[Markup] = ()) -> Markup:
+    """A box about what could not be read."""
+    lines = list(before)
     if problems:
         said = [tag("li", problem) for problem in problems]
         lines += [tag("p", "Not all of it could be read:"), tag("ul", said)]
-    if not lines:
-        return tag("div", id=id, hidden=True)
     return tag("div", lines, id=id, class_="notice", role="note")
 
 
@@ -114,6 +125,7 @@ _CLIENT_COLUMNS = {
     "client": "client",
     "group": "group",
     "true_group": "true group",
+    "newcomer": "newcomer",
     "received": "received",
     "adapted": "adapted",
     "alone": "alone",
@@ -128,7 +140,7 @@ def clients(reading: Reading, id: str, level: int, said: str) -> str:
     """The worst clients by name, and all of them to unfold."""
     by, rows = reading.judged_by, client_rows(reading)
     judged = reading.headline if any(r[reading.headline] is not None for r in rows) else "received"
-    there = [r for r in rows if r[judged] is not None]
+    there = [r for r in rows if r[judged] is not None and not r["newcomer"]]
     if not there:
         return ""
     keys = [k for k in _CLIENT_COLUMNS if any(r[k] not in (None, "") for r in rows)]
@@ -136,19 +148,22 @@ def clients(reading: Reading, id: str, level: int, said: str) -> str:
     worst = sorted(there, key=lambda r: r[judged])[:_WORST]
     unit = ", in %" if by == "accuracy" else ""
 
-    def cells(row: Mapping[str, Any]) -> list[Cell]:
+    def cells(row: Mapping[str, Any], keys: Sequence[str]) -> list[Cell]:
         return [Cell(_client_cell(key, row[key], by), row[key]) for key in keys]
 
     named = f"The clients that do worst, by their {judged} score{unit}"
-    everybody = f"All {len(rows)} clients{unit}"
+    own = [k for k in keys if k != "newcomer"]  # of those who were there all along
+    everybody = "The only client" if len(rows) == 1 else f"All {len(rows)} clients"
     return tag(
         "div",
         tag(f"h{level}", "Those left behind"),
-        table(named, titles, [cells(r) for r in worst], sortable=True),
+        table(
+            named, [_CLIENT_COLUMNS[k] for k in own], [cells(r, own) for r in worst], sortable=True
+        ),
         tag(
             "details",
-            tag("summary", f"All {len(rows)} clients"),
-            table(everybody, titles, [cells(r) for r in rows], sortable=True),
+            tag("summary", everybody),
+            table(f"{everybody}{unit}", titles, [cells(r, keys) for r in rows], sortable=True),
             data_keep="all",
         ),
         id=id,
@@ -176,14 +191,15 @@ def newcomers(reading: Reading, id: str, level: int, said: str) -> str:
     from rich.text import Text
 
     lines = [Text.from_markup(line).plain.strip() for line in _newcomers(reading, came)]
-    text = [tag("p", line.removeprefix("newcomers").strip()) for line in lines]
+    bare = [line.removeprefix("newcomers").strip() for line in lines]
+    text = [tag("p", line.replace("   ", "; ")) for line in bare]  # the terminal has columns
     return tag("div", tag(f"h{level}", "Newcomers"), text, id=id, class_="block")
 
 
 def _newcomers(reading: Reading, came: Mapping[str, Any]) -> list[str]:
     try:
         return newcomer_lines(came, reading.judged_by)
-    except (KeyError, TypeError):  # of another version
+    except DAMAGE:  # of another version
         return []
 
 
@@ -289,7 +305,7 @@ def _defensively(make: Callable[[], Any], otherwise: Any) -> Any:
     """What is made of a summary, unless it is of another version that lacks a part."""
     try:
         return make()
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except DAMAGE:
         return otherwise
 
 

@@ -11,14 +11,15 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, RunDirError
+from coterie.report import shapes
 from coterie.report.notebook import Notebook
-from coterie.run.rundir import RunDir, rounds_of
+from coterie.run.rundir import RunDir, open_plain, rounds_of
 
 if TYPE_CHECKING:
     from coterie.run.result import Result
@@ -82,7 +83,9 @@ class Reading(Notebook):
     @property
     def headline(self) -> str:
         """Which of the two scores: "received" or "adapted"."""
-        return str(self.result.get("headline", "received"))
+        told = [self.result, *reversed(self.sessions)]
+        found = (str(each["headline"]) for each in told if each.get("headline"))
+        return next(found, "received")
 
     @property
     def accuracy(self) -> float:
@@ -97,15 +100,26 @@ class Reading(Notebook):
     def planned(self) -> int:
         """How many rounds were asked for."""
         asked = [s.get("rounds") for s in self.sessions[-1:]]
-        asked.append(_table(self.config, "run").get("rounds"))
+        asked.append(self.settings("run").get("rounds"))
         found = next((n for n in asked if isinstance(n, int)), 0)
         return max(found, len(self.rounds))
 
     @property
     def seed(self) -> int | None:
         """The seed, if it was written down."""
-        found = _table(self.config, "run").get("seed")
+        found = self.settings("run").get("seed")
         return found if isinstance(found, int) else None
+
+    def settings(self, name: str) -> Row:
+        """A table of the configuration, also of a run made in Python; empty if there is none."""
+        return _table(self.config, name) or _table(_table(self.config, "python"), name)
+
+    @property
+    def newcomers(self) -> set[int]:
+        """Who was held out while the others trained, as far as it is known."""
+        marked = {c for c, row in enumerate(self.clients) if number(row.get("newcomer"))}
+        joined = [e.get("clients") or () for e in self.events if e.get("event") == "admission"]
+        return marked.union(*joined)
 
     @property
     def names(self) -> list[str]:
@@ -139,7 +153,7 @@ class Reading(Notebook):
     @classmethod
     def of(cls, result: Result, name: str = "") -> Reading:
         """A result of this process, whether it was kept in a folder or not."""
-        from coterie.run.provenance import described
+        from coterie.run.provenance import described, versions
 
         held = result.newcomers
         came = result.summary.get("newcomers")
@@ -148,11 +162,15 @@ class Reading(Notebook):
             name=name or str(result.summary["method"]),
             status=FINISHED,
             path=result.directory,
-            config={"run": {"seed": result.plan.seed, "rounds": result.rounds}},
+            config={
+                "train": asdict(result.plan.schedule),
+                "run": {"seed": result.plan.seed, "rounds": result.rounds},
+            },
             events=[e for e in (result.begun, *result.history, admission) if e],
             clients=result.clients,
             result=result.summary,
             data=described(result.plan.population),
+            sessions=[{"versions": versions()}],
         )
 
 
@@ -171,19 +189,25 @@ def read_run(path: str | Path, name: str = "") -> Reading:
     # Looked at before the files: those of a run that nobody works on are as it left them.
     working = run.at_work()
     events = _events(run.events, problems)
-    result = _mapping(run.result, json.loads, problems)
+    result = _checked(run.result, json.loads, shapes.RESULT, problems)
+    clients, exposed = _rows(run.table, problems), _rows(path / "exposure.csv", problems)
+    last = max((e["round"] for e in events if "event" not in e), default=0)
+    told = result.get("rounds")
+    if isinstance(told, int) and told < last:
+        problems.append(f"result.json is of round {told}, before the run was continued: left out")
+        result, clients, exposed = {}, [], []
     status = RUNNING if working else FINISHED if result else STOPPED
     return Reading(
         name=name or path.resolve().name,
         status=status,
         path=path,
-        config=_mapping(run.config, tomllib.loads, problems),
+        config=_checked(run.config, tomllib.loads, shapes.CONFIG, problems),
         events=events,
-        clients=_rows(run.table, problems),
-        exposed=_rows(path / "exposure.csv", problems),
+        clients=clients,
+        exposed=exposed,
         result=result,
-        data=_mapping(run.data, json.loads, problems),
-        sessions=_lines(run.sessions, problems),
+        data=_checked(run.data, json.loads, shapes.DATA, problems),
+        sessions=_mended(run.sessions, _lines(run.sessions, problems), shapes.SESSION, problems),
         scenario=_mapping(path / "scenario.json", json.loads, problems),
         problems=problems,
     )
@@ -225,7 +249,7 @@ def number(value: Any) -> float | None:
     """
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return found if found - found == 0 else None
 
@@ -237,7 +261,7 @@ def _events(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The events that make sense; unknown kinds are left out, and said."""
     found, strange = [], dict[str, int]()
     for event in _lines(path, problems):
-        if not isinstance(event.get("round"), int):
+        if not shapes.is_count(event.get("round")):
             strange["without a round"] = strange.get("without a round", 0) + 1
         elif "event" in event and event["event"] not in KINDS:
             kind = f"of kind '{event['event']}'"
@@ -246,7 +270,29 @@ def _events(path: Path, problems: list[str]) -> list[dict[str, Any]]:
             found.append(event)
     for kind, count in strange.items():
         problems.append(f"{path.name} has {count} event{'s' * (count > 1)} {kind}: left out")
+    return _mended(path, found, shapes.EVENT, problems)
+
+
+def _mended(
+    path: Path, trees: Sequence[Row], fields: Mapping[str, shapes.Shape], problems: list[str]
+) -> list[dict[str, Any]]:
+    """Tables without what is not as it should be, which is said once for each field."""
+    bad: list[str] = []
+    found = [shapes.mended(tree, fields, bad) for tree in trees]
+    for key in dict.fromkeys(bad):
+        problems.append(
+            f"{path.name}: '{key}' is not as it should be, and left out where it is not"
+        )
     return found
+
+
+def _checked(
+    path: Path,
+    parse: Callable[[str], Any],
+    fields: Mapping[str, shapes.Shape],
+    problems: list[str],
+) -> dict[str, Any]:
+    return _mended(path, [_mapping(path, parse, problems)], fields, problems)[0]
 
 
 def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
@@ -257,7 +303,7 @@ def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     for place, line in enumerate(lines):
         try:
             tree = json.loads(line) if line.strip() else None
-        except ValueError:
+        except (ValueError, RecursionError):
             damaged += place < len(lines) - 1  # the last one is still being written, or was
             continue
         if isinstance(tree, dict):
@@ -275,24 +321,29 @@ def _mapping(path: Path, parse: Callable[[str], Any], problems: list[str]) -> di
         return {}
     try:
         tree = parse(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problems.append(f"{path.name} cannot be read: {error}")
         return {}
+    if not isinstance(tree, dict):
+        problems.append(f"{path.name} cannot be read: it has no table")
     return tree if isinstance(tree, dict) else {}
 
 
 def _rows(path: Path, problems: list[str]) -> list[dict[str, str]]:
     try:
-        return list(csv.DictReader(_text(path, problems).splitlines()))
+        rows = list(csv.DictReader(_text(path, problems).splitlines()))
     except csv.Error as error:
         problems.append(f"{path.name} cannot be read: {error}")
         return []
+    # Cells beyond the last column have no name, those that a torn row lacks no text.
+    return [{str(k): v or "" for k, v in row.items() if k is not None} for row in rows]
 
 
 def _text(path: Path, problems: list[str]) -> str:
     """A file's text, "" if there is none; bytes that are no text become question marks."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with open(path, encoding="utf-8", errors="replace", opener=open_plain) as file:
+            return file.read()
     except FileNotFoundError:
         return ""
     except OSError as error:

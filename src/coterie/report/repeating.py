@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from coterie.errors import RunDirError
 from coterie.report.markup import Markup, joined, tag
 from coterie.report.reading import FINISHED, RUNNING, Reading
+from coterie.run.rundir import ENGINE
 from coterie.run.toml import to_toml
 
 
@@ -15,11 +19,12 @@ def repeat(reading: Reading, id: str, level: int) -> Markup:
     """The commands, versions and the exact configuration."""
     first = reading.sessions[0] if reading.sessions else {}
     commands = [("Started with", command) for command in [_started(first)] if command]
-    python = from_python(reading)
+    python, serving = from_python(reading), is_served(reading)
     if reading.config and not python:
-        commands.append(("Repeat it with", f"coterie run {_config_path(reading)} --dir again"))
-        if reading.status not in (FINISHED, RUNNING):
-            commands.append(("Continue it with", go_on(reading)))
+        if not serving:
+            commands.append(("Repeat it with", f"coterie run {_config_path(reading)} --dir again"))
+        if reading.status not in (FINISHED, RUNNING) and (command := go_on(reading)):
+            commands.append(("Continue it with", command))
     config = to_toml(reading.config)
     return tag(
         "div",
@@ -27,10 +32,17 @@ def repeat(reading: Reading, id: str, level: int) -> Markup:
         tag("p", "It was made from Python: continue or repeat it with the same call.")
         if python
         else None,
+        tag(
+            "p",
+            "It was a federation of clients elsewhere: repeat it with its coterie serve command "
+            "and another --dir.",
+        )
+        if serving
+        else None,
         _circumstances(reading),
         tag(
             "details",
-            tag("summary", "The exact configuration"),
+            tag("summary", "Its settings" if python else "The exact configuration"),
             copied(config, "config.toml"),
             data_keep="config",
         )
@@ -57,17 +69,20 @@ def _circumstances(reading: Reading) -> Markup:
     rows: list[tuple[str, Any]] = [("method", reading.method)]
     if reading.seed is not None:
         rows.append(("seed", reading.seed))
-    if reading.sessions:
-        whens = [
-            str(s.get("at", "")).replace("T", " ").replace("+00:00", " UTC")
-            for s in reading.sessions
-        ]
-        rows.append(
-            ("started" if len(whens) == 1 else "worked on", ", then ".join(filter(None, whens)))
-        )
+    if from_python(reading):  # of others the configuration says it
+        rows.append(("rounds", reading.planned))
+        train = reading.settings("train")
+        told = [f"{k} {v}" for k, v in train.items() if v is not None and v != {}]
+        rows += [("training", ", ".join(told))] if told else []
+    whens = [str(s["at"]) for s in reading.sessions if s.get("at")]
+    if whens:
+        shown = ", then ".join(whens).replace("T", " ").replace("+00:00", " UTC")
+        rows.append(("started" if len(whens) == 1 else "worked on", shown))
+    if last.get("engine"):
         workers = f", {last['workers']} workers" if last.get("workers") else ""
-        rows.append(("engine", f"{last.get('engine', 'unknown')}{workers}"))
-        rows.append(("system", last.get("system", "unknown")))
+        rows.append(("engine", f"{last['engine']}{workers}"))
+    if last.get("system"):
+        rows.append(("system", last["system"]))
     versions = last.get("versions")
     if isinstance(versions, Mapping):
         rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
@@ -77,15 +92,86 @@ def _circumstances(reading: Reading) -> Markup:
 
 
 def _started(session: Mapping[str, Any]) -> str:
-    argv = session.get("argv")
-    return shlex.join(["coterie", *map(str, argv)]) if isinstance(argv, list) else ""
+    words = _words(session)
+    return shlex.join(["coterie", *words]) if words else ""
 
 
 def go_on(reading: Reading) -> str:
-    """The command that continues a run that was stopped; "" for one made from Python."""
-    if from_python(reading):
+    """The command line that continues a run that was stopped; "" if there is none."""
+    try:
+        words, folder = command(reading)
+    except RunDirError:
         return ""
-    return f"coterie run --resume {shlex.quote(str(reading.path))}"
+    if words[0] == "run":
+        return shlex.join(["coterie", "run", "--resume", str(reading.path)])
+    return f"cd {shlex.quote(str(folder))} && {shlex.join(['coterie', *words])}"
+
+
+def why_not(reading: Reading) -> str:
+    """Why no command continues a run, and what does; "" if one does."""
+    try:
+        command(reading)
+    except RunDirError as error:
+        return str(error)
+    return ""
+
+
+def command(reading: Reading) -> tuple[list[str], Path]:
+    """What to tell Coterie to go on with a run, and in which folder.
+
+    Of what a run's files say, only the words after ``coterie serve`` are used, and only if they
+    lead to this very run.
+    """
+    if reading.path is None or "python" in reading.config:
+        raise RunDirError(
+            f"{reading.name} was made in Python: continue it there, with simulate(..., "
+            "directory=..., resume=True)"
+        )
+    path = reading.path.resolve()
+    last = reading.sessions[-1] if reading.sessions else {}
+    told = _words(last)
+    if told[:1] != ["serve"]:
+        if (path / ENGINE).is_dir():
+            raise RunDirError(
+                f"{reading.name} is a federation, and how it was served is not known: give its "
+                "coterie serve command again"
+            )
+        return ["run", "--resume", str(path)], path.parent
+    folder = Path(str(last.get("folder")))
+    given = given_for("--dir", told)
+    leads = bool(given) and (folder / given[-1]).resolve() == path
+    if not folder.is_absolute() or not folder.is_dir() or not leads:
+        raise RunDirError(
+            f"{reading.name} was served from a folder that is not there any more, or for another "
+            "--dir: give its coterie serve command again"
+        )
+    return told, folder
+
+
+def is_served(reading: Reading) -> bool:
+    """Whether its clients were elsewhere, and came to a server."""
+    told = any(_words(session)[:1] == ["serve"] for session in reading.sessions)
+    return told or (reading.path is not None and (reading.path / ENGINE).is_dir())
+
+
+def given_for(option: str, words: Sequence[str]) -> list[str]:
+    """What a command was given for an option, every time.
+
+    >>> given_for("--dir", ["serve", "--dir", "a", "--dir=b"])
+    ['a', 'b']
+    """
+    return [
+        after if word == option else word.removeprefix(f"{option}=")
+        for word, after in pairwise([*words, ""])
+        if word == option or word.startswith(f"{option}=")
+    ]
+
+
+def _words(session: Mapping[str, Any]) -> list[str]:
+    """What a process was told; nothing if that is not known."""
+    words = session.get("argv")
+    known = isinstance(words, list) and all(isinstance(w, str) for w in words)
+    return list(words) if known and words else []
 
 
 def _config_path(reading: Reading) -> str:

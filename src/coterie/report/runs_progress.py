@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, Interrupted
 from coterie.report.progress import Board, Watch, lasting, progress
 from coterie.report.tables import score
 from coterie.run.jobs import Look, Unseen
@@ -79,7 +79,9 @@ class Lines:
         """It is finished, or failed."""
         self._over += 1
         if self._swept or error is not None:
-            came_to = self._last.get(name, "finished") if error is None else f"failed: {error}"
+            came_to = self._last.get(name, "finished")
+            if error is not None:
+                came_to = f"{_fate(error)}: {error}"
             self._say(f"{self._over}/{self._runs}  {name}: {came_to}")
 
     def tick(self) -> None:
@@ -139,8 +141,10 @@ class Screen:
         self._over += 1
         board = self._boards.pop(name, None)
         if error is not None:
-            self._failed += 1
-            self._print(f"[red]{escape(name)}[/] failed: {escape(str(error))}")
+            stopped = isinstance(error, Interrupted)
+            self._failed += not stopped
+            colour = "yellow" if stopped else "red"
+            self._print(f"[{colour}]{escape(name)}[/] {_fate(error)}: {escape(str(error))}")
         elif board is not None and not self._swept:
             board.end()
             self._print(_named({name: board}, self._console.width))
@@ -176,6 +180,10 @@ class Screen:
         ]
         grid.add_row(words[0], ProgressBar(1.0, share, width=_BAR), *filter(None, words[1:]), left)
         yield grid
+
+
+def _fate(error: CoterieError) -> str:
+    return "stopped" if isinstance(error, Interrupted) else "failed"
 
 
 def _named(boards: Mapping[str, Board], width: int) -> Table:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from coterie.run.pairing import BEST, TIE, UNTOLD
+from coterie.run.pairing import BEST, TIE, UNTESTED, UNTOLD
+
+_SIGNS = {BEST: "*", TIE: "=", UNTESTED: "?"}  # also seen where there are no colours
+_WORDS = {BEST: "bold", TIE: "=", UNTESTED: "?"}  # of Markdown and HTML
+_TEX_WORDS = {BEST: "bold", TIE: "underlined", UNTESTED: "?"}
 
 
 @dataclass(frozen=True)
@@ -48,56 +52,108 @@ class Block:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table in no format yet. ``caption`` is what the rows need; ``notes`` stand below."""
+    """A table in no format yet. ``caption`` is what the rows need; ``notes`` stand below.
+
+    ``legend`` says what marks mean, ``order`` has the keys of columns, the most important first;
+    where there is no room for all, the others are in the file ``kept``.
+    """
 
     title: str
     columns: Sequence[Column]
     blocks: Sequence[Block]
     caption: str = ""
     notes: Sequence[str] = ()
+    legend: Sequence[tuple[str, str]] = ()
+    order: Sequence[str] = ()
+    kept: str = "comparison.csv"
 
 
-def as_rich(sheet: Sheet) -> Table | Group:
-    """For the terminal: the best in bold, ties with a sign; columns of all blocks are as wide."""
-    rows = [row for block in sheet.blocks for row in block.rows]
-    tied = [any(c[i].mark == TIE for _, c in rows) for i in range(len(sheet.columns))]
-    wide = [
-        max([*map(len, column.title.split("\n")), *(len(_tight(c[i])) + tied[i] for _, c in rows)])
-        for i, column in enumerate(sheet.columns)
-    ]
-    name = max(map(len, ("method", *(name for name, _ in rows))))
+def notes_of(sheet: Sheet, words: Mapping[str, str] = _SIGNS) -> list[str]:
+    """What stands below: what the marks mean, in the words of a format, and all else."""
+    told = [f"{words[mark]}{':' * words[mark].isalpha()} {text}" for mark, text in sheet.legend]
+    return ["; ".join(told), *sheet.notes] if told else list(sheet.notes)
 
-    def table(lines: Sequence[tuple[str, Sequence[Cell]]], header: bool) -> Table:
-        made = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
-        made.show_header, made.title_justify, made.caption_justify = header, "left", "left"
-        made.add_column("method", style="bold", no_wrap=True, min_width=name)
-        for column, width in zip(sheet.columns, wide, strict=True):
-            made.add_column(column.title, justify="right", no_wrap=True, min_width=width)
-        for title, cells in lines:
-            signs = ("=" if c.mark == TIE else " " * t for c, t in zip(cells, tied, strict=True))
-            shown = [_marked(c, sign) for c, sign in zip(cells, signs, strict=True)]
-            made.add_row(escape(title), *shown)
+
+def as_rich(sheet: Sheet) -> Fitted:
+    """For the terminal: marks are signs, the best is bold; columns of all blocks are as wide."""
+    return Fitted(sheet)
+
+
+class Fitted:
+    """A sheet that leaves out whole columns where there is no room, and says which."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+        self._rows = [row for block in sheet.blocks for row in block.rows]
+        every = range(len(sheet.columns))
+        self._signed = [any(c[i].mark in _SIGNS for _, c in self._rows) for i in every]
+        self._wide = [
+            max(
+                *map(len, column.title.split("\n")),
+                *(len(_tight(c[i])) + self._signed[i] for _, c in self._rows),
+            )
+            for i, column in enumerate(sheet.columns)
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        sheet = self.sheet
+        name = max(map(len, ("method", *(name for name, _ in self._rows))))
+        name = min(name, max(len("method"), options.max_width // 2))  # longer ones have more lines
+        shown = self._fitting(options.max_width - name)
+        yield Text(sheet.title, style="italic")
+        if not sheet.blocks[0].title:
+            yield self._table(self._rows, name, shown, header=True)
+        else:
+            yield self._table([], name, shown, header=True)
+            for block in sheet.blocks:
+                yield Text(block.title, style="italic")
+                yield self._table(block.rows, name, shown, header=False)
+        if sheet.caption:
+            yield Text(sheet.caption, style="dim italic")
+        missing = [c.name for i, c in enumerate(sheet.columns) if i not in shown]
+        if missing:
+            yield Text(f"no room for: {', '.join(missing)} (they are in {sheet.kept})", style="dim")
+
+    def _fitting(self, room: int) -> list[int]:
+        """The places of columns that there is room for: the least important go first."""
+        order = list(self.sheet.order)
+        places = sorted(
+            range(len(self.sheet.columns)),
+            key=lambda i: order.index(k) if (k := self.sheet.columns[i].key) in order else 99,
+        )
+        while len(places) > 1 and sum(self._wide[i] + _GAP for i in places) > room:
+            places.pop()
+        return sorted(places)
+
+    def _table(
+        self, rows: Sequence[tuple[str, Sequence[Cell]]], name: int, shown: list[int], header: bool
+    ) -> Table:
+        made = Table(box=None, padding=(0, _GAP), collapse_padding=True, pad_edge=False)
+        made.show_header = header
+        made.add_column("method", style="bold", overflow="fold", min_width=name, max_width=name)
+        for i in shown:
+            made.add_column(
+                self.sheet.columns[i].title,
+                justify="right",
+                no_wrap=True,
+                min_width=self._wide[i],
+            )
+        for title, cells in rows:
+            made.add_row(escape(title), *(_marked(cells[i], self._signed[i]) for i in shown))
         return made
 
-    first = table([] if sheet.blocks[0].title else rows, header=True)
-    if not sheet.blocks[0].title:
-        first.title, first.caption = escape(sheet.title), escape(sheet.caption) or None
-        return first
-    parts: list[Table | Text] = [Text(sheet.title, style="italic"), first]
-    for block in sheet.blocks:
-        parts += [Text(block.title, style="italic"), table(block.rows, header=False)]
-    if sheet.caption:
-        parts.append(Text(sheet.caption, style="dim italic"))
-    return Group(*parts)
+
+_GAP = 1  # between columns
 
 
 def _tight(cell: Cell) -> str:
     return cell.text.replace(" ± ", "±")
 
 
-def _marked(cell: Cell, sign: str) -> str:
+def _marked(cell: Cell, signed: bool) -> str:
     text = escape(_tight(cell))
-    return (f"[bold green]{text}[/]" if cell.mark == BEST else text) + sign
+    text = f"[bold green]{text}[/]" if cell.mark == BEST else text
+    return text + _SIGNS.get(cell.mark, " " * signed)
 
 
 def as_markdown(sheet: Sheet) -> str:
@@ -111,15 +167,19 @@ def as_markdown(sheet: Sheet) -> str:
         lines.append("|---|" + "---:|" * len(sheet.columns))
         for name, cells in block.rows:
             shown = [
-                f"**{_plain(c.text)}**"
-                if c.mark == BEST
-                else _plain(c.text) + " =" * (c.mark == TIE)
+                f"**{_plain(c.text)}**" if c.mark == BEST else _plain(c.text) + _after(c)
                 for c in cells
             ]
             lines.append(f"| {' | '.join([_plain(name), *shown])} |")
         lines.append("")
-    lines += [f"- {_plain(note)}" for note in filter(None, (sheet.caption, *sheet.notes))]
+    notes = filter(None, (sheet.caption, *notes_of(sheet, _WORDS)))
+    lines += [f"- {_plain(note)}" for note in notes]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _after(cell: Cell) -> str:
+    """The sign after a text that is not the best."""
+    return f" {_SIGNS[cell.mark]}" if cell.mark in (TIE, UNTESTED) else ""
 
 
 def _plain(text: str) -> str:
@@ -174,10 +234,7 @@ def as_latex(sheet: Sheet) -> str:
         for name, cells in block.rows:
             lines.append(" & ".join([tex(name), *map(_tex_cell, cells)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    notes = [
-        note.replace("= not significantly", "underlined: not significantly")
-        for note in filter(None, (sheet.caption, *sheet.notes))
-    ]
+    notes = filter(None, (sheet.caption, *notes_of(sheet, _TEX_WORDS)))
     return "\n".join([*lines, *(f"% {' '.join(note.split())}" for note in notes)]) + "\n"
 
 
@@ -187,7 +244,9 @@ def _tex_cell(cell: Cell) -> str:
         text = f"$-${text[1:]}"
     if cell.mark == BEST:
         return rf"\textbf{{{text}}}"
-    return rf"\underline{{{text}}}" if cell.mark == TIE else text
+    if cell.mark == TIE:
+        return rf"\underline{{{text}}}"
+    return f"{text}?" if cell.mark == UNTESTED else text
 
 
 def as_html(sheet: Sheet) -> str:
@@ -205,10 +264,11 @@ def as_html(sheet: Sheet) -> str:
             shown = "".join(f'<td style="text-align:right">{_html_cell(c)}</td>' for c in cells)
             lines.append(f'<tr><th style="text-align:left">{html.escape(name)}</th>{shown}</tr>')
     lines.append("</tbody></table>")
-    lines += [f"<p>{html.escape(n)}</p>" for n in filter(None, (sheet.caption, *sheet.notes))]
+    notes = filter(None, (sheet.caption, *notes_of(sheet, _WORDS)))
+    lines += [f"<p>{html.escape(note)}</p>" for note in notes]
     return "\n".join(lines)
 
 
 def _html_cell(cell: Cell) -> str:
     text = html.escape(cell.text)
-    return f"<b>{text}</b>" if cell.mark == BEST else text + " =" * (cell.mark == TIE)
+    return f"<b>{text}</b>" if cell.mark == BEST else text + _after(cell)

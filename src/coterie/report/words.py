@@ -12,11 +12,11 @@ from coterie.report.figures.clients import gains, scores_of, worst
 from coterie.report.figures.compared import Kind, alike, final, kinds_of, spent
 from coterie.report.figures.scores import at_bytes, at_seconds, curve
 from coterie.report.figures.style import Event
-from coterie.report.reading import RUNNING, STOPPED, Reading, number
+from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, number
 from coterie.report.tables import score, size
 
 # What a run's files can hold in place of what they should: notes may be damaged, or another's.
-DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError)
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _TIE = 0.001  # of a score: less than that between two runs is no difference
 
 
@@ -57,7 +57,11 @@ def seconds(found: float) -> str:
 
     >>> seconds(3.21), seconds(75), seconds(7300)
     ('3.2 s', '1 min 15 s', '2 h 1 min')
+    >>> seconds(0.0357), seconds(0.0042), seconds(0)
+    ('36 ms', '4.2 ms', '0.0 s')
     """
+    if 0 < found < 0.1:
+        return f"{1000 * found:.{0 if found >= 0.01 else 1}f} ms"
     if found < 60:
         return f"{found:.1f} s"
     whole = round(found)
@@ -90,7 +94,10 @@ def _reached(reading: Reading) -> list[str]:
     if not told:
         return [f"{who}: {count(done, 'round')} done, none of them scored."]
     mean = " on average over clients' own test data" if len(reading.names) != 1 else ""
-    return [f"{who} reached {word(by)} {' and '.join(told)} after {count(done, 'round')}{mean}."]
+    text = f"{who} reached {word(by)} {' and '.join(told)} after {count(done, 'round')}{mean}."
+    if reading.headline == "adapted":
+        return [text, f"{reading.method} is judged after adapting, by its worst client too."]
+    return [text]
 
 
 def _at_end(reading: Reading, title: str) -> float | None:
@@ -105,11 +112,12 @@ def _at_end(reading: Reading, title: str) -> float | None:
 def _state(reading: Reading) -> list[str]:
     done, planned = len(reading.rounds), reading.planned
     if reading.status == RUNNING:
-        return [f"It is running: {done} of {planned} rounds are done, so nothing here is final."]
+        are = "round is" if planned == 1 else "rounds are"
+        return [f"It is running: {done} of {planned} {are} done, so nothing here is final."]
     if reading.status == STOPPED:
         return [
-            f"It did not finish: it was stopped or failed after {done} of {planned} rounds, and "
-            "can be resumed. What is shown is as of then."
+            f"It did not finish: it was stopped or failed after {done} of "
+            f"{count(planned, 'round')}, and can be resumed. What is shown is as of then."
         ]
     why = str(reading.result.get("stopped") or "")
     if why:
@@ -126,6 +134,8 @@ def _worst(reading: Reading) -> list[str]:
     own = [v for _, v in scores_of(reading, title) or scores_of(reading, "received")]
     level = [v for v in own if v - low < 1e-9]
     if len(level) == len(own):
+        if len(own) == 1:
+            return [f"The only client with a score, {name}, has {value(low, by)}."]
         return [f"All {len(own)} clients have {value(low, by)}."]
     also = f" and {count(len(level) - 1, 'other')}" if len(level) > 1 else ""
     verb = "are" if also else "is"
@@ -151,7 +161,8 @@ def _groups(reading: Reading) -> list[str]:
     if not sizes:
         return []
     if len(sizes) == 1:
-        return ["All clients ended in one group."] if sizes.total() > 1 else []
+        ended = "ended" if reading.status == FINISHED else "are"
+        return [f"All clients {ended} in one group."] if sizes.total() > 1 else []
     lone = sum(n == 1 for n in sizes.values())
     if lone == len(sizes):
         return [f"Each of the {len(sizes)} clients is in a group of its own."]
@@ -249,9 +260,9 @@ def headline_compared(readings: Sequence[Reading]) -> list[str]:
     low = {k.title: mean([_lowest(r) for r in k.runs]) for k in kinds}
     lowest = {title: v for title, v in low.items() if v is not None}
     if len(lowest) > 1:
-        found.append(
-            _best("has the best worst client", "have the best worst clients", lowest, by, "")
-        )
+        text = _best("has the best worst client", "have the best worst clients", lowest, by, "")
+        several = any(len(k.runs) > 1 for k in kinds)
+        found.append(f"{text[:-1]} (means over seeds)." if several else text)
     found += _cheapest(kinds, scores, by) + _fastest(kinds)
     found += _caution(readings, runs, kinds)
     return found
@@ -297,11 +308,12 @@ def _cheapest(kinds: Sequence[Kind], scores: Mapping[str, float | None], by: str
     if len(sending) < 2:
         return []
     least, most = min(sending, key=lambda t: sending[t]), max(sending, key=lambda t: sending[t])
-    if sending[most] < 1.02 * sending[least]:
-        return [f"They cost about the same, {size(sending[most])} each."]
     nothing = [title for title, v in known.items() if v == 0]
     sends = "sends" if len(nothing) == 1 else "send"
     silent = f"{_and(nothing)} {sends} nothing; " if nothing else ""
+    if sending[most] < 1.02 * sending[least]:
+        they = "the others" if nothing else "They"
+        return [f"{silent}{they} cost about the same, {size(sending[most])} each."]
     got = scores.get(least)
     reached = f" for {value(got, by)}" if got is not None else ""
     text = (
@@ -332,14 +344,18 @@ def _caution(
     found = []
     seeds = {len(k.runs) for k in kinds}
     if seeds == {1} and len(kinds) > 1:
-        found.append("All of this is on one seed: small differences may be chance.")
+        one = runs[0].seed is not None and len({r.seed for r in runs}) == 1
+        what = "All of this is on one seed" if one else "None of them was run on several seeds"
+        found.append(f"{what}: small differences may be chance.")
     elif len(kinds) > 1:
         least, most = min(seeds), max(seeds)
         each = f"{least} seeds" if least == most else f"{least} to {most} seeds"
         found.append(f"Scores are means over {each}.")
-    if len(runs) < len(readings):
-        others = [r.name for r in readings if r not in runs]
+    others = [r.name for r in readings if not any(r is own for own in runs)]
+    if others:
         found.append(f"Judged by another score, and not compared: {_and(others)}.")
+    if text := judged_after(kinds):
+        found.append(text)
     going = [r.name for r in runs if r.status == RUNNING]
     if going:
         found.append(f"Still running: {_and(going)}.")
@@ -350,6 +366,15 @@ def _caution(
     if len(lengths) > 1:
         found.append(f"They had between {min(lengths)} and {max(lengths)} rounds.")
     return found
+
+
+def judged_after(kinds: Sequence[Kind]) -> str:
+    """Which of several are judged after adapting, while others are not; "" if none or all are."""
+    found = [k.title for k in kinds if any(r.headline == "adapted" for r in k.runs)]
+    if not found or len(found) == len(kinds):
+        return ""
+    their = "its worst client" if len(found) == 1 else "their worst clients"
+    return f"Judged after adapting, by {their} too: {_and(found)}."
 
 
 def _and(names: Sequence[str], most: int = 6) -> str:

@@ -134,7 +134,7 @@ def simulate(
         freeze=tuple(freeze),
         bn=bn,
         metrics={name: _aligned(f, population) for name, f in (metrics or {}).items()},
-        config={"python": {"made_by": "coterie.simulate", "method": made.name}},
+        config={"python": {"made_by": "coterie.simulate", "method": made.name, **_told(config)}},
     )
     return execute(experiment, place, resume, watch, track=tracked)
 
@@ -188,6 +188,14 @@ def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
         else:
             assign(tree, places[name], value)
     return parse(tree | ({} if preset is None else {"method": {"name": preset}}))
+
+
+def _told(config: Config) -> dict[str, Any]:
+    """The settings of a run, for whoever reads of it; data, model and method came as objects."""
+    tree = config.model_dump()
+    found = {key: tree[key] for key in ("train", "run", "evaluation", *_TABLES)}
+    del found["train"]["loss"]
+    return found
 
 
 def _aligned(function: Callable[..., Any], population: Population) -> Callable[..., Any]:

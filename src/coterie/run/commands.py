@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ from coterie.options import (
     Sets,
     ShiftName,
     Target,
+    Track,
     Workers,
     chosen_of,
     err,
@@ -134,6 +136,7 @@ def compare(
     resume: Annotated[
         Path | None, typer.Option(help="Continue the comparison in this directory.")
     ] = None,
+    track: Track = None,
     quiet: Quiet = False,
     form: Annotated[
         Format | None, typer.Option("--format", help="What is printed (default: table).")
@@ -144,20 +147,24 @@ def compare(
 
     With several seeds, partitions, shifts or values it is a sweep: means over seeds, side by side.
     """
+    from coterie.report.tracking import check
+
     flags = {k: v for k, v in locals().items() if k in FLAGS}
+    names = track or []
+    check(names)
     shape = _form(form, as_json)
     place = resume or directory or new_directory("compare")
     asked = of_flags(methods, seeds, partitions, shifts, vary, jobs)
-    with stopped_with(lambda: _how_to_go_on(place)):
+    with stopped_with(lambda: _how_to_go_on(place, names)):
         if resume is not None:
             more = any((config, methods, partitions, shifts, vary, sets, scenario, directory))
             free = ("engine", "workers", "address")
-            refuse_with_resume("comparison", more, flags, *free, "seeds", "jobs")
-            made = _continued(place, asked, quiet, {key: flags[key] for key in free})
+            refuse_with_resume("comparison", more, flags, *free, "seeds", "jobs", "track")
+            made = _continued(place, asked, quiet, names, {key: flags[key] for key in free})
         else:
-            made = _begun(place, asked, quiet, config, sets, scenario, flags)
+            made = _begun(place, asked, quiet, config, sets, scenario, names, flags)
     _print(made, place, shape)
-    _say_what_is_missing(made, place)
+    _say_what_is_missing(made, place, names)
 
 
 def _form(form: Format | None, as_json: bool) -> Format:
@@ -173,6 +180,7 @@ def _begun(
     file: Path | None,
     sets: list[str] | None,
     scenario: str | None,
+    track: list[str],
     flags: dict[str, Any],
 ) -> Comparison:
     """A new comparison: a file, flags that win over it, and what they sweep over."""
@@ -181,6 +189,7 @@ def _begun(
     from coterie.run.config import parse
     from coterie.run.entries import Populations, entries_of
 
+    _refuse_parameters(sets or [])
     base = resolve(file, sets, sweeping=True, **flags)
     sweep = _swept(base, flagged, sets, flags)
     named = bool(sweep.methods)
@@ -204,8 +213,40 @@ def _begun(
     told = {e.name: abouts[e.config.model_dump_json()] for e in entries} if abouts else None
     with runs_progress(err, quiet) as look:
         return run_all(
-            entries, people, place, look, sweep.jobs, _note, told, engine_asked=asks_engine(base)
+            entries,
+            people,
+            place,
+            look,
+            sweep.jobs,
+            _note,
+            told,
+            engine_asked=asks_engine(base),
+            track=track,
         )
+
+
+def _refuse_parameters(sets: list[str]) -> None:
+    """A parameter without its method: nobody could say whose it is."""
+    for text in sets:
+        key, _, value = text.partition("=")
+        own = key.strip().removeprefix("method.")
+        if own == key.strip() or own.startswith("layer_"):
+            continue
+        how = f"--methods {value.strip()}"
+        if own != "name":
+            how = (
+                f"with its method, as in --methods {_taking(own)}:{own}={value.strip()}, or for "
+                f"all that take it with --vary {key.strip()}={value.strip()}"
+            )
+        raise ConfigError(f"--set {text}: a comparison has several methods; write {how}")
+
+
+def _taking(parameter: str) -> str:
+    """A method that takes this, for an example."""
+    from coterie.methods import METHODS
+
+    takes = (n for n, f in METHODS.items() if parameter in inspect.signature(f).parameters)
+    return next(takes, "NAME")
 
 
 def _swept(
@@ -221,12 +262,14 @@ def _swept(
     return flagged.over(written)
 
 
-def _continued(place: Path, asked: Sweep, quiet: bool, changes: dict[str, Any]) -> Comparison:
+def _continued(
+    place: Path, asked: Sweep, quiet: bool, track: list[str], changes: dict[str, Any]
+) -> Comparison:
     from coterie.report.runs_progress import runs_progress
     from coterie.run.compare import go_on
 
     with runs_progress(err, quiet) as look:
-        return go_on(place, look, asked.jobs, _note, asked.seeds, **changes)
+        return go_on(place, look, asked.jobs, _note, asked.seeds, track, **changes)
 
 
 def _of_the_table(scenario: str) -> str:
@@ -246,29 +289,29 @@ def _note(name: str, reason: str) -> None:
 
 def _print(made: Comparison, place: Path, shape: Format) -> None:
     from coterie.report.comparison_tables import sheet_of
-    from coterie.report.sheets import as_rich
-    from coterie.run.compare import TABLE
+    from coterie.report.sheets import as_rich, notes_of
+    from coterie.run.compare import MEANS, TABLE
     from coterie.run.rundir import finite
 
     if shape == Format.TABLE:
         sheet = sheet_of(made)
         show(as_rich(sheet))
-        for line in sheet.notes:
+        for line in notes_of(sheet):
             out.print(escape(line), highlight=False, soft_wrap=True)
         out.print(f"kept in {escape(str(place))}", soft_wrap=True)
         return
     texts: dict[Format, Callable[[], str]] = {
         Format.MARKDOWN: made.markdown,
         Format.LATEX: made.latex,
-        Format.CSV: (place / TABLE).read_text,
+        Format.CSV: (place / (MEANS if made.swept else TABLE)).read_text,
         Format.JSON: lambda: json.dumps(finite({**made.to_dict(), "directory": str(place)})),
     }
     typer.echo(texts[shape]().rstrip("\n"))
 
 
-def _say_what_is_missing(made: Comparison, place: Path) -> None:
+def _say_what_is_missing(made: Comparison, place: Path, track: list[str]) -> None:
     """What failed gives the exit code; what was asked to stop, 130."""
-    how = f"coterie compare --resume {shlex.quote(str(place))}"
+    how = _again(place, track)
     for name, error in made.failed.items():
         others = f" (and {len(made.failed) - 1} more)" if len(made.failed) > 1 else ""
         raise type(error)(f"{name} failed{others}: {error}. The others are kept; try again: {how}")
@@ -277,10 +320,15 @@ def _say_what_is_missing(made: Comparison, place: Path) -> None:
         raise Interrupted(f"asked to stop: {names}. The others are done; continue with: {how}")
 
 
-def _how_to_go_on(place: Path) -> str:
+def _again(place: Path, track: list[str]) -> str:
+    more = "".join(f" --track {each}" for each in track)
+    return f"coterie compare --resume {shlex.quote(str(place))}{more}"
+
+
+def _how_to_go_on(place: Path, track: list[str]) -> str:
     from coterie.run.compare import PLAN
 
     if (place / PLAN).exists():
-        how = f"coterie compare --resume {shlex.quote(str(place))}"
+        how = _again(place, track)
         return f"stopped. Finished methods are kept in {place}; continue with: {how}"
     return f"stopped before anything was saved in {place}"

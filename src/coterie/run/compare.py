@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,18 +73,21 @@ def compare(
     vary: Mapping[str, Sequence[Any]] | None = None,
     directory: str | Path | None = None,
     jobs: int | None = None,
+    track: Sequence[str] | str = (),
 ) -> Comparison:
     """Run several methods on the same clients, with several seeds and settings.
 
     ``config`` is a TOML file, nested dicts, or a ``Config``; it may have a table ``[sweep]``, and
     what is given here wins over that. The runs are kept in ``directory``, if there is one. A run
-    that fails is in ``failed`` of what comes back, and the others are done.
+    that fails is in ``failed`` of what comes back, and the others are done. ``track`` are names of
+    trackers, "tensorboard" or "mlflow", for every run.
 
     >>> quick = {"data": {"clients": 4, "samples": 200}, "run": {"rounds": 1, "engine": "loop"}}
     >>> made = compare(quick, methods=["local", "fedavg"], seeds=2)
     >>> [(row["method"], row["seed"]) for row in made.rows]
     [('local', 0), ('fedavg', 0), ('local', 1), ('fedavg', 1)]
     """
+    tracked = _tracker_names(track, directory)
     whole = isinstance(config, Config)
     if isinstance(config, str | Path):
         config = read_toml(Path(config))
@@ -102,18 +106,44 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="coterie-") as scratch:
         place = Path(scratch, "comparison") if directory is None else Path(directory)
         made = run_all(
-            entries, people, place, Unseen(), sweep.jobs, engine_asked=asks_engine(tree, usual)
+            entries,
+            people,
+            place,
+            Unseen(),
+            sweep.jobs,
+            engine_asked=asks_engine(tree, usual),
+            track=tracked,
         )
     return made if directory is not None else replace(made, directory=None)
 
 
+def _tracker_names(track: Any, directory: object) -> list[str]:
+    from coterie.report.tracking import check
+
+    names = [track] if isinstance(track, str) else list(track)
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"track = {name!r}: a comparison takes names, as in ['tensorboard'], for every run "
+                "gets trackers of its own"
+            )
+    check(names)
+    if names and directory is None:
+        raise ConfigError("track needs a place for the runs, as in directory='runs/first'")
+    return names
+
+
 def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> dict[str, Any]:
-    """The tables of a configuration for one of the methods, with some keys set."""
+    """The tables of a configuration for one of the methods, with some keys set.
+
+    What the table ``[method]`` says counts for the method that it names; ``layer_*`` for all.
+    """
     tree = copy.deepcopy(dict(base))
     _, name, parameters = method
     given = tree.get("method", {})
-    pace = {k: v for k, v in given.items() if k.startswith("layer_")}
-    tree["method"] = {"name": name, **pace, **parameters}
+    its_own = given.get("name", Config().method.name) == name
+    kept = {k: v for k, v in given.items() if its_own or k.startswith("layer_")}
+    tree["method"] = {**kept, "name": name, **parameters}
     for key, value in assignments:
         assign(tree, key, value)
     return tree
@@ -138,13 +168,20 @@ def run_all(
     note: Note = _say_nothing,
     abouts: Abouts | None = None,
     engine_asked: bool = True,
+    track: Sequence[str] = (),
 ) -> Comparison:
     """Run all entries, in a new folder.
 
     ``note`` is told of every method that is left out, and why. ``abouts`` tell of a scenario, by
     name; they are kept for whoever continues. If no engine was asked for, several runs at a time
-    are each done by the loop: the bits are the same.
+    are each done by the loop: the bits are the same. ``track`` are names of trackers, of which each
+    run gets its own.
     """
+    if (directory / PLAN).exists():
+        raise RunDirError(
+            f"{directory} already holds a comparison. Continue it with: coterie compare --resume "
+            f"{directory}, or choose another folder with --dir"
+        )
     kept, left_out = checked(entries, people, note)
     at_once(jobs, len(kept), engine_asked, kept[0].config.run)  # refused before there is a folder
     RunDir.create(directory)
@@ -152,7 +189,7 @@ def run_all(
         _write_json(directory / ABOUTS, {e.name: abouts[e.name] for e in kept})
     with _locked(directory):
         _write_plan(directory, kept, left_out, engine_asked)
-        return _run(directory, kept, people, left_out, look, note, jobs, engine_asked)
+        return _run(directory, kept, people, left_out, look, note, jobs, engine_asked, track)
 
 
 def go_on(
@@ -161,6 +198,7 @@ def go_on(
     jobs: int | None = None,
     note: Note = _say_nothing,
     seeds: Sequence[int] = (),
+    track: Sequence[str] = (),
     **changes: Any,
 ) -> Comparison:
     """Continue the comparison of a folder: what is finished is read, what was stopped resumed.
@@ -180,7 +218,7 @@ def go_on(
             _write_plan(directory, entries, left_out, engine_asked)
         if any(value is not None for value in changes.values()):
             entries, engine_asked = [_changed(entry, changes) for entry in entries], True
-        return _run(directory, entries, people, left_out, look, note, jobs, engine_asked)
+        return _run(directory, entries, people, left_out, look, note, jobs, engine_asked, track)
 
 
 @contextmanager
@@ -209,16 +247,17 @@ def _run(
     note: Note,
     jobs: int | None,
     engine_asked: bool,
+    track: Sequence[str],
 ) -> Comparison:
     """Do what is left to do in a folder whose plan is written, then write the table."""
-    left = [e for e in entries if not RunDir(directory / e.folder).result.exists()]
+    left = [e for e in entries if not _is_done(directory / e.folder)]
     count = at_once(jobs, len(left), engine_asked, entries[0].config.run)
     abouts = read_abouts(directory)
     _remember(directory, entries, abouts)
     in_loop = not engine_asked and count > 1
     last = {people.key(e.config): e.name for e in left}  # who is the last to need these clients
     todo = [
-        Job(e.name, _begin(e, directory, people, e.name in last.values(), abouts, in_loop))
+        Job(e.name, _begin(e, directory, people, e.name in last.values(), abouts, in_loop, track))
         for e in left
     ]
     look.expect(len(left), count, entries[0].seed is not None)
@@ -246,6 +285,7 @@ def _begin(
     last: bool,
     abouts: Abouts,
     in_loop: bool,
+    track: Sequence[str],
 ) -> Callable[[], Ready]:
     """What makes a run ready: its clients are read, and forgotten after the last that has them."""
 
@@ -255,6 +295,7 @@ def _begin(
             people.forget(entry.config)
 
         def work(watch: Watch) -> None:
+            from coterie.report.tracking import tracking
             from coterie.run.scenarios import remember
 
             run = RunDir(directory / entry.folder)
@@ -263,12 +304,29 @@ def _begin(
             experiment = experiment_for(entry.config, population)
             if in_loop:
                 experiment = with_settings(experiment, engine="loop", workers=None)
+            # Made here, in the process that runs: trackers have threads and files of their own.
+            tracked = tracking(track, run.path, lambda text: _tell(f"{entry.name}: {text}"))
             with remember(run.path, abouts.get(entry.name)):
-                execute(experiment, run.path, resume=run.config.exists(), watch=watch)
+                execute(experiment, run.path, run.config.exists(), watch, track=tracked)
 
         return Ready(entry.config.run.rounds, headline(population.classes is None), work)
 
     return ready
+
+
+def _tell(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def _is_done(place: Path) -> bool:
+    """Whether a run is finished, and all that its row needs can be read."""
+    if not RunDir(place).result.exists():
+        return False
+    try:
+        read_kept(place)
+    except RunDirError:  # it goes on from its last checkpoint, and writes its files again
+        return False
+    return True
 
 
 def _remember(directory: Path, entries: Sequence[Entry], abouts: Abouts) -> None:
@@ -299,12 +357,13 @@ def _nothing(
 def _table(directory: Path, entries: Sequence[Entry], found: Comparison) -> Comparison:
     """The rows of what is finished, from the files that the runs left; they are written, too."""
     kept = {e.name: read_kept(directory / e.folder) for e in entries}
-    alone = {
-        (repr(dict(e.settings)), e.seed): kept[e.name][1] for e in entries if e.title == "local"
+    alone = {  # the first of several: their parameters are of no consequence
+        (repr(dict(e.settings)), e.seed): kept[e.name][1] for e in reversed(entries) if _is_local(e)
     }
     rows: list[dict[str, Any]] = []
     for e in entries:
-        row = row_of(e.title, *kept[e.name], alone.get((repr(dict(e.settings)), e.seed)))
+        others = None if _is_local(e) else alone.get((repr(dict(e.settings)), e.seed))
+        row = row_of(e.title, *kept[e.name], others)
         told = {} if e.seed is None else {"seed": e.seed, **e.settings}
         rows.append({"method": e.title, **told, **row})
     made = replace(
@@ -323,6 +382,10 @@ def _table(directory: Path, entries: Sequence[Entry], found: Comparison) -> Comp
     for name, text in texts.items():
         write_atomic(directory / name, text.encode(), durable=False)
     return made
+
+
+def _is_local(entry: Entry) -> bool:
+    return entry.config.method.name == "local"
 
 
 def _even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -109,10 +109,18 @@ def entries_of(
         if name == ALL and own:
             raise ConfigError(f"--methods {title.replace(' ', ':')}: 'all' takes no parameters")
     combined = list(settings_of(sweep))
-    for _, assignments in combined:
+    known: dict[str, str] = {}
+    first = next((each for each in asked if each[1] != ALL), (ALL, "fedavg", dict[str, Any]()))
+    for settings, assignments in combined:
         for each in asked:  # names and parameters, before data is read
             if each[1] != ALL:
                 method_of(configure(each, assignments))
+        same = configure(first, assignments).model_dump_json()
+        title = place_of("", settings).removeprefix(", ")
+        if known.setdefault(same, title) != title:  # 1 and 1.0 are one learning rate
+            raise ConfigError(
+                f"vary: {known[same]} and {title} are the same; one of them is enough"
+            )
     found: list[Entry] = []
     for settings, assignments in combined:
         for drawn in [[("run.seed", seed)] for seed in sweep.seeds] or [[]]:
@@ -213,6 +221,9 @@ def checked(
             continue
         try:
             population = people.of(entry.config)
+        except CoterieError as error:
+            raise type(error)(_whose(error, entry, entries, people)) from None
+        try:
             experiment = experiment_for(entry.config, population)
         except CoterieError as error:
             if not (entry.optional and isinstance(error, ConfigError)):
@@ -232,6 +243,19 @@ def checked(
     for place, reason in left_out.items():
         note(place, reason)
     return kept, left_out
+
+
+def _whose(error: CoterieError, entry: Entry, entries: Sequence[Entry], people: Populations) -> str:
+    """What is wrong with its clients, and in which setting, unless it is so in all of them."""
+    told = place_of("", entry.settings).removeprefix(", ")
+    for other in {repr(dict(e.settings)): e for e in entries}.values():
+        try:
+            people.of(other.config)
+        except CoterieError as its:
+            if str(its) == str(error):
+                continue
+        return f"{told}: {error}" if told else str(error)
+    return str(error)
 
 
 def _where(entry: Entry, error: CoterieError) -> str:

@@ -396,7 +396,7 @@ def execute(
             live.begin(resume)
             run.write_config(experiment.config)
             run.write_data(described(experiment.population, remote is not None))
-            run.append_session(session(experiment.settings, max(0, live.done)))
+            run.append_session(session(experiment, max(0, live.done)))
         if plan.privacy.on and remote is None:
             plan.roster.prepare()
         make = ENGINES[experiment.settings.engine]

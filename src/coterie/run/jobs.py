@@ -196,7 +196,7 @@ def side_by_side(jobs: Sequence[Job], count: int, look: Look) -> dict[str, Coter
                     continue
                 if tries == 1:
                     look.begin(job.name, ready.rounds, ready.judged_by)
-                workers.append(_start(job, ready.work, tries, [w.pipe for w in workers]))
+                _start(job, ready.work, tries, workers)
                 continue
             heard = wait([w.pipe for w in workers], _TICK)
             for worker in [w for w in workers if w.pipe in heard]:
@@ -233,27 +233,29 @@ def _hopeless(worker: _Worker, why: str) -> str:
     )
 
 
-def _start(job: Job, work: Work, tries: int, others: Sequence[Connection]) -> _Worker:
+def _start(job: Job, work: Work, tries: int, workers: list[_Worker]) -> None:
+    """Begin a process, and count it among those that are at work."""
     context = mp.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(
         target=_work,
-        args=(theirs, work, [*others, ours], os.getpid()),
+        args=(theirs, work, [*(w.pipe for w in workers), ours], os.getpid()),
         name="coterie-run",
         daemon=False,  # it may have workers of its own
     )
-    # A signal that arrived in the middle of a fork would strike a half-made process.
+    # A signal that arrived in the middle of a fork would strike a half-made process. One that
+    # waited strikes when it is let through again: whoever ends all must know this one by then.
     held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         process.start()
+        workers.append(_Worker(job, process, ours, tries))
+        theirs.close()
     except OSError as error:
         raise EngineError(
             f"a process could not be started: {error.strerror}. Fewer at a time may do: --jobs 1"
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
-    theirs.close()
-    return _Worker(job, process, ours, tries)
 
 
 def _work(pipe: Connection, work: Work, others: Sequence[Connection], parent: int) -> None:
@@ -267,7 +269,14 @@ def _work(pipe: Connection, work: Work, others: Sequence[Connection], parent: in
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # what is here now stays: never look through it again
-    error = attempted(work, lambda event: pipe.send(_slim(event)))
+
+    def tell(event: Mapping[str, Any]) -> None:
+        try:
+            pipe.send(_slim(event))
+        except OSError:  # nobody is there any more: no run fails of that, and nobody would read it
+            os._exit(1)
+
+    error = attempted(work, tell)
     with contextlib.suppress(OSError):
         pipe.send(("", "") if error is None else (type(error).__name__, str(error)))
 

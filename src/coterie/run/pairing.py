@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-BEST, TIE, WORSE, UNTOLD = "best", "tie", "worse", ""
+BEST, TIE, WORSE, UNTESTED, UNTOLD = "best", "tie", "worse", "untested", ""
 LEAST_SEEDS = 5  # below, a test says next to nothing
 LEVEL = 0.05
+_LEAST_SHARED = 2  # seeds that all have, to choose the best by
 _SAME = 1e-12  # differences of scores that are rounding, and nothing else
 
 Scores = Mapping[int, float]  # by seed
@@ -68,51 +69,80 @@ def holm(p_values: Mapping[str, float], level: float = LEVEL) -> set[str]:
     return found
 
 
-def marks(scores: Mapping[str, Scores]) -> dict[str, str]:
+def marks(scores: Mapping[str, Scores], testing: bool | None = None) -> dict[str, str]:
     """Who has the best mean, who is not significantly worse, who is; "" where nothing is said.
 
-    Each is tested against the best on the seeds that both have; with fewer than five of them
-    nothing is said.
+    The best is the best on the seeds that all have. Each is tested against it on the seeds that
+    both have; with fewer than five of them it is "untested". Unless ``testing`` (by default: if
+    somebody has five seeds) nothing is said of anybody but the best.
 
     >>> marks({"a": {0: 0.5, 1: 0.75}, "b": {0: 0.5, 1: 0.5}})
     {'a': 'best', 'b': ''}
     """
-    means = {name: float(np.mean(list(own.values()))) for name, own in scores.items() if own}
-    if not means:
+    there = {name: own for name, own in scores.items() if own}
+    if not there:
         return dict.fromkeys(scores, UNTOLD)
+    if testing is None:
+        testing = max(map(len, there.values())) >= LEAST_SEEDS
+    means = _means_on(there, common_seeds(there))
     top = max(means, key=lambda name: means[name])
-    found = {n: BEST if n in means and means[n] == means[top] else UNTOLD for n in scores}
+    best = {name for name in means if means[top] - means[name] <= _SAME}
+    found = {name: BEST if name in best else UNTOLD for name in scores}
     tested: dict[str, float] = {}
     behind: dict[str, bool] = {}
-    for name in means:
+    for name in [n for n in there if n not in best and testing]:
         both = sorted(set(scores[name]) & set(scores[top]))
-        if found[name] == BEST or len(both) < LEAST_SEEDS:
+        found[name] = UNTESTED
+        if len(both) < LEAST_SEEDS:
             continue
-        ours, best = ([scores[n][seed] for seed in both] for n in (name, top))
-        tested[name] = p_value(ours, best)
-        behind[name] = sum(ours) < sum(best)
+        ours, theirs = ([scores[n][seed] for seed in both] for n in (name, top))
+        tested[name] = p_value(ours, theirs)
+        behind[name] = sum(ours) < sum(theirs)
     significant = holm(tested)
     for name in tested:
         found[name] = WORSE if name in significant and behind[name] else TIE
     return found
 
 
+def common_seeds(scores: Mapping[str, Scores]) -> list[int] | None:
+    """The seeds that all have; None if they differ and fewer than two are left to judge by.
+
+    >>> common_seeds({"a": {0: 0.5, 1: 0.5, 2: 0.5}, "b": {1: 0.5, 2: 0.5}})
+    [1, 2]
+    >>> common_seeds({"a": {0: 0.5}, "b": {0: 0.5}}), common_seeds({"a": {0: 0.5}, "b": {1: 0.5}})
+    ([0], None)
+    """
+    everybody = [set(own) for own in scores.values() if own]
+    shared = set.intersection(*everybody) if everybody else set()
+    enough = len(shared) >= _LEAST_SHARED or all(own == shared for own in everybody)
+    return sorted(shared) if enough else None
+
+
+def _means_on(scores: Mapping[str, Scores], seeds: Sequence[int] | None) -> dict[str, float]:
+    """The mean of each on these seeds, or on all of its own."""
+    return {n: float(np.mean([own[s] for s in seeds or own])) for n, own in scores.items()}
+
+
 def means_of(rows: Sequence[Row], axes: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each method and setting: means over seeds, ``_std`` and ``_mark`` of scores.
 
-    ``axes`` are the keys of the rows that tell settings apart.
+    ``axes`` are the keys of the rows that tell settings apart. ``shared_seeds`` is how many seeds
+    all methods of a setting have; the best is chosen on these, or if it is None on all.
     """
     blocks: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         block = blocks.setdefault(repr([row[axis] for axis in axes]), {})
         block.setdefault(str(row["method"]), []).append(row)
+    most = max((len(own) for block in blocks.values() for own in block.values()), default=0)
     found: list[dict[str, Any]] = []
     for block in blocks.values():
         scores = {key: _by_seed(block, key) for key in MARKED}
-        marked = {key: marks(own) for key, own in scores.items()}
+        marked = {key: marks(own, most >= LEAST_SEEDS) for key, own in scores.items()}
+        shared = common_seeds(scores["received"])
         for method, own in block.items():
             line: dict[str, Any] = {"method": method, **{axis: own[0][axis] for axis in axes}}
             line["seeds"] = len(own)
+            line["shared_seeds"] = None if shared is None else len(shared)
             for key in MARKED:
                 values = list(scores[key][method].values())
                 line[key] = float(np.mean(values)) if values else None
@@ -120,11 +150,19 @@ def means_of(rows: Sequence[Row], axes: Sequence[str]) -> list[dict[str, Any]]:
                 line[f"{key}_mark"] = marked[key][method]
             for key in _NUMBERS:
                 if any(key in row for row in own):
-                    values = [float(row[key]) for row in own if row.get(key) is not None]
-                    line[key] = float(np.mean(values)) if values else None
+                    line[key] = _mean([row.get(key) for row in own], key)
+                if key == "target_round" and key in line:
+                    line["target_reached"] = sum(row.get(key) is not None for row in own)
             line |= {key: own[0].get(key) for key in ("sees", "headline")}
             found.append(line)
     return found
+
+
+def _mean(values: Sequence[float | None], key: str) -> float | None:
+    """Of those that there are; who found a single group, if others did not, agrees by chance."""
+    known = [float(value) for value in values if value is not None]
+    count = len(values) if key == "agreement" else len(known)
+    return sum(known) / count if known else None
 
 
 def _by_seed(block: Mapping[str, Sequence[Row]], key: str) -> dict[str, dict[int, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,16 +19,18 @@ from coterie.data.heterogeneity import label_table
 from coterie.data.population import Population
 
 if TYPE_CHECKING:
-    from coterie.run.experiment import Experiment, Settings
+    from coterie.run.experiment import Experiment
 
 _NAMED = ("torch", "numpy", "scipy", "scikit-learn")
 
 
-def session(settings: Settings, done: int) -> dict[str, Any]:
+def session(experiment: Experiment, done: int) -> dict[str, Any]:
     """The process that begins to work on a run: when, what it was told, and with what versions.
 
     ``argv`` is what follows the program's name; None if this is not the command line's process.
+    ``headline`` is the score that the method is judged by.
     """
+    settings = experiment.settings
     program = Path(sys.argv[0]) if sys.argv else Path()
     ours = program.name == "coterie" or program.parts[-2:] == ("coterie", "__main__.py")
     return {
@@ -39,6 +41,7 @@ def session(settings: Settings, done: int) -> dict[str, Any]:
         "done": done,
         "engine": settings.engine,
         "workers": settings.workers,
+        "headline": experiment.method.headline,
         "versions": versions(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }
@@ -49,8 +52,11 @@ def about(
 ) -> dict[str, Any]:
     """What trackers are told of a run when it begins, or goes on after these rounds."""
     settings, config = experiment.settings, dict(experiment.config)
-    if "run" not in config:  # made in Python: there is no configuration that says all this
+    if "run" not in config:  # made in Python: its own table says it, and trackers want it as usual
         chosen = {"rounds": settings.rounds, "seed": settings.seed, "cohort": settings.cohort}
+        made = config.get("python") or {}
+        if made:
+            config["python"] = {k: v for k, v in made.items() if not isinstance(v, Mapping)}
         config |= {"train": asdict(experiment.schedule), "run": chosen}
     return {
         "method": experiment.method.name,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,12 @@ def read_kept(place: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
     try:
         summary = json.loads(run.result.read_text())
         with run.table.open(newline="") as file:
-            return summary, list(csv.DictReader(file))
-    except (OSError, ValueError) as error:
+            clients = list(csv.DictReader(file))
+        row_of("", summary, clients, clients)  # all that a row needs is there
+        if not clients:
+            raise ValueError(f"{run.table.name} has no clients")
+        return summary, clients
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunDirError(
             f"{place} is damaged ({error}); write it again with: coterie run --resume {place}"
         ) from error
@@ -32,9 +38,9 @@ def row_of(
     clients: Sequence[Mapping[str, str]],
     alone: Sequence[Mapping[str, str]] | None,
 ) -> dict[str, Any]:
-    """What a run came to, as numbers; gains are those over the clients ``alone``."""
+    """What a run came to, as numbers; gains are those over the clients ``alone``, if given."""
     by, score = summary["judged_by"], summary.get("headline", "received")
-    gains = [] if alone is None or title == "local" else _gains(clients, alone, by, score)
+    gains = [] if alone is None else _gains(clients, alone, by, score)
     return {
         "method": title,
         "received": summary["received"].get(by),
@@ -102,6 +108,24 @@ def agreement(clients: Sequence[Mapping[str, str]]) -> float | None:
     truth, found = [t for t, _ in known], [g for _, g in known]
     if "" in truth or len(set(found)) < 2:
         return None
-    from sklearn.metrics import adjusted_rand_score
+    return adjusted_rand(truth, found)
 
-    return float(adjusted_rand_score(truth, found))
+
+def adjusted_rand(one: Sequence[str], other: Sequence[str]) -> float:
+    """How far two ways of grouping agree: 1 wholly, 0 as chance would have it.
+
+    By itself, because scikit-learn's takes a second to import.
+
+    >>> adjusted_rand("aabb", "yyxx"), adjusted_rand("aabb", "xyxy")
+    (1.0, -0.5)
+    """
+    both = _pairs(list(zip(one, other, strict=True)))
+    a, b, every = _pairs(one), _pairs(other), comb(len(one), 2)
+    # Over what chance gives, a · b / every, as a share of what there could be at most.
+    most = (a + b) * every - 2 * a * b
+    return 2 * (both * every - a * b) / most if most else 1.0
+
+
+def _pairs(labels: Sequence[Hashable]) -> int:
+    """How many pairs have the same label."""
+    return sum(comb(n, 2) for n in Counter(labels).values())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import io
 import json
 import math
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -128,7 +130,7 @@ class RunDir:
     def at_work(self) -> bool:
         """Whether a process is at work here now."""
         try:
-            found = os.open(self.path / ".lock", os.O_RDWR)
+            found = open_plain(self.path / ".lock", os.O_RDONLY)  # also of another user's run
         except OSError:
             return False
         try:
@@ -232,6 +234,21 @@ class RunDir:
             json.dumps(finite(result), indent=1, allow_nan=False).encode(),
             durable=False,
         )
+
+
+def open_plain(path: str | Path, flags: int) -> int:
+    """``os.open`` for plain files only: a pipe would wait for its other end, perhaps for good.
+
+    >>> open_plain("/", os.O_RDONLY)
+    Traceback (most recent call last):
+    ...
+    OSError: [Errno 22] it is no plain file: '/'
+    """
+    found = os.open(path, flags | os.O_NONBLOCK, 0o644)
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return found
 
 
 def rounds_of(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -259,6 +259,8 @@ def method_list(text: str, where: str = "--methods") -> list[Asked]:
     found: list[Asked] = []
     for item in _SEPARATOR.split(text):
         name, *settings = item.strip().split(":")
+        if not name:
+            raise ConfigError(f"{where} {text}: there is an empty name; is a comma too many there?")
         parameters = {}
         for setting in settings:
             key, equals, value = setting.partition("=")
@@ -308,7 +310,7 @@ def methods_of(sweep: Sweep) -> list[Asked]:
 
 def _takes(name: str, key: str) -> bool:
     if key in ("layer_interval", "layer_share"):
-        return True
+        return name != "local"  # nothing travels, so it has no pace
     if name in PRESETS:
         return key in PRESETS[name].parameters
     parts = name.split("+")
@@ -328,6 +330,12 @@ def settings_of(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
     for table, texts in (("partition", sweep.partitions), ("shift", sweep.shifts)):
         if texts:
             asked = [method_list(text, f"{table}s")[0] for text in texts]
+            for title, _, own in asked:
+                for key in [k for k in own if f"{table}.{k}" in sweep.vary]:
+                    raise ConfigError(
+                        f"vary {table}.{key}: {title} of {table}s says {key} itself; leave one of "
+                        "the two out"
+                    )
             axes.append(
                 [
                     (

@@ -36,8 +36,7 @@ window.coterie = (() => {
       height += 46 - margin.t;
       margin.t = 62;
       for (const { colorbar } of lying) {
-        Object.assign(colorbar, { yref: "container", y: 1, yanchor: "top", ypad: 0 });
-        colorbar.title = { ...colorbar.title, font: { size: 12 } };
+        Object.assign(colorbar, { yref: "container", y: 1, yanchor: "top" });
         colorbar.tickfont = { size: 11 };
         if (width < 520) Object.assign(colorbar, { len: 0.9, x: 1, xanchor: "right", nticks: 4 });
       }

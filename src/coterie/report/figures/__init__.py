@@ -1,22 +1,27 @@
 """Pictures of runs and of what methods did, as plotly figures.
 
 Those of methods take events as they are written to ``events.jsonl``, plain dicts and lists; those
-of whole runs a ``Reading``. What cannot be drawn is a ``ConfigError`` that says why.
+of whole runs a ``Reading``. What cannot be drawn is a ``ConfigError`` that says why. The modules
+below draw sketches, which pages take as they are; the functions here make figures of them.
 """
 
+from coterie.report.figures import groups, matrices, methods, streams, trees
 from coterie.report.figures.following import followed
-from coterie.report.figures.groups import groups_over_rounds
-from coterie.report.figures.matrices import label_shares, mixing_matrix, similarity_matrix
-from coterie.report.figures.methods import (
-    hopkins_and_layers,
-    layer_intervals,
-    loss_and_trials,
-    silhouette,
-    steps_by_round,
-)
-from coterie.report.figures.streams import alluvial
-from coterie.report.figures.style import plain, untitled
-from coterie.report.figures.trees import dendrogram, split_levels
+from coterie.report.figures.sketch import in_plotly
+from coterie.report.figures.style import plain
+from coterie.report.figures.trees import split_levels
+
+alluvial = in_plotly(streams.alluvial)
+dendrogram = in_plotly(trees.dendrogram)
+groups_over_rounds = in_plotly(groups.groups_over_rounds)
+hopkins_and_layers = in_plotly(methods.hopkins_and_layers)
+label_shares = in_plotly(matrices.label_shares)
+layer_intervals = in_plotly(methods.layer_intervals)
+loss_and_trials = in_plotly(methods.loss_and_trials)
+mixing_matrix = in_plotly(matrices.mixing_matrix)
+silhouette = in_plotly(methods.silhouette)
+similarity_matrix = in_plotly(matrices.similarity_matrix)
+steps_by_round = in_plotly(methods.steps_by_round)
 
 __all__ = [
     "alluvial",
@@ -33,5 +38,4 @@ __all__ = [
     "similarity_matrix",
     "split_levels",
     "steps_by_round",
-    "untitled",
 ]

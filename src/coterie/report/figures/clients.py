@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.report.figures.following import followed
 from coterie.report.figures.groups import client_axis, client_height
 from coterie.report.figures.scores import said, y_axis
+from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import (
     SHARE,
+    Event,
     clear,
     figure_of,
     grid,
@@ -22,9 +24,6 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import BLUE, GREEN, INK, LINES, RED
 from coterie.report.reading import Reading, number
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 KINDS = ("received", "adapted", "alone")
 _COLOURS = {"received": BLUE, "adapted": LINES[4], "alone": LINES[3]}
@@ -43,7 +42,7 @@ def jitter(count: int, width: float = 0.22) -> list[float]:
     return [width * (2 * (i * 0.6180339887498949 % 1) - 1) for i in range(count)]
 
 
-def spread(reading: Reading) -> Figure:
+def spread(reading: Reading) -> Sketch:
     """Each client's scores at the end: a strip for received, adapted and alone, worst named."""
     there = {kind: scores_of(reading, kind) for kind in KINDS}
     there = {kind: own for kind, own in there.items() if own}
@@ -56,7 +55,7 @@ def spread(reading: Reading) -> Figure:
         traces += [_strip(place, kind, own, about), _box(place, kind, [v for _, v in own])]
         notes += _names_below(reading, place, own)
     figure = figure_of(traces, annotations=notes, showlegend=False)
-    figure.update_xaxes(
+    figure.x(
         tickvals=list(range(len(there))),
         ticktext=[f"{kind}" for kind in there],
         range=[-0.55, len(there) - 0.3],
@@ -159,15 +158,22 @@ def _names_below(
     return notes
 
 
-def over_rounds(reading: Reading) -> Figure:
+def scored_rounds(reading: Reading) -> tuple[str, Sequence[Event]]:
+    """The rounds in which clients have scores of their own, and which: the headline if it can be.
+
+    A sentence if there are none: without test data each client's score is empty.
+    """
+    for kind in dict.fromkeys((reading.headline, "received")):
+        told = [(e, (e.get("client_scores") or {}).get(kind) or ()) for e in reading.rounds]
+        steps = [e for e, own in told if any(number(v) is not None for v in own)]
+        if steps:
+            return kind, steps
+    raise ConfigError(f"{reading.name}: no round has each client's own score")
+
+
+def over_rounds(reading: Reading) -> Sketch:
     """Each client's score in each round that has them, clients by last group, then by score."""
-    kind = reading.headline
-    steps = [e for e in reading.rounds if (e.get("client_scores") or {}).get(kind)]
-    if not steps:
-        kind = "received"
-        steps = [e for e in reading.rounds if (e.get("client_scores") or {}).get(kind)]
-    if not steps:
-        raise ConfigError(f"{reading.name}: no round has each client's own score")
+    kind, steps = scored_rounds(reading)
     columns = [[number(v) for v in e["client_scores"][kind]] for e in steps]
     count = max(map(len, columns))
     columns = [[*column, *[None] * (count - len(column))] for column in columns]
@@ -195,10 +201,10 @@ def over_rounds(reading: Reading) -> Figure:
         ]
     )
     if by == "accuracy":
-        figure.data[0].colorbar.tickformat = SHARE
+        figure.data[0]["colorbar"]["tickformat"] = SHARE
     rounds = [e["round"] for e in steps]
-    figure.update_xaxes(title="round", showgrid=False, range=[rounds[0] - 0.5, rounds[-1] + 0.5])
-    figure.update_yaxes(client_axis(len(order)), title="client, by group, best first")
+    figure.x(title="round", showgrid=False, range=[rounds[0] - 0.5, rounds[-1] + 0.5])
+    figure.y(client_axis(len(order)), title="client, by group, best first")
     return styled(figure, "Clients over rounds", client_height(len(order)))
 
 
@@ -212,7 +218,7 @@ def gains(reading: Reading) -> list[tuple[int, float]]:
     return sorted(found, key=lambda p: (p[1], p[0]))
 
 
-def gain(reading: Reading) -> Figure:
+def gain(reading: Reading) -> Sketch:
     """What each client gained over training alone, sorted."""
     found = gains(reading)
     people = ticks_of(reading.names)
@@ -238,7 +244,7 @@ def gain(reading: Reading) -> Figure:
         barmode="overlay",
         bargap=0.15,
     )
-    figure.update_xaxes(
+    figure.x(
         title="client, the least gain first",
         automargin=True,
         type="category",
@@ -248,7 +254,7 @@ def gain(reading: Reading) -> Figure:
         showgrid=False,
     )
     percent = {"tickformat": "+.0%", "hoverformat": "+.1%"} if by == "accuracy" else {}
-    figure.update_yaxes(title="gain over alone", zeroline=True, zerolinecolor=INK, **percent)
+    figure.y(percent, title="gain over alone", zeroline=True, zerolinecolor=INK)
     return styled(figure, "Gain over training alone", 360)
 
 

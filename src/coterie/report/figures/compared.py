@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.report.figures.clients import jitter, quarters, scores_of
-from coterie.report.figures.scores import AXES, Place, curve, said, x_axis
+from coterie.report.figures.scores import AXES, Place, curve, finish, said, x_axis
+from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import (
     SHARE,
     band,
@@ -23,9 +24,6 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import FAINT, INK, line_of
 from coterie.report.reading import Reading, number
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 MOST_PAIRED = 3000  # client by run: more lines than that are a cloud
 _SEED = re.compile(r"[-_/, ]*\bseed[=_ -]?\d+", re.IGNORECASE)
@@ -46,7 +44,10 @@ _SAME = {  # settings that do not make another set-up
 
 @dataclass(frozen=True)
 class Kind:
-    """Runs that differ in nothing but their seed, and what they are called together."""
+    """Runs that differ in nothing but their seed, and what they are called together.
+
+    Of several kinds no two have the same title.
+    """
 
     title: str
     runs: Sequence[Reading]
@@ -55,16 +56,38 @@ class Kind:
 def kinds_of(readings: Sequence[Reading]) -> list[Kind]:
     """Runs of one set-up together, in the order in which they came.
 
-    Without a configuration that says what was run, each is by itself.
+    Without a configuration that says what was run, each is by itself; and so is the second of two
+    with the same seed: it is no other one.
     """
-    found: dict[str, list[Reading]] = {}
+    found: dict[tuple[str, int], list[Reading]] = {}
     for place, reading in enumerate(readings):
-        found.setdefault(_setup(reading) or f"{place}", []).append(reading)
+        setup = _setup(reading)
+        again = 0
+        while setup and reading.seed in [r.seed for r in found.get((setup, again), ())]:
+            again += 1
+        found.setdefault((setup, again) if setup else ("", place), []).append(reading)
     titles = [_title(runs) for runs in found.values()]
-    return [
-        Kind(runs[0].name if titles.count(title) > 1 else title, runs)
+    own = [
+        runs[0].name if titles.count(title) > 1 else title
         for title, runs in zip(titles, found.values(), strict=True)
     ]
+    return [Kind(*pair) for pair in zip(told_apart(own), found.values(), strict=True)]
+
+
+def told_apart(names: Sequence[str]) -> list[str]:
+    """Names of which no two are the same: later ones get a number.
+
+    >>> told_apart(["a", "b", "a", "a"])
+    ['a', 'b', 'a (2)', 'a (3)']
+    """
+    found: list[str] = []
+    for name in names:
+        number, own = 1, name
+        while own in found or (number > 1 and own in names):
+            number += 1
+            own = f"{name} ({number})"
+        found.append(own)
+    return found
 
 
 def _setup(reading: Reading) -> str:
@@ -105,18 +128,21 @@ def spent(reading: Reading, place: Place) -> float | None:
     return next((v for v in reversed(found) if v is not None), None)
 
 
-def lines(readings: Sequence[Reading], against: str = "rounds") -> Figure:
+def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
     """The headline score of each run against "rounds", "bytes" or "seconds".
 
     Of runs that differ in their seed alone the mean is drawn, and from the lowest to the highest a
-    band.
+    band. A run whose headline score is known of its end alone is one point.
     """
     by, runs = alike(readings)
     place, title, kind = AXES[against]
     traces: list[Any] = []
     for i, each in enumerate(kinds_of(runs)):
         colour, dash = line_of(i)
-        curves = [curve(r.rounds, r.headline, by, place) for r in each.runs]
+        curves = [
+            curve(r.rounds, r.headline, by, place) or finish(r, r.headline, place)
+            for r in each.runs
+        ]
         mean, low, high = _together(curves)
         if not mean:
             continue
@@ -127,12 +153,15 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> Figure:
             traces.append(band(low, high, name, colour, **more))
         hover = f"{name}<br>{_hover(against)}<br>%{{y}}<extra></extra>"
         own = line(mean, name, colour, dash, hovertemplate=hover, legendgroup=name)
-        traces.append(own | {"marker": {"size": 6, "symbol": symbol_of(i + i // 8)}})
+        size = 6 if len(mean) > 1 else 10
+        traces.append(own | {"marker": {"size": size, "symbol": symbol_of(i + i // 8)}})
     if not traces:
         raise ConfigError(f"no run has scores against {against}")
+    if against == "bytes" and not any(x for trace in traces for x in trace["x"]):
+        raise ConfigError("no run sent anything")
     figure = figure_of(traces)
     x_axis(figure, title, kind)
-    _score_axis(figure.update_yaxes, by)
+    _score_axis(figure.y, by)
     return styled(figure, f"{said(by)} against {against}", 460)
 
 
@@ -163,7 +192,7 @@ def _score_axis(update: Any, by: str) -> None:
 # --- clients side by side -------------------------------------------------------------------------
 
 
-def clients(readings: Sequence[Reading]) -> Figure:
+def clients(readings: Sequence[Reading]) -> Sketch:
     """Each client's headline score at the end: a row a run, lines where clients are the same.
 
     Of runs that differ in their seed alone all clients are in one row.
@@ -183,14 +212,14 @@ def clients(readings: Sequence[Reading]) -> Figure:
     for i, (kind, own) in enumerate(rows):
         traces += _row(i, kind, own)
     figure = figure_of(traces, showlegend=False)
-    figure.update_yaxes(
+    figure.y(
         tickvals=list(range(len(rows))),
         ticktext=[short(kind.title, 20) for kind, _ in rows],
         range=[len(rows) - 0.45, -0.55],
         showgrid=False,
     )
-    _score_axis(figure.update_xaxes, by)
-    figure.update_xaxes(nticks=7)
+    _score_axis(figure.x, by)
+    figure.x(nticks=7)
     return styled(figure, "Scores of clients at the end", 150 + min(900, 52 * len(rows)))
 
 
@@ -269,7 +298,7 @@ def _row(place: int, kind: Kind, own: Sequence[Sequence[float | None]]) -> list[
 # --- what it cost ---------------------------------------------------------------------------------
 
 
-def cost(readings: Sequence[Reading]) -> Figure:
+def cost(readings: Sequence[Reading]) -> Sketch:
     """The headline score at the end against all bytes: what is far up and left is best."""
     by, runs = alike(readings)
     place, title, _ = AXES["bytes"]
@@ -302,12 +331,14 @@ def cost(readings: Sequence[Reading]) -> Figure:
         labels.append((middle[0], middle[1], short(kind.title, 16)))
     if not traces:
         raise ConfigError("no run has both a score and bytes")
+    if not any(x for x, *_ in labels):
+        raise ConfigError("no run sent anything")
     few = len(labels) <= 10
     figure = figure_of(traces, annotations=_labels(labels) if few else [], showlegend=not few)
     x_axis(figure, title.replace(" so far", ""), "bytes")
-    _score_axis(figure.update_yaxes, by)
+    _score_axis(figure.y, by)
     highest = max(x for x, *_ in labels)
-    figure.update_xaxes(range=[-0.04 * highest, 1.22 * highest or 1])
+    figure.x(range=[-0.04 * highest, 1.22 * highest or 1])
     return styled(figure, f"{said(by)} against cost", 440)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.report.figures.scores import x_axis
+from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import clear, figure_of, plain, styled, ticks_of
 from coterie.report.palette import ALONE, BLUE, FAINT, GREEN, LINES, ORANGE, RED, SKY, TINTS
 from coterie.report.reading import Reading, number
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 WAYS = ("down", "up")
 MOST_KINDS = 3  # of bytes, in each direction; the rest are one,
@@ -69,7 +67,7 @@ def _wasted(event: Mapping[str, Any]) -> float:
     return sum(number(v) or 0.0 for v in (event.get("total_wasted") or {}).values())
 
 
-def bytes_by_round(reading: Reading) -> Figure:
+def bytes_by_round(reading: Reading) -> Sketch:
     """Cumulative bytes over rounds, one kind on the other; what was wasted is a line apart."""
     places = {"down": 0, "up": 0}
     traces = []
@@ -97,9 +95,9 @@ def bytes_by_round(reading: Reading) -> Figure:
     return styled(figure, "Bytes by kind", 420)
 
 
-def bytes_axis(figure: Any, title: str) -> None:
+def bytes_axis(figure: Sketch, title: str) -> None:
     """Bytes upwards, with k, M and G."""
-    figure.update_yaxes(title=title, tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=6)
+    figure.y(title=title, tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=6)
 
 
 def of_clients(reading: Reading) -> list[tuple[int, float, float]]:
@@ -119,7 +117,7 @@ def of_clients(reading: Reading) -> list[tuple[int, float, float]]:
     return sorted(found, key=lambda p: (-p[1] - p[2], p[0]))
 
 
-def bytes_by_client(reading: Reading) -> Figure:
+def bytes_by_client(reading: Reading) -> Sketch:
     """What went down to and up from each client, the most first."""
     found = of_clients(reading)
     people = ticks_of(reading.names)
@@ -133,7 +131,7 @@ def bytes_by_client(reading: Reading) -> Figure:
         barmode="stack",
         bargap=0.15,
     )
-    figure.update_xaxes(
+    figure.x(
         title="client, the most first", type="category", showgrid=False, nticks=min(len(names), 25)
     )
     bytes_axis(figure, "bytes since the start")
@@ -178,7 +176,7 @@ _TIMES = {
 }
 
 
-def time_by_round(reading: Reading) -> Figure:
+def time_by_round(reading: Reading) -> Sketch:
     """Where the seconds of each round went."""
     kind, found = time_parts(reading)
     figure = figure_of(
@@ -196,8 +194,8 @@ def time_by_round(reading: Reading) -> Figure:
         bargap=0.1 if len(next(iter(found.values()))) < 60 else 0,
         showlegend=True,
     )
-    figure.update_xaxes(title="round", nticks=8)
-    figure.update_yaxes(title=f"{kind} seconds", rangemode="tozero")
+    figure.x(title="round", nticks=8)
+    figure.y(title=f"{kind} seconds", rangemode="tozero")
     return styled(figure, "Seconds of each round", 360)
 
 
@@ -220,7 +218,7 @@ _LOST = {"lost": RED, "late": ORANGE, "abandoned": FAINT}
 _SAID = {"lost": "replies lost", "late": "replies late", "abandoned": "round abandoned"}
 
 
-def lost_by_round(reading: Reading) -> Figure:
+def lost_by_round(reading: Reading) -> Sketch:
     """Replies that were lost or late, and rounds that were abandoned."""
     figure = figure_of(
         [
@@ -237,6 +235,6 @@ def lost_by_round(reading: Reading) -> Figure:
         bargap=0.1,
         showlegend=True,
     )
-    figure.update_xaxes(title="round", nticks=8)
-    figure.update_yaxes(title="how many", rangemode="tozero", nticks=6)
+    figure.x(title="round", nticks=8)
+    figure.y(title="how many", rangemode="tozero", nticks=6)
     return styled(figure, "Lost and late replies", 320)

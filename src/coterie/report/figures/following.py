@@ -44,7 +44,10 @@ def followed(names: Sequence[Sequence[Any]]) -> list[list[int | None]]:
     """
     found: list[list[int | None]] = []
     fresh = 0
-    for column in names:
+    for place, column in enumerate(names):
+        if place and column == names[place - 1]:
+            found.append(list(found[-1]))  # in most rounds nobody moves
+            continue
         groups = [g for g in dict.fromkeys(column) if g is not None]
         before = found[-1] if found else []
         shared = Counter(

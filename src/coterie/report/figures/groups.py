@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coterie.report.figures.following import (
     Column,
@@ -15,6 +15,7 @@ from coterie.report.figures.following import (
     names_of_groups,
     steps_of_groups,
 )
+from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import (
     Event,
     figure_of,
@@ -28,13 +29,10 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import ALONE, PAPER, colour_of
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 _MOST_NAMED = 3000  # cells whose group is said under the mouse: beyond that the file would swell
 
 
-def groups_over_rounds(events: Sequence[Event], names: Sequence[str] = ()) -> Figure:
+def groups_over_rounds(events: Sequence[Event], names: Sequence[str] = ()) -> Sketch:
     """Who is in which group in which round: a row a client, a column a round.
 
     ``events`` are the lines of ``events.jsonl``, or ``[result.begun, *result.history]``; ``names``
@@ -72,8 +70,8 @@ def groups_over_rounds(events: Sequence[Event], names: Sequence[str] = ()) -> Fi
         shapes=_borders([[column[c] for column in kept] for c in order], rounds),
     )
     # Without a range of its own the empty squares of the legend would widen the axis.
-    figure.update_xaxes(title="round", range=[rounds[0] - 0.5, rounds[-1] + 0.5], showgrid=False)
-    figure.update_yaxes(client_axis(len(order)), title="client, sorted by its last group")
+    figure.x(title="round", range=[rounds[0] - 0.5, rounds[-1] + 0.5], showgrid=False)
+    figure.y(client_axis(len(order)), title="client, sorted by its last group")
     return styled(figure, "Groups over rounds", client_height(len(order)))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from coterie.errors import ConfigError
 from coterie.report.figures.following import followed
 from coterie.report.figures.groups import client_axis, client_height
+from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import (
     THIN,
     Event,
@@ -26,13 +27,10 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import BLUE, SCALE, scale
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 
 def mixing_matrix(
     notes: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str] = ()
-) -> Figure:
+) -> Sketch:
     """How much of whose model each client's mean has: rows sum to 1, clients ordered by group.
 
     ``notes`` are user-centric's of the beginning; ``groups``, in client order, are those found, or
@@ -48,14 +46,14 @@ def mixing_matrix(
         names,
         "client %{y} takes %{z:.3f} of client %{x}",
     )
-    figure.update_xaxes(title="client j, whose model is mixed in")
-    figure.update_yaxes(title="client i, who receives the mixture")
+    figure.x(title="client j, whose model is mixed in")
+    figure.y(title="client i, who receives the mixture")
     return styled(figure, "Weights of the mixture, by group", 540)
 
 
 def taken_matrix(
     events: Sequence[Event], groups: Sequence[Any], names: Sequence[str] = ()
-) -> Figure:
+) -> Sketch:
     """FedFomo: whose models each client took most of, over all rounds; rows sum to 1.
 
     Only what helped counts: a model that made a client's validation loss worse has weight 0.
@@ -75,8 +73,8 @@ def taken_matrix(
     rows = [[v / (sum(row) or 1.0) for v in row] for row in shares]
     hover = "client %{y} took %{z:.0%} of what helped from client %{x}"
     figure = _square(Pairs("weight", range(size), rows, True), groups, names, hover)
-    figure.update_xaxes(title="client j, whose model was taken")
-    figure.update_yaxes(title="client i, who took it")
+    figure.x(title="client j, whose model was taken")
+    figure.y(title="client i, who took it")
     return styled(figure, "Whose models helped whom, by group", 540)
 
 
@@ -116,7 +114,7 @@ def pairs_of(events: Sequence[Event]) -> Pairs:
 
 def similarity_matrix(
     events: Sequence[Event], groups: Sequence[Any], names: Sequence[str] = ()
-) -> Figure:
+) -> Sketch:
     """How far clients are from each other, or how alike, by what the method compared.
 
     Clients are ordered by ``groups``; the darker (on a dark page the brighter), the closer.
@@ -124,8 +122,8 @@ def similarity_matrix(
     pairs = pairs_of(events)
     word = "similarity" if pairs.alike else pairs.what
     figure = _square(pairs, groups, names, f"client %{{y}} and client %{{x}}: {word} %{{z:.3g}}")
-    figure.update_xaxes(title="client")
-    figure.update_yaxes(title="client, by group")
+    figure.x(title="client")
+    figure.y(title="client, by group")
     return styled(figure, f"{word.capitalize()} of clients, by group", 540)
 
 
@@ -138,7 +136,7 @@ def by_group(clients: Sequence[int], groups: Sequence[Any]) -> tuple[list[int], 
     return order, ends if len(ends) < len(order) - 1 else []
 
 
-def _square(pairs: Pairs, groups: Sequence[Any], names: Sequence[str], hover: str) -> Any:
+def _square(pairs: Pairs, groups: Sequence[Any], names: Sequence[str], hover: str) -> Sketch:
     order, ends = by_group(pairs.clients, groups)
     people = ticks_of([names[c] if c < len(names) else f"client {c}" for c in pairs.clients])
     labels = [people[i] for i in order]
@@ -171,8 +169,8 @@ def _square(pairs: Pairs, groups: Sequence[Any], names: Sequence[str], hover: st
         "showgrid": False,
     }
     angle = -90 if size > 12 or max(map(len, labels)) > 4 else 0
-    figure.update_xaxes(ticks, range=[-0.5, size - 0.5], tickangle=angle, automargin=True)
-    figure.update_yaxes(ticks, range=[size - 0.5, -0.5])
+    figure.x(ticks, range=[-0.5, size - 0.5], tickangle=angle, automargin=True)
+    figure.y(ticks, range=[size - 0.5, -0.5])
     return figure
 
 
@@ -181,7 +179,7 @@ def _square(pairs: Pairs, groups: Sequence[Any], names: Sequence[str], hover: st
 
 def label_shares(
     data: Mapping[str, Any], groups: Sequence[Any] = (), names: Sequence[str] = ()
-) -> Figure:
+) -> Sketch:
     """Which share of each client's samples is of which class, clients ordered by group.
 
     ``data`` is a run's ``data.json``; of a regression the spread of the targets is drawn.
@@ -226,8 +224,8 @@ def label_shares(
             for k in ends
         ],
     )
-    figure.data[0].colorbar.tickformat = ".0%"
-    figure.update_xaxes(
+    figure.data[0]["colorbar"]["tickformat"] = ".0%"
+    figure.x(
         title="class",
         automargin=True,
         type="category",
@@ -235,11 +233,11 @@ def label_shares(
         showgrid=False,
         range=[-0.5, columns - 0.5],
     )
-    figure.update_yaxes(client_axis(rows), title="client" + ", by group" * bool(groups))
+    figure.y(client_axis(rows), title=f"client{_sorted_by(data, groups)}")
     return styled(figure, "Labels of each client's training data", client_height(rows))
 
 
-def _target_spread(data: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str]) -> Any:
+def _target_spread(data: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str]) -> Sketch:
     """A box for each client's targets, from what was kept of them."""
     spread = data["quartiles"]
     order, people, _ = _sorted_people(data, groups, names, len(spread))
@@ -260,19 +258,30 @@ def _target_spread(data: Mapping[str, Any], groups: Sequence[Any], names: Sequen
             }
         ]
     )
-    figure.update_xaxes(title="target in the training data")
-    figure.update_yaxes(client_axis(len(there)), title="client" + ", by group" * bool(groups))
+    figure.x(title="target in the training data")
+    figure.y(client_axis(len(there)), title=f"client{_sorted_by(data, groups)}")
     return styled(figure, "Targets of each client's training data", client_height(len(there)))
 
 
 _FIVE = ("lowerfence", "q1", "median", "q3", "upperfence")
 
 
+_BY_TRUE = ", by true group"
+
+
+def _sorted_by(data: Mapping[str, Any], groups: Sequence[Any]) -> str:
+    """What clients are sorted by, for an axis: one group alone would say nothing."""
+    if len({g for g in groups if g is not None}) < 2 and data.get("groups"):
+        return _BY_TRUE
+    return ", by group" if groups else ""
+
+
 def _sorted_people(
     data: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str], count: int
 ) -> tuple[list[int], list[str], list[int]]:
     """Clients by group, else by true group: their order, their names, and where groups end."""
-    by = groups if len({g for g in groups if g is not None}) > 1 else data.get("groups") or groups
+    true = _sorted_by(data, groups) == _BY_TRUE
+    by = data["groups"] if true else groups
     order, ends = by_group(range(count), by)
     people = ticks_of([names[c] if c < len(names) else f"client {c}" for c in range(count)])
     return order, [people[c] for c in order], ends

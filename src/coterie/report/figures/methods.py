@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.report.figures.following import sizes
+from coterie.report.figures.sketch import Sketch, panels
 from coterie.report.figures.style import (
     Event,
     dash_of,
@@ -21,7 +22,6 @@ from coterie.report.figures.style import (
     level,
     line,
     noted,
-    panels,
     plain,
     series,
     short,
@@ -31,11 +31,8 @@ from coterie.report.figures.style import (
 from coterie.report.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, RED, line_of
 from coterie.run.rundir import rounds_of
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
-
-def silhouette(notes: Mapping[str, Any], floor: float = 0.1) -> Figure:
+def silhouette(notes: Mapping[str, Any], floor: float = 0.1) -> Sketch:
     """The silhouette of each number of groups, with the least that counts and what was chosen."""
     scores = noted(notes, "silhouette", "FedClust's, or user-centric's with streams=auto")
     if not scores:
@@ -52,65 +49,54 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1) -> Figure:
     said = [plain(notes["why"])] if notes.get("why") else []
     if notes.get("contrast") is not None:
         said.append(f"contrast of the gradients {notes['contrast']:.2f}: {_streams(notes)}")
-    figure.update_xaxes(title="number of groups", rangemode="tozero")
-    figure.update_yaxes(title="mean silhouette of the clients")
+    figure.x(title="number of groups", rangemode="tozero")
+    figure.y(title="mean silhouette of the clients")
     return styled(figure, "Silhouette by number of groups", 400, *said)
 
 
-def loss_and_trials(events: Sequence[Event]) -> Figure:
+def loss_and_trials(events: Sequence[Event]) -> Sketch:
     """DC-PFL: the loss and its trials, γ̃ and the number of groups, the radius of curvature."""
 
     losses = series(events, "loss", "DC-PFL")
     figure = panels([0.48, 0.22, 0.3], second=2)
-    figure.add_trace(line(losses, "loss of the model received", BLUE), row=1, col=1)
+    figure.add(line(losses, "loss of the model received", BLUE), panel=1)
     trials = having(events, "trial")
     for key, symbol, colour in (("old", "circle-open", INK), ("new", "diamond", RED)):
         found = [(e["round"], e["notes"]["trial"][key]) for e in trials]
         name = f"trial: {key} groups, after training"
         told = [_verdict(e["notes"]["trial"]) for e in trials]
         more = {"hovertext": told, "hovertemplate": "round %{x}: %{hovertext}<extra></extra>"}
-        figure.add_trace(dots(found, name, colour, symbol, **more), row=1, col=1)
-    for e in trials:
-        figure.add_vline(x=e["round"], line={"color": FAINT, "width": 1, "dash": "dot"})
+        figure.add(dots(found, name, colour, symbol, **more), panel=1)
+    figure.layout["shapes"] = [_upright(e["round"]) for e in trials]
     # So narrow a mark that many trials stay legible; the losses are said under the mouse.
-    for e in trials if len(trials) <= 8 else []:
-        figure.add_annotation(
-            x=e["round"],
-            y=1.0,
-            yref="y domain",
-            text="✓" if e["notes"]["trial"]["adopted"] else "✗",
-            showarrow=False,
-            xanchor="left",
-            yanchor="top",
-            font={"size": 13, "color": INK},
-        )
-    figure.add_trace(stairs(series(events, "gamma", "DC-PFL"), "γ̃", GREEN), row=2, col=1)
+    marked = trials if len(trials) <= 8 else []
+    figure.layout["annotations"] = [_mark(e["round"], e["notes"]["trial"]) for e in marked]
+    figure.add(stairs(series(events, "gamma", "DC-PFL"), "γ̃", GREEN), panel=2)
     counts = [(e["round"], len(sizes(e["groups"]))) for e in having(events, "phase")]
     number = stairs(counts, "number of groups", PURPLE, "dash")
-    figure.add_trace(number, row=2, col=1, secondary_y=True)
+    figure.add(number, panel=2, second=True)
     radii = series(events, "radius", "DC-PFL")
-    figure.add_trace(line(radii, "radius of curvature", ORANGE), row=3, col=1)
+    figure.add(line(radii, "radius of curvature", ORANGE), panel=3)
     found = [(r, v) for r, v in radii if r in rapid_ends(events)]
     name = "rapid decrease has ended"
-    figure.add_trace(dots(found, name, INK, "triangle-down"), row=3, col=1)
-    figure.update_yaxes(title_text="training loss", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text="γ̃", range=[0, 1.08], row=2, col=1, secondary_y=False)
-    figure.update_yaxes(
-        title_text="groups",
+    figure.add(dots(found, name, INK, "triangle-down"), panel=3)
+    figure.y(title="training loss", rangemode="tozero", panel=1)
+    figure.y(title="γ̃", range=[0, 1.08], panel=2)
+    figure.y(
+        title="groups",
         range=[0, 1.08 * max([1, *(n for _, n in counts)])],
         tickmode="auto",
         nticks=5,
         showgrid=False,
-        row=2,
-        col=1,
-        secondary_y=True,
+        panel=2,
+        second=True,
     )
-    figure.update_yaxes(title_text="radius", type="log", dtick=1, row=3, col=1)
-    figure.update_xaxes(title_text="round", row=3, col=1)
+    figure.y(title="radius", type="log", dtick=1, panel=3)
+    figure.x(title="round", panel=3)
     return styled(figure, "DC-PFL: loss, trials and the end of rapid decreases", 700)
 
 
-def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Figure:
+def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Sketch:
     """FedTSDP: the Hopkins statistic and its threshold, the shared layers, the clusters.
 
     Below them, where rounds were scored, the accuracy of the models received.
@@ -118,31 +104,31 @@ def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Figu
     tendency = series(events, "hopkins", "FedTSDP")
     scored = accuracies(events)
     figure = panels([0.34, 0.22, 0.22] + [0.22] * bool(scored))
-    figure.add_trace(line(tendency, "Hopkins statistic", BLUE), row=1, col=1)
+    figure.add(line(tendency, "Hopkins statistic", BLUE), panel=1)
     clustered = [(r, v) for r, v in tendency if v > threshold]
-    figure.add_trace(dots(clustered, "clustered anew", RED, "circle"), row=1, col=1)
-    figure.add_trace(level(tendency, threshold, f"threshold {threshold:g}"), row=1, col=1)
+    figure.add(dots(clustered, "clustered anew", RED, "circle"), panel=1)
+    figure.add(level(tendency, threshold, f"threshold {threshold:g}"), panel=1)
     layers = series(events, "shared_layers", "FedTSDP")
-    figure.add_trace(stairs(layers, "shared layers L", GREEN), row=2, col=1)
+    figure.add(stairs(layers, "shared layers L", GREEN), panel=2)
     halves = [(r, math.floor(2 * v + 0.5) / 2) for r, v in layers]
-    figure.add_trace(stairs(halves, "as sent: half layers", INK, "dot"), row=2, col=1)
+    figure.add(stairs(halves, "as sent: half layers", INK, "dot"), panel=2)
     steps = [(e["round"], sizes(e["groups"])) for e in having(events, "hopkins")]
     counts = [(r, len(sizes)) for r, sizes in steps]
-    figure.add_trace(stairs(counts, "clusters", PURPLE), row=3, col=1)
+    figure.add(stairs(counts, "clusters", PURPLE), panel=3)
     lone = [(r, sizes.count(1)) for r, sizes in steps]
-    figure.add_trace(stairs(lone, "clusters of one client", ORANGE, "dash"), row=3, col=1)
-    figure.update_yaxes(title_text="Hopkins H", row=1, col=1)
-    figure.update_yaxes(title_text="layers", rangemode="tozero", row=2, col=1)
-    figure.update_yaxes(title_text="clusters", rangemode="tozero", row=3, col=1)
+    figure.add(stairs(lone, "clusters of one client", ORANGE, "dash"), panel=3)
+    figure.y(title="Hopkins H", panel=1)
+    figure.y(title="layers", rangemode="tozero", panel=2)
+    figure.y(title="clusters", rangemode="tozero", panel=3)
     if scored:
-        figure.add_trace(line(scored, "accuracy received", BLUE), row=4, col=1)
-        figure.update_yaxes(title_text="accuracy", tickformat=".0%", row=4, col=1)
-    figure.update_xaxes(title_text="round", row=3 + bool(scored), col=1)
+        figure.add(line(scored, "accuracy received", BLUE), panel=4)
+        figure.y(title="accuracy", tickformat=".0%", panel=4)
+    figure.x(title="round", panel=3 + bool(scored))
     height = 740 if scored else 600
     return styled(figure, "FedTSDP: tendency to cluster, shared layers, clusters", height)
 
 
-def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Figure:
+def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Sketch:
     """Layer-wise aggregation: which layers rested in which round, and how much each differs.
 
     Above, the share of clients that did not send a layer. Below, a layer's discrepancy over the
@@ -159,7 +145,7 @@ def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Figure:
         )
     layers, rested = list(measured[0][1]), _resting(steps)
     figure = panels([0.4, 0.6])
-    figure.add_trace(
+    figure.add(
         heatmap(
             grid([[resting.get(layer, 0.0) for resting in rested] for layer in layers]),
             "clients that left it out",
@@ -170,26 +156,24 @@ def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Figure:
             zmax=1,
             ygap=3,
         ),
-        row=1,
-        col=1,
+        panel=1,
     )
     for i, layer in enumerate(layers):
         colour, _ = line_of(i)
         gaps_by_round = [(r, gaps[layer]) for r, gaps in measured if layer in gaps]
-        figure.add_trace(line(gaps_by_round, short(layer), colour, dash_of(i)), row=2, col=1)
+        figure.add(line(gaps_by_round, short(layer), colour, dash_of(i)), panel=2)
     ends = [(e["round"], share) for e in steps]
-    figure.add_trace(level(ends, share, f"rests below {share:g}"), row=2, col=1)
-    figure.update_yaxes(title_text="layer at rest", autorange="reversed", row=1, col=1)
+    figure.add(level(ends, share, f"rests below {share:g}"), panel=2)
+    figure.y(title="layer at rest", autorange="reversed", panel=1)
     ticks = [m * 10**k for k in (-3, -2, -1, 0, 1) for m in (1, 2, 5)]
-    figure.update_yaxes(
-        title_text="discrepancy / mean",
+    figure.y(
+        title="discrepancy / mean",
         type="log",
         tickvals=ticks,
         ticktext=[f"{t:g}" for t in ticks],
-        row=2,
-        col=1,
+        panel=2,
     )
-    figure.update_xaxes(title_text="round", row=2, col=1)
+    figure.x(title="round", panel=2)
     said = [] if any(rested) else ["no layer rested in any round"]
     return styled(figure, "Layers at rest, and how much clients differ in each", 560, *said)
 
@@ -203,6 +187,27 @@ def accuracies(events: Sequence[Event]) -> list[tuple[int, float]]:
 def rapid_ends(events: Sequence[Event]) -> set[int]:
     """The rounds in which DC-PFL found a rapid decrease at its end: a trial is then prepared."""
     return {e["round"] for e in having(events, "phase") if e["notes"]["phase"] == "sync"}
+
+
+def _upright(round: int) -> dict[str, Any]:
+    """A dotted line through the first panel."""
+    style = {"color": FAINT, "width": 1, "dash": "dot"}
+    ends = {"x0": round, "x1": round, "y0": 0, "y1": 1}
+    return {"type": "line", **ends, "xref": "x", "yref": "y domain", "line": style}
+
+
+def _mark(round: int, trial: Mapping[str, Any]) -> dict[str, Any]:
+    """How a trial went, in one sign."""
+    return {
+        "x": round,
+        "y": 1.0,
+        "yref": "y domain",
+        "text": "✓" if trial["adopted"] else "✗",
+        "showarrow": False,
+        "xanchor": "left",
+        "yanchor": "top",
+        "font": {"size": 13, "color": INK},
+    }
 
 
 def _verdict(trial: Mapping[str, Any]) -> str:
@@ -249,10 +254,10 @@ def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
     return found
 
 
-def steps_by_round(events: Sequence[Event]) -> Figure:
+def steps_by_round(events: Sequence[Event]) -> Sketch:
     """Adaptive τ: how many local steps each round had."""
     found = series(events, "tau", "method with adaptive local steps")
     figure = figure_of([stairs(found, "local steps τ", BLUE)], showlegend=False)
-    figure.update_xaxes(title="round")
-    figure.update_yaxes(title="local steps τ", rangemode="tozero")
+    figure.x(title="round")
+    figure.y(title="local steps τ", rangemode="tozero")
     return styled(figure, "Local steps by round", 360)

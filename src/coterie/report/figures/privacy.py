@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coterie.errors import ConfigError
+from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import dots, figure_of, level, line, plain, short, styled
 from coterie.report.palette import BLUE, GREEN, LINES, ORANGE, PURPLE, RED, SKY
 from coterie.report.reading import Reading, number
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _PROTECTED = {  # from the least protected on, with what to say of it
     "none": ("looked at one by one", RED),
@@ -41,7 +39,7 @@ def exposed(reading: Reading) -> tuple[int, list[tuple[str, str, int]]]:
     return int(seen.get("clients") or 0), rows
 
 
-def exposure(reading: Reading) -> Figure:
+def exposure(reading: Reading) -> Sketch:
     """Of how many clients the server received which layer by itself, by how it was protected."""
     members, rows = exposed(reading)
     if not rows:
@@ -67,9 +65,9 @@ def exposure(reading: Reading) -> Figure:
         )
     figure = figure_of(traces, barmode="group", bargap=0.25, showlegend=True)
     end = max([members, *(n for *_, n in rows)])
-    figure.update_xaxes(title=f"clients, of {members}", range=[0, end * 1.02], nticks=6)
+    figure.x(title=f"clients, of {members}", range=[0, end * 1.02], nticks=6)
     order = [short(n, 22) for n in reversed(names)]
-    figure.update_yaxes(type="category", categoryorder="array", categoryarray=order)
+    figure.y(type="category", categoryorder="array", categoryarray=order)
     height = 150 + min(900, 16 * len(rows) + 14 * len(names))
     return styled(figure, "What reached the server of single clients", max(260, height))
 
@@ -91,7 +89,7 @@ def budget(reading: Reading) -> float | None:
     return number(asked.get("epsilon")) if isinstance(asked, Mapping) else None
 
 
-def epsilon(reading: Reading) -> Figure:
+def epsilon(reading: Reading) -> Sketch:
     """What was spent of ε round by round, and the budget."""
     points = spent(reading)
     traces = [line(points, "ε by Rényi divergences, an upper bound", BLUE)]
@@ -104,6 +102,6 @@ def epsilon(reading: Reading) -> Figure:
     if most is not None:
         traces.append(level(points, most, f"budget {most:g}"))
     figure = figure_of(traces)
-    figure.update_xaxes(title="round", nticks=8)
-    figure.update_yaxes(title="ε", rangemode="tozero")
+    figure.x(title="round", nticks=8)
+    figure.y(title="ε", rangemode="tozero")
     return styled(figure, "Privacy spent", 340)

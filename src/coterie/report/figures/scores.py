@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coterie.errors import ConfigError
+from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import (
     SHARE,
     Event,
@@ -20,9 +21,6 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import BLUE, INK, ORANGE, RED
 from coterie.report.reading import Reading, number
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 Place = Callable[[Event], float | None]  # where on the x axis a round lies
 
@@ -51,6 +49,7 @@ AXES: dict[str, tuple[Place, str, str]] = {  # where, what the axis is called, h
     "bytes": (at_bytes, "bytes so far, down and up", "bytes"),
     "seconds": (at_seconds, "simulated seconds so far", ""),
 }
+_ENDS = {"received": "circle", "adapted": "diamond"}  # marks of scores known of the end alone
 _NOTHING = {
     "rounds": "no round was scored",
     "bytes": "no scored round says how many bytes had been sent",
@@ -66,17 +65,30 @@ def curve(
     return [(x, y) for x, y in found if x is not None and y is not None]
 
 
-def accuracy(reading: Reading, against: str = "rounds") -> Figure:
-    """The mean score over clients, with nine tenths of them in a band and the worst as a line.
+def finish(reading: Reading, title: str, place: Place = at_round) -> list[tuple[float, float]]:
+    """The score at the end as one point, for runs of which no round was scored in this way."""
+    own = reading.result.get(title)
+    told = number(own.get(reading.judged_by)) if isinstance(own, Mapping) else None
+    at = next((x for e in reversed(reading.rounds) if (x := place(e)) is not None), None)
+    return [] if told is None or at is None else [(at, told)]
+
+
+def accuracy(reading: Reading, against: str = "rounds") -> Sketch:
+    """The mean score over clients, with eight tenths of them in a band and the worst as a line.
 
     ``against`` is "rounds", "bytes" or "seconds". The headline score is in front; the round that
-    was best on validation data is marked, and the target, if there is one.
+    was best on validation data is marked, and the target, if there is one. A score that is known
+    of the end alone is one point there.
     """
     place, title, kind = AXES[against]
     by = reading.judged_by
     both = {t: curve(reading.rounds, t, by, place) for t in ("received", "adapted")}
-    if not any(both.values()):
+    ends = {t: finish(reading, t, place) for t, points in both.items() if not points}
+    shown = [p for points in (*both.values(), *ends.values()) for p in points]
+    if not shown:
         raise ConfigError(f"{reading.name}: {_NOTHING[against]}")
+    if against == "bytes" and not any(x for x, _ in shown):
+        raise ConfigError(f"{reading.name}: nothing was sent")
     first = reading.headline if both.get(reading.headline) else "received"
     if not both[first]:
         first = "adapted"
@@ -84,15 +96,17 @@ def accuracy(reading: Reading, against: str = "rounds") -> Figure:
     traces: list[Any] = []
     if len(low) > 1 and len(low) == len(high):
         traces.append(band(low, high, "10th to 90th percentile of clients", BLUE))
-    traces.append(thin(worst, "worst client", INK, "dot"))
+    if worst:
+        traces.append(thin(worst, "worst client", INK, "dot"))
     for kept, colour, dash in (("adapted", ORANGE, "dash"), ("received", BLUE, "solid")):
         if both[kept]:
             traces.append(line(both[kept], f"{kept}, mean of clients", colour, dash))
+        elif ends[kept]:
+            traces.append(dots(ends[kept], f"{kept} at the end", colour, _ENDS[kept]))
     traces += _best(reading, place, by)
     target = number(_table(reading, "evaluation").get("target"))
-    ends = [p for points in both.values() for p in points]
     if target is not None:
-        traces.append(level(ends, target, f"target {_shown(target, by)}"))
+        traces.append(level(shown, target, f"target {_shown(target, by)}"))
     figure = figure_of(traces)
     x_axis(figure, title, kind)
     y_axis(figure, by)
@@ -110,7 +124,7 @@ def _best(reading: Reading, place: Place, by: str) -> list[Any]:
     return [dots(points, name, RED, "star")] if points else []
 
 
-def loss(reading: Reading) -> Figure:
+def loss(reading: Reading) -> Sketch:
     """The mean test loss over clients."""
     both = {t: curve(reading.rounds, t, "loss") for t in ("received", "adapted")}
     if not any(both.values()):
@@ -119,8 +133,8 @@ def loss(reading: Reading) -> Figure:
     figure = figure_of(
         [line(both[t], f"{t}, mean of clients", c, dash) for t, c, dash in styles if both[t]]
     )
-    figure.update_xaxes(title="round")
-    figure.update_yaxes(title="loss on test data", rangemode="tozero")
+    figure.x(title="round")
+    figure.y(title="loss on test data", rangemode="tozero")
     return styled(figure, "Loss against rounds", 360)
 
 
@@ -132,16 +146,16 @@ def said(by: str) -> str:
     return "Accuracy" if by == "accuracy" else "R²" if by == "r2" else plain(by)
 
 
-def x_axis(figure: Any, title: str, kind: str = "") -> None:
+def x_axis(figure: Sketch, title: str, kind: str = "") -> None:
     """Rounds, seconds or bytes from nothing on."""
     more = {"tickformat": "~s", "ticksuffix": "B"} if kind == "bytes" else {}
-    figure.update_xaxes(title=title, rangemode="tozero", nticks=6, tickangle=0, **more)
+    figure.x(more, title=title, rangemode="tozero", nticks=6, tickangle=0)
 
 
-def y_axis(figure: Any, by: str) -> None:
+def y_axis(figure: Sketch, by: str) -> None:
     """The headline score."""
     percent = {"tickformat": SHARE, "hoverformat": ".1%"} if by == "accuracy" else {}
-    figure.update_yaxes(title=said(by), **percent)
+    figure.y(percent, title=said(by))
 
 
 def _shown(value: float, by: str) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coterie.report.figures.following import (
     Column,
@@ -15,11 +15,9 @@ from coterie.report.figures.following import (
     names_of_groups,
     steps_of_groups,
 )
+from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import Event, clear, figure_of, listed, plain, short, styled
 from coterie.report.palette import ALONE, FAINT, GRID, INK, PAPER, colour_of
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 MOST_COLUMNS = 12
 _LONE, _NONE = -1, -2  # blocks that are no groups: all clients by themselves, and those without any
@@ -59,7 +57,7 @@ class Streams:
     ribbons: list[Ribbon]
 
 
-def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Figure:
+def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Sketch:
     """Groups over rounds: a column for each change, streams as wide as the clients in them.
 
     ``events`` are the lines of ``events.jsonl``, ``names`` those of clients. A group keeps its
@@ -82,7 +80,7 @@ def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Figure:
         hoverdistance=50,
         showlegend=False,
     )
-    figure.update_xaxes(
+    figure.x(
         title="after round" if last else "",
         tickvals=list(range(last + 1)),
         ticktext=["start" if r == 0 else str(r) for r in found.rounds],
@@ -91,11 +89,10 @@ def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Figure:
         fixedrange=True,
     )
     tall = max(b.high for b in found.blocks)
-    figure.update_yaxes(
+    figure.y(
         _labels(found, called, last, height),
         range=[tall + 0.5, -0.5],
         side="right",
-        title="group: clients",
         showgrid=False,
         fixedrange=True,
     )

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from coterie.errors import ConfigError
-from coterie.report.palette import DASHES, FAINT, GRID, INK, PAPER, RED, SYMBOLS, line_of, scale
+from coterie.report.figures.sketch import TEMPLATE, Sketch, Trace
+from coterie.report.palette import DASHES, INK, RED, SYMBOLS, scale
 
 Event = Mapping[str, Any]
 Points = Sequence[tuple[float, float]]
-Trace = dict[str, Any]  # as plotly.js has it: figures are checked as a whole, once
 
-FONT = {"family": "system-ui, Arial, Helvetica, sans-serif", "size": 13, "color": INK}
 THIN = {"color": INK, "width": 1}
 SHARE = ".0%"  # how an axis of accuracies is written
+_AXIS = re.compile(r"[xy]axis\d*$")
 MOST_NAMES = 12  # of clients in one hover
 
 
@@ -162,11 +162,12 @@ def swatch(text: str, colour: str, symbol: str = "square") -> Trace:
 def heatmap(z: Any, title: str, hover: str, **more: Any) -> Trace:
     """A map of values in the scale of all pictures, its colour bar lying above."""
     bar = {
-        "title": {"text": title, "side": "top", "font": {"size": 12}},
+        # Before the bar: plotly.js 4.1 lays one above it over the bar where names take much room.
+        "title": {"text": title, "side": "right", "font": {"size": 12}},
         "tickfont": {"size": 10},
         "orientation": "h",
         "thickness": 8,
-        "len": 0.5,
+        "len": 0.8,
         "x": 1,
         "xanchor": "right",
         # From the top of the figure: otherwise plotly.js 4.1 moves the x title as well.
@@ -174,7 +175,7 @@ def heatmap(z: Any, title: str, hover: str, **more: Any) -> Trace:
         "y": 1,
         "yanchor": "top",
         "ypad": 4,
-        "nticks": 6,
+        "nticks": 5,
         "tickangle": 0,
         "ticklabelposition": "outside bottom",
     }
@@ -188,110 +189,76 @@ def steps_of(colours: Sequence[str]) -> list[tuple[float, str]]:
     return [(k / n, colours[i]) for i in range(n) for k in (i, i + 1)]
 
 
-def panels(heights: Sequence[float], second: int = 0) -> Any:
-    """Panels under one another with the rounds in common; the ``second`` one has two scales."""
-    from plotly.subplots import make_subplots
-
-    specs = [[{"secondary_y": row + 1 == second}] for row in range(len(heights))]
-    found = make_subplots(
-        rows=len(heights),
-        cols=1,
-        shared_xaxes=True,
-        row_heights=list(heights),
-        vertical_spacing=0.06,
-        specs=specs,
-    )
-    return found.update_layout(template=_template())
-
-
 # --- the whole picture ----------------------------------------------------------------------------
 
 
-@lru_cache
-def _template() -> Any:
-    """A white page with faint lines: much shorter in JSON than plotly's own."""
-    import plotly.graph_objects as go
-
-    axis = {
-        "gridcolor": GRID,
-        "linecolor": GRID,
-        "zerolinecolor": GRID,
-        "zeroline": False,
-        "ticks": "",
-        "title": {"font": {"size": 13}},
-    }
-    return go.layout.Template(
-        layout={
-            "font": FONT,
-            "paper_bgcolor": PAPER,
-            "plot_bgcolor": PAPER,
-            "xaxis": axis,
-            "yaxis": axis,
-            "hoverlabel": {
-                "align": "left",
-                "bgcolor": PAPER,
-                "bordercolor": FAINT,
-                "font": {"color": INK},
-            },
-            "legend": {
-                "orientation": "h",
-                "x": 0,
-                "font": {"size": 12},
-                "bgcolor": "rgba(0,0,0,0)",
-            },
-            "annotationdefaults": {"showarrow": False, "font": {"size": 11, "color": INK}},
-            "colorway": [line_of(i)[0] for i in range(8)],
-        }
-    )
+def figure_of(traces: Sequence[Trace], **layout: Any) -> Sketch:
+    """A picture of these traces."""
+    return Sketch(list(traces), {"template": TEMPLATE, **layout})
 
 
-def figure_of(traces: Sequence[Trace], **layout: Any) -> Any:
-    """A figure of these traces, in one go: adding them one by one is slow."""
-    import plotly.graph_objects as go
-
-    return go.Figure(list(traces), {"template": _template(), **layout})
-
-
-def styled(figure: Any, title: str, height: float, *subtitle: str) -> Any:
+def styled(figure: Sketch, title: str, height: float, *subtitle: str) -> Sketch:
     """With a title, a font, and the legend between title and picture."""
-    named = [t.name for t in figure.data if t.showlegend is not False and t.name is not None]
+    layout = figure.layout
+    named = [t["name"] for t in figure.data if t.get("showlegend") is not False and "name" in t]
     entry = 10 + 6.5 * max(map(len, named), default=0)
     top = 52 + 26 * bool(subtitle) + 21 * math.ceil(len(named) / max(1, 700 // (entry + 45)))
     legend = {"orientation": "h", "x": 0, "yref": "container", "y": 1 - (top - 8) / height}
-    figure.update_layout(
-        title={
-            "text": title,
-            "x": 0.01,
-            "yref": "container",
-            "y": 1 - 14 / height,
-            "yanchor": "top",
-            "font": {"size": 17},
-            "subtitle": {"text": "; ".join(subtitle), "font": {"size": 13, "color": INK}},
-        },
-        height=round(height),
-        margin={"l": 60, "r": 24, "t": top, "b": 50},
-        legend={**legend, "yanchor": "bottom", "entrywidth": entry},
-    )
-    if "round" in [axis.title.text for axis in figure.select_xaxes()]:
-        found = [x for t in figure.data if t.x is not None for x in t.x if x is not None]
+    layout["title"] = {
+        "text": title,
+        "x": 0.01,
+        "yref": "container",
+        "y": 1 - 14 / height,
+        "yanchor": "top",
+        "font": {"size": 17},
+        "subtitle": {"text": "; ".join(subtitle), "font": {"size": 13, "color": INK}},
+    }
+    layout["height"] = round(height)
+    layout["margin"] = {"l": 60, "r": 24, "t": top, "b": 50}
+    layout["legend"] = {**legend, "yanchor": "bottom", "entrywidth": entry}
+    axes = [layout.get(f"xaxis{at.x}", {}) for at in figure.panels]
+    if "round" in [axis.get("title", {}).get("text") for axis in axes]:
+        found = [x for t in figure.data for x in t.get("x", ()) if x is not None]
         if max(found, default=0) - min(found, default=0) < 8:
-            figure.update_xaxes(dtick=1)  # there are no halves of rounds
+            figure.x(dtick=1)  # there are no halves of rounds
     # Said here and not in the template, for a page may have a template of its own.
-    figure.update_yaxes(automargin=True)
+    figure.y(automargin=True)
+    _clear_of_names(layout)
     return figure
 
 
-def untitled(figure: Any) -> Any:
+def _clear_of_names(layout: dict[str, Any]) -> None:
+    """Titles of axes a little way from the longest name on it, instead of among the names."""
+    for key, axis in layout.items():
+        named = axis.get("type") == "category" or "ticktext" in axis if _AXIS.match(key) else False
+        if named and axis.get("automargin") and "title" in axis:
+            axis["title"] = {**axis["title"], "standoff": 8}
+
+
+def untitled(figure: Sketch) -> Sketch:
     """Without its title, for a page that has its own; the legend then finds room at any width."""
     layout = figure.layout
-    spared = max(0, (layout.margin.t or 0) - 40)
-    layout.title = None
-    layout.legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
-    barred = any(t.type == "heatmap" and t.showscale is not False for t in figure.data)
-    layout.margin = {"l": 48, "r": 12, "t": 62 if barred else 16, "b": 52}
-    if layout.height:
-        layout.height = round(layout.height - spared / 2)
+    spared = max(0, layout["margin"]["t"] - 40)
+    layout.pop("title", None)
+    layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+    maps = [t for t in figure.data if t["type"] == "heatmap"]
+    barred = [t for t in maps if t.get("showscale") is not False]
+    for trace in barred:
+        layout["title"] = _bar_title(trace["colorbar"])
+    layout["margin"] = {"l": 48, "r": 12, "t": 62 if barred else 16, "b": 52}
+    layout["height"] = round(layout["height"] - spared / 2)
     return figure
+
+
+def _bar_title(bar: dict[str, Any]) -> dict[str, Any]:
+    """The title of a colour bar as that of a figure without one, right above the bar.
+
+    Its own would leave a narrow picture no room for the bar, or plotly.js would lay it over it.
+    """
+    text = bar.pop("title")["text"]
+    bar["ypad"], bar["len"] = 20, 0.5
+    at = {"x": 1, "xanchor": "right", "yref": "container", "y": 1, "yanchor": "top"}
+    return {"text": text, **at, "pad": {"t": 2, "r": 14}, "font": {"size": 12, "color": INK}}
 
 
 # --- what is in the events ------------------------------------------------------------------------

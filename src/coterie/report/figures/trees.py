@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.report.figures.following import followed, sizes
+from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import (
     Event,
     clear,
@@ -21,10 +23,8 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import FAINT, INK, RED, colour_of
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 _GAP = (math.nan, math.nan)
+_ABOVE = INK  # of branches that hold several groups, which are thin
 
 
 def dendrogram(
@@ -33,7 +33,7 @@ def dendrogram(
     levels: Mapping[float, str] | None = None,
     names: Sequence[str] = (),
     numbers: Sequence[int | None] | None = None,
-) -> Figure:
+) -> Sketch:
     """The tree by which clients were merged, with the height at which it was cut.
 
     ``notes`` are those with ``dendrogram``: FedClust's of the beginning, DC-PFL's of the round that
@@ -58,15 +58,16 @@ def dendrogram(
     for colour in dict.fromkeys(colours):
         chosen = [i for i, own_colour in enumerate(colours) if own_colour == colour]
         corners = [(x, y) for i in chosen for x, y in [*zip(xs[i], ys[i], strict=True), _GAP]]
+        above = colour == _ABOVE
         traces.append(
             {
                 "type": "scatter",
                 "x": clear([x for x, _ in corners]),
                 "y": clear([y for _, y in corners]),
                 "mode": "lines",
-                "line": {"color": colour, "width": 2},
+                "line": {"color": colour, "width": 1 if above else 2},
                 "hovertemplate": "merged at %{y:.4g}<extra></extra>",
-                "showlegend": False,
+                **({"name": "above groups"} if above else {"showlegend": False}),
             }
         )
     order = members[-1]
@@ -81,7 +82,7 @@ def dendrogram(
         traces.append(level(ends, height * top, plain(label), INK, "dot"))
     figure = figure_of(traces)
     numbered = not names or all(p == f"client {c}" for p, c in zip(people, clients, strict=True))
-    figure.update_xaxes(
+    figure.x(
         title="client",
         tickvals=list(range(len(order))),
         ticktext=[str(clients[i]) if numbered else short(people[i], 12) for i in order],
@@ -94,22 +95,36 @@ def dendrogram(
         automargin=True,
         showgrid=False,
     )
-    figure.update_yaxes(title="distance at which groups merge", rangemode="tozero")
+    figure.y(title="distance at which groups merge", rangemode="tozero")
     why = [plain(notes["why"])] if notes.get("why") else []
     return styled(figure, "Merge tree of the clients", 460, *why)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A cut that DC-PFL adopted: as a share of the tree's height, when, and into how many."""
+
+    gamma: float
+    round: int
+    groups: int
+
+
+def later_cuts(events: Sequence[Event]) -> list[Cut]:
+    """DC-PFL's cuts that came to hold after the first one."""
+    told = [(e, e.get("notes") or {}) for e in events]
+    return [
+        Cut(notes["gamma"], event["round"], len(sizes(event["groups"])))
+        for event, notes in told
+        if (notes.get("trial") or {}).get("adopted")
+    ]
+
+
 def split_levels(events: Sequence[Event]) -> dict[float, str]:
     """DC-PFL's cuts that came to hold, by their share of the tree's height, with their rounds."""
-    found: dict[float, str] = {}
-    for event in events:
-        notes = event.get("notes") or {}
-        if (notes.get("trial") or {}).get("adopted"):
-            count = len(sizes(event["groups"]))
-            found[notes["gamma"]] = (
-                f"γ̃ = {notes['gamma']:g}, round {event['round']}: {count} groups"
-            )
-    return found
+    return {
+        cut.gamma: f"γ̃ = {cut.gamma:g}, round {cut.round}: {cut.groups} groups"
+        for cut in later_cuts(events)
+    }
 
 
 def _branches(
@@ -144,9 +159,9 @@ def _by_cut(merges: Sequence[Sequence[float]], height: float) -> list[int | None
 
 
 def _branch_colour(inside: set[int | None]) -> str:
-    """A group's colour where a branch holds that group only; grey above groups."""
+    """A group's colour where a branch holds that group only; grey belongs to those alone."""
     (number, *others) = inside
-    return FAINT if others or number is None else colour_of(number)
+    return _ABOVE if others or number is None else colour_of(number)
 
 
 def cut_height(notes: Mapping[str, Any], top: float) -> float | None:
@@ -173,5 +188,5 @@ def _leaves(xs: Sequence[int], people: Sequence[str], number: int | None) -> Any
         "hovertext": [plain(p) for p in people],
         "hoverinfo": "text",
         "cliponaxis": False,
-        "showlegend": False,
+        **({"name": "alone"} if number is None else {"showlegend": False}),
     }

@@ -8,13 +8,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from coterie.errors import RunDirError
 from coterie.report.live.following import STARTING, STOPPING, WAITING, Glance
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
-from coterie.run.rundir import ENGINE, RunDir
+from coterie.report.repeating import command, given_for
+from coterie.report.tracking import TRACKERS
+from coterie.run.rundir import RunDir, open_plain
 
 LOG = "resumed.log"  # what a process says that was started from here
 _UP = 3  # how many folders above a run may be at work on it: those of comparisons
@@ -49,19 +50,27 @@ class Controls:
 
     def resume(self, run: Glance, reading: Reading) -> None:
         """Start a process that goes on with a run; it outlives this one."""
-        with self._lock:
-            self._reap()
-            if run.status not in _RESUMES or run.path in self._started:
-                raise RunDirError(_no_resume(run))
-            _check_free(run)
-            words, folder = command(reading)
-            self._failed.pop(run.path, None)
-            before = _size(RunDir(run.path).sessions)
-            try:
-                process = _start(words, folder, run.path / LOG)
-            except OSError as error:
-                raise RunDirError(f"{run.name} cannot be resumed: {error.strerror}") from None
-            self._started[run.path] = _Started(process, before)
+        self._check_resumable(run)
+        _check_free(run)
+        words, folder = command(reading)
+        log = _open_log(run)
+        try:
+            with self._lock:
+                self._check_resumable(run)  # somebody else may have been faster
+                self._failed.pop(run.path, None)
+                before = _size(RunDir(run.path).sessions)
+                process = _start([*words, *_tracking(words, reading)], folder, log)
+                self._started[run.path] = _Started(process, before)
+        except OSError as error:
+            raise RunDirError(f"{run.name} cannot be resumed: {error.strerror}") from None
+        finally:
+            os.close(log)
+
+    def _check_resumable(self, run: Glance) -> None:
+        started = self._started.get(run.path)
+        going = started is not None and started.process.poll() is None
+        if run.status not in _RESUMES or going:
+            raise RunDirError(_no_resume(run))
 
     def doing(self, path: Path) -> str:
         """What the process that was started here does for a run if it is not at work on it.
@@ -91,63 +100,35 @@ class Controls:
                     self._failed[path] = _last_words(path / LOG, code)
 
 
-def command(reading: Reading) -> tuple[list[str], Path]:
-    """What to tell Coterie to go on with a run, and in which folder.
-
-    Of what a run's files say, only the words after ``coterie serve`` are used, and only if they
-    lead to this very run.
-    """
-    assert reading.path is not None
-    path = reading.path.resolve()
-    if "python" in reading.config:
-        raise RunDirError(
-            f"{reading.name} was made in Python: continue it there, with simulate(..., "
-            "directory=..., resume=True)"
-        )
-    last = reading.sessions[-1] if reading.sessions else {}
-    words = last.get("argv")
-    told = words if isinstance(words, list) and all(isinstance(w, str) for w in words) else []
-    if told[:1] != ["serve"]:
-        if (path / ENGINE).is_dir():
-            raise RunDirError(
-                f"{reading.name} is a federation, and how it was served is not known: give its "
-                "coterie serve command again"
-            )
-        return ["run", "--resume", str(path)], path.parent
-    folder = Path(str(last.get("folder")))
-    if not folder.is_absolute() or not folder.is_dir() or not _leads_to(told, folder, path):
-        raise RunDirError(
-            f"{reading.name} was served from a folder that is not there any more, or for another "
-            "--dir: give its coterie serve command again"
-        )
-    return told, folder
+def _tracking(words: Sequence[str], reading: Reading) -> list[str]:
+    """The trackers that a run was given last; what else its files name there is left out."""
+    told = reading.sessions[-1].get("argv") if reading.sessions else None
+    if words[:1] != ["run"] or not isinstance(told, list) or told[:1] != ["run"]:
+        return []
+    given = given_for("--track", [str(word) for word in told])
+    return [word for name in TRACKERS if name in given for word in ("--track", name)]
 
 
-def _leads_to(words: Sequence[str], folder: Path, run: Path) -> bool:
-    """Whether a command's --dir is this run."""
-    given = [
-        after if word == "--dir" else word.removeprefix("--dir=")
-        for word, after in pairwise([*words, ""])
-        if word == "--dir" or word.startswith("--dir=")
-    ]
-    return bool(given) and (folder / given[-1]).resolve() == run
-
-
-def _start(words: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    """A process of its own session; Python takes no modules from the folder that it begins in."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    target = os.open(log, flags, 0o644)
+def _open_log(run: Glance) -> int:
+    """Where a process is to say what it has to say: a plain file, in the run's own folder."""
     try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "coterie", *words],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=target,
-            stderr=target,
-            start_new_session=True,
-        )
-    finally:
-        os.close(target)
+        return open_plain(run.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+    except OSError as error:
+        raise RunDirError(
+            f"{run.name} cannot be resumed: its {LOG} cannot be written ({error.strerror})"
+        ) from None
+
+
+def _start(words: Sequence[str], folder: Path, log: int) -> subprocess.Popen[bytes]:
+    """A process of its own session; Python takes no modules from the folder that it begins in."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "coterie", *words],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
 
 
 def _check_free(run: Glance) -> None:
@@ -190,7 +171,7 @@ def _last_words(log: Path, code: int) -> str:
     if code < 0:
         return f"its process, started from here, was ended by signal {-code}"
     try:
-        with log.open("rb") as file:
+        with open(log, "rb", opener=open_plain) as file:
             file.seek(max(0, _size(log) - 10 * _LONGEST))
             said = file.read().decode(errors="replace").strip().splitlines()
     except OSError:

@@ -25,8 +25,8 @@ class Part:
 class Feed:
     """The parts of one page, in order. Everybody who has it open reads the same.
 
-    ``version`` counts the changes. What a page has is told as ``present``, which names this process
-    too: after a new start, versions begin again.
+    ``version`` counts the changes. What a page has is told as ``present``, which names this feed
+    too: in another one, of a new start or made after this one was forgotten, they begin again.
 
     >>> feed = Feed("mine")
     >>> feed.update({"a": "1", "b": "2"}), feed.update({"a": "1", "b": "2"}), feed.present
@@ -35,8 +35,8 @@ class Feed:
     (True, '{"order":["a","b"],"parts":{"b":3}}', '{"order":["a","b"],"parts":{"a":1,"b":3}}')
     """
 
-    def __init__(self, process: str = "") -> None:
-        self._process = process or secrets.token_hex(4)
+    def __init__(self, name: str = "") -> None:
+        self._name = name or secrets.token_hex(4)
         self.parts: dict[str, Part] = {}
         self.version = 0
         self.watchers = 0
@@ -46,7 +46,7 @@ class Feed:
     @property
     def present(self) -> str:
         """The version as it is told to pages."""
-        return f"{self._process}.{self.version}"
+        return f"{self._name}.{self.version}"
 
     def update(self, payloads: Mapping[str, str]) -> bool:
         """Let the page consist of these; whether anything is different now."""
@@ -64,8 +64,9 @@ class Feed:
 
     def since(self, told: str) -> str:
         """All that has changed since a page was told this version, as JSON."""
-        process, _, text = told.rpartition(".")
-        known = int(text) if process == self._process and text.isdecimal() else 0
+        name, _, text = told.rpartition(".")
+        possible = text.isdecimal() and len(text) <= len(str(self.version))
+        known = int(text) if name == self._name and possible else 0
         changed = ",".join(
             f"{json.dumps(id)}:{part.payload}"
             for id, part in self.parts.items()

@@ -124,9 +124,11 @@ class Following:
             seen.looked = time.monotonic()
             if seen.reading is None:
                 try:
-                    seen.reading = read_run(seen.path, name)
+                    self._read(name, seen, _stamp(seen.path))
                 except (OSError, RunDirError):
                     return None
+                except Exception:  # the next look says it; what could be read can be drawn
+                    return seen.reading
             return seen.reading
 
     def _find(self) -> None:
@@ -142,12 +144,11 @@ class Following:
     def _look_at(self, name: str, seen: _Seen) -> None:
         try:
             stamp, now = _stamp(seen.path), time.monotonic()
-            if stamp != seen.stamp and now >= seen.again:
-                seen.reading = read_run(seen.path, name)
+            # What a process leaves may have been read while it was at work still.
+            ended = seen.basis == RUNNING and not RunDir(seen.path).at_work()
+            if ended or (stamp != seen.stamp and now >= seen.again):
+                self._read(name, seen, stamp)
                 seen.again = now + _SHARE * (time.monotonic() - now)
-                seen.glance = _glance_at(seen.reading, seen.path, name, stamp)
-                seen.stamp, seen.basis = stamp, seen.reading.status
-                seen.changes += 1
         except FileNotFoundError:
             return  # gone: the next search finds that out
         except Exception as error:  # whatever these files hold, other runs are shown
@@ -164,6 +165,15 @@ class Following:
                 seen.basis, seen.reading = basis, None
                 seen.changes += 1
 
+    def _read(self, name: str, seen: _Seen, stamp: Stamp) -> None:
+        """All of a run: what is shown of it at a glance is then of the same moment."""
+        seen.reading = reading = read_run(seen.path, name)
+        found = _glance_at(reading, seen.path, name, stamp)
+        if seen.glance is not None and seen.stamp and reading.status == seen.basis:
+            found = replace(found, status=seen.glance.status)  # what is known here besides
+        seen.changes += (stamp, reading.status) != (seen.stamp, seen.basis)
+        seen.glance, seen.stamp, seen.basis = found, stamp, reading.status
+
     def _going_on(self, path: Path) -> tuple[str, str]:
         """What a reading says of a run that was not finished, and what is known here besides."""
         run = RunDir(path)
@@ -171,8 +181,6 @@ class Following:
             return RUNNING, STOPPING if run.stop_pending() else RUNNING
         if RunDir(path / ENGINE).at_work():  # a federation that is served: it waits for clients
             return STOPPED, STOPPING if run.stop_pending() else WAITING
-        if run.result.exists():  # written just before the end
-            return FINISHED, FINISHED
         return STOPPED, self._doing(path) or STOPPED
 
     def _forget(self) -> None:
@@ -220,7 +228,7 @@ def _glance_at(reading: Reading, path: Path, name: str, stamp: Stamp) -> Glance:
         path=path,
         status=reading.status,
         method=reading.method,
-        round=int(last.get("round", 0)),
+        round=last_round(reading),
         planned=reading.planned,
         score=_score(reading),
         judged_by=reading.judged_by,
@@ -231,6 +239,11 @@ def _glance_at(reading: Reading, path: Path, name: str, stamp: Stamp) -> Glance:
         changed=max((s[2] for s in stamp if s), default=0) / 1e9,
         problem=" ".join(f"{p}." for p in reading.problems),
     )
+
+
+def last_round(reading: Reading) -> int:
+    """The last round that is done; 0 before the first."""
+    return int(reading.rounds[-1]["round"]) if reading.rounds else 0
 
 
 def _score(reading: Reading) -> float | None:

@@ -59,6 +59,14 @@ def host_of(header: str) -> str:
         return ""
 
 
+def _place_of(origin: str) -> str:
+    """The host and port of an Origin header; "" if it makes no sense."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
 class Guard:
     """Stands before an ASGI application.
 
@@ -130,7 +138,7 @@ class Guard:
             return 400, "this page is not served under that name"
         if method not in ("GET", "HEAD"):
             origin = headers.get("origin")
-            if origin is not None and urlsplit(origin).netloc.lower() != named.lower():
+            if origin is not None and _place_of(origin) != named.lower():
                 return 403, "this was asked from another page"
             if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
                 return 403, "this was asked from another page"

@@ -126,8 +126,8 @@ def _when(seconds: float) -> Markup:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def state(run: Glance, failure: str = "") -> dict[str, Any]:
-    """What the top of a run's page says and offers."""
+def state(run: Glance, failure: str = "", drawn: int | None = None) -> dict[str, Any]:
+    """What the top of a run's page says and offers; ``drawn`` is the round of what is below it."""
     words = WORDS[run.status]
     told = f"{words[:1].upper()}{words[1:]}"
     if run.planned:
@@ -135,11 +135,13 @@ def state(run: Glance, failure: str = "") -> dict[str, Any]:
     if run.score is not None:
         unit = " %" if run.judged_by == "accuracy" else ""
         told += f", {run.headline} {score(run.score, run.judged_by)}{unit}"
-    trouble = " ".join(filter(None, [f"{failure}." if failure else "", run.problem]))
+    if drawn is not None and drawn != run.round:  # to draw takes longer than to say
+        told += f". What follows is of {f'round {drawn}' if drawn else 'before round 1'}"
+    failed = f"{failure[:1].upper()}{failure[1:]}." if failure else ""
     return {
         "status": run.status,
         "words": f"{told}.",
-        "trouble": f"{trouble[:1].upper()}{trouble[1:]}",
+        "trouble": " ".join(filter(None, [failed, run.problem])),
         "action": _ACTIONS.get(run.status, ""),
         "value": run.round,
         "max": max(run.planned, 1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from typing import Any
 from coterie.report.live import rows
 from coterie.report.live.control import Controls
 from coterie.report.live.feeds import Feed
-from coterie.report.live.following import Following, Glance, shown
+from coterie.report.live.following import Following, Glance, last_round, shown
 from coterie.report.markup import tag
 from coterie.report.page import Block, run_blocks
-from coterie.report.reading import Reading
+from coterie.report.reading import RUNNING, Reading
 
 PACE = 1.0  # seconds between two looks
 _SHARE = 4  # drawing a run pauses so many times as long as it took
@@ -25,6 +24,7 @@ _LONGEST = 10.0  # seconds, but no longer
 _LASTS = 60.0  # seconds for which a page that nobody has open is kept
 
 Draw = Callable[[Reading], list[Block]]
+_Blocks = tuple[list[Block], int | None]
 
 
 @dataclass
@@ -34,6 +34,7 @@ class _Page:
     feed: Feed
     lock: asyncio.Lock
     blocks: list[Block]
+    round: int | None = None  # the last that is drawn
     changes: int = -2  # of the run's files when it was drawn; −1 stands for a run that is gone
     again: float = 0.0
     used: float = 0.0
@@ -47,8 +48,7 @@ class Watching:
         self.title = shown(folder.name or str(folder))
         self.following = Following(folder, self.controls.doing)
         self._draw = draw
-        self._process = secrets.token_hex(4)
-        self.list = Feed(self._process)
+        self.list = Feed()
         self._pages: dict[str, _Page] = {}
         self._looking = asyncio.Lock()
         self._looked = float("-inf")
@@ -103,7 +103,7 @@ class Watching:
                 return None
         page = self._pages.get(name)
         if page is None:
-            page = self._pages[name] = _Page(Feed(self._process), asyncio.Lock(), [])
+            page = self._pages[name] = _Page(Feed(), asyncio.Lock(), [])
         page.used = time.monotonic()
         await self._publish(name, page, at_once=True)
         if self._closed.is_set():
@@ -133,13 +133,14 @@ class Watching:
         """Draw a run again if its files have changed; its state is always told as it is."""
         async with page.lock:  # whoever comes meanwhile gets what is made now
             changes = self.following.changes(name)
-            run = self.following.glance(name)
-            now = time.monotonic()
-            if run is not None and changes != page.changes and (at_once or now >= page.again):
-                page.blocks, took = await asyncio.to_thread(_timed, self._blocks, name)
+            due = at_once or time.monotonic() >= page.again
+            if self.following.glance(name) is not None and changes != page.changes and due:
+                drawn, took = await asyncio.to_thread(_timed, self._blocks, name)
+                page.blocks, page.round = drawn
                 page.changes = changes
                 page.again = time.monotonic() + min(_SHARE * took, _LONGEST)
-            found = rows.gone(name) if run is None else self._state(run)
+            run = self.following.glance(name)  # after that: never older than what is drawn
+            found = rows.gone(name) if run is None else self._state(run, page.round)
             first = Block("state", rows.state_block(found))
             page.blocks = [first, *page.blocks[1:]]
             parts = {"state": json.dumps({"state": found})}
@@ -147,25 +148,27 @@ class Watching:
             if page.feed.update(parts):
                 await page.feed.tell()
 
-    def _state(self, run: Glance) -> Mapping[str, Any]:
-        return rows.state(run, self.controls.failure(run.path))
+    def _state(self, run: Glance, drawn: int | None) -> Mapping[str, Any]:
+        return rows.state(run, self.controls.failure(run.path), drawn)
 
-    def _blocks(self, name: str) -> list[Block]:
-        """All that is drawn of a run; the first is a place for its state."""
+    def _blocks(self, name: str) -> _Blocks:
+        """All that is drawn of a run, up to which round; the first is a place for its state."""
         made = [Block("state", "")]
         reading = self.following.reading(name)
         if reading is None:
-            return made
+            return made, None
         about = None
         try:
             about, blocks = rows.federation(reading), self._draw(reading)
         except Exception as error:  # a file that somebody wrote by hand does not end the page
             words = f"This run cannot be drawn ({type(error).__name__}: {error})."
             blocks = [Block("broken", tag("p", words, id="broken", class_="trouble"))]
+        if reading.status == RUNNING and not reading.problems:
+            blocks = [b for b in blocks if b.id != "notice"]  # its state says the same
         if about is not None:
             place = next((i for i, b in enumerate(blocks) if b.title), len(blocks))
             blocks.insert(place, Block("federation", about))
-        return made + blocks
+        return made + blocks, last_round(reading)
 
     def _tidy(self) -> None:
         """Forget pages that nobody has open."""
@@ -175,7 +178,7 @@ class Watching:
                 del self._pages[name]
 
 
-def _timed(make: Callable[[str], list[Block]], name: str) -> tuple[list[Block], float]:
+def _timed(make: Callable[[str], _Blocks], name: str) -> tuple[_Blocks, float]:
     """What this makes, and for how many seconds of a core."""
     began = time.thread_time()
     return make(name), time.thread_time() - began

@@ -93,7 +93,8 @@ def tracking(
     """
     if asked is None:
         return None
-    wanted = [asked] if isinstance(asked, str | Tracker) else list(asked)
+    several = isinstance(asked, Iterable) and not isinstance(asked, str | Tracker)
+    wanted = list(asked) if several else [asked]  # type: ignore[arg-type]
     wanted = [w for place, w in enumerate(wanted) if w not in wanted[:place]]  # named twice is once
     check(w for w in wanted if isinstance(w, str))
     made: list[tuple[str, Tracker]] = []

@@ -88,6 +88,9 @@
     const answer = await post(`${about.api}/${button.dataset.action}`).catch(() => null);
     asking = false;
     allow();
+    if (document.activeElement === document.body) { // a button that is disabled loses the focus
+      (button.hidden ? at("state-words") : button).focus({ preventScroll: true });
+    }
     if (!answer) at("state-hint").textContent = "Nobody answers: is coterie watch still running?";
     else if (!answer.ok) at("state-hint").textContent = await answer.text();
   }
@@ -114,7 +117,9 @@
 
   // --- parts that have changed -----------------------------------------------------------------
 
-  let order = null;
+  // What the server made the page of, rows of the list or blocks: the first news may lack some.
+  let order = [...document.querySelectorAll("#rows > tr, .blocks > .block.state ~ [id]:not(script)")]
+    .map((e) => e.id);
   const later = new Map(); // parts with text that the reader is selecting
 
   function selecting(id) {
@@ -148,7 +153,7 @@
   }
 
   function take(found) {
-    for (const id of order ?? []) if (!found.order.includes(id)) at(id)?.remove();
+    for (const id of order) if (!found.order.includes(id)) at(id)?.remove();
     order = found.order;
     order.forEach((id, i) => {
       const part = found.parts[id];
@@ -166,7 +171,7 @@
   // Sections appear as a run gets something to show in them.
   function showContents() {
     const list = document.querySelector(".contents ul");
-    const heads = [...document.querySelectorAll("main > .section[id]")];
+    const heads = [...document.querySelectorAll(".blocks > .section[id]")];
     const listed = list ? [...list.querySelectorAll("a")].map((a) => a.hash.slice(1)) : null;
     if (!listed || heads.map((h) => h.id).join() === listed.join()) return;
     list.replaceChildren(...heads.map((head) => {
