@@ -7,6 +7,16 @@ from coterie.run.rundir import RunDir
 
 NAMES = ["ann", "<b>bob</b>", "cy & co", "dee"]
 GROUPS = [["x"] * 4, ["x", "x", "y", "y"], ["x", "x", "y", "z"]]
+# A round as a progress display is told of it.
+EVENT = {
+    "round": 2,
+    "groups": [0, 1, None, 1],
+    "received": {"accuracy": 0.5, "worst": 0.25},
+    "bytes": {"down": 1500, "up": 900},
+    "total_bytes": {"down": 3000, "up": 1800},
+    "seconds": {"train": 0.25, "score": 0.25},
+    "lost": 0,
+}
 SCORES = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.4, 0.5, 0.6], [0.9, 0.5, 0.7, 0.7]]
 
 

@@ -8,16 +8,7 @@ from rich.console import Console
 
 from coterie.report.progress import Board, lasting, progress
 from coterie.report.tables import round_line
-
-EVENT = {
-    "round": 2,
-    "groups": [0, 1, None, 1],
-    "received": {"accuracy": 0.5, "worst": 0.25},
-    "bytes": {"down": 1500, "up": 900},
-    "total_bytes": {"down": 3000, "up": 1800},
-    "seconds": {"train": 0.25, "score": 0.25},
-    "lost": 0,
-}
+from runs_by_hand import EVENT
 
 
 class Clock:

@@ -7,16 +7,8 @@ from rich.console import Console
 
 from coterie.errors import Interrupted, TrainingError
 from coterie.report.runs_progress import Screen, runs_progress, shortened
+from runs_by_hand import EVENT
 
-EVENT = {
-    "round": 2,
-    "groups": [0, 1, None, 1],
-    "received": {"accuracy": 0.5, "worst": 0.25},
-    "bytes": {"down": 1500, "up": 900},
-    "total_bytes": {"down": 3000, "up": 1800},
-    "seconds": {"train": 0.25, "score": 0.25},
-    "lost": 0,
-}
 NAMES = ("fedavg, dirichlet alpha=0.1, seed 3", "fedavg, dirichlet alpha=0.1, seed 4")
 
 

@@ -373,6 +373,17 @@ def test_a_server_that_is_away_is_one_sentence(monkeypatch, tmp_path, capsys):
     assert second == "note: mlflow: 5 of 5 rounds were not tracked"
 
 
+def test_the_runs_of_a_sweep_share_a_store_and_have_names_of_their_own(tmp_path):
+    from mlflow import MlflowClient
+
+    sweep = {"sweep": {"seeds": 2, "methods": ["fedavg"]}, **SMALL}
+    coterie.compare(sweep, directory=tmp_path / "sweep", track=["mlflow"], jobs=2)
+    client = MlflowClient((tmp_path / "sweep" / "mlruns").as_uri())
+    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert sorted(run.info.run_name for run in found) == ["fedavg/seed-0", "fedavg/seed-1"]
+    assert {run.info.status for run in found} == {"FINISHED"}
+
+
 def test_what_is_not_a_tracker_is_refused_before_anything_runs(tmp_path, monkeypatch):
     place = tmp_path / "run"
     with pytest.raises(ConfigError, match="unknown tracker 'mlfow'; did you mean 'mlflow'"):

@@ -12,6 +12,17 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+STOPS = {signal.SIGINT, signal.SIGTERM}
+
+
+class Closing(Protocol):
+    """Something that can be closed."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
 def die_with(parent: int) -> None:
@@ -24,6 +35,19 @@ def die_with(parent: int) -> None:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(1)
+
+
+def settle(parent: int, inherited: Sequence[Closing]) -> None:
+    """Begin the life of a process that was forked: its end is the parent's to decide.
+
+    ``inherited`` are the parent's ends of pipes: held open, they would hide its death.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    for each in inherited:
+        each.close()
+    die_with(parent)
 
 
 if __name__ == "__main__":

@@ -36,12 +36,11 @@ from coterie.engines.dealing import (
     travelling,
     unframed,
 )
-from coterie.engines.orphans import die_with
+from coterie.engines.orphans import STOPS, settle
 from coterie.engines.site import Plan, Site
 from coterie.errors import EngineError
 from coterie.federation import ClientId
 
-_STOPS = {signal.SIGINT, signal.SIGTERM}
 _READY, _BLOB, _UNIT, _FORGET = b"ready", b"B", b"U", b"F"
 
 
@@ -148,7 +147,7 @@ class Pool:
             name="coterie-worker",
         )
         # A signal that arrived in the middle of a fork would strike a half-made worker.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             process.start()
         except (AttributeError, TypeError, PicklingError, OSError) as error:
@@ -223,12 +222,7 @@ class Pool:
 
 def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: int) -> None:
     """A worker's life: answer units until the parent hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-    for other in others:  # inherited by the fork; held open, they would hide a parent's death
-        other.close()
-    die_with(parent)
+    settle(parent, others)
     torch.set_num_threads(1)
     site = Site(arrived(plan))
     gc.collect()

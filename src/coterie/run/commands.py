@@ -185,9 +185,10 @@ def _begun(
 ) -> Comparison:
     """A new comparison: a file, flags that win over it, and what they sweep over."""
     from coterie.report.runs_progress import runs_progress
-    from coterie.run.compare import asks_engine, run_all, set_up
+    from coterie.run.compare import run_all, set_up
     from coterie.run.config import parse
     from coterie.run.entries import Populations, entries_of
+    from coterie.run.plan import asks_engine
 
     _refuse_parameters(sets or [])
     base = resolve(file, sets, sweeping=True, **flags)
@@ -326,7 +327,7 @@ def _again(place: Path, track: list[str]) -> str:
 
 
 def _how_to_go_on(place: Path, track: list[str]) -> str:
-    from coterie.run.compare import PLAN
+    from coterie.run.plan import PLAN
 
     if (place / PLAN).exists():
         how = _again(place, track)

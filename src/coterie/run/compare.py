@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,20 @@ from coterie.run.entries import (
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Watch, execute, with_settings
 from coterie.run.jobs import Job, Look, Ready, Unseen, at_once, carry_out
+from coterie.run.plan import (
+    ABOUTS,
+    PLAN,
+    Abouts,
+    asks_engine,
+    read_abouts,
+    read_plan,
+    write_json,
+    write_plan,
+)
 from coterie.run.rows import agreement, read_kept, row_of
-from coterie.run.rundir import RunDir, finite, to_csv
+from coterie.run.rundir import RunDir, to_csv
 from coterie.run.sweep import Asked, Assignments, every_method, method_list, of_table
-from coterie.run.toml import read_toml, to_toml
+from coterie.run.toml import read_toml
 from coterie.tree import write_atomic
 
 __all__ = [
@@ -48,13 +57,7 @@ __all__ = [
     "run_all",
 ]
 
-PLAN, ROWS, TABLE, MEANS, ABOUTS = (
-    *("comparison.toml", "comparison.json", "comparison.csv", "comparison-means.csv"),
-    "scenarios.json",
-)
-_FIRST, _FORMAT = 1, 2  # of the plan: one run a method; runs by folder
-
-Abouts = Mapping[str, Mapping[str, Any]]
+ROWS, TABLE, MEANS = "comparison.json", "comparison.csv", "comparison-means.csv"
 
 
 def _say_nothing(name: str, reason: str) -> None:
@@ -149,13 +152,6 @@ def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> 
     return tree
 
 
-def asks_engine(tree: Mapping[str, Any], usual: Any = None) -> bool:
-    """Whether the tables say what a run is to be carried out by, or by when."""
-    table = tree.get("run", {})
-    keys = ("engine", "workers", "address", "real_deadline")
-    return any(table.get(key) != getattr(usual, key, None) for key in keys)
-
-
 # --- running it ----------------------------------------------------------------------------------
 
 
@@ -186,9 +182,9 @@ def run_all(
     at_once(jobs, len(kept), engine_asked, kept[0].config.run)  # refused before there is a folder
     RunDir.create(directory)
     if abouts:
-        _write_json(directory / ABOUTS, {e.name: abouts[e.name] for e in kept})
+        write_json(directory / ABOUTS, {e.name: abouts[e.name] for e in kept})
     with _locked(directory):
-        _write_plan(directory, kept, left_out, engine_asked)
+        write_plan(directory, kept, left_out, engine_asked)
         return _run(directory, kept, people, left_out, look, note, jobs, engine_asked, track)
 
 
@@ -214,8 +210,8 @@ def go_on(
             entries, left_out = [*entries, *added], {**left_out, **refused}
             if abouts := read_abouts(directory):
                 known = {e.place: abouts[e.name] for e in entries if e.name in abouts}
-                _write_json(directory / ABOUTS, {e.name: known[e.place] for e in entries})
-            _write_plan(directory, entries, left_out, engine_asked)
+                write_json(directory / ABOUTS, {e.name: known[e.place] for e in entries})
+            write_plan(directory, entries, left_out, engine_asked)
         if any(value is not None for value in changes.values()):
             entries, engine_asked = [_changed(entry, changes) for entry in entries], True
         return _run(directory, entries, people, left_out, look, note, jobs, engine_asked, track)
@@ -305,7 +301,7 @@ def _begin(
             if in_loop:
                 experiment = with_settings(experiment, engine="loop", workers=None)
             # Made here, in the process that runs: trackers have threads and files of their own.
-            tracked = tracking(track, run.path, lambda text: _tell(f"{entry.name}: {text}"))
+            tracked = tracking(track, run.path, partial(_tell, entry.name), within=directory)
             with remember(run.path, abouts.get(entry.name)):
                 execute(experiment, run.path, run.config.exists(), watch, track=tracked)
 
@@ -314,8 +310,8 @@ def _begin(
     return ready
 
 
-def _tell(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
+def _tell(name: str, text: str) -> None:
+    print(f"note: {name}: {text}", file=sys.stderr)
 
 
 def _is_done(place: Path) -> bool:
@@ -374,7 +370,7 @@ def _table(directory: Path, entries: Sequence[Entry], found: Comparison) -> Comp
         axes=list(entries[0].settings),
         directory=directory,
     )
-    _write_json(directory / ROWS, made.to_dict())
+    write_json(directory / ROWS, made.to_dict())
     texts = {TABLE: to_csv(_even(rows)), "comparison.md": made.markdown()}
     texts["comparison.tex"] = made.latex()
     if made.swept:
@@ -392,89 +388,3 @@ def _even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same with all keys in all rows: not every setting has a clock, or noise."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return [{key: row.get(key) for key in keys} for row in rows]
-
-
-def _write_plan(
-    directory: Path, entries: Sequence[Entry], left_out: Mapping[str, str], engine_asked: bool
-) -> None:
-    """All that it takes to continue: the keys that all runs share, and each run's own."""
-    trees = [entry.config.model_dump() for entry in entries]
-    shared = {
-        table: {
-            key: value
-            for key, value in own.items()
-            if all(repr(tree[table].get(key)) == repr(value) for tree in trees)  # 1 is not 1.0
-        }
-        for table, own in trees[0].items()
-    }
-    runs = {}
-    for entry, tree in zip(entries, trees, strict=True):
-        own = {
-            table: {k: v for k, v in values.items() if k not in shared[table]}
-            for table, values in tree.items()
-        }
-        runs[entry.folder] = {
-            "method": entry.title,
-            "seed": entry.seed,
-            "optional": entry.optional,
-            "settings": [[key, value] for key, value in entry.settings.items()],
-            "own": {table: values for table, values in own.items() if values},
-        }
-    plan = {"format": _FORMAT, "engine_asked": engine_asked, "left_out": dict(left_out)}
-    text = to_toml({**plan, "shared": shared, "runs": runs})
-    write_atomic(directory / PLAN, text.encode(), durable=True)
-
-
-def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str], bool]:
-    """The entries of a comparison, what was left out of it, and whether it asked for an engine."""
-    path = directory / PLAN
-    if not path.is_file():
-        single = (directory / "config.toml").is_file()
-        hint = f"; it is a run: coterie run --resume {directory}" if single else ""
-        raise RunDirError(f"{directory} is not a comparison: it has no {PLAN}{hint}")
-    try:
-        plan = read_toml(path)
-        if plan["format"] not in (_FIRST, _FORMAT):
-            raise RunDirError(f"{path} is of another version of Coterie")
-        entries = _first_plan(plan) if plan["format"] == _FIRST else _plan(plan)
-        usual = Config().run
-        asked = asks_engine(entries[0].config.model_dump(), usual)
-        return entries, plan.get("left_out", {}), bool(plan.get("engine_asked", asked))
-    except (ConfigError, KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
-        raise RunDirError(
-            f"{path} is damaged ({error}): start the comparison again in a new folder"
-        ) from error
-
-
-def _plan(plan: Mapping[str, Any]) -> list[Entry]:
-    entries = []
-    for folder, run in plan["runs"].items():
-        own, shared = run.get("own", {}), plan["shared"]
-        tree = {t: {**shared.get(t, {}), **own.get(t, {})} for t in {**shared, **own}}
-        settings = dict(run["settings"])
-        seed = run.get("seed")
-        entries.append(Entry(run["method"], parse(tree), run["optional"], settings, seed, folder))
-    return entries
-
-
-def _first_plan(plan: Mapping[str, Any]) -> list[Entry]:
-    """Of earlier versions: tables that all methods share, and each method's own."""
-    entries = []
-    for title, own in plan["methods"].items():
-        optional = own.pop("optional")
-        folder = re.sub(r"[\s/]+", "-", title)
-        config = parse({**plan["shared"], **own})
-        entries.append(Entry(title, config, optional, folder=folder))
-    return entries
-
-
-def read_abouts(directory: Path) -> Abouts:
-    """What a comparison was told of a scenario, by the names of its runs."""
-    path = directory / ABOUTS
-    found: Abouts = json.loads(path.read_text()) if path.exists() else {}
-    return found
-
-
-def _write_json(path: Path, tree: Any) -> None:
-    text = json.dumps(finite(tree), indent=1, allow_nan=False, ensure_ascii=False)
-    write_atomic(path, (text + "\n").encode(), durable=False)

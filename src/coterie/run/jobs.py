@@ -23,12 +23,11 @@ from typing import Any, Protocol
 import torch
 
 from coterie.engines.dealing import available_cores
-from coterie.engines.orphans import die_with
+from coterie.engines.orphans import STOPS, settle
 from coterie.errors import ConfigError, CoterieError, EngineError, error_named
 from coterie.run.experiment import Watch
 from coterie.run.stopping import Stop, heeding
 
-_STOPS = {signal.SIGINT, signal.SIGTERM}
 _TRIES = 2  # processes that a run may lose before it counts as failed
 _TICK = 0.2  # seconds after which a display is brought up to date, if nothing happens
 # What of a round's event is shown; others can be large, and are in the run's folder.
@@ -245,7 +244,7 @@ def _start(job: Job, work: Work, tries: int, workers: list[_Worker]) -> None:
     )
     # A signal that arrived in the middle of a fork would strike a half-made process. One that
     # waited strikes when it is let through again: whoever ends all must know this one by then.
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         process.start()
         workers.append(_Worker(job, process, ours, tries))
@@ -260,12 +259,7 @@ def _start(job: Job, work: Work, tries: int, workers: list[_Worker]) -> None:
 
 def _work(pipe: Connection, work: Work, others: Sequence[Connection], parent: int) -> None:
     """The life of such a process: one run, told of round by round."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-    for other in others:  # inherited by the fork; held open, they would hide a parent's death
-        other.close()
-    die_with(parent)
+    settle(parent, others)
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # what is here now stays: never look through it again
@@ -297,7 +291,7 @@ def _end(workers: Sequence[_Worker]) -> None:
     """End all that are still at work. Their runs survive it: checkpoints are whole or not there."""
     if not workers:
         return
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # users are impatient
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # users are impatient
     try:
         for worker in workers:
             worker.process.kill()

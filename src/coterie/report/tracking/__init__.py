@@ -54,19 +54,19 @@ class Tracker(Protocol):
         """The run is over, for now at least."""
 
 
-def _tensorboard(directory: Path | None) -> Tracker:
+def _tensorboard(directory: Path | None, within: Path | None) -> Tracker:
     from coterie.report.tracking.tensorboard import TensorBoard
 
     return TensorBoard(directory)
 
 
-def _mlflow(directory: Path | None) -> Tracker:
+def _mlflow(directory: Path | None, within: Path | None) -> Tracker:
     from coterie.report.tracking.mlflow import MLflow
 
-    return MLflow(directory)
+    return MLflow(directory, within)
 
 
-TRACKERS: dict[str, Callable[[Path | None], Tracker]] = {
+TRACKERS: dict[str, Callable[[Path | None, Path | None], Tracker]] = {
     "tensorboard": _tensorboard,
     "mlflow": _mlflow,
 }
@@ -85,11 +85,13 @@ def tracking(
     asked: Iterable[str | Tracker] | str | Tracker | None,
     directory: Path | None = None,
     tell: Tell | None = None,
+    within: Path | None = None,
 ) -> Tracking | None:
     """Trackers by name, or of one's own, for one run; None if nothing is asked for.
 
     To be made in the process that runs, before anything is: what is wrong is refused here. ``tell``
-    gets sentences about what could not be tracked (default: standard error).
+    gets sentences about what could not be tracked (default: standard error); ``within`` is the
+    folder of the comparison that it is a run of.
     """
     if asked is None:
         return None
@@ -101,7 +103,7 @@ def tracking(
     for each in wanted:
         if isinstance(each, str):
             try:
-                made.append((each, TRACKERS[each](directory)))
+                made.append((each, TRACKERS[each](directory, within)))
             except ImportError as error:
                 raise ConfigError(
                     f"--track {each}: its library cannot be used ({error}): "

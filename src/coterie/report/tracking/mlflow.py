@@ -40,11 +40,12 @@ _PARAMETERS, _METRICS, _LENGTH = 100, 1000, 500  # what all servers take at a ti
 class MLflow:
     """Parameters, metrics by round, tags and the run's tables."""
 
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path | None, within: Path | None = None) -> None:
+        self._directory, self._within = directory, within
         self._store: Path | None = None
         if not mlflow.is_tracking_uri_set():
-            self._store = (Path() if directory is None else directory.parent).absolute() / STORE
+            beside = within or (Path() if directory is None else directory.parent)
+            self._store = beside.absolute() / STORE
         self._uri = mlflow.get_tracking_uri() if self._store is None else self._store.as_uri()
         self._logged = 0  # the last round that is there
         self._client: Any = None
@@ -94,6 +95,8 @@ class MLflow:
 
     def _create(self, about: Mapping[str, Any]) -> None:
         name = about["method"] if self._directory is None else self._directory.name
+        if self._directory is not None and self._within is not None:
+            name = self._directory.relative_to(self._within).as_posix()
         self._run = self._client.create_run(self._experiment(), run_name=name).info.run_id
         if self._directory is not None:
             kept = {"run_id": self._run, "tracking_uri": _without_secrets(self._uri)}
