@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coterie.report import captions, captions_compared
+from coterie.report import captions, captions_compared, captions_groups
 from coterie.report.figures.compared import kinds_of
 from coterie.report.reading import Reading
 from coterie.report.words import headline, headline_compared
@@ -123,7 +123,7 @@ def test_clients_are_in_a_group_until_they_ended_there():
 def test_one_is_not_many():
     lone = [round_of(1, groups=["x"], client_scores={"received": [0.5]})]
     run = Reading("r", "stopped", config={"run": {"rounds": 1}}, events=lone)
-    said = " ".join([*headline(run), captions.groups_by_client(run), captions.loss(run)])
+    said = " ".join([*headline(run), captions_groups.groups_by_client(run), captions.loss(run)])
     assert "after 1 of 1 round, and" in said
     assert "0 of 1 client changed groups" in said
     assert "The mean loss on test data is 2 in round 1, the only one that was scored." in said
@@ -145,7 +145,7 @@ def test_newcomers_are_not_among_those_who_moved_most_or_least():
         "Most went to and from dee, 2.70 kB, least to and from ann, 2.50 kB."
     )
     held = [round_of(n, groups=["x", None, None, "xy"[n > 1]]) for n in (1, 2)]
-    told = captions.groups_by_client(replace(run, events=held))
+    told = captions_groups.groups_by_client(replace(run, events=held))
     assert "1 of 2 clients changed groups" in told
 
 

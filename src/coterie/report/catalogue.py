@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, unknown
-from coterie.report import captions, captions_compared
-from coterie.report.captions import noting, setting, threshold
+from coterie.report import captions, captions_compared, captions_groups
+from coterie.report.captions_groups import noting, setting, threshold
 from coterie.report.figures import (
     clients,
     cost,
@@ -166,47 +166,49 @@ PICTURES: dict[str, Picture] = {
             "groups",
             "Groups over rounds",
             lambda r: streams.alluvial(r.events, r.names),
-            captions.groups,
+            captions_groups.groups,
         ),
         Picture(
             "groups-by-client",
             "groups",
             "Groups, client by client",
             _by_client,
-            captions.groups_by_client,
+            captions_groups.groups_by_client,
         ),
         Picture(
             "labels",
             "groups",
             "What clients hold",
             lambda r: matrices.label_shares(r.data, r.groups, r.names),
-            captions.labels,
+            captions_groups.labels,
         ),
-        Picture("dendrogram", "groups", "Merge tree", _tree, captions.dendrogram),
-        Picture("similarity", "groups", "How alike clients are", _similarity, captions.similarity),
-        Picture("mixing", "groups", "Who takes how much of whom", _mixing, captions.mixing),
+        Picture("dendrogram", "groups", "Merge tree", _tree, captions_groups.dendrogram),
+        Picture(
+            "similarity", "groups", "How alike clients are", _similarity, captions_groups.similarity
+        ),
+        Picture("mixing", "groups", "Who takes how much of whom", _mixing, captions_groups.mixing),
         Picture(
             "silhouette",
             "groups",
             "How many groups",
             lambda r: methods.silhouette(noting(r, "silhouette")["notes"]),
-            captions.silhouette,
+            captions_groups.silhouette,
         ),
         Picture(
             "trials",
             "method",
             "Loss, curvature and trials",
             lambda r: methods.loss_and_trials(r.events),
-            captions.trials,
+            captions_groups.trials,
         ),
-        Picture("layers", "method", "Layers at rest", _layers, captions.layers),
-        Picture("hopkins", "method", "Tendency to cluster", _hopkins, captions.hopkins),
+        Picture("layers", "method", "Layers at rest", _layers, captions_groups.layers),
+        Picture("hopkins", "method", "Tendency to cluster", _hopkins, captions_groups.hopkins),
         Picture(
             "steps",
             "method",
             "Local steps",
             lambda r: methods.steps_by_round(r.events),
-            captions.steps,
+            captions_groups.steps,
         ),
         Picture("bytes", "cost", "Bytes by kind", cost.bytes_by_round, captions.bytes_by_round),
         Picture(

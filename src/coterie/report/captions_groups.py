@@ -1,0 +1,248 @@
+"""What is to be seen in the pictures of groups, and of how methods went about them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coterie.errors import ConfigError
+from coterie.report.figures import matrices
+from coterie.report.figures.following import followed, names_of_groups, steps_of_groups
+from coterie.report.figures.methods import rapid_ends
+from coterie.report.figures.streams import streams
+from coterie.report.figures.style import having, series
+from coterie.report.figures.trees import cut_height, later_cuts
+from coterie.report.reading import Reading
+from coterie.report.words import count, noted_round
+
+
+def noting(reading: Reading, key: str) -> Mapping[str, Any]:
+    """The first event whose notes have this key; a sentence if none has."""
+    for event in reading.events:
+        if (event.get("notes") or {}).get(key) is not None:
+            return event
+    raise ConfigError(f"{reading.name}: {reading.method} noted no '{key}'")
+
+
+def setting(reading: Reading, key: str, otherwise: float) -> float:
+    """A parameter of the method as it was set."""
+    table = reading.config.get("method")
+    found = table.get(key) if isinstance(table, Mapping) else None
+    return float(found) if isinstance(found, int | float) else otherwise
+
+
+def threshold(reading: Reading) -> float:
+    """FedTSDP's: the Hopkins statistic above which clients are clustered anew."""
+    return setting(reading, "hopkins", 0.65)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def groups(reading: Reading) -> str:
+    """Of the streams."""
+    steps = steps_of_groups(reading.events)
+    kept = followed(names_of_groups(steps))
+    found = streams([e["round"] for e in steps], kept)
+    first, last = (_so_many(kept[i]) for i in (0, -1))
+    begin, end = (
+        "at the start" if steps[i]["round"] == 0 else f"after round {steps[i]['round']}"
+        for i in (0, -1)
+    )
+    if not found.changes:
+        return f"{first.capitalize()} {begin}; nobody ever moved."
+    text = (
+        f"{first.capitalize()} {begin}, {last} {end}; memberships changed {_times(found.changes)}."
+    )
+    hidden = found.changes - (len(found.rounds) - 1)
+    if hidden > 0:
+        text += f" The {len(found.rounds)} columns are those where most clients moved."
+    return f"{text} Beside the last column: each group, and how many clients it has."
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else "twice" if number == 2 else f"{number} times"
+
+
+def _so_many(column: Sequence[int | None]) -> str:
+    sizes = Counter(g for g in column if g is not None)
+    if not sizes:
+        return "nobody in a group"
+    lone = sum(n == 1 for n in sizes.values())
+    if lone == len(sizes) and lone > 1:
+        return f"{lone} clients, each alone,"
+    own = f" ({lone} of one client)" if lone and len(sizes) > 1 else ""
+    return f"{count(len(sizes), 'group')}{own}"
+
+
+def groups_by_client(reading: Reading) -> str:
+    """Of the map of groups."""
+    steps = steps_of_groups(reading.events)
+    kept = followed(names_of_groups(steps))
+    histories = list(zip(*kept, strict=True))
+    kept_by = [{g for g in own if g is not None} for own in histories]
+    there = [own for own in kept_by if own]  # who is held out has no group
+    moved = sum(len(own) > 1 for own in there)
+    return (
+        f"Each row is a client, each colour a group that was followed through the rounds. {moved} "
+        f"of {count(len(there), 'client')} changed groups; grey is alone."
+    )
+
+
+def labels(reading: Reading) -> str:
+    """Of what clients hold."""
+    data = reading.data
+    held = data.get("labels")
+    if held is None:
+        spread = [five for five in data.get("quartiles") or () if five]
+        low, high = min(five[2] for five in spread), max(five[2] for five in spread)
+        return f"The medians of clients' targets lie between {low:.4g} and {high:.4g}."
+    filled = [row for row in held if sum(row)]
+    kinds = [sum(n > 0 for n in row) for row in filled]
+    tops = [max(row) / sum(row) for row in filled]
+    few, many = min(kinds), max(kinds)
+    between = f"{few}" if few == many else f"between {few} and {many}"
+    return (
+        f"Clients hold {between} of {len(held[0])} classes; the most frequent one makes up "
+        f"{100 * min(tops):.0f} to {100 * max(tops):.0f} % of a client's samples."
+    )
+
+
+def dendrogram(reading: Reading) -> str:
+    """Of the merge tree."""
+    event = noting(reading, "dendrogram")
+    notes = event["notes"]
+    merges = notes["dendrogram"]
+    top = merges[-1][2]
+    text = f"The tree of {len(merges) + 1} clients, made {noted_round(event)}, is {top:.3g} high"
+    cut = cut_height(notes, top)
+    if cut is not None:
+        undone = sum(m[2] > cut for m in merges)
+        later = later_cuts(reading.events)
+        at_first = " at first" if later else ""
+        text += f"; the cut at {cut:.3g} leaves {count(undone + 1, 'group')}{at_first}"
+        told = [
+            f"in round {c.round} at {c.gamma * top:.3g} with {count(c.groups, 'group')}"
+            for c in later
+        ]
+        text += f". Later cuts that were adopted: {', '.join(told)}" if told else ""
+    why = f" Why there: {notes['why']}." if notes.get("why") else ""
+    return f"{text}.{why}"
+
+
+def similarity(reading: Reading) -> str:
+    """Of the distances, inside groups and between them."""
+    pairs = matrices.pairs_of(reading.events)
+    groups = reading.groups
+    inside: list[float] = []
+    between: list[float] = []
+    for i, a in enumerate(pairs.clients):
+        for j, b in enumerate(pairs.clients[:i]):
+            found = pairs.rows[i][j]
+            if found is None or max(a, b) >= len(groups):
+                continue
+            (inside if groups[a] == groups[b] else between).append(found)
+    when = "before round 1" if not pairs.round else f"in round {pairs.round}"
+    text = f"The {pairs.what} of every two of {len(pairs.clients)} clients, {when}"
+    if inside and between:
+        text += (
+            f": {_mean(inside):.3g} on average inside the groups that they ended in, "
+            f"{_mean(between):.3g} between them"
+        )
+    return f"{text}."
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def mixing(reading: Reading) -> str:
+    """Of the weights."""
+    try:
+        notes = noting(reading, "mixing")["notes"]
+    except ConfigError:
+        return "How much of what helped a client came from whom, over all rounds; rows sum to 1."
+    rows = notes["mixing"]
+    clients_ = notes.get("clients") or list(range(len(rows)))
+    groups = reading.groups
+    own = _mean([row[i] for i, row in enumerate(rows)])
+    mates = _mean(
+        [
+            sum(w for w, d in zip(row, clients_, strict=True) if groups[d] == groups[c])
+            for c, row in zip(clients_, rows, strict=True)
+        ]
+    )
+    return (
+        f"On average a client's mixture is {100 * own:.0f} % its own model and "
+        f"{100 * mates:.0f} % of its group, itself included."
+    )
+
+
+# --- methods --------------------------------------------------------------------------------------
+
+
+def trials(reading: Reading) -> str:
+    """Of DC-PFL's trials."""
+    found = [e["notes"]["trial"] for e in having(reading.rounds, "trial")]
+    adopted = sum(bool(t["adopted"]) for t in found)
+    ends = len(rapid_ends(reading.rounds))
+    losses = series(reading.rounds, "loss", "DC-PFL")
+    text = (
+        f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}; the end of a "
+        f"rapid decrease was found {_times(ends) if ends else 'never'}"
+    )
+    return f"{text}, {count(len(found), 'trial')} followed, {adopted} adopted (✓)."
+
+
+def layers(reading: Reading) -> str:
+    """Of layer-wise aggregation."""
+    quiet = Counter(
+        layer
+        for e in having(reading.rounds, "layers")
+        for rested in (e["notes"]["layers"].get("quiet") or {}).values()
+        for layer in rested
+    )
+    if not quiet:
+        return "No layer was found to differ so little that it could rest."
+    layer, _ = quiet.most_common(1)[0]
+    return f"Layers in which clients hardly differ rest for some rounds; most often {layer} did."
+
+
+def hopkins(reading: Reading) -> str:
+    """Of FedTSDP's rounds."""
+    found = series(reading.rounds, "hopkins", "FedTSDP")
+    shared = series(reading.rounds, "shared_layers", "FedTSDP")
+    least = threshold(reading)
+    above = sum(v > least for _, v in found)
+    return (
+        f"The Hopkins statistic was above {least:g}, so that clients were clustered anew, in "
+        f"{above} of {len(found)} rounds; shared layers went "
+        f"from {shared[0][1]:.2g} to {shared[-1][1]:.2g}."
+    )
+
+
+def silhouette(reading: Reading) -> str:
+    """Of the silhouettes."""
+    notes = noting(reading, "silhouette")["notes"]
+    scores = {int(k): float(v) for k, v in notes["silhouette"].items()}
+    best = max(scores, key=lambda k: scores[k])
+    text = f"{best} groups have the highest silhouette, {scores[best]:.3f}."
+    if notes.get("contrast") is not None:
+        streams = notes.get("streams")
+        text += f" The contrast of the gradients is {notes['contrast']:.2f}"
+        text += (
+            f", and {count(streams, 'stream')} was chosen."
+            if streams == 1
+            else (f", and {streams} streams were chosen.")
+        )
+    elif notes.get("why"):
+        text += f" What was chosen: {notes['why']}."
+    return text
+
+
+def steps(reading: Reading) -> str:
+    """Of the local steps."""
+    found = series(reading.rounds, "tau", "method with adaptive local steps")
+    low, high = min(v for _, v in found), max(v for _, v in found)
+    return f"Rounds had between {low:.0f} and {high:.0f} local steps, {found[-1][1]:.0f} at last."
