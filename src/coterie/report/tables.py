@@ -91,9 +91,9 @@ def left_out(reasons: Mapping[str, str]) -> list[str]:
 
 
 def figure_of(about: Mapping[str, Any]) -> str:
-    """A published accuracy in per cent, with a star where the data are others."""
-    starred = about["figure"] is not None and about["instead"]
-    return percent(about["figure"]) + ("*" if starred else "")
+    """A published accuracy in per cent, with a dagger where the data are others."""
+    elsewhere = about["figure"] is not None and about["instead"]
+    return percent(about["figure"]) + ("†" if elsewhere else "")
 
 
 def paper_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -104,7 +104,7 @@ def paper_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
     if any(a["figure"] is not None for a in abouts):
         lines.append(f"paper: {about['paper']}, {about['table']}; {_comparable(about)}")
         if about["instead"]:
-            lines.append(f"* ours {about['instead']}")
+            lines.append(f"† ours {about['instead']}")
     changed = list(dict.fromkeys(c for a in abouts for c in a["changed"]))
     if changed:
         lines.append(f"not the scenario's settings: {'; '.join(changed)}")
