@@ -2,8 +2,10 @@
 
 import copy
 import json
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -415,6 +417,24 @@ def test_what_is_no_report_is_not_written_over(strange, tmp_path):
     assert precious.read_text() == "<p>mine"
     assert invoked(strange, "--to", precious, "--force").exit_code == 0
     assert "coterie report" in precious.read_text()[:2000]
+
+
+def test_a_child_that_is_killed_costs_time_and_no_report(folder, tmp_path, monkeypatch):
+    parent, whole, here = os.getpid(), html._of_run, []
+
+    def deadly(reading, place):
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        here.append(place)
+        return whole(reading, place)
+
+    monkeypatch.setattr(html, "_OPEN", 1)
+    monkeypatch.setattr(html, "_of_run", deadly)
+    monkeypatch.setattr(html, "available_cores", lambda: 2)
+    path = html.write_report([folder], tmp_path / "report.html")
+    assert here == list(range(len(here)))
+    assert len(here) > 1
+    assert "coterie report" in path.read_text()[:2000]
 
 
 def test_where_it_goes(folder, strange, tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ import multiprocessing
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,8 +191,11 @@ def _each(readings: Sequence[Reading]) -> list[list[Block]]:
         return [_of_run(reading, place) for place, reading in enumerate(readings)]
     # Forked, a child has readings and libraries at once: to send and load them takes longer.
     context = multiprocessing.get_context("fork")
-    with context.Pool(jobs, initializer=_take, initargs=(readings,)) as pool:
-        return pool.map(_of_taken, range(len(readings)), chunksize=1)
+    try:
+        with ProcessPoolExecutor(jobs, context, _take, (readings,)) as pool:
+            return list(pool.map(_of_taken, range(len(readings))))
+    except BrokenProcessPool:  # a child was killed: here, it takes longer
+        return [_of_run(reading, place) for place, reading in enumerate(readings)]
 
 
 def _take(readings: Sequence[Reading]) -> None:
