@@ -50,18 +50,24 @@ def filled(text: str, part: str) -> str:
 
 def outdated(folder: Path = FOLDER) -> dict:
     """The pages that are not as they should be, with the text that they should have."""
+    return other_than_now(wanted(folder))
+
+
+def other_than_now(pages: Mapping[Path, str | None]) -> dict:
+    """Those of these pages that are not as they should be."""
     return {
         path: text
-        for path, text in wanted(folder).items()
+        for path, text in pages.items()
         if text != (path.read_text() if path.exists() else None)
     }
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def write_or_check(about: str, pages: Mapping[Path, str | None]) -> None:
+    """Bring pages up to date, or with --check only name those that are not; then end."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    found = outdated()
+    found = other_than_now(pages)
     for path, text in found.items():
         print(f"{'out of date' if check else 'written' if text else 'removed'}: {path}")
         if check:
@@ -71,3 +77,7 @@ if __name__ == "__main__":
         else:
             path.write_text(text)
     sys.exit(1 if check and found else 0)
+
+
+if __name__ == "__main__":
+    write_or_check(__doc__, wanted())

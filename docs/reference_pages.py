@@ -9,15 +9,14 @@ their signatures and words from its docstrings.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer.main
+from methods_pages import write_or_check
 
 import coterie
 from coterie.cli import app
@@ -203,22 +202,5 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def outdated() -> dict[Path, str]:
-    """The pages that are not as they should be, with the text that they should have."""
-    return {
-        path: text
-        for path, text in wanted().items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    }
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args().check
-    found = outdated()
-    for path, text in found.items():
-        print(f"{'out of date' if check else 'written'}: {path}")
-        if not check:
-            path.write_text(text, encoding="utf-8")
-    sys.exit(1 if check and found else 0)
+    write_or_check(__doc__, wanted())

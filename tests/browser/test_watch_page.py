@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import pytest
 from browsing import DESKTOP, PHONE, opened
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, read_run
 from coterie.run.rundir import RunDir
+from processes import COTERIE
 
-COTERIE = [sys.executable, "-m", "coterie"]
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 SLOW = ("--clients", "20", "--epochs", "10", "--rounds", "400", "--engine", "loop", "--quiet")
 PATIENCE = 60.0

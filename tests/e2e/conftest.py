@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import coterie.cli
+from processes import starting
 
 
 @dataclass
@@ -64,30 +64,10 @@ def cli(monkeypatch, capsys) -> Callable[..., Ended]:
 
 
 @pytest.fixture
-def start() -> Callable[..., subprocess.Popen[str]]:
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a command as a process of its own, at the head of its process group."""
-    begun: list[subprocess.Popen[str]] = []
-
-    def call(*words: object, **options: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "coterie.cli", *map(str, words)],
-            **{
-                "stdout": subprocess.PIPE,
-                "stderr": subprocess.PIPE,
-                "text": True,
-                "start_new_session": True,
-                "env": {**os.environ, "PYTHONUNBUFFERED": "1"},
-                **options,
-            },
-        )
-        begun.append(process)
-        return process
-
-    yield call
-    for process in begun:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    with starting() as call:
+        yield call
 
 
 SMALL = (

@@ -24,7 +24,7 @@ from coterie.method import Method, State, method
 from coterie.methods import METHODS
 from coterie.report import progress
 from coterie.report.reading import find_runs
-from coterie.run.jobs import Job, Ready, Unseen, _work, side_by_side
+from coterie.run.jobs import Job, Look, Ready, _work, side_by_side
 from coterie.run.rundir import RunDir
 
 QUICK = {"data": {"clients": 4, "samples": 200}, "model": {"hidden": [8]}, "run": {"rounds": 2}}
@@ -287,14 +287,14 @@ def test_a_run_whose_process_is_killed_goes_on(start, whole):
 
 BUSY = """
 import os, time
-from coterie.run.jobs import Job, Ready, Unseen, side_by_side
+from coterie.run.jobs import Job, Look, Ready, side_by_side
 from coterie.run.stopping import stoppable
 def work(watch):
     os.write(1, b"at work\\n")
     time.sleep(100)  # says nothing for long
 jobs = [Job(name, lambda: Ready(1, "accuracy", work)) for name in "ab"]
 with stoppable():
-    side_by_side(jobs, 2, Unseen())
+    side_by_side(jobs, 2, Look())
 """
 
 
@@ -311,7 +311,7 @@ def test_nobody_works_on_for_a_process_that_is_gone(number):
 
 RACE = """
 import multiprocessing.context, os, signal, time
-from coterie.run.jobs import Job, Ready, Unseen, side_by_side
+from coterie.run.jobs import Job, Look, Ready, side_by_side
 from coterie.run.stopping import stoppable
 start = multiprocessing.context.ForkProcess.start
 def interrupted(self):
@@ -321,7 +321,7 @@ multiprocessing.context.ForkProcess.start = interrupted
 with stoppable():
     try:
         ready = Ready(1, "accuracy", lambda watch: time.sleep(100))
-        side_by_side([Job("a", lambda: ready)], 2, Unseen())
+        side_by_side([Job("a", lambda: ready)], 2, Look())
     except KeyboardInterrupt:
         print([p for p in open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()])
         os._exit(0)
@@ -364,7 +364,7 @@ def test_who_dies_twice_has_failed_and_others_have_not(tmp_path):
 
         return Job(name, lambda: Ready(1, "accuracy", work))
 
-    failed = side_by_side([job("twice", 9), job("once", 1), job("never", 0)], 2, Unseen())
+    failed = side_by_side([job("twice", 9), job("once", 1), job("never", 0)], 2, Look())
     assert list(failed) == ["twice"]
     assert isinstance(failed["twice"], EngineError)
     assert "was killed (signal 9), 2 times" in str(failed["twice"])
@@ -380,7 +380,7 @@ def test_a_mistake_of_ours_fails_one_run_and_is_shown(capfd):
         Job("wrong", lambda: Ready(1, "accuracy", wrong)),
         Job("right", lambda: Ready(1, "accuracy", lambda watch: None)),
     ]
-    failed = side_by_side(jobs, 2, Unseen())
+    failed = side_by_side(jobs, 2, Look())
     assert str(failed["wrong"]) == "it crashed with ZeroDivisionError: of ours"
     assert "Traceback" in capfd.readouterr().err
 

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,9 @@ pytest.importorskip("uvicorn")
 from safetensors import safe_open
 
 from federated import until
+from processes import starting
 from watched import Page, make_run
 
-COTERIE = [sys.executable, "-m", "coterie"]
 # Rounds of about half a second, so that there is time to be asked in.
 RUN = ("run", "--clients", "4", "--set", "data.samples=400", "--epochs", "30", "--batch-size", "8")
 RUN = (*RUN, "--method", "fedper", "--set", "evaluation.adapt_epochs=0", "--engine", "loop")
@@ -27,27 +27,10 @@ ROUNDS = 10
 
 @pytest.fixture
 def begin(tmp_path):
-    """Start a command; whatever is left of it at the end is ended."""
-    begun = []
-
-    def call(*words):
-        process = subprocess.Popen(
-            [*COTERIE, *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=tmp_path,
-            start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
-        )
-        begun.append(process)
-        return process
-
-    yield call
-    for process in begun:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    """Start a command in a folder of its own; what it says is on one stream."""
+    alone = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    with starting() as call:
+        yield partial(call, stderr=subprocess.STDOUT, cwd=tmp_path, env=alone)
 
 
 class Watched(Page):

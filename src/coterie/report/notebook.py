@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,12 @@ _COUNTS = ("client", "newcomer", "train", "val", "test", "bytes_down", "bytes_up
 _WORDS = ("name", "group", "true_group")
 
 
-class Notebook:
+class Notebook(ABC):
     """What a notebook shows of a run; mixed into results and readings."""
 
+    @abstractmethod
     def _read(self) -> Reading:
-        raise NotImplementedError
+        """The run, as far as it is known."""
 
     def to_dataframe(self, table: str = "rounds") -> pandas.DataFrame:
         """A table as a data frame of pandas; what is missing is NaN.

@@ -20,7 +20,7 @@ from rich.text import Text
 from coterie.errors import CoterieError, Interrupted
 from coterie.report.progress import Board, Watch, lasting, progress
 from coterie.report.tables import score
-from coterie.run.jobs import Look, Unseen
+from coterie.run.jobs import Look
 
 _NAME = 12  # columns that a name has at least
 _BAR = 40
@@ -32,13 +32,13 @@ _REFRESH = 4  # times a second
 def runs_progress(console: Console, quiet: bool = False) -> Iterator[Look]:
     """Something to tell what runs do."""
     if quiet:
-        yield Unseen()
+        yield Look()
         return
     with ExitStack() as stack:
         yield Screen(console, stack) if console.is_terminal else Lines(console, stack)
 
 
-class Lines:
+class Lines(Look):
     """Plain lines, for files and pipes."""
 
     def __init__(self, console: Console, stack: ExitStack) -> None:
@@ -91,7 +91,7 @@ class Lines:
         self._console.out(text, highlight=False)
 
 
-class Screen:
+class Screen(Look):
     """A bar over all runs, and a line for each that is at work."""
 
     def __init__(

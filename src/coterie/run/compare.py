@@ -27,7 +27,7 @@ from coterie.run.entries import (
 )
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Watch, execute, with_settings
-from coterie.run.jobs import Job, Look, Ready, Unseen, at_once, carry_out
+from coterie.run.jobs import Job, Look, Ready, at_once, carry_out
 from coterie.run.plan import (
     ABOUTS,
     PLAN,
@@ -112,7 +112,7 @@ def compare(
             entries,
             people,
             place,
-            Unseen(),
+            Look(),
             sweep.jobs,
             engine_asked=asks_engine(tree, usual),
             track=tracked,

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -56,8 +56,8 @@ class Job:
     ready: Callable[[], Ready]
 
 
-class Look(Protocol):
-    """Who is told of runs while they are at work."""
+class Look:
+    """Who is told of runs while they are at work; this one by itself does nothing about it."""
 
     def expect(self, runs: int, at_once: int, swept: bool) -> None:
         """So many runs follow, so many at a time; whether they are a sweep's."""
@@ -76,28 +76,6 @@ class Look(Protocol):
 
     def tick(self) -> None:
         """Some time has passed."""
-
-
-class Unseen:
-    """Looks at nothing."""
-
-    def expect(self, runs: int, at_once: int, swept: bool) -> None:
-        """So many runs follow."""
-
-    def begin(self, name: str, rounds: int, judged_by: str) -> None:
-        """A run begins."""
-
-    def round(self, name: str, event: dict[str, Any]) -> None:
-        """A round of it has ended."""
-
-    def again(self, name: str, why: str) -> None:
-        """It is begun again."""
-
-    def end(self, name: str, error: CoterieError | None) -> None:
-        """It is finished."""
-
-    def tick(self) -> None:
-        """Time passes."""
 
 
 def at_once(asked: int | None, runs: int, engine_asked: bool, run: Any) -> int:
