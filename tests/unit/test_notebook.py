@@ -87,6 +87,8 @@ def test_the_card_says_what_the_run_came_to(seen, result):
         assert f"{100 * result.summary[title]['accuracy']:.1f} %" in said
     assert "ifca" in said
     assert f"newcomers {100 * result.summary['newcomers']['adapted']['accuracy']:.1f} %" in said
+    assert result.newcomers
+    assert not any(f"client {c}" in page.text for c in result.newcomers)
     assert f"{result.summary['clock']['total']:.1f} s" in said
     assert page.names.count("svg") == 1
     assert "script" not in page.names
@@ -105,7 +107,7 @@ def test_the_curve_of_the_card_is_that_of_the_scores(seen, result):
 
 def test_every_client_of_the_card_has_the_score_of_the_table(seen, result):
     html = seen._repr_html_()
-    for row in result.clients:
+    for row in [r for r in result.clients if not r["newcomer"]]:
         shown = re.search(rf">client {row['client']}</th>(.*?)</tr>", html)[1]
         cells = re.findall(r"<td[^>]*>(.*?)</td>", shown)
         assert cells == [str(row["group"]), f"{100 * row['received_accuracy']:.1f} %"]

@@ -79,12 +79,11 @@ def _numbers(reading: Reading) -> Markup:
 
 
 def _clients(reading: Reading) -> Markup | None:
-    """The best and the worst clients, by the score that the run is judged by."""
+    """The best and the worst clients, by the score that the run is judged by; no newcomers."""
     title = reading.headline if any(reading.scores(reading.headline)) else "received"
     scores, names, groups = reading.scores(title), reading.names, reading.groups
-    if reading.clients:  # those of newcomers too
-        groups = [row.get("group") for row in reading.clients]
-    told = sorted((s, c) for c, s in enumerate(scores) if s is not None and c < len(names))
+    members = set(range(len(names))) - reading.newcomers
+    told = sorted((s, c) for c, s in enumerate(scores) if s is not None and c in members)
     if not told:
         return None
     ends = told if len(told) <= 2 * _NAMED else [*told[:_NAMED], None, *told[-_NAMED:]]

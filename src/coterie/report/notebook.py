@@ -20,6 +20,15 @@ _COUNTS = ("client", "newcomer", "train", "val", "test", "bytes_down", "bytes_up
 _WORDS = ("name", "group", "true_group")
 
 
+def the_pandas() -> Any:
+    """The library, which is an extra."""
+    try:
+        import pandas
+    except ImportError:
+        raise ConfigError("a data frame needs the extra: pip install 'coterie[notebook]'") from None
+    return pandas
+
+
 class Notebook(ABC):
     """What a notebook shows of a run; mixed into results and readings."""
 
@@ -36,14 +45,8 @@ class Notebook(ABC):
         """
         if table not in _TABLES:
             raise ConfigError(unknown("table", table, _TABLES))
-        try:
-            import pandas
-        except ImportError:
-            raise ConfigError(
-                "a data frame needs the extra: pip install 'coterie[notebook]'"
-            ) from None
-        columns, rows = _TABLES[table](self._read())
-        return pandas.DataFrame(_columns(columns, rows))
+        made: pandas.DataFrame = the_pandas().DataFrame(_columns(*_TABLES[table](self._read())))
+        return made
 
     def figure(self, name: str) -> Figure:
         """A picture by its name, as in ``figure("groups")``; a notebook shows it by itself."""

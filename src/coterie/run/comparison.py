@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import CoterieError
 from coterie.run.pairing import means_of
 
 if TYPE_CHECKING:
@@ -62,13 +62,10 @@ class Comparison:
 
     def to_dataframe(self) -> pandas.DataFrame:
         """The rows as a data frame of pandas: a row a run."""
-        try:
-            import pandas
-        except ImportError:
-            raise ConfigError(
-                "a data frame needs the extra: pip install 'coterie[notebook]'"
-            ) from None
-        return pandas.DataFrame([dict(row) for row in self.rows])
+        from coterie.report.notebook import the_pandas
+
+        made: pandas.DataFrame = the_pandas().DataFrame([dict(row) for row in self.rows])
+        return made
 
     def markdown(self) -> str:
         """The table as Markdown."""
