@@ -171,3 +171,10 @@ def test_markup_in_names_is_shown_as_it_is_written(hostile, browser, tmp_path):
         assert seen.page.locator("img").count() == 0
         assert "<b>bold</b>" in seen.page.locator("body").inner_text()
         assert seen.errors == []
+
+
+def test_a_request_that_leaves_the_machine_is_seen_and_cut_off(browser, tmp_path):
+    (tmp_path / "page.html").write_text("<img src='http://elsewhere.invalid/x.png'>")
+    with opened(browser, (tmp_path / "page.html").as_uri()) as seen:
+        assert seen.outside == ["http://elsewhere.invalid/x.png"]
+        assert any("ERR_FAILED" in said for said in seen.errors)  # cut off, not looked up
