@@ -7,14 +7,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-COTERIE = [sys.executable, "-m", "coterie.cli"]
+from processes import COTERIE
+
 CONFIG = """
 [data]
 set = "digits"

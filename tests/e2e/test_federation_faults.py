@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from coterie.run.export import reopen
 from federated import (
     CONFIG,
-    COTERIE,
     Federation,
     Process,
     events,
@@ -26,6 +25,7 @@ from federated import (
     same_models,
     until,
 )
+from processes import COTERIE
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -641,6 +641,26 @@ def test_a_federation_that_waits_for_its_clients(tmp_path):
     assert watched.look()["a"].status == "stopped"
 
 
+def test_a_federation_that_waits_for_its_first_clients(tmp_path):
+    place = tmp_path / "a"
+    (place / "flower").mkdir(parents=True)
+    serving = RunDir(place / "flower")
+    serving.lock()
+    watched = Following(tmp_path)
+    assert {n: run.status for n, run in watched.look().items()} == {"a": "waiting"}
+    assert watched.reading("a") is None
+    Controls().stop(watched.look()["a"])
+    assert watched.look()["a"].status == "stopping"
+    RunDir.create(place)  # who asked in the last moment before it begins is in nobody's way
+    serving.unlock()
+    assert watched.look(search=True) == {}  # it never began: there is nothing to go on with
+    serving.lock()
+    assert watched.look(search=True)["a"].status == "stopping"
+    shutil.copytree(make_run(tmp_path / "b", 2), place, dirs_exist_ok=True)
+    assert watched.look()["a"].round == 2
+    serving.unlock()
+
+
 def test_a_federation_says_who_took_part(tmp_path):
     run = make_run(tmp_path / "a", 0)
     (run / "data.json").write_text(json.dumps({"names": ["north", "<south>", "", ""]}))

@@ -213,31 +213,36 @@ def read_run(path: str | Path, name: str = "") -> Reading:
     )
 
 
-def find_runs(path: Path) -> dict[str, Path]:
+def find_runs(path: Path, is_run: Callable[[Path], bool] | None = None) -> dict[str, Path]:
     """The run directories of a folder, by name: itself, or those below it.
 
-    A folder inside a run is none; names are paths below the folder.
+    A folder inside a run is none; names are paths below the folder. ``is_run`` says what counts as
+    one, if not having a configuration.
     """
-    if _is_run(path):
+    is_run = is_run or has_config
+    if is_run(path):
         return {path.resolve().name: path}
     found: dict[str, Path] = {}
-    _walk(path, path, _DEPTH, found)
+    _walk(path, path, _DEPTH, is_run, found)
     return found
 
 
-def _walk(top: Path, folder: Path, depth: int, found: dict[str, Path]) -> None:
+def _walk(
+    top: Path, folder: Path, depth: int, is_run: Callable[[Path], bool], found: dict[str, Path]
+) -> None:
     try:
         inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
     except OSError:
         return
     for each in inside:
-        if _is_run(each):
+        if is_run(each):
             found[each.relative_to(top).as_posix()] = each
         elif depth > 1:
-            _walk(top, each, depth - 1, found)
+            _walk(top, each, depth - 1, is_run, found)
 
 
-def _is_run(path: Path) -> bool:
+def has_config(path: Path) -> bool:
+    """Whether a folder is that of a run which has begun."""
     return os.path.isfile(RunDir(path).config)  # also of a folder that may not be entered: no
 
 

@@ -21,6 +21,7 @@ from coterie.run.toml import to_toml
 from coterie.tree import sync, write_atomic
 
 ENGINE = "flower"  # what a federation's own processes keep, if it is a real one
+_BEFORE = (ENGINE, ".lock", ".stop")  # what may be there before a run begins
 _TRIES = 5  # to get the lock
 SCORES = "scores"  # the event of scores that came after their round was written
 
@@ -60,7 +61,7 @@ class RunDir:
     def create(path: Path) -> RunDir:
         """A new run directory; refused if one is there already."""
         if path.exists() and (
-            not path.is_dir() or any(p.name not in (ENGINE, ".lock") for p in path.iterdir())
+            not path.is_dir() or any(p.name not in _BEFORE for p in path.iterdir())
         ):
             raise RunDirError(
                 f"{path} already holds something. Continue a run with --resume {path}, or choose "

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunDirError
-from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, find_runs, number, read_run
+from coterie.report.reading import (
+    FINISHED,
+    RUNNING,
+    STOPPED,
+    Reading,
+    find_runs,
+    has_config,
+    number,
+    read_run,
+)
 from coterie.run.rundir import ENGINE, RunDir
 
 WAITING, STOPPING, STARTING, UNREADABLE = "waiting", "stopping", "starting", "unreadable"
@@ -133,7 +142,8 @@ class Following:
 
     def _find(self) -> None:
         """Look for runs that are new, or gone."""
-        found = {shown(name): path for name, path in find_runs(self.folder).items()}
+        runs = find_runs(self.folder, lambda path: has_config(path) or _waits(path))
+        found = {shown(name): path for name, path in runs.items()}
         for name, path in found.items():
             if name not in self._seen:
                 self._seen[name] = _Seen(path)
@@ -149,8 +159,10 @@ class Following:
             if ended or (stamp != seen.stamp and now >= seen.again):
                 self._read(name, seen, stamp)
                 seen.again = now + _SHARE * (time.monotonic() - now)
-        except FileNotFoundError:
-            return  # gone: the next search finds that out
+        except FileNotFoundError:  # not begun, or gone: the next search finds that out
+            if _waits(seen.path):
+                seen.glance = Glance(name, seen.path, _asked(seen.path, WAITING))
+            return
         except Exception as error:  # whatever these files hold, other runs are shown
             why = error.strerror if isinstance(error, OSError) else str(error)
             seen.glance = Glance(name, seen.path, UNREADABLE, problem=f"It cannot be read: {why}.")
@@ -176,11 +188,10 @@ class Following:
 
     def _going_on(self, path: Path) -> tuple[str, str]:
         """What a reading says of a run that was not finished, and what is known here besides."""
-        run = RunDir(path)
-        if run.at_work():
-            return RUNNING, STOPPING if run.stop_pending() else RUNNING
-        if RunDir(path / ENGINE).at_work():  # a federation that is served: it waits for clients
-            return STOPPED, STOPPING if run.stop_pending() else WAITING
+        if RunDir(path).at_work():
+            return RUNNING, _asked(path, RUNNING)
+        if _waits(path):
+            return STOPPED, _asked(path, WAITING)
         return STOPPED, self._doing(path) or STOPPED
 
     def _forget(self) -> None:
@@ -207,6 +218,16 @@ def _stamp(path: Path) -> Stamp:
     if not any(found):
         raise FileNotFoundError(path)
     return tuple(found)
+
+
+def _waits(path: Path) -> bool:
+    """Whether a federation is served there that is not at work: it waits for its clients."""
+    return RunDir(path / ENGINE).at_work()
+
+
+def _asked(path: Path, status: str) -> str:
+    """What a process does now, or that it was asked to stop."""
+    return STOPPING if RunDir(path).stop_pending() else status
 
 
 def _forbidden(path: Path) -> bool:

@@ -149,10 +149,10 @@ def state(run: Glance, failure: str = "", drawn: int | None = None) -> dict[str,
 
 
 def gone(name: str) -> dict[str, Any]:
-    """The same for a run whose folder is not there any more."""
+    """The same for a run that is not there any more, or ended before it had begun."""
     return {
         "status": "gone",
-        "words": f"The folder of {name} is gone: this is what it was like.",
+        "words": f"The run {name} is not there any more: this is what it was like.",
         "trouble": "",
         "action": "",
         "value": 0,
