@@ -117,7 +117,8 @@ def run(
 ) -> None:
     """Run one method and keep the run in a directory."""
     from coterie.report.progress import progress
-    from coterie.report.tables import print_paper, print_summary
+    from coterie.report.scenario_tables import print_paper
+    from coterie.report.tables import print_summary
     from coterie.report.tracking import check, tracking
     from coterie.run.config import experiment_of, parse
     from coterie.run.ending import Stop
@@ -259,7 +260,7 @@ def scenarios(
     folder: Folder = None,
 ) -> None:
     """List the set-ups of papers' experiments, or show one with all its figures."""
-    from coterie.report.tables import print_scenario, scenario_listing
+    from coterie.report.scenario_tables import print_scenario, scenario_listing
     from coterie.run.scenarios import SCENARIOS, stand_in
     from coterie.run.scenarios import scenario as find
 

@@ -7,7 +7,8 @@ import pytest
 from coterie.report import captions, captions_compared, captions_groups
 from coterie.report.figures.compared import kinds_of
 from coterie.report.reading import Reading
-from coterie.report.words import headline, headline_compared
+from coterie.report.words import headline
+from coterie.report.words_compared import headline_compared
 from runs_by_hand import clients, finished, going, old, round_of
 
 

@@ -9,7 +9,8 @@ from coterie.report.figures.compared import Kind, alike, final, kinds_of, spent
 from coterie.report.figures.scores import AXES
 from coterie.report.reading import Reading
 from coterie.report.tables import size
-from coterie.report.words import mean, seconds, value, word
+from coterie.report.words import seconds, value, word
+from coterie.report.words_compared import mean
 
 MOST = 6  # runs whose numbers are said; pictures and tables have the rest
 

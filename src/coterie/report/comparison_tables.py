@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coterie.report.scenario_tables import figure_of, paper_notes
 from coterie.report.sheets import Block, Cell, Column, Fitted, Sheet, as_rich
-from coterie.report.tables import figure_of, left_out, paper_notes, score, size
+from coterie.report.tables import left_out, score, size
 from coterie.run.comparison import Comparison
 from coterie.run.pairing import BEST, LEAST_SEEDS, MARKED, TIE, UNTESTED, UNTOLD
 from coterie.run.sweep import place_of, shown

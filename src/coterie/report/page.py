@@ -20,7 +20,8 @@ from coterie.report.catalogue import Drawn
 from coterie.report.markup import Markup, isolated, joined, json_script, json_text, tag, turning
 from coterie.report.reading import Reading
 from coterie.report.repeating import repeat
-from coterie.report.words import DAMAGE, headline, headline_compared
+from coterie.report.words import DAMAGE, headline
+from coterie.report.words_compared import headline_compared
 
 GENERATOR = "coterie report"  # by this a file is known to be one of ours
 # Nothing is loaded and nothing is sent; styles and scripts are those of the page itself.

@@ -23,10 +23,10 @@ from coterie.report.numbers import (
 )
 from coterie.report.reading import FINISHED, RUNNING, Reading, number
 from coterie.report.repeating import from_python, go_on, why_not
+from coterie.report.scenario_tables import paper_notes
 from coterie.report.tables import (
     exposure_lines,
     newcomer_lines,
-    paper_notes,
     percent,
     privacy_line,
     score,

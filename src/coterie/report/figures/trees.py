@@ -53,6 +53,33 @@ def dendrogram(
     if numbers is not None:
         own = [numbers[c] if c < len(numbers) else None for c in clients]
     members, xs, ys = _branches(merges)
+    traces = _lines(members, xs, ys, own)
+    order = members[-1]
+    people = [names[c] if c < len(names) else f"client {c}" for c in clients]
+    for number in dict.fromkeys(sorted(own, key=lambda g: -1 if g is None else g)):
+        own_places = [x for x, leaf in enumerate(order) if own[leaf] == number]
+        traces.append(_leaves(own_places, [people[order[x]] for x in own_places], number))
+    ends = [(-0.6, 0.0), (len(order) - 0.4, 0.0)]
+    if cut is not None and cut <= 1.15 * top:
+        traces.append(level(ends, cut, _cut_name(notes, cut), RED))
+    for height, label in (levels or {}).items():
+        traces.append(level(ends, height * top, plain(label), INK, "dot"))
+    figure = figure_of(traces)
+    numbered = not names or all(p == f"client {c}" for p, c in zip(people, clients, strict=True))
+    ticks = [str(clients[i]) if numbered else short(people[i], 12) for i in order]
+    _name_leaves(figure, ticks)
+    figure.y(title="distance at which groups merge", rangemode="tozero")
+    why = [plain(notes["why"])] if notes.get("why") else []
+    return styled(figure, "Merge tree of the clients", 460, *why)
+
+
+def _lines(
+    members: Sequence[Sequence[int]],
+    xs: Sequence[Sequence[float]],
+    ys: Sequence[Sequence[float]],
+    own: Sequence[int | None],
+) -> list[Any]:
+    """The branches, those of one colour as one line with gaps."""
     colours = [_branch_colour({own[leaf] for leaf in inside}) for inside in members]
     traces: list[Any] = []
     for colour in dict.fromkeys(colours):
@@ -70,34 +97,23 @@ def dendrogram(
                 **({"name": "above groups"} if above else {"showlegend": False}),
             }
         )
-    order = members[-1]
-    people = [names[c] if c < len(names) else f"client {c}" for c in clients]
-    for number in dict.fromkeys(sorted(own, key=lambda g: -1 if g is None else g)):
-        own_places = [x for x, leaf in enumerate(order) if own[leaf] == number]
-        traces.append(_leaves(own_places, [people[order[x]] for x in own_places], number))
-    ends = [(-0.6, 0.0), (len(order) - 0.4, 0.0)]
-    if cut is not None and cut <= 1.15 * top:
-        traces.append(level(ends, cut, _cut_name(notes, cut), RED))
-    for height, label in (levels or {}).items():
-        traces.append(level(ends, height * top, plain(label), INK, "dot"))
-    figure = figure_of(traces)
-    numbered = not names or all(p == f"client {c}" for p, c in zip(people, clients, strict=True))
+    return traces
+
+
+def _name_leaves(figure: Sketch, names: Sequence[str]) -> None:
     figure.x(
         title="client",
-        tickvals=list(range(len(order))),
-        ticktext=[str(clients[i]) if numbered else short(people[i], 12) for i in order],
-        tickfont={"size": 8 if len(order) > 50 else 10},
-        tickangle=-90 if len(order) > 12 else 0,
-        range=[-0.7, len(order) - 0.3],
+        tickvals=list(range(len(names))),
+        ticktext=names,
+        tickfont={"size": 8 if len(names) > 50 else 10},
+        tickangle=-90 if len(names) > 12 else 0,
+        range=[-0.7, len(names) - 0.3],
         ticks="outside",
         ticklen=7,
         tickcolor="rgba(0,0,0,0)",
         automargin=True,
         showgrid=False,
     )
-    figure.y(title="distance at which groups merge", rangemode="tozero")
-    why = [plain(notes["why"])] if notes.get("why") else []
-    return styled(figure, "Merge tree of the clients", 460, *why)
 
 
 @dataclass(frozen=True)
