@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coterie import trial
 from coterie.client import Client, Fit, Objective, Task, erm
 from coterie.errors import ConfigError
 from coterie.federation import (
@@ -192,6 +193,10 @@ class Assign:
     A rule that ``sorts`` looks at single replies, in the rounds in which ``looks(state, info)``:
     from the state, what the cohort sent, and a way to have ``more`` clients train as well, come the
     state with the new groups, and the replies that go into their means.
+
+    A rule that ``probes`` may ask clients something before a round. One that remembers a ``trial``
+    (``coterie.trial``) has it carried out when it is due;
+    ``regrouped(before, after)`` then brings what else the rule remembers up to date.
     """
 
     start: Callable[[Federation, Setup], State]
@@ -205,6 +210,8 @@ class Assign:
     check: Check | None = None
     sorts: Sorts | None = None
     looks: Callable[[State, Round], bool] = lambda *_: True
+    probes: Callable[[Federation, State, Round], State] | None = None
+    regrouped: Callable[[State, State], State] = lambda _, after: after
     needs_all_layers: str = ""
 
 
@@ -303,12 +310,19 @@ def grouped(
         slot, start = sharing.received(client, arrays)
         result = train.train(client, start)
         travels = sharing.keep(client, result.weights)
+        if config.get(trial.KEPT):
+            trial.keep(client, travels)
         metrics = {"loss": result.loss} | ({"slot": float(slot or 0)} if assign.picks else {})
         return Upload({"model": travels}, metrics, {"model": slot}) if slot else Upload({}, metrics)
 
     def pick(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         best = sharing.received(client, arrays)[0]
         return Upload(metrics={"slot": float(list(arrays).index(best) if best else 0)})
+
+    def score_cuts(
+        client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]
+    ) -> Upload:
+        return trial.score_cuts(client, arrays, config, lambda c, a: sharing.received(c, a)[1])
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         if assign.admit is not None:
@@ -333,6 +347,11 @@ def grouped(
         if strangers:
             state = admit(fed, state, replace(info, cohort=strangers))
         cohort = [c for c in info.cohort if c in state.groups]
+        if assign.probes is not None:
+            state = assign.probes(fed, state, replace(info, cohort=cohort))
+        if trial.due(state, info):
+            after = trial.run(fed, state, replace(info, cohort=cohort), orders, sharing.offer)
+            return assign.regrouped(state, after)
         if assign.sorts is not None and assign.looks(state, info):
             return sorted_anew(fed, state, replace(info, cohort=cohort), assign.sorts)
         rows = {
@@ -369,7 +388,7 @@ def grouped(
         init=assign.start,
         round=round,
         sends=sends,
-        tasks={"train": task, "pick": pick, **assign.tasks},
+        tasks={"train": task, "pick": pick, "score-cuts": score_cuts, **assign.tasks},
         assemble=lambda client, arrays: train.uses(client, sharing.received(client, arrays)[1]),
         admit=admit,
         sees="nothing" if shared is no_layer else assign.sees,

@@ -108,6 +108,11 @@ class Federation(Protocol):
         """Everybody who belongs to the federation."""
         ...
 
+    @property
+    def min_group(self) -> int:
+        """The fewest clients that a mean may be of: 1 unless single clients are hidden."""
+        ...
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, in client-id order; lost ones are missing."""
         ...

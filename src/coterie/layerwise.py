@@ -157,6 +157,10 @@ class _Paced:
     def clients(self) -> Sequence[ClientId]:
         return self.fed.clients
 
+    @property
+    def min_group(self) -> int:
+        return self.fed.min_group
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Whoever wants to see each reply gets whole models; all layers count as averaged."""
         replies = self.fed.gather(orders)

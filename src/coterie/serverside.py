@@ -102,6 +102,10 @@ class _Robust:
     def clients(self) -> Sequence[ClientId]:
         return self.fed.clients
 
+    @property
+    def min_group(self) -> int:
+        return self.fed.min_group
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         return self.fed.gather(orders)
 

@@ -433,6 +433,10 @@ class _Asking:
     def clients(self) -> Sequence[ClientId]:
         return self.fed.clients
 
+    @property
+    def min_group(self) -> int:
+        return self.fed.min_group
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         replies = self.fed.gather([self._order(o) for o in orders])
         offered = {o.client: _models(o) for o in orders}

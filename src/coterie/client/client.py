@@ -113,10 +113,12 @@ class Client:
         objective: Objective | None = None,
         stream: str = "",
         part: Collection[str] | None = None,
+        rows: Tensor | None = None,
         **changes: Any,
     ) -> Fit:
         """Train ``start``, or only this ``part`` of its layers, on this client's training data.
 
+        With ``rows`` it is trained on these rows of the data only.
         ``changes`` replace settings of the schedule; a second training in the same round names a
         ``stream`` of its own, so that it does not repeat the first one's batches.
         """
@@ -128,7 +130,7 @@ class Client:
             found = fit(
                 self._bench.model,
                 start,
-                self.train,
+                self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
                 self._bench.criterion,
                 objective or erm(),
                 self.schedule(**changes),
@@ -158,6 +160,21 @@ class Client:
         out = outputs(self._bench.model, model, data.x)
         with torch.no_grad():
             return float(self._bench.criterion(out, data.y))
+
+    def losses(self, model: Weights, split: str = "val", most: int = 200) -> Tensor:
+        """The losses of a model on single samples, or on at most ``most`` blocks of about one size.
+
+        They come in float64; the mean of blocks of one size is the loss.
+        """
+        data = self._split(split)
+        self.samples += FORWARD * len(data)
+        blocks = min(most, len(data))
+        if not blocks:
+            return torch.empty(0, dtype=torch.float64)
+        out = outputs(self._bench.model, model, data.x)
+        pairs = zip(out.tensor_split(blocks), data.y.tensor_split(blocks), strict=True)
+        with torch.no_grad():
+            return torch.stack([self._bench.criterion(o, y).double() for o, y in pairs])
 
     def gradient(self, model: Weights, rows: Tensor | None = None) -> Weights:
         """The gradient of the mean training loss over this client's data, or these rows of it."""

@@ -140,6 +140,11 @@ class Door:
         """Everybody who belongs to the federation."""
         return self.engine.clients
 
+    @property
+    def min_group(self) -> int:
+        """The fewest clients that a mean may be of."""
+        return 1
+
     def begin(
         self,
         round: int,

@@ -22,6 +22,12 @@ from coterie.grouping.distances import (
     min_max,
     scaled_l1,
 )
+from coterie.grouping.evidence import (
+    Evidence,
+    find_evidence,
+    find_evidence_in_products,
+    too_few,
+)
 from coterie.grouping.hierarchy import (
     LINKAGES,
     Cut,
@@ -37,6 +43,7 @@ __all__ = [
     "LINKAGES",
     "Cut",
     "Dendrogram",
+    "Evidence",
     "Halves",
     "Streams",
     "agglomerate",
@@ -48,6 +55,8 @@ __all__ = [
     "cosine",
     "dbscan",
     "euclidean",
+    "find_evidence",
+    "find_evidence_in_products",
     "hopkins",
     "jensen_shannon",
     "kmeans",
@@ -61,4 +70,5 @@ __all__ = [
     "scaled_l1",
     "seed_centres",
     "smallest_angle_matrix",
+    "too_few",
 ]

@@ -13,7 +13,7 @@ from scipy.spatial.distance import squareform
 from coterie.errors import ConfigError, unknown
 from coterie.grouping.arrays import Array, Labels, square
 
-LINKAGES = ("average", "complete", "single")
+LINKAGES = ("average", "complete", "single", "ward")
 _TIE = 1e-12  # silhouettes this close are equal: rounding must not choose the number of groups
 
 

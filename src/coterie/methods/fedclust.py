@@ -10,12 +10,14 @@ import torch
 
 from coterie.client import Client
 from coterie.compose import Assign, grouped
-from coterie.errors import ConfigError, TrainingError
+from coterie.errors import TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
 from coterie.grouping import euclidean
 from coterie.method import Bound, Count, Method, Round, Setup, State, method
+from coterie.methods.evidenced import Evidenced, Try, by_evidence
 from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
-from coterie.weights import Layout, Weights
+from coterie.probing import Probe, final_layer
+from coterie.weights import Weights
 
 
 @method
@@ -23,7 +25,11 @@ def fedclust(
     threshold: Bound | Literal["auto"] = "auto",
     clusters: Count | None = None,
     linkage: Linkage = "average",
-    warmup_epochs: Count = 10,
+    warmup_steps: Count | Literal["auto"] = "auto",
+    warmup_epochs: Count | None = None,
+    fallback: bool = True,
+    trial: Try = "auto",
+    trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the final layer after a short training, found once; FedAvg inside each.
 
@@ -49,11 +55,14 @@ def fedclust(
     Weight-Driven Client Clustering, ICPP 2024.
     """
     one_of("fedclust", threshold, clusters)
+    if threshold == "auto" and clusters is None:
+        probe = Probe("final-layer", warmup_steps, warmup_epochs, fallback)
+        return grouped("fedclust", by_evidence(Evidenced(probe, trial, trial_rounds)))
 
     def warm_up(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         client.round = 0  # a newcomer warms up as everybody did: same learning rate, same stream
         start = arrays["model"].onto(client.base)
-        fit = client.fit(start, stream="warm-up", epochs=warmup_epochs)
+        fit = client.fit(start, stream="warm-up", epochs=warmup_epochs or 10)
         return Upload({"final": fit.weights.part(final_layer(fit.weights.layout))})
 
     def final_layers(
@@ -85,12 +94,3 @@ def fedclust(
     check = no_more("fedclust", "clusters", clusters)
     rule = Assign(start, admit, tasks={"warm-up": warm_up}, sees="each", check=check)
     return grouped("fedclust", rule)
-
-
-def final_layer(layout: Layout) -> Layout:
-    """The trained tensors of the last layer that has any which may travel."""
-    free = [e for e in layout.entries if e.kind == "parameter" and not e.local]
-    if not free:
-        raise ConfigError("fedclust: no layer of this model is both trained and shared")
-    last = max(free, key=lambda e: e.place).layer
-    return layout.only([e.name for e in free if e.layer == last])

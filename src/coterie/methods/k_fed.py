@@ -14,7 +14,7 @@ from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Slot, Upload
 from coterie.grouping import local_centres, nearest_seed, seed_centres
 from coterie.method import Count, Method, Round, Setup, State, method
-from coterie.methods.pacfl import inputs
+from coterie.probing import inputs
 from coterie.weights import Weights
 
 Matrix = np.ndarray[Any, Any]

@@ -10,21 +10,20 @@ import torch
 from torch import Tensor
 
 from coterie.client import Client
-from coterie.client.fit import decode
 from coterie.compose import Assign, grouped
-from coterie.errors import ConfigError, TrainingError
+from coterie.errors import TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Slot, Upload
 from coterie.grouping import (
-    basis,
     paired_angle_matrix,
     smallest_angle_matrix,
 )
 from coterie.method import Bound, Count, Method, Round, Setup, State, method
+from coterie.methods.evidenced import Evidenced, Try, by_evidence
 from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
+from coterie.probing import Probe, directions, inputs
 from coterie.weights import Weights
 
 Matrix = np.ndarray[Any, Any]
-_ROUNDING = float(np.finfo(np.float32).eps)  # of inputs and of what is sent: both are float32
 _FINEST = 1e-4  # degrees: smaller angles between such vectors are rounding
 
 
@@ -35,28 +34,37 @@ def pacfl(
     p: Count = 3,
     measure: Literal["smallest", "sum"] = "smallest",
     linkage: Linkage = "average",
+    trial: Try = "auto",
+    trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the angles between the subspaces of clients' data, found once; FedAvg inside each.
 
     Rule: each client sends the first ``p`` left singular vectors of its data matrix (features ×
     samples, the training inputs as the model sees them, not centred). The server makes each set
     orthonormal, measures the angle between every two in degrees, clusters (agglomerative) and cuts
-    the tree at ``threshold``. Each group's model starts at θ⁰; then FedAvg inside each group.
+    the tree at ``threshold``. Each group's model starts at θ⁰; then FedAvg inside each group. With
+    "auto" each client sends the vectors of two halves of its data; the groups of projections onto
+    these subspaces that best predict the clients' other halves are the evidence, and a trial on
+    validation data decides whether they pay: one model first, and the groups go on from it.
     Args:
-        threshold: the height of the cut in degrees, 0 or more, or "auto": the cut with the best
-            silhouette, one group when none is above 0.1, over clients and over groups. With few
-            samples, and with "sum" of weak vectors, it may group alike clients by chance.
+        threshold: the height of the cut in degrees, 0 or more, or "auto": evidence and trial. What
+            only shows in labels, such as names that were exchanged, no angle of inputs can tell.
         clusters: the number of groups instead of a threshold, 1 to the number of clients.
         p: singular vectors of each client, 1 or more; a client whose data have a lower rank (or
             fewer samples) sends fewer.
         measure: "smallest", the smallest principal angle of two subspaces, arccos of the largest
             singular value of Q_iᵀQ_j; or "sum", Σ arccos|u_iᵀu_j| over pairs of like rank.
-        linkage: "average" (of all pairs of clients, UPGMA), "single" or "complete".
-    Server sees: each client's singular vectors, once; then means.
+        linkage: "average" (of all pairs of clients, UPGMA), "single", "complete" or "ward"; like
+            ``measure``, with a given threshold or number of groups only.
+        trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
+            the evidence finds, from θ⁰.
+        trial_rounds: rounds that a trial takes, 1 or more.
+    Server sees: each client's singular vectors, once; then means; in a trial each client's model.
     Travels: one model down and one up; before the first round each client once sends p vectors of
-    as many numbers as a sample has.
+    as many numbers as a sample has (with "auto" twice p); in a trial the models of all a client's
+    groups down.
     Newcomers: send their vectors and join the group whose first members are at the smallest mean
-    angle; nobody is clustered again.
+    angle (with "auto", whose mean projection is nearest); nobody is clustered again.
     Departs: "auto" is ours. The vectors are those of all data, as in the paper; its published code
     takes them class by class and does not make them orthonormal. Where two clients sent different
     numbers of vectors, "sum" scales up the pairs that both have. Inputs that are all zero span
@@ -65,6 +73,9 @@ def pacfl(
     Federated Learning via Principal Angles Between Client Data Subspaces, AAAI 2023.
     """
     one_of("pacfl", threshold, clusters)
+    if threshold == "auto" and clusters is None:
+        how = Evidenced(Probe("data", vectors=p), trial, trial_rounds)
+        return grouped("pacfl", by_evidence(how))
 
     def span(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         vectors = directions(inputs(client, "pacfl"), p)
@@ -96,34 +107,6 @@ def pacfl(
 
     check = no_more("pacfl", "clusters", clusters)
     return grouped("pacfl", Assign(start, admit, tasks={"span": span}, sees="each", check=check))
-
-
-def inputs(client: Client, label: str) -> Matrix:
-    """A client's training inputs as its model sees them, each sample a row."""
-    x = client.train.x
-    if not (x.is_floating_point() or x.dtype == torch.uint8):
-        raise ConfigError(
-            f"method {label} compares inputs as quantities, but those of client {client.id} are "
-            f"numbers of tokens ({x.dtype}): take a method that compares models, such as fedclust"
-        )
-    rows: Matrix = decode(x).reshape(len(x), -1).numpy()
-    return rows
-
-
-def directions(rows: Matrix, p: int) -> Matrix:
-    """Up to ``p`` left singular vectors of the data matrix, as columns: no more than its rank.
-
-    Beyond the rank there are none, only what rounding happens to leave. Data that are all zero
-    have a column of zeros.
-
-    >>> abs(directions(np.array([[0.0, 3.0, 0.0], [0.0, 4.0, 0.0]]), 3)).round(9).tolist()
-    [[0.0], [1.0], [0.0]]
-    """
-    data = rows.T
-    vectors = basis(data, min(p, *data.shape))
-    values = np.linalg.norm(vectors.T @ data, axis=1)  # the singular values
-    real = values > values[0] * max(data.shape) * _ROUNDING
-    return vectors[:, real] if real.any() else np.zeros((len(data), 1))
 
 
 def proximity(bases: Iterable[Tensor], measure: str) -> Matrix:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -30,7 +31,9 @@ from coterie.method import (
     matrix,
     method,
 )
+from coterie.methods.evidenced import Evidenced, Try, by_evidence, once_after, while_one
 from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
+from coterie.probing import Probe
 from coterie.weights import Weights
 
 Matrix = np.ndarray[Any, Any]
@@ -46,24 +49,35 @@ def fl_hc(
     clusters: Count | None = None,
     metric: Literal["l1", "l2", "cosine"] = "l2",
     linkage: Linkage = "average",
+    trial: Try = "auto",
+    trial_rounds: Count = 1,
 ) -> Method:
     """FedAvg for a few rounds, then groups by everybody's update, found once; FedAvg inside each.
 
     Rule: after ``rounds`` rounds of FedAvg all clients, not only the cohort, train the model once;
     the server clusters their updates (agglomerative) and cuts the tree at ``threshold``. Each
     group's model is the mean, by n_i, of what its members have just trained; then FedAvg inside.
+    With "auto", all clients train the model at that point on two halves of their data, as many
+    steps as are needed; the groups of the updates' directions that best predict the clients' other
+    halves are the evidence, and a trial on validation data decides whether they pay.
     Args:
         rounds: rounds of FedAvg before the clustering, 0 or more; a run that ends before it is
             FedAvg.
         threshold: the height of the cut, 0 or more, in units of ``metric`` (inf is one group), or
-            "auto": the cut with the best silhouette, one group when none is above 0.1, over
-            clients and over groups.
+            "auto": evidence and trial.
         clusters: the number of groups instead of a threshold, 1 to the number of clients.
-        metric: the distance of two updates: "l1", "l2" or "cosine", which is 1 − cos.
-        linkage: how the distance of two groups comes from those of their clients.
-    Server sees: each client's model, once; otherwise means.
-    Travels: 1 model down, 1 up; in the round of the clustering, for all clients.
+        metric: the distance of two updates: "l1", "l2" or "cosine", which is 1 − cos; with a given
+            threshold or number of groups only.
+        linkage: how the distance of two groups comes from those of their clients; likewise.
+        trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
+            the evidence finds.
+        trial_rounds: rounds that a trial takes, 1 or more.
+    Server sees: each client's model, once or twice; otherwise means.
+    Travels: 1 model down, 1 up; in the round of the clustering, for all clients. With "auto" also a
+    model down and two up for the evidence, and in a trial the models of all a client's groups down.
     Newcomers: get every group's model and join the one with the lowest loss on their training data.
+    With "auto" they train the model of the clustering alike and join the group whose mean direction
+    is nearest.
     Departs: "auto" is ours. The training that is clustered counts as a round; where everybody takes
     part in every round this is the paper's clustering and the first round after it in one. A client
     whose reply is lost in that round joins at its next turn as a newcomer does.
@@ -71,10 +85,14 @@ def fl_hc(
     Improve Training on Non-IID Data, IJCNN 2020.
     """
     one_of("fl-hc", threshold, clusters)
+    if threshold == "auto" and clusters is None:
+        how = Evidenced(Probe("model"), trial, trial_rounds, first=rounds)
+        return grouped("fl-hc", by_evidence(how, once_after(how, rounds)))
+    height = threshold
     distance = {"l1": manhattan, "l2": euclidean, "cosine": cosine}[metric]
 
     def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
-        return cut_tree(sent, distance(changes(state, sent)), linkage, threshold, clusters)
+        return cut_tree(sent, distance(changes(state, sent)), linkage, height, clusters)
 
     check = no_more("fl-hc", "clusters", clusters)
     return grouped("fl-hc", regrouped(once_from(rounds), label, check))
@@ -85,6 +103,8 @@ def flis(
     threshold: Share | Literal["auto"] = "auto",
     graph: Literal["hierarchical", "threshold"] = "hierarchical",
     every: Natural = 0,
+    trial: Try = "auto",
+    trial_rounds: Count = 1,
 ) -> Method:
     """Groups by what clients' models answer to the server's public samples; FedAvg inside each.
 
@@ -92,17 +112,25 @@ def flis(
     on its public samples. Two clients are as similar as the cosine of their answers: the
     probabilities of all classes for all samples, as one vector. Clients are clustered by that. Each
     group's model is the mean, by n_i, of what its members have just trained; then FedAvg inside.
+    With "auto", clients train on two halves of their data, and the groups of answers that best
+    predict the other halves' answers are the evidence; a trial on validation data decides whether
+    they pay.
     Args:
         threshold: the similarity at which clients are grouped, 0 to 1 (0 is one group), or "auto":
-            the cut with the best silhouette, one group when none is above 0.1, over clients and
-            over groups.
+            evidence and trial.
         graph: "hierarchical", groups merge while the mean similarity of their clients is at least
             the threshold; or "threshold", clients of at least that similarity are linked, and
             whoever is linked through others belongs to the same group.
-        every: rounds from one clustering to the next, 0 or more; 0 clusters once.
+        every: rounds from one clustering to the next, 0 or more; 0 clusters once. With "auto" the
+            clients are asked again only while there is one group, and ever less often.
+        trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
+            the evidence finds.
+        trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's model, once or in every clustering; otherwise means.
-    Travels: 1 model down, 1 up; in a round with a clustering, for all clients.
+    Travels: 1 model down, 1 up; in a round with a clustering, for all clients. With "auto" also a
+    model down and two up for the evidence, and in a trial the models of all a client's groups down.
     Newcomers: get every group's model and join the one with the lowest loss on their training data.
+    With "auto" they train θ⁰ alike and join the group whose mean answers are nearest.
     Departs: "auto" is ours. The paper compares predicted labels, this probabilities. The training
     that is clustered counts as a round. Layers that do not travel are those of θ⁰ when the server
     runs a model. A client whose reply is lost in such a round joins at its next turn as a newcomer
@@ -112,14 +140,20 @@ def flis(
     """
     linkage: Linkage = "average" if graph == "hierarchical" else "single"
 
+    def check(setup: Setup) -> None:
+        answers(setup.public, setup.start)
+
+    if threshold == "auto":
+        how = Evidenced(
+            Probe("model"), trial, trial_rounds, views=lambda public: partial(answers, public)
+        )
+        return grouped("flis", by_evidence(how, while_one(how, every), check))
+    height = 1 - threshold
+
     def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
         models = [w.onto(state.models[state.groups[c]]) for c, w in sent.items()]
         rows = np.stack([answers(info.public, m) for m in models])
-        height = threshold if threshold == "auto" else 1 - threshold
         return cut_tree(sent, cosine(rows), linkage, height)
-
-    def check(setup: Setup) -> None:
-        answers(setup.public, setup.start)
 
     due = every_so_often(every) if every else once_from(0)
     return grouped("flis", regrouped(due, label, check))
@@ -127,8 +161,10 @@ def flis(
 
 @method
 def adaptive(
-    threshold: Annotated[float, Field(ge=-1, le=1)] = 0.35,
+    threshold: Annotated[float, Field(ge=-1, le=1)] | Literal["auto"] = "auto",
     every: Count = 5,
+    trial: Try = "auto",
+    trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the direction of updates, found again and again; small clients train for less.
 
@@ -136,24 +172,34 @@ def adaptive(
     run's epochs. In round 1 and every ``every`` rounds all clients, not only the cohort, train; the
     server clusters their updates by cosine similarity (agglomerative, average linkage) and cuts the
     tree at 1 − T. Each group's model is the mean, by n_i, of what its members have just trained;
-    then FedAvg inside.
+    then FedAvg inside. With "auto" the clients train on two halves of their data instead, the same
+    number of steps each; the groups of directions that best predict the other halves are the
+    evidence, and a trial on validation data decides whether they pay.
     Args:
         threshold: T, the mean similarity down to which groups merge, -1 to 1; -1 is one group, and
-            with clients of one size FedAvg to the bit.
-        every: rounds from one clustering to the next, 1 or more.
+            with clients of one size FedAvg to the bit. "auto" is evidence and trial.
+        every: rounds from one clustering to the next, 1 or more. With "auto" clients are asked
+            again only while there is one group, after ``every`` rounds, twice as many, and so on.
+        trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
+            the evidence finds.
+        trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's number of samples before the first round, its model in every
     clustering; otherwise means.
     Travels: 1 model down, 1 up; in a round with a clustering, for all clients. Before the first
-    round a question and a number.
+    round a question and a number. With "auto" also a model down and two up for the evidence, and in
+    a trial the models of all a client's groups down.
     Newcomers: get every group's model and join the one with the lowest loss on their training data;
-    who has more samples than anybody had trains E epochs.
-    Departs: T's default is ours, and so is the point that updates are measured from once there are
-    several groups: the mean of the groups' models, as many times as each has clients. From their
-    own models, clients of groups that have learnt differ by noise only. In one group it is the
-    group's model; if all clients are alike, a late clustering has only noise to go by and divides
-    them. The paper instead adds up votes of several rounds. The training that is clustered counts
-    as a round. A client whose reply is lost in such a round joins at its next turn as a newcomer
-    does. Combined with a method that says how a client trains, only the grouping is taken.
+    who has more samples than anybody had trains E epochs. With "auto" they train alike and join the
+    group whose mean direction is nearest.
+    Departs: "auto" is ours (a T that is right for one data set divides identical clients of
+    another, 0.35 those of digits). With a given T, the point that updates are measured from once
+    there are several groups is ours: the mean of the groups' models, as many times as each has
+    clients. From their own models, clients of groups that have learnt differ by noise only. In one
+    group it is the group's model; if all clients are alike, a late clustering has only noise to go
+    by and divides them. The paper instead adds up votes of several rounds. The training that is
+    clustered counts as a round. A client whose reply is lost in such a round joins at its next turn
+    as a newcomer does. Combined with a method that says how a client trains, only the grouping is
+    taken.
     Reference: Gong et al., Adaptive Client Clustering for Efficient Federated Learning over Non-IID
     and Imbalanced Data, IEEE Transactions on Big Data 2024.
     """
@@ -164,13 +210,20 @@ def adaptive(
             raise TrainingError("adaptive: no client said how many samples it has")
         return everyone().start(fed, setup).joined({}, largest=max(r.examples for r in replies))
 
-    def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
-        return cut_tree(sent, cosine(changes(state, sent)), "average", 1 - threshold)
+    if threshold == "auto":
+        how = Evidenced(Probe("model"), trial, trial_rounds)
+        rule = by_evidence(how, while_one(how, every))
+    else:
+        height = 1 - threshold
 
+        def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
+            return cut_tree(sent, cosine(changes(state, sent)), "average", height)
+
+        rule = regrouped(every_so_often(every), label)
     rule = replace(
-        regrouped(every_so_often(every), label),
+        rule,
         start=start,
-        tasks={"count": lambda client, arrays, config: Upload()},
+        tasks={**rule.tasks, "count": lambda client, arrays, config: Upload()},
         tells=lambda state: {"largest": state.memory["largest"]},
     )
     return grouped("adaptive", rule, Local(by_size, gives_way=True))

@@ -14,7 +14,7 @@ from coterie.grouping import Cut, agglomerate, best_cut
 from coterie.method import Setup, matrix
 
 Labels = np.ndarray[Any, Any]
-Linkage = Literal["average", "single", "complete"]
+Linkage = Literal["average", "single", "complete", "ward"]
 
 
 def cut_tree(

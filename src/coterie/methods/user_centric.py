@@ -13,19 +13,22 @@ import torch
 from scipy.special import softmax as scipy_softmax
 from torch import Tensor
 
+from coterie import probing
 from coterie.client import Client
 from coterie.compose import Assign, grouped
-from coterie.errors import TrainingError
+from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload, mix
 from coterie.grouping import best_k, euclidean, kmeans_up_to
 from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
+from coterie.methods.evidenced import ROOT, Evidenced, Try, everybody, shown
 from coterie.methods.trees import no_more
+from coterie.probing import Answer, Probe
 from coterie.weights import Weights
 
 Matrix = np.ndarray[Any, Any]
-Seen = tuple[Tensor, float, int, int]  # gradient, its variance over how many batches, samples
+Seen = tuple[Tensor, float, int]  # gradient or direction, its variance, samples
 _FLOOR = 1e-3  # of the mean deviation: that of a client with one sample is 0, and it divides
-_CONTRAST = 1.5  # gradients at least this far apart, in units of their own noise, to be grouped
+SCALES = tuple(2.0**i for i in range(-8, 5))  # of σ², tried for directions of updates
 softmax = partial(scipy_softmax, axis=1)
 
 
@@ -33,8 +36,13 @@ softmax = partial(scipy_softmax, axis=1)
 def user_centric(
     streams: Count | Literal["auto", "all"] = "all",
     parallel: bool = False,
+    probe: Literal["update", "gradient"] | None = None,
     variance_batch: Count | None = None,
+    select: Literal["evidence", "silhouette"] | None = None,
     penalty: NonNegative = 0.0,
+    steps: Count | Literal["auto"] = "auto",
+    trial: Try = "auto",
+    trial_rounds: Count = 1,
 ) -> Method:
     """Each client's model is its own weighted mean of all clients' models.
 
@@ -43,29 +51,53 @@ def user_centric(
     rows summing to 1, and in each round θ_i ← Σ_j w_ij θ_j. With ``streams`` the rows are clustered
     by k-means and the clients of a cluster share its centroid row and one model. With partial
     participation rows are renormalised over those who answered; a model none of whose clients
-    answered stays as it is.
+    answered stays as it is. With ``probe`` "update" the direction of a short training takes the
+    place of the gradient: each client trains θ⁰ on two halves of its data, σ_i² is how much these
+    differ, and all σ are scaled such that the weights best predict the clients' other halves.
     Args:
         streams: how many models the server sends, 1 or more; "all", one for each client; "auto",
-            the number with the best silhouette − penalty·k, one when no silhouette is above 0.1
-            or when the gradients differ by no more than 1.5 times what sampling noise explains.
+            the number of groups that best predicts the clients' other halves, one when none is
+            better than one mean; a trial on validation data then decides whether they pay.
         parallel: every client trains every stream (the exact variant; uplink times the streams).
+        probe: "gradient", the paper's, which tells little when clients have few samples, or
+            "update". When not given: "update" with "auto" streams, "gradient" otherwise.
         variance_batch: samples in a batch for σ², 1 or more; a third of the client's when not
             given (the paper takes 100 for label shift). There are always two batches at least.
-        penalty: what each further stream must earn in silhouette, with "auto", 0 or more.
-    Server sees: each client's gradient at θ⁰, once; then weighted means. With "all" there are as
-    many means as clients and their weights are known: every model can be computed from them.
+        select: with "auto" streams, "evidence" as above, or "silhouette", the paper's: the number
+            with the best silhouette − penalty·k, one when no silhouette is above 0.1, no trial.
+            When not given: "evidence", unless ``probe`` is "gradient".
+        penalty: what each further stream must earn in silhouette, 0 or more.
+        steps: steps of the short training of "update", 1 or more, or "auto", as many as the median
+            client needs to bring its loss to a fifth.
+        trial: "auto", a trial where the evidence finds groups; "always"; or "off", the streams that
+            the evidence finds, from θ⁰.
+        trial_rounds: rounds that a trial takes, 1 or more.
+    Server sees: each client's gradient at θ⁰ (or two short updates), once; then weighted means; in
+    a trial each client's model. With "all" there are as many means as clients and their weights are
+    known: every model can be computed from them.
     Travels: 1 model down, 1 up; ``parallel``: as many as streams, both ways. Before the first
-    round θ⁰ down and a gradient up.
-    Newcomers: send the same two things and get a row of their own ("all") or the stream with the
-    nearest row.
-    Departs: noise alone can have a silhouette well above 0.1, hence the second condition of "auto".
-    σ is floored at 0.001 of the clients' mean, where a client has too few samples. A
+    round θ⁰ down and a gradient (or two updates) up; in a trial the models of all a client's groups
+    down.
+    Newcomers: send the same and get a row of their own ("all") or the stream with the nearest row;
+    with "update", the stream whose mean direction is nearest.
+    Departs: "update", the evidence and the trial are ours; with "auto" there is one stream until
+    the trial. σ is floored at 0.001 of the clients' mean, where a client has too few samples. A
     client whose first reply was lost is admitted like a newcomer when its turn comes.
     Reference: Mestoukirdi et al., User-Centric Federated Learning: Trading off Wireless Resources
     for Personalization, IEEE TMLCN 2023.
     """
+    by = probe or ("update" if streams == "auto" and select != "silhouette" else "gradient")
+    rule = select or ("silhouette" if by == "gradient" else "evidence")
+    if streams == "auto" and rule == "evidence" and by == "gradient":
+        raise ConfigError(
+            "method user-centric: select = 'evidence' compares updates: take probe = 'update', or "
+            "select = 'silhouette' with gradients"
+        )
+    check = no_more("user-centric", "streams", streams if isinstance(streams, int) else None)
+    found = streams == "auto" and rule == "evidence"
+    how = Evidenced(Probe("model", steps), trial if found else "off", trial_rounds)
 
-    def probe(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    def gradient(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         client.round = 0  # the same batches whenever it is asked
         start, count = arrays["model"].onto(client.base), len(client.train)
         whole = client.gradient(start)
@@ -74,94 +106,174 @@ def user_centric(
         gaps = [(client.gradient(start, rows) - whole).norm() for rows in batches]
         travels = whole.only(whole.layout.shareable)
         variance = sum(g * g for g in gaps) / len(gaps)
-        return Upload({"gradient": travels}, {"variance": variance, "batches": len(gaps)})
+        return Upload({"gradient": travels}, {"variance": variance})
 
     def start(fed: Federation, setup: Setup) -> State:
-        seen = asked(fed, setup.start, {}, setup.clients)
-        if not seen:
-            raise TrainingError("user-centric: no client sent its gradient: nobody can be weighed")
+        if by == "gradient":
+            seen = asked(fed, setup.start, {}, setup.clients)
+            if not seen:
+                raise TrainingError(
+                    "user-centric: no client sent its gradient: nobody can be weighed"
+                )
+            state = replace(everybody(setup), groups=dict.fromkeys(seen, ROOT))
+            return weighed(state.joined({}, start=setup.start), seen, streams)
+        if found:
+            state, answer = how.begun(fed, everybody(setup))
+        else:
+            answer = probing.ask(fed, how.probe, setup.start, setup.clients)
+            state = replace(everybody(setup), notes=shown(answer))
+        if not answer.clients:
+            raise ConfigError(
+                "method user-centric: no client has the two samples that it takes to compare "
+                "updates: take probe = 'gradient'"
+            )
+        state = replace(state, groups={c: state.groups[c] for c in answer.clients})
+        scale = best_scale(answer)
+        seen = {
+            c: (place, spread * scale, n)
+            for c, place, spread, n in zip(
+                answer.clients, answer.places, answer.spreads, answer.examples, strict=True
+            )
+        }
+        state = state.joined({}, probe=answer.memory, scale=scale)
+        return weighed(state, seen, "found" if found else streams)
+
+    def weighed(state: State, seen: dict[ClientId, Seen], into: int | str) -> State:
+        """With everybody's weights, and with so many streams."""
         weights = softmax(log_weights(seen))
-        labels: list[int] = list(seen)
         notes: dict[str, Any] = {"clients": list(seen), "mixing": matrix(weights)}
-        if streams == "auto":
+        labels: list[Slot] = [state.groups[c] for c in seen]
+        if into == "all":
+            labels = list(seen)
+        elif into == "auto":
             best = best_k(weights, penalty=penalty)
-            notes |= {"silhouette": dict(best.scores), "contrast": contrast(seen)}
-            labels = best.labels.tolist() if notes["contrast"] > _CONTRAST else [0] * len(seen)
-        elif streams != "all":
-            labels = kmeans_up_to(weights, streams)[0].tolist()
-        models: dict[Slot, Weights] = dict.fromkeys(sorted(set(labels)), setup.start)
-        groups = dict(zip(seen, labels, strict=True))
-        memory = {"start": setup.start, "seen": seen, "mixing": rows_of(models, groups, weights)}
-        return State(models, groups, memory, {**notes, "streams": len(models)})
+            labels = list(best.labels.tolist())
+            notes["silhouette"] = {str(k): v for k, v in best.scores.items()}
+        elif isinstance(into, int):
+            labels = list(kmeans_up_to(weights, into)[0].tolist())
+        if into != "found":
+            first = next(iter(state.models.values()))
+            models = dict.fromkeys(sorted(set(labels), key=lambda s: (str(type(s)), s)), first)
+            state = replace(state, models=models, groups=dict(zip(seen, labels, strict=True)))
+        return mixed(replace(state, notes={**state.notes, **notes}), seen, weights)
 
     def admit(fed: Federation, state: State, info: Round) -> State:
-        seen = asked(fed, state.memory["start"], state.memory["seen"], info.cohort)
+        memory, seen = state.memory, dict[ClientId, Seen](state.memory["seen"])
+        if by == "gradient":
+            seen = asked(fed, memory["start"], seen, info.cohort)
+        else:
+            answers = probing.directions_of(fed, memory["probe"], info.cohort)
+            seen |= {c: (p, s * memory["scale"], n) for c, (p, s, n) in answers.items()}
+            seen = {c: seen[c] for c in sorted(seen)}
         logs, people = log_weights(seen), list(seen)
         known = [i for i, c in enumerate(people) if c in state.groups]
         models, groups = dict(state.models), dict(state.groups)
-        for i in [i for i in range(len(people)) if i not in known]:
+        fresh = [i for i in range(len(people)) if i not in known]
+        split = memory.get("splits", {}).get(ROOT)
+        for i in fresh:
             row = softmax(logs[[i]][:, known])
-            if streams == "all":
+            if found and split is not None:
+                nearest = int((split["centres"] @ seen[people[i]][0]).argmax())
+                groups[people[i]] = split["slots"][nearest]
+            elif found:
+                groups[people[i]] = ROOT
+            elif streams == "all":
                 groups[people[i]] = people[i]
                 models[people[i]] = blend(row[0], [state.models[people[j]] for j in known])
             else:
-                gaps = euclidean(row, state.memory["mixing"].numpy())
+                gaps = euclidean(row, memory["mixing"].numpy())
                 groups[people[i]] = list(models)[int(np.argmin(gaps))]
-        mixing = rows_of(models, groups, softmax(logs))
-        memory = {**state.memory, "seen": seen, "mixing": mixing}
-        return replace(state, models=models, groups=groups, memory=memory)
+        seen = {c: seen[c] for c in seen if c in groups}
+        state = replace(state, models=models, groups=groups)
+        return mixed(state, seen, softmax(log_weights(seen)))
 
     def mixes(state: State, client: ClientId) -> Mapping[Slot, float]:
         column = state.memory["mixing"][:, list(state.memory["seen"]).index(client)]
         return dict(zip(state.models, column.tolist(), strict=True))
 
-    check = no_more("user-centric", "streams", streams if isinstance(streams, int) else None)
-    rule = Assign(start, admit, False, parallel, mixes, {"probe": probe}, "each", check=check)
-    return grouped("user-centric", rule)
+    def regrouped(before: State, after: State) -> State:
+        after = how.settled(before, after)
+        seen = {c: v for c, v in after.memory["seen"].items() if c in after.groups}
+        return mixed(after, seen, softmax(log_weights(seen)))
+
+    return grouped(
+        "user-centric",
+        Assign(
+            start,
+            admit,
+            parallel=parallel,
+            mixes=mixes,
+            tasks={"gradient": gradient, **probing.TASKS},
+            sees="each",
+            check=check,
+            regrouped=regrouped,
+        ),
+    )
+
+
+def mixed(state: State, seen: Mapping[ClientId, Seen], weights: Matrix) -> State:
+    """With the row of weights of each model, and the weight that clients give their own group."""
+    people = list(seen)
+    slots = np.array([str(state.groups[c]) for c in people])
+    same = (slots[:, None] == slots) * weights
+    mixing = rows_of(state.models, {c: state.groups[c] for c in people}, weights)
+    notes = {"streams": len(state.models), "own_group": round(float(same.sum(1).mean()), 4)}
+    state = replace(state, notes={**state.notes, **notes})
+    return state.joined({}, seen=dict(seen), mixing=mixing)
+
+
+def best_scale(answer: Answer) -> float:
+    """What all σ² are multiplied by: the scale at which weights best predict the other halves.
+
+    The second half of each client is predicted by the weighted mean of all first halves.
+    """
+    if len(answer.clients) < 2:
+        return 1.0
+    first, second = (unit(side) for side in (answer.first, answer.second))
+    counts = np.array(answer.examples, float)
+    best, lowest = 1.0, math.inf
+    for scale in SCALES:
+        seen = {
+            c: (place, spread * scale, n)
+            for c, place, spread, n in zip(
+                answer.clients, answer.places, answer.spreads, answer.examples, strict=True
+            )
+        }
+        weights = softmax(log_weights(seen))
+        error = 0.0
+        for this, other in ((first, second), (second, first)):
+            error += float(counts @ np.square(other - weights @ this).sum(1))
+        if error < lowest:
+            best, lowest = scale, error
+    return best
+
+
+def unit(rows: Matrix) -> Matrix:
+    """Rows of length 1; zeros stay as they are."""
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(length > 0, length, 1.0))
 
 
 def asked(
     fed: Federation, start: Weights, seen: Mapping[ClientId, Seen], clients: Sequence[ClientId]
 ) -> dict[ClientId, Seen]:
     """What everybody answered, the earlier ones and these, in client-id order."""
-    model, found = start.only(start.layout.shareable), dict(seen)
-    for reply in fed.gather([Order(c, "probe", {"model": model}) for c in clients]):
+    model, answers = start.only(start.layout.shareable), dict(seen)
+    for reply in fed.gather([Order(c, "gradient", {"model": model}) for c in clients]):
         gradient = reply.arrays["gradient"]
         assert isinstance(gradient, Weights)
-        found[reply.client] = (
-            gradient.parameters,
-            reply.metrics["variance"],
-            int(reply.metrics["batches"]),
-            reply.examples,
-        )
-    return {c: found[c] for c in sorted(found)}
+        answers[reply.client] = (gradient.parameters, reply.metrics["variance"], reply.examples)
+    return {c: answers[c] for c in sorted(answers)}
 
 
 def log_weights(seen: Mapping[ClientId, Seen]) -> Matrix:
     """log n_j − ‖g_i−g_j‖²/(2σ_iσ_j); what is the same all along a row does not matter."""
-    gradients, variances, _, examples = zip(*seen.values(), strict=True)
+    gradients, variances, examples = zip(*seen.values(), strict=True)
     deviations = np.sqrt(np.array(variances))
     deviations = np.maximum(deviations, max(_FLOOR * deviations.mean(), 1e-12))
     squares = euclidean(np.stack([g.numpy() for g in gradients])) ** 2
-    found: Matrix = np.log(examples)[None] - squares / (2 * np.outer(deviations, deviations))
-    return found
-
-
-def contrast(seen: Mapping[ClientId, Seen]) -> float:
-    """How far apart gradients are, squared, over what the clients' own sampling noise explains.
-
-    Clients of one distribution come out near 1: the gradient of a batch, one of b, deviates from
-    the client's by b − 1 times the squared deviation of the client's from the truth.
-    """
-    gradients, variances, batches, _ = zip(*seen.values(), strict=True)
-    noise = np.array(variances) / np.maximum(np.array(batches) - 1, 1)
-    squares = euclidean(np.stack([g.numpy() for g in gradients])) ** 2
-    pairs = np.triu_indices(len(noise), 1)
-    explained = (noise[:, None] + noise)[pairs].sum()
-    found = squares[pairs].sum()
-    if not explained > 0:  # no noise at all: any difference is a real one
-        return math.inf if found > 0 else 0.0
-    return float(found / explained)
+    logs: Matrix = np.log(examples)[None] - squares / (2 * np.outer(deviations, deviations))
+    return logs
 
 
 def rows_of(models: Mapping[Slot, Weights], groups: Mapping[ClientId, Slot], w: Matrix) -> Tensor:

@@ -74,6 +74,11 @@ class Private:
         """Everybody who belongs to the federation."""
         return self.door.clients
 
+    @property
+    def min_group(self) -> int:
+        """The fewest clients that a mean may be of."""
+        return self.door.min_group
+
     def begin(self, models: Mapping[Slot, Weights]) -> None:
         """Another round, with these groups."""
         self.models, self._released = models, 0

@@ -52,6 +52,11 @@ class Local:
         """Everybody who belongs to the federation."""
         return self.door.clients
 
+    @property
+    def min_group(self) -> int:
+        """The fewest clients that a mean may be of."""
+        return self.door.min_group
+
     def begin(self, models: Mapping[Slot, Weights]) -> None:
         """Another round; what is asked in it is counted as it is asked."""
 

@@ -51,6 +51,11 @@ class Secure:
         """Everybody who belongs to the federation."""
         return self.door.clients
 
+    @property
+    def min_group(self) -> int:
+        """The fewest clients that a mean may be of."""
+        return self.privacy.min_group
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Replies without vectors; clients refuse to send one that was not named as revealed."""
         replies = self.door.exchange(orders)

@@ -1,0 +1,411 @@
+"""Asking clients to represent themselves twice, from two halves of their data.
+
+This is where the evidence about groups comes from: everybody makes the same number of steps from
+one model, on each half, and what changed is compared (``grouping.evidence``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.client import Client, Task
+from coterie.client.fit import decode
+from coterie.errors import ConfigError, TrainingError
+from coterie.federation import Array, ClientId, Federation, Order, Reply, Scalar, Upload
+from coterie.grouping import (
+    Evidence,
+    basis,
+    find_evidence,
+    find_evidence_in_products,
+    too_few,
+)
+from coterie.tree import Tree
+from coterie.weights import Layout, Weights
+
+Matrix = np.ndarray[Any, Any]
+By = Literal["final-layer", "model", "gradient", "labels", "data"]
+View = Callable[[Weights], Matrix]  # what the server looks at of a client's model
+STEPS = (25, 50, 100, 200, 300)
+FALLEN = 0.2  # of the loss at the start: below it, a client has learnt what its data say
+TOO_SHORT = (
+    "too little training to tell: after {steps} steps the loss of most clients is still above a "
+    "fifth of its start. Raise train.lr"
+)
+SKETCH = 4096  # numbers kept of a longer direction, to place newcomers by
+_ROUNDING = float(np.finfo(np.float32).eps)  # of inputs and of what is sent: both are float32
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How clients represent themselves.
+
+    ``by`` is what is compared: the change of the "final-layer" or of the whole "model" after some
+    steps, the "gradient" at the start, the frequencies of "labels", or the subspace of the inputs
+    ("data"). ``steps`` is how many steps everybody makes; "auto" asks clients when their loss has
+    fallen to a fifth. ``epochs`` is a number of epochs instead. With ``fallback`` the whole change
+    is asked for when the final layer tells nothing. ``vectors`` is how many directions a subspace
+    has at most.
+    """
+
+    by: By = "final-layer"
+    steps: int | Literal["auto"] = "auto"
+    epochs: int | None = None
+    fallback: bool = True
+    vectors: int = 3
+
+    @property
+    def trains(self) -> bool:
+        """Whether clients train for it."""
+        return self.by in ("final-layer", "model")
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a probe found: who answered, the evidence, and what newcomers are placed by.
+
+    ``places`` are the clients' directions, ``spreads`` how much their halves differ: the squared
+    deviation of each from their mean. ``memory`` is what must be kept to ask newcomers the same;
+    ``notes`` are for the run's events. ``validated`` says whether any client has validation data.
+    """
+
+    clients: list[ClientId]
+    examples: list[int]
+    evidence: Evidence
+    first: Matrix
+    second: Matrix
+    places: Tensor
+    spreads: list[float]
+    memory: dict[str, Tree]
+    notes: dict[str, Any] = field(default_factory=dict)
+    validated: bool = True
+
+
+def ask(
+    fed: Federation,
+    probe: Probe,
+    start: Weights,
+    clients: Sequence[ClientId],
+    round: int = 0,
+    view: View | None = None,
+) -> Answer:
+    """Have everybody train ``start`` on two halves of its data, and compare what came of it.
+
+    ``view`` is what is compared of each client's models, where that is not their change.
+    """
+    steps, short, samples = _count(probe, fed, start, clients, round)
+    memory: dict[str, Tree] = {"start": start, "round": round, "steps": steps}
+    if probe.epochs is not None:
+        memory["epochs"] = probe.epochs
+    if probe.by == "data":
+        memory["vectors"] = probe.vectors
+    answer = _compare(fed, {**memory, "by": probe.by}, clients, view)
+    if answer.evidence.groups == 1 and _falls_back(fed, probe, start, answer):
+        whole = _compare(fed, {**memory, "by": "model"}, clients, view)
+        samples += answer.notes["samples"]
+        notes = {**whole.notes, "fallback": answer.evidence.why}
+        answer = replace(whole, notes=notes)
+    evidence = answer.evidence
+    if evidence.groups == 1 and short:
+        why = TOO_SHORT.format(steps=steps)
+        evidence = replace(evidence, why=why, enough=False)
+    notes = {**answer.notes, "samples": answer.notes["samples"] + samples}
+    notes |= {"clients": answer.clients, **evidence.to_notes()}
+    if probe.trains:
+        notes["steps"] = steps
+    return replace(answer, evidence=evidence, notes=notes)
+
+
+def place(
+    fed: Federation,
+    memory: Mapping[str, Tree],
+    centres: Tensor,
+    clients: Sequence[ClientId],
+    view: View | None = None,
+) -> dict[ClientId, int]:
+    """The group whose mean direction is nearest to each newcomer's, by position of the centre.
+
+    Newcomers do what everybody did: the same steps from the same start. Who does not answer is
+    missing.
+    """
+    replies = fed.gather(_orders(memory, clients))
+    rows = {r.client: _place(memory, r, view) for r in replies}
+    return {c: int((centres @ row.to(centres.dtype)).argmax()) for c, row in rows.items()}
+
+
+def directions_of(
+    fed: Federation, memory: Mapping[str, Tree], clients: Sequence[ClientId]
+) -> dict[ClientId, tuple[Tensor, float, int]]:
+    """What newcomers answer to the same probe: direction, spread of its halves, samples."""
+    replies = fed.gather(_orders(memory, clients))
+    return {
+        r.client: (_place(memory, r, None), _spread(memory, r, None), r.examples) for r in replies
+    }
+
+
+def centres(places: Tensor, labels: Sequence[int]) -> Tensor:
+    """The mean direction of each group, of length 1."""
+    groups = torch.tensor(list(labels))
+    means = [places[groups == g].double().mean(0) for g in range(int(groups.max()) + 1)]
+    return torch.nn.functional.normalize(torch.stack(means)).float()
+
+
+# --- the server's smaller steps -----------------------------------------------------------------
+
+
+def _count(
+    probe: Probe, fed: Federation, start: Weights, clients: Sequence[ClientId], round: int
+) -> tuple[int, bool, float]:
+    """How many steps everybody makes, whether they are too few, and what it took to find out.
+
+    0 steps stand for a number of epochs.
+    """
+    if not probe.trains or probe.epochs is not None:
+        return 0, False, 0.0
+    if probe.steps != "auto":
+        return probe.steps, False, 0.0
+    whole = start.only(start.layout.shareable)
+    orders = [Order(c, "steps", {"model": whole}, {"round": round}) for c in clients]
+    replies = fed.gather(orders)
+    if not replies:
+        raise TrainingError("no client said how many steps it needs: nobody can be grouped")
+    needed = sorted(int(r.metrics["enough"]) or STEPS[-1] + 1 for r in replies)
+    median = needed[(len(needed) - 1) // 2]
+    samples = sum(r.metrics["samples"] for r in replies)
+    return min(median, STEPS[-1]), median > STEPS[-1], samples
+
+
+def _falls_back(fed: Federation, probe: Probe, start: Weights, answer: Answer) -> bool:
+    """Whether the whole change can say more than the final layer did."""
+    whole = start.only(start.layout.shareable).layout.trainable
+    return (
+        probe.fallback
+        and probe.by == "final-layer"
+        and len(answer.clients) > 1
+        and fed.min_group == 1  # where single clients are hidden, no more than that is shown
+        and final_layer(start.layout).size < whole
+    )
+
+
+def _orders(memory: Mapping[str, Tree], clients: Collection[ClientId]) -> list[Order]:
+    start: Weights = memory["start"]
+    keys = ("by", "round", "steps", "epochs", "vectors")
+    config = {k: memory[k] for k in keys if k in memory}
+    arrays: dict[str, Array] = {}
+    if memory["by"] in ("final-layer", "model", "gradient"):
+        arrays["model"] = start.only(start.layout.shareable)
+    return [Order(c, "halves", arrays, config) for c in clients]
+
+
+def _compare(
+    fed: Federation, memory: dict[str, Tree], clients: Sequence[ClientId], view: View | None
+) -> Answer:
+    """One exchange: both halves of everybody, and the evidence from them."""
+    replies = fed.gather(_orders(memory, clients))
+    if not replies:
+        raise TrainingError("no client answered the probe: nobody can be grouped")
+    whole = [r for r in replies if r.metrics["halves"] == 2]
+    # A client too small for two halves says nothing about groups; it is placed afterwards.
+    people = [r.client for r in whole]
+    rows = [_row(memory, r, n, view) for n in ("first", "second") for r in whole]
+    first, second = rows[: len(whole)], rows[len(whole) :]
+    counts = [r.examples for r in whole]
+    if len(whole) < 2:
+        evidence = too_few(len(whole))
+    elif memory["by"] == "data":
+        evidence = find_evidence_in_products(_overlaps([*first, *second]), counts)
+    else:
+        directions = memory["by"] != "labels" and view is None
+        sides = np.stack(first), np.stack(second)
+        evidence = find_evidence(*sides, counts, directions=directions)
+    places = torch.stack([_place(memory, r, view) for r in whole]) if whole else torch.empty(0, 0)
+    notes = {"by": memory["by"], "samples": sum(r.metrics["samples"] for r in replies)}
+    small = [r.client for r in replies if r.metrics["halves"] != 2]
+    if small:
+        notes["too_small"] = small
+    validated = any(r.metrics["validation"] > 0 for r in replies)
+    matrices = (np.empty((0, 0)), np.empty((0, 0)))
+    if whole and memory["by"] != "data":
+        matrices = np.stack(first), np.stack(second)
+    spreads = [_spread(memory, r, view) for r in whole]
+    return Answer(people, counts, evidence, *matrices, places, spreads, memory, notes, validated)
+
+
+def _row(memory: Mapping[str, Tree], reply: Reply, name: str, view: View | None) -> Matrix:
+    """One half of a client's answer: what it changed, or what it sent as it is."""
+    array = reply.arrays[name]
+    if isinstance(array, Weights):
+        if view is not None:
+            return view(array.onto(memory["start"]))
+        numbers = array.parameters
+        if memory["by"] != "gradient":
+            numbers = numbers - memory["start"].part(array.layout).parameters
+        return np.asarray(numbers)
+    return np.asarray(array)
+
+
+def _units(memory: Mapping[str, Tree], reply: Reply, view: View | None) -> Tensor:
+    """Both halves of a client's answer, each of length 1."""
+    halves = [_row(memory, reply, name, view) for name in ("first", "second")]
+    if memory["by"] == "data":  # a subspace: its projection matrix, which has no signs
+        halves = [h @ h.T for h in halves]
+    rows = torch.from_numpy(np.stack([h.reshape(-1) for h in halves]))
+    return torch.nn.functional.normalize(rows.double())
+
+
+def _place(memory: Mapping[str, Tree], reply: Reply, view: View | None) -> Tensor:
+    """The direction that a client is placed by: the mean of both halves, each of length 1."""
+    mean = _units(memory, reply, view).mean(0)
+    return sketch(torch.nn.functional.normalize(mean, dim=0)).float()
+
+
+def _spread(memory: Mapping[str, Tree], reply: Reply, view: View | None) -> float:
+    """The squared deviation of both halves, each of length 1, from their mean."""
+    first, second = _units(memory, reply, view)
+    return float((first - second).square().sum()) / 4
+
+
+def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
+    """A vector in ``size`` numbers whose inner products are nearly those of the vector itself.
+
+    Every number is added, with a sign, to one of ``size`` sums; places and signs are fixed.
+    """
+    if len(vector) <= size:
+        return vector
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(size, (len(vector),), generator=generator)
+    signs = torch.randint(2, (len(vector),), generator=generator) * 2 - 1
+    return torch.zeros(size, dtype=vector.dtype).index_add_(0, places, vector * signs)
+
+
+def _overlaps(bases: Sequence[Matrix]) -> Matrix:
+    """Inner products of the projection matrices of subspaces: ‖QᵀR‖², 0 to their dimension."""
+    return np.array([[float(np.square(a.T @ b).sum()) for b in bases] for a in bases])
+
+
+# --- the client's half --------------------------------------------------------------------------
+
+
+def final_layer(layout: Layout) -> Layout:
+    """The trained tensors of the last layer that has any which may travel."""
+    free = [e for e in layout.entries if e.kind == "parameter" and not e.local]
+    if not free:
+        raise ConfigError("no layer of this model is both trained and shared: none can be compared")
+    last = max(free, key=lambda e: e.place).layer
+    return layout.only([e.name for e in free if e.layer == last])
+
+
+def count_steps(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """After how many steps on its first half this client's loss is below a fifth of its start."""
+    client.round = int(config["round"])  # a newcomer does what everybody did
+    rows, _ = _halves(client)
+    weights = arrays["model"].onto(client.base)
+    before, done, enough = client.loss(weights, rows=rows) if len(rows) else 0.0, 0, 0
+    for steps in STEPS:
+        stream, more = f"steps {steps}", steps - done
+        weights = client.fit(weights, stream=stream, rows=rows, epochs=1, steps=more).weights
+        done = steps
+        if not len(rows) or client.loss(weights, rows=rows) < FALLEN * before:
+            enough = steps
+            break
+    return Upload(metrics={"enough": float(enough), "samples": client.samples})
+
+
+def send_halves(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """Two representations of this client, from two halves of its training data.
+
+    One with a single sample, or none, represents itself by the same data twice, and says so.
+    """
+    client.round = int(config["round"])
+    first, second = _halves(client)
+    halves = {"first": first, "second": second}
+    sides = {name: _represent(client, arrays, config, name, r) for name, r in halves.items()}
+    metrics = {
+        "halves": 2.0 if len(client.train) > 1 else 1.0,
+        "samples": client.samples,
+        "validation": float(len(client.val)),
+    }
+    return Upload(sides, metrics)
+
+
+def _halves(client: Client) -> tuple[Tensor, Tensor]:
+    rows = client.shuffled("halves")
+    if len(rows) < 2:
+        return rows, rows
+    first, second = rows.tensor_split(2)
+    return first, second
+
+
+def _represent(
+    client: Client,
+    arrays: Mapping[str, Any],
+    config: Mapping[str, Scalar],
+    name: str,
+    rows: Tensor,
+) -> Array:
+    """What this client looks like from these rows of its data."""
+    by = config["by"]
+    if by == "labels":
+        return _label_frequencies(client, rows)
+    if by == "data":
+        vectors = directions(inputs(client, "groups")[rows.numpy()], int(config["vectors"]))
+        return torch.from_numpy(vectors.astype(np.float32))
+    start: Weights = arrays["model"].onto(client.base)
+    if by == "gradient":
+        weights = client.gradient(start, rows)
+    else:
+        changes: dict[str, Any] = {"epochs": 1, "steps": int(config["steps"])}
+        if "epochs" in config:
+            changes = {"epochs": int(config["epochs"]), "steps": None}
+        weights = client.fit(start, stream=f"halves {name}", rows=rows, **changes).weights
+    layout = weights.layout
+    return weights.part(
+        final_layer(layout) if by == "final-layer" else layout.only(layout.shareable)
+    )
+
+
+def _label_frequencies(client: Client, rows: Tensor) -> Tensor:
+    if client.train.y.is_floating_point():
+        raise ConfigError(
+            f"the targets of client {client.id} are numbers, not classes: they have no "
+            "frequencies. Compare clients by something else, such as final-layer"
+        )
+    classes = client.outputs(client.base, client.train.x[:1]).shape[-1]
+    counts = torch.bincount(client.train.y[rows].reshape(-1), minlength=classes).double()
+    return (counts / counts.sum().clamp(min=1)).float()
+
+
+def inputs(client: Client, label: str) -> Matrix:
+    """A client's training inputs as its model sees them, each sample a row."""
+    x = client.train.x
+    if not (x.is_floating_point() or x.dtype == torch.uint8):
+        raise ConfigError(
+            f"method {label} compares inputs as quantities, but those of client {client.id} are "
+            f"numbers of tokens ({x.dtype}): take a method that compares models, such as fedclust"
+        )
+    rows: Matrix = decode(x).reshape(len(x), -1).numpy()
+    return rows
+
+
+def directions(rows: Matrix, p: int) -> Matrix:
+    """Up to ``p`` left singular vectors of the data matrix, as columns: no more than its rank.
+
+    Beyond the rank there are none, only what rounding happens to leave. Data that are all zero
+    have a column of zeros.
+
+    >>> abs(directions(np.array([[0.0, 3.0, 0.0], [0.0, 4.0, 0.0]]), 3)).round(9).tolist()
+    [[0.0], [1.0], [0.0]]
+    """
+    data = rows.T
+    vectors = basis(data, min(p, *data.shape))
+    values = np.linalg.norm(vectors.T @ data, axis=1)  # the singular values
+    real = values > values[0] * max(data.shape) * _ROUNDING
+    return vectors[:, real] if real.any() else np.zeros((len(data), 1))
+
+
+TASKS: Mapping[str, Task] = {"steps": count_steps, "halves": send_halves}

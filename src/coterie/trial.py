@@ -1,0 +1,412 @@
+"""Does it pay to train apart? A trial of every cut of a tree, on validation data.
+
+One model trains for a while. Then its clients train it once more, and the same uploads are averaged
+for every cut: from one model for all to everybody alone. Each client scores the models of its
+groups on its validation data. The coarsest cut whose loss is within one standard error of the
+lowest is taken, and its groups go on from the models just made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.client import Client
+from coterie.federation import (
+    Array,
+    ClientId,
+    Federation,
+    Mean,
+    Order,
+    Reply,
+    Scalar,
+    Slot,
+    Upload,
+    mix,
+)
+from coterie.grouping import Dendrogram, Evidence, canonical
+from coterie.method import Round, State
+from coterie.tree import Tree
+from coterie.weights import Weights
+
+KEPT = "trial"  # where a client keeps what it trained until it has been scored
+EVERY = 16  # up to so many groups every cut is a candidate, beyond it a ladder of them
+Labels = np.ndarray[Any, Any]
+Trains = Callable[[State, Mapping[ClientId, Slot]], list[Order]]
+Offer = Callable[[Mapping[Any, Weights], Collection[Slot]], dict[str, Array]]
+Score = Callable[[Client, Mapping[str, Array]], Weights]
+
+
+def proposed(
+    clients: Sequence[ClientId],
+    evidence: Evidence,
+    places: Tensor,
+    slot: Slot,
+    first: int,
+    min_group: int = 1,
+    rounds: int = 1,
+    again: bool = True,
+) -> dict[str, Tree]:
+    """What must be remembered for a trial of the clients of one group, in round ``first``."""
+    cuts = candidates(evidence, min_group)
+    return {
+        "clients": list(clients),
+        "cuts": torch.from_numpy(np.stack(cuts)),
+        "places": places,
+        "slot": slot,
+        "next": first,
+        "rounds": rounds,
+        "again": again,
+        "loss": math.nan,
+    }
+
+
+def candidates(evidence: Evidence, min_group: int = 1) -> list[Labels]:
+    """The groupings to try, coarsest first: cuts of the tree, and the evidence's own.
+
+    Where groups must have ``min_group`` members, coarser cuts must be sums of the finest one's
+    groups: the evidence's own grouping is left out unless it is one.
+    """
+    clients = len(evidence.labels)
+    tree = evidence.tree or Dendrogram(clients, np.empty((0, 4)))
+    counts = _ladder(clients) if evidence.tree is not None else [1]
+    cuts = [tree.cut_count(k) for k in counts] if counts != [1] else [np.zeros(clients, np.int64)]
+    cuts = [c for c in cuts if np.bincount(c).min() >= min_group]
+    own = evidence.labels
+    nested = min_group == 1 or _refines(cuts[-1], own)
+    if nested and not any((own == c).all() for c in cuts):
+        cuts.append(own)
+    return sorted(cuts, key=lambda c: int(c.max()))
+
+
+def _ladder(clients: int) -> list[int]:
+    """Numbers of groups: all up to 16, then each a quarter more than the one before, and all."""
+    counts = list(range(1, min(clients, EVERY) + 1))
+    while counts[-1] < clients:
+        counts.append(min(clients, math.ceil(counts[-1] * 1.25)))
+    return counts
+
+
+def _refines(fine: Labels, coarse: Labels) -> bool:
+    """Whether every group of the first lies within one group of the second."""
+    return all(len(set(coarse[fine == g])) == 1 for g in range(fine.max() + 1))
+
+
+def due(state: State, info: Round) -> bool:
+    """Whether a trial goes on, or begins, in this round."""
+    trial = state.memory.get("trial")
+    return trial is not None and info.number >= trial["next"]
+
+
+def run(fed: Federation, state: State, info: Round, trains: Trains, offer: Offer) -> State:
+    """One round of a trial: its clients train, and in its last round the cuts are judged.
+
+    ``trains`` makes the orders of a round's training, ``offer`` what is sent of models. All clients
+    of the trial take part, not only the cohort; clients of other groups train as ever.
+    """
+    plan = _Plan(state.memory["trial"], fed.min_group)
+    people = [c for c in plan.clients if state.groups.get(c) == plan.slot]
+    others = [c for c in info.cohort if state.groups.get(c, plan.slot) != plan.slot]
+    if "models" not in plan.memory:
+        models, rest = _begin(fed, state, plan, people, others, trains)
+    else:
+        models, rest = _go_on(fed, state, plan, people, others, trains)
+    state = state.moved(rest)
+    if plan.root not in models:  # nobody answered
+        return state
+    state = replace(state, models={**state.models, plan.slot: models[plan.root]})
+    left = plan.memory["rounds"] - 1
+    if left:
+        memory = {**plan.memory, "rounds": left, "models": dict(models)}
+        return state.joined({}, trial=memory)
+    scores = _scores(fed, plan, people, models, offer)
+    return _settle(state, info, plan, models, scores)
+
+
+def keep(client: Client, weights: Weights) -> None:
+    """Keep what was trained until it has been scored."""
+    client.state[KEPT] = weights
+
+
+def score_cuts(
+    client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar], received: Score
+) -> Upload:
+    """Score the model of each cut on this client's validation data.
+
+    What leaves the client is one row: whether it has validation data; the loss of every cut; for
+    every pair of cuts the squared difference of losses, and the variance of that difference that
+    comes of having no more validation data. Sums of such rows are all that a verdict needs.
+    """
+    names = str(config["cuts"]).split()
+    own = client.kept(KEPT)
+    if KEPT in client.state:
+        del client.state[KEPT]
+    losses = {}
+    for name in dict.fromkeys(names):
+        part = arrays.get(name, own)
+        if part is None:  # its own model is gone: it was not there when the others trained
+            return Upload({"scores": torch.zeros(row_length(len(names)))})
+        losses[name] = client.losses(received(client, {name: part}))
+    table = torch.stack([losses[name] for name in names])
+    if not table.shape[1]:
+        return Upload({"scores": torch.zeros(row_length(len(names)))})
+    mean = table.mean(1)
+    a, b = torch.triu_indices(len(names), len(names), 1)
+    gaps = table[a] - table[b]
+    blocks = table.shape[1]
+    within = gaps.var(1, unbiased=blocks > 1) / blocks
+    row = torch.cat([torch.ones(1), mean, (mean[a] - mean[b]) ** 2, within])
+    return Upload({"scores": row.float()})
+
+
+def row_length(cuts: int) -> int:
+    """How many numbers a client sends for so many cuts."""
+    return 1 + cuts + cuts * (cuts - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What a trial said: the mean validation loss of every cut, and which one was chosen.
+
+    ``errors`` are the standard errors of the differences from the lowest.
+    """
+
+    losses: list[float]
+    errors: list[float]
+    chosen: int
+    clients: float
+
+
+def judge(total: Tensor, count: float, cuts: int) -> Verdict:
+    """The coarsest cut within one standard error of the lowest loss, from the mean of rows.
+
+    The standard error is that of a mean over clients of paired differences: how much clients
+    differ, and how much each client's own difference is worth with its few validation samples.
+    """
+    row = total.double()
+    clients = float(row[0]) * count
+    row = row / row[0]
+    losses = row[1 : 1 + cuts]
+    pairs = cuts * (cuts - 1) // 2
+    squares, within = row[1 + cuts : 1 + cuts + pairs], row[1 + cuts + pairs :]
+    both = torch.zeros(2, cuts, cuts, dtype=torch.float64)
+    a, b = torch.triu_indices(cuts, cuts, 1)
+    both[0, a, b], both[1, a, b] = squares, within
+    both = both + both.transpose(1, 2)
+    best = int(losses.argmin())
+    gaps = losses - losses[best]
+    between = (both[0, best] - gaps**2).clamp(min=0) * clients / max(clients - 1, 1)
+    errors = ((between + both[1, best]) / max(clients, 1)).sqrt()
+    chosen = next(k for k in range(cuts) if float(gaps[k]) <= float(errors[k]))
+    return Verdict(losses.tolist(), errors.tolist(), chosen, clients)
+
+
+# --- the smaller steps --------------------------------------------------------------------------
+
+
+class _Plan:
+    """The groups of every cut by name, and what the trial remembers.
+
+    A group that several cuts have in common has one name, and one model.
+    """
+
+    def __init__(self, memory: Mapping[str, Tree], min_group: int) -> None:
+        self.memory, self.clients = memory, list(memory["clients"])
+        self.slot: Slot = memory["slot"]
+        self.cuts: Labels = memory["cuts"].numpy()
+        self.nested = min_group == 1
+        known = dict[tuple[int, ...], str]()
+        self.names: list[list[str]] = []  # of each cut, of each client
+        self.members = dict[str, list[ClientId]]()
+        for k, labels in enumerate(self.cuts):
+            names = dict[int, str]()
+            for g in range(int(labels.max()) + 1):
+                inside = tuple(np.flatnonzero(labels == g).tolist())
+                names[g] = known.setdefault(inside, f"{k}.{g}")
+                self.members[names[g]] = [self.clients[i] for i in inside]
+            self.names.append([names[int(g)] for g in labels])
+        self.root = self.names[0][0]
+        self.place = {c: i for i, c in enumerate(self.clients)}
+
+    def path(self, client: ClientId) -> list[str]:
+        """The group that this client is in, at each cut."""
+        at = self.place[client]
+        return [names[at] for names in self.names]
+
+    def finest(self, client: ClientId) -> str:
+        """The group of the finest cut."""
+        return self.path(client)[-1]
+
+    def slots(self, client: ClientId) -> dict[Slot, float]:
+        """The means that an upload goes into: all its groups', or the finest where they hide."""
+        names = self.path(client) if self.nested else [self.finest(client)]
+        return dict.fromkeys(names, 1.0)
+
+
+def _begin(
+    fed: Federation,
+    state: State,
+    plan: _Plan,
+    people: Sequence[ClientId],
+    others: Sequence[ClientId],
+    trains: Trains,
+) -> tuple[dict[str, Weights], dict[Slot, Mean]]:
+    """Everybody trains the one model, and every group of every cut gets the mean of its members."""
+    orders = trains(state, {c: state.groups[c] for c in [*people, *others]})
+    asked = set(people)
+    orders = [
+        replace(o, config={**o.config, KEPT: True}) if o.client in asked else o for o in orders
+    ]
+    into: dict[ClientId, Mapping[Slot, float]] = {c: plan.slots(c) for c in people}
+    into |= {c: {state.groups[c]: 1.0} for c in others}
+    means = fed.reduce(orders, into)
+    base = state.models[plan.slot]
+    found: dict[Slot, Mean] = {s: m for s, m in means.items() if s in plan.members}
+    if not plan.nested:
+        found = _added_up(plan, found)
+    models = {str(s): _model(m, base) for s, m in found.items()}
+    return models, {s: m for s, m in means.items() if s not in plan.members}
+
+
+def _go_on(
+    fed: Federation,
+    state: State,
+    plan: _Plan,
+    people: Sequence[ClientId],
+    others: Sequence[ClientId],
+    trains: Trains,
+) -> tuple[dict[str, Weights], dict[Slot, Mean]]:
+    """Every group of every cut trains its own model for one more round."""
+    models: dict[str, Weights] = dict(plan.memory["models"])
+    rest = dict[Slot, Mean]()
+    for k in range(len(plan.names)):
+        names = {c: plan.path(c)[k] for c in people}
+        names = {c: n for c, n in names.items() if n.startswith(f"{k}.") and n in models}
+        also = {c: state.groups[c] for c in others} if k == 0 else {}
+        apart = replace(state, models={**state.models, **plan.memory["models"]})
+        orders = trains(apart, {**names, **also})
+        if not orders:
+            continue
+        means = fed.reduce(orders, {c: {s: 1.0} for c, s in {**names, **also}.items()})
+        for slot, mean in means.items():
+            if slot in plan.members:
+                models[str(slot)] = _model(mean, models[str(slot)])
+            else:
+                rest[slot] = mean
+    return models, rest
+
+
+def _added_up(plan: _Plan, means: Mapping[Slot, Mean]) -> dict[Slot, Mean]:
+    """The means of coarser groups, from those of the finest cut."""
+    replies, into = [], dict[ClientId, dict[Slot, float]]()
+    for number, (slot, mean) in enumerate(means.items()):
+        replies.append(Reply(number, mean.examples, mean.arrays, {}))
+        into[number] = dict.fromkeys(plan.path(plan.members[str(slot)][0]), 1.0)
+    return mix(replies, into)
+
+
+def _model(mean: Mean, base: Weights) -> Weights:
+    model = mean.arrays.get("model")
+    return model.onto(base) if isinstance(model, Weights) else base
+
+
+def _scores(
+    fed: Federation,
+    plan: _Plan,
+    people: Sequence[ClientId],
+    models: Mapping[str, Weights],
+    offer: Offer,
+) -> tuple[Tensor, int] | None:
+    """The mean of all clients' rows, and how many clients it is of."""
+    kept = plan.memory["rounds"] == 1 and "models" not in plan.memory
+    orders = []
+    for client in people:
+        names = [n if n in models else plan.root for n in plan.path(client)]
+        sent = [n for n in dict.fromkeys(names) if not (kept and len(plan.members[n]) == 1)]
+        orders.append(Order(client, "score-cuts", offer(models, sent), {"cuts": " ".join(names)}))
+    means = fed.reduce(orders, {c: {plan.finest(c): 1.0} for c in people}, by_examples=False)
+    rows = [(m.arrays["scores"], len(m.clients)) for m in means.values() if m.arrays]
+    count = sum(n for _, n in rows)
+    if not count:
+        return None
+    total = sum((row.double() * n for row, n in rows), torch.zeros(()))  # type: ignore[union-attr]
+    return total / count, count
+
+
+def _settle(
+    state: State,
+    info: Round,
+    plan: _Plan,
+    models: Mapping[str, Weights],
+    scores: tuple[Tensor, int] | None,
+) -> State:
+    """The state after the verdict: the groups of the cut chosen, or one group and a later trial."""
+    counts = [int(c.max()) + 1 for c in plan.cuts]
+    if scores is None or not float(scores[0][0]) > 0:
+        said = {"verdict": {"cuts": counts, "why": NOBODY}}
+        return _ended(replace(state, notes={**state.notes, **said}))
+    verdict = judge(*scores, len(counts))
+    losses = verdict.losses
+    gain = losses[0] - losses[verdict.chosen]
+    learnt = plan.memory["loss"] - losses[0]
+    waits = plan.memory["again"] and verdict.chosen > 0 and not gain > learnt
+    notes: dict[str, Any] = {
+        "cuts": counts,
+        "losses": [float(f"{v:.6g}") for v in losses],
+        "errors": [float(f"{v:.6g}") for v in verdict.errors],
+        "chosen": counts[verdict.chosen],
+        "adopted": verdict.chosen > 0 and not waits,
+        "clients": round(verdict.clients),
+        "why": _why(counts, verdict, waits, learnt),
+    }
+    state = replace(state, notes={**state.notes, "verdict": notes})
+    if waits or (verdict.chosen == 0 and plan.memory["again"]):
+        later = {**plan.memory, "next": 2 * info.number + 1, "loss": losses[0]}
+        later.pop("models", None)
+        return state.joined({}, trial=later)
+    if verdict.chosen == 0:
+        return _ended(state)
+    return _split(state, info, plan, models, verdict.chosen)
+
+
+NOBODY = "no client has validation data: there is no way to tell whether groups pay"
+
+
+def _why(counts: Sequence[int], verdict: Verdict, waits: bool, learnt: float) -> str:
+    """One sentence that says what the trial found."""
+    one, chosen = verdict.losses[0], verdict.losses[verdict.chosen]
+    if verdict.chosen == 0:
+        return f"no grouping is better than one model on validation data (loss {one:.3f})"
+    sentence = f"{counts[verdict.chosen]} groups: validation loss {chosen:.3f}, one model {one:.3f}"
+    if waits:
+        since = (
+            "nothing to compare with" if math.isnan(learnt) else f"{learnt:.3f} since last asked"
+        )
+        return (
+            f"{sentence}; one model still improves as fast by itself ({since}): asked again later"
+        )
+    return sentence
+
+
+def _split(
+    state: State, info: Round, plan: _Plan, models: Mapping[str, Weights], chosen: int
+) -> State:
+    """The groups of a cut, each with the model just made; who was not in the trial joins later."""
+    names = plan.names[chosen]
+    labels = canonical(np.unique(names, return_inverse=True)[1])
+    slots = {n: f"{info.number + 1}/{g}" for n, g in zip(names, labels, strict=True)}
+    groups = {c: s for c, s in state.groups.items() if s != plan.slot}
+    groups |= {c: slots[n] for c, n in zip(plan.clients, names, strict=True)}
+    kept = {s: m for s, m in state.models.items() if s != plan.slot}
+    kept |= {s: models.get(n, models[plan.root]) for n, s in slots.items()}
+    return _ended(replace(state, models=kept, groups=groups))
+
+
+def _ended(state: State) -> State:
+    return replace(state, memory={k: v for k, v in state.memory.items() if k != "trial"})
