@@ -10,6 +10,7 @@ import pytest
 
 from coterie.door.clock import SYSTEMS, Leg, Moment, make_clock
 from coterie.errors import ConfigError, TrainingError
+from coterie.models import INITIALISATIONS
 from coterie.run.config import parse
 from coterie.run.scenarios import scenario
 from coterie.run.toml import to_toml
@@ -17,6 +18,7 @@ from coterie.run.toml import to_toml
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import dc_pfl_table as table
+    import initialisation
     import user_centric_figure as picture
 
 # --- DC-PFL's table II ---------------------------------------------------------------------------
@@ -454,6 +456,7 @@ def test_settings_of_the_figure_are_the_scenarios_but_for_what_the_script_says()
         assert (config.train.batch_size, config.train.momentum, config.train.epochs) == (64, 0.9, 1)
         assert config.clock.parameters == {"system": 1}
         assert config.stop.patience is None
+        assert config.model.init == "authors"
 
 
 def test_files_of_the_figure_are_written_also_without_a_browser(tmp_path, monkeypatch, capsys):
@@ -476,3 +479,47 @@ def test_files_of_the_figure_are_written_also_without_a_browser(tmp_path, monkey
     assert (
         "| fedavg | 45.0 | 70.5 | 85.6 | 30.0 | 45.0 | 42.0 | 30.0 | 45.0 | 22.0 | 30.0 |" in text
     )
+
+
+# --- first weights -------------------------------------------------------------------------------
+
+
+def test_the_weight_of_the_own_group_by_hand():
+    # Clients 0 and 2 are of one group: 0.5 + 0.2 of the first row, 0.8, and 0.3 + 0.6 of the last.
+    mixing = [[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.3, 0.1, 0.6]]
+    assert initialisation.own_group(mixing, [4, 7, 4]) == pytest.approx((0.7 + 0.8 + 0.9) / 3)
+    assert initialisation.own_group([[0.25] * 4] * 4, [0, 1, 2, 3]) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("name", initialisation.SETS)
+@pytest.mark.parametrize("method", initialisation.MEASURED)
+def test_cells_differ_in_nothing_but_the_first_weights(name, method):
+    made = {
+        init: parse(initialisation.settings(name, method, init, 3, "data")).model_dump()
+        for init in INITIALISATIONS
+    }
+    assert all(tree["model"].pop("init") == init for init, tree in made.items())
+    assert all(tree == made["torch"] for tree in made.values())
+    assert made["torch"]["shift"]["name"] == ("none" if method == "fedavg" else "label-permutation")
+    assert made["torch"]["method"] == parse({"method": {"name": method}}).method.model_dump()
+
+
+def test_the_table_of_first_weights_is_measured_and_says_how(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(initialisation, "at_hand", lambda name, folder: name == "digits")
+    monkeypatch.setattr(initialisation, "CLIENTS", 4)
+    monkeypatch.setattr(initialisation, "INITIALISATIONS", ("torch", "he"))
+    assert initialisation.main(["--results", str(tmp_path), "--seeds", "1", "2"]) == 0
+    assert "fashion-mnist is not at hand and is left out" in capsys.readouterr().err
+    found = json.loads((tmp_path / "initialisation.json").read_text())
+    assert found["command"] == "python benchmarks/initialisation.py --seeds 1 2"
+    assert [(row["set"], row["init"]) for row in found["rows"]] == [
+        ("digits", "torch"),
+        ("digits", "he"),
+    ]
+    for row in found["rows"]:
+        assert len(row["fedavg"]) == len(row["user-centric"]) == 2
+        assert all(0 < value <= 1 for value in (*row["fedavg"], *row["user-centric"]))
+    assert found["rows"][0]["user-centric"] != found["rows"][1]["user-centric"]
+    text = (tmp_path / "initialisation.md").read_text()
+    assert all(part in text for part in (found["commit"], found["date"], "seeds 1, 2", "`he`"))
+    assert initialisation.spread([0.2, 0.4], 100, 1) == "30.0 ± 14.1"  # 20·√½ of two values

@@ -34,7 +34,7 @@ values = st.recursive(
     max_leaves=8,
 )
 parameters = st.dictionaries(texts.filter(lambda k: k not in FIXED), values, max_size=4)
-FIXED = {"name", "start", "freeze", "bn"}
+FIXED = {"name", "init", "start", "freeze", "bn"}
 
 
 @given(
@@ -111,6 +111,7 @@ def test_a_wrong_key_or_value_is_named(tree, told):
         ({"model": {"name": "mlp", "hiden": [3]}}, "did you mean 'hidden'"),
         ({"model": {"freeze": ["hidden"]}}, "did you mean 'hidden1'"),
         ({"model": {"bn": "lokal"}}, "did you mean 'local'"),
+        ({"model": {"init": "glorto"}}, "'glorto'; did you mean 'glorot'"),
         ({"model": {"start": "nowhere.safetensors"}}, "there is no file nowhere.safetensors"),
         ({"train": {"optimizer": "adma"}}, "did you mean 'adam"),
         ({"train": {"loss": "mes"}}, "did you mean 'mse'"),

@@ -80,6 +80,10 @@ SETTINGS = [
     ("fedtsdp/svhn-iid-resnet18", "model.name", "resnet18"),
     ("user-centric/label", "data.samples", 10_000),
     ("user-centric/label", "method.variance_batch", 100),
+    ("user-centric/label", "model.init", "authors"),
+    ("user-centric/text", "model.init", "authors"),
+    ("user-centric/text", "model.name", "text"),
+    ("fedclust/fmnist-skew20", "model.init", "torch"),
     ("user-centric/covariate", "data.clients", 100),
     ("user-centric/covariate", "partition.alpha", 8),
     ("user-centric/covariate", "shift.name", "rotation"),
@@ -293,7 +297,7 @@ def test_a_csv_file_is_the_text_that_the_scenario_wants(tmp_path):
     path.write_text("\n".join(["text,label", *rows]) + "\n")
     chosen = choose(scenario("user-centric/text"), {"data": {"folder": str(path), "samples": 700}})
     assert (chosen.data, chosen.warning, chosen.instead) == ("text", None, None)
-    assert chosen.tree["model"] == {"name": "text"}
+    assert chosen.tree["model"] == {"name": "text", "init": "authors"}
     assert len(population_of(parse(chosen.tree)).clients) == 35
 
 
@@ -306,7 +310,9 @@ def test_it_is_said_that_another_set_is_used():
     assert chosen.instead == "on digits instead of svhn"
     text = choose(scenario("user-centric/text"), {})
     assert "digits is used instead" in text.warning
-    assert text.tree["model"] == {"name": "mlp"}
+    assert text.tree["model"] == {"name": "mlp", "init": "authors"}
+    images = scenario("user-centric/label").tree(data="text")
+    assert images["model"] == {"name": "text", "init": "authors"}
 
 
 def test_the_users_own_set_wins_without_a_word():

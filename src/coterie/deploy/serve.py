@@ -30,17 +30,16 @@ from coterie.engines.flower.hub import Hub
 from coterie.engines.flower.keys import ServerKeys, read_server
 from coterie.engines.flower.parcel import Parcel
 from coterie.engines.site import Plan
-from coterie.errors import (
-    ConfigError,
-    CoterieError,
-    DataError,
-    Interrupted,
-    RunDirError,
-    unknown,
-)
+from coterie.errors import ConfigError, CoterieError, DataError, Interrupted, RunDirError
 from coterie.federation import ClientId
-from coterie.models import MODELS
-from coterie.run.config import Config, experiment_of, method_of, parse, population_of
+from coterie.run.config import (
+    Config,
+    check_model,
+    experiment_of,
+    method_of,
+    parse,
+    population_of,
+)
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment, Watch, execute
 from coterie.run.result import Result
@@ -399,8 +398,7 @@ def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = Non
 def _check(config: Config) -> None:
     """Refuse names that there are not, and what only a simulation has, before anybody is asked."""
     method_of(config)
-    if config.model.name not in MODELS:
-        raise ConfigError(unknown("model", config.model.name, MODELS))
+    check_model(config)
     for table, name, simulated in (
         ("clock", config.clock.name, "none"),
         ("availability", config.availability.name, "always"),

@@ -2,7 +2,7 @@
 
 In every model the last linear layer is called ``head``, and a norm is registered directly after
 the convolution that it normalises. Weights start as torch starts them, so ``torch.manual_seed``
-before ``make_model`` decides them.
+before ``make_model`` decides them; ``initialise`` draws them anew by another rule.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from torch import nn
 from coterie.errors import ConfigError, unknown
 from coterie.models.convolutional import cnn, cnn5, lenet5, vgg16
 from coterie.models.dense import logistic, mlp, text
+from coterie.models.initialisation import INITIALISATIONS, check_init, initialise
 from coterie.models.parts import Shape, whole
 from coterie.models.residual import resnet9, resnet18
 
-__all__ = ["MODELS", "Shape", "make_model"]
+__all__ = ["INITIALISATIONS", "MODELS", "Shape", "check_init", "initialise", "make_model"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,7 @@ def simulate(
     rounds: int = 20,
     *,
     model_parameters: Mapping[str, Any] | None = None,
+    init: str = "torch",
     loss: str | Criterion | None = None,
     metrics: Mapping[str, Metric] | None = None,
     start: Mapping[str, torch.Tensor] | str | Path | None = None,
@@ -85,12 +87,14 @@ def simulate(
     """Run on one's own data: a list of ``(x, y)`` per client, or a ``Population``.
 
     ``model`` is a name of ``coterie.models``, a module (training starts from its weights), or a
-    function that makes one; ``start`` are other weights to start from, by name or in a safetensors
-    file; ``freeze`` are layers that are neither trained nor sent; ``metrics`` are further scores,
-    functions of outputs and targets; ``track`` are trackers, as for ``run``. ``settings`` are those
-    of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``,
-    ``engine``, ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``,
-    ``availability``, ``stop`` and ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
+    function that makes one; ``init`` is how weights are first drawn: "torch" leaves that to PyTorch
+    and the model itself, "he", "glorot" and "authors" draw those of convolutions and dense layers
+    anew; ``start`` are other weights to start from, by name or in a safetensors file; ``freeze``
+    are layers that are neither trained nor sent; ``metrics`` are further scores, functions of
+    outputs and targets; ``track`` are trackers, as for ``run``. ``settings`` are those of a
+    schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``, ``engine``,
+    ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``, ``availability``,
+    ``stop`` and ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
 
     >>> import torch
     >>> people = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
@@ -124,17 +128,28 @@ def simulate(
         start = read_start(str(start))
     experiment = Experiment(
         population=population,
-        model=_factory(model, population, dict(model_parameters or {})),
+        model=_factory(model, population, dict(model_parameters or {}), init),
         method=made,
         criterion=_aligned(loss, population) if callable(loss) else criterion_of(loss, population),
         schedule=schedule_of(config),
         settings=chosen,
-        # A module comes with weights, and these are what its owner wants to start from.
-        start=model.state_dict() if start is None and isinstance(model, nn.Module) else start,
+        # A module comes with weights, and these are what its owner wants to start from, unless
+        # other ones are asked for.
+        start=model.state_dict()
+        if start is None and isinstance(model, nn.Module) and init == "torch"
+        else start,
         freeze=tuple(freeze),
         bn=bn,
+        init=init,
         metrics={name: _aligned(f, population) for name, f in (metrics or {}).items()},
-        config={"python": {"made_by": "coterie.simulate", "method": made.name, **_told(config)}},
+        config={
+            "python": {
+                "made_by": "coterie.simulate",
+                "method": made.name,
+                "init": init,
+                **_told(config),
+            }
+        },
     )
     return execute(experiment, place, resume, watch, track=tracked)
 
@@ -146,11 +161,15 @@ def _tracking(track: Track | None, directory: Path | None) -> Any:
 
 
 def _factory(
-    model: str | nn.Module | Callable[[], nn.Module], population: Population, parameters: Any
+    model: str | nn.Module | Callable[[], nn.Module],
+    population: Population,
+    parameters: Any,
+    init: str,
 ) -> Callable[[], nn.Module]:
     if isinstance(model, nn.Module):
         module = model
-        return lambda: reinitialised(module)
+        # Another initialisation draws some layers itself; the rest keeps the module's weights.
+        return lambda: reinitialised(module) if init == "torch" else copy.deepcopy(module)
     if callable(model):
         return model
     if model == "text" and population.vocabulary is not None:

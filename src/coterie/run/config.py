@@ -24,7 +24,7 @@ from coterie.errors import ConfigError, DataError, unknown
 from coterie.federation import ClientId
 from coterie.method import Method
 from coterie.methods import make as make_method
-from coterie.models import MODELS, make_model
+from coterie.models import MODELS, check_init, make_model
 from coterie.run.ending import Stop
 from coterie.run.experiment import Experiment, Settings, check_engine
 from coterie.run.presets import expanded
@@ -65,6 +65,7 @@ class ModelSection(Named):
     """Which model, from which weights, with which layers frozen."""
 
     name: str = "mlp"
+    init: str = "torch"
     start: str | None = None
     freeze: list[str] = Field(default_factory=list)
     bn: str = "shared"
@@ -370,6 +371,13 @@ def method_of(config: Config) -> Method:
     )
 
 
+def check_model(config: Config) -> None:
+    """Refuse a model and an initialisation that there are not."""
+    if config.model.name not in MODELS:
+        raise ConfigError(unknown("model", config.model.name, MODELS))
+    check_init(config.model.init)
+
+
 def experiment_of(
     config: Config,
     population: Population | None = None,
@@ -382,8 +390,7 @@ def experiment_of(
     may be ``absent`` when it begins.
     """
     method = method_of(config)
-    if config.model.name not in MODELS:
-        raise ConfigError(unknown("model", config.model.name, MODELS))
+    check_model(config)
     check_engine(settings_of(config))
     optimiser_class(config.train.optimizer)
     start = read_start(config.model.start) if config.model.start else None
@@ -409,6 +416,7 @@ def experiment_of(
         start=start,
         freeze=tuple(config.model.freeze),
         bn=config.model.bn,
+        init=config.model.init,
         config=_placed(config.model_dump()),
         absent=tuple(absent),
     )

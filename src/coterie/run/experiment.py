@@ -36,6 +36,7 @@ from coterie.errors import (
 )
 from coterie.federation import ClientId
 from coterie.method import Method, Public, Setup
+from coterie.models import initialise
 from coterie.run.ending import Stop
 from coterie.run.live import Live
 from coterie.run.privacy import calibrated, check_privacy
@@ -126,15 +127,19 @@ class Experiment:
     start: Mapping[str, torch.Tensor] | None = None
     freeze: tuple[str, ...] = ()
     bn: str = "shared"
+    init: str = "torch"
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     absent: tuple[ClientId, ...] = ()  # of a real federation: not there when it begins
 
     def fresh(self, number: int) -> nn.Module:
-        """A newly initialised module; number 0 is the one that everybody starts from."""
+        """A newly initialised module, some layers frozen; everybody starts from number 0."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.settings.seed, "init", stream=str(number)))
-            return self.model()
+            module = self.model()
+            freeze(module, self.freeze)
+            initialise(module, self.init)
+            return module
 
     def plan(self, folder: Path) -> Plan:
         """What the clients' side needs to know; refused if nobody trains, or nobody can join."""
@@ -177,7 +182,6 @@ class Experiment:
     def site_plan(self, folder: Path) -> Plan:
         """The same, unchecked: for a client that was told the experiment."""
         module = self.fresh(0)
-        freeze(module, self.freeze)
         layout = Layout.of(module, self.bn)
         start = Weights.from_tensors(layout, self.start or module.state_dict())
         return Plan(
@@ -275,9 +279,7 @@ class Experiment:
     @cached_property
     def public(self) -> Public | None:
         """The server's own samples, with a model to run on them."""
-        module = self.fresh(0)
-        freeze(module, self.freeze)
-        return public_of(self.population, module, self.bn, self.settings.device)
+        return public_of(self.population, self.fresh(0), self.bn, self.settings.device)
 
     def fingerprint(self, start: Weights) -> str:
         """A name for all that decides the result, whatever the engine and number of rounds."""
@@ -308,6 +310,8 @@ class Experiment:
             getattr(getattr(self.criterion, "func", self.criterion), "__qualname__", ""),
             repr(self.fresh(0)),
         ]
+        if self.init != "torch":  # the names of older runs, which have no init, stay as they are
+            parts.append(self.init)
         digest.update(json.dumps(parts, default=str).encode())
         return digest.hexdigest()
 

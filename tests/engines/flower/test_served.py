@@ -105,6 +105,24 @@ def test_first_weights_of_the_server_reach_clients_that_have_not_got_the_file(tm
     assert len(fed.grid.orders("enrol")) == 9
 
 
+def test_clients_draw_the_same_first_weights_by_the_rule_of_the_terms(tmp_path):
+    fed = Federation(tmp_path, method("ifca", model={"init": "authors"}))
+    fed.serve()
+    assert_models(fed, fed.loop())
+    assert len(fed.grid.orders("enrol")) == 3  # nobody had to be sent them
+    (agreed,) = (tmp_path / "site0/runs").glob("*/agreed.json")
+    assert json.loads(agreed.read_text())["config"]["model"]["init"] == "authors"
+    plain = Federation(tmp_path / "plain", method("ifca"))
+    assert plain.serve().plan.start.vector.ne(fed.loop().plan.start.vector).any()
+
+
+def test_an_unknown_initialisation_is_refused_before_anybody_is_asked(tmp_path):
+    fed = Federation(tmp_path, three(model={"init": "author"}))
+    with pytest.raises(ConfigError, match="did you mean 'authors'"):
+        fed.serve()
+    assert fed.grid.posts == []
+
+
 def test_the_model_is_there_for_use(tmp_path, plain):
     fed = Federation(tmp_path, three("ditto"))
     fed.serve()

@@ -238,7 +238,7 @@ def test_a_class_that_nobody_knows_is_named():
 def test_no_path_of_the_server_travels():
     asked = {
         "data": {"folder": "/srv/secret", "samples": 9},
-        "model": {"name": "mlp", "start": "/srv/secret/start.safetensors", "hidden": [4]},
+        "model": {"start": "/srv/secret/start.safetensors", "hidden": [4], "init": "he"},
         "availability": {"name": "trace", "file": "/srv/secret/trace.csv"},
         "clock": {"name": "links"},
         "run": {"engine": "ray", "address": "secret:10001", "workers": 3, "seed": 5},
@@ -250,6 +250,7 @@ def test_no_path_of_the_server_travels():
     assert again.run.seed == 5
     assert again.data.samples == 9
     assert again.model.parameters == {"hidden": [4]}
+    assert again.model.init == "he"
     assert again.run.engine == Config().run.engine
     assert again.clock.name == "none"
     assert again.stop.bytes is None

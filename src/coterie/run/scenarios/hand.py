@@ -10,6 +10,7 @@ from typing import Any
 from coterie.data.files import Where, cache_folder, find, places
 from coterie.data.images import image_tree_in
 from coterie.data.sources import SOURCES
+from coterie.run.config import assign
 
 Tree = dict[str, Any]
 
@@ -119,7 +120,7 @@ def fitted(tree: Tree, name: str) -> Tree:
         data |= {k: min(data[k], train) for k in ("samples",) if k in data}
         data |= {k: min(data[k], held_out or train // 10) for k in ("public",) if k in data}
     if name == "text":
-        tree["model"] = {"name": "text"}
+        assign(tree, "model.name", "text")
     elif tree["model"]["name"] == "text" or name == "csv":
-        tree["model"] = {"name": "mlp"}
+        assign(tree, "model.name", "mlp")
     return tree

@@ -492,6 +492,8 @@ _USER_TABLES: dict[str, tuple[str, dict[str, Any]]] = {
 _USER_NOTES = (
     "The paper's figures are means of five runs.",
     "The paper does not tell the number of rounds; here 100.",
+    "Weights are first drawn as by the authors: He's rule for convolutions, Glorot's for dense "
+    "layers, biases zero.",
     "FedProx and Ditto: the paper reports the best of 0.1, 0.5 and 1 for μ and λ; here 0.1.",
     "pFedMe: 20 epochs and batches of 20; SCAFFOLD: 5 epochs, and here no momentum, which its "
     "correction does not allow for.",
@@ -532,12 +534,12 @@ def user_centric() -> Iterator[Scenario]:
             paper=_USER,
             table="figure 3" if name == "text" else "tables I and II",
             config={
-                "model": {"name": "lenet5"},
-                "run": {"rounds": 100, "cohort": 1.0},
                 **tables,
                 "data": data,
+                "model": {"name": "lenet5", "init": "authors", **tables.get("model", {})},
                 "method": {**method, **tables.get("method", {})},
                 "train": {**train, **tables.get("train", {})},
+                "run": {"rounds": 100, "cohort": 1.0},
             },
             **_figures(figures.get(name, {})),
             worst={m: value for m, (value, _) in worst.get(name, {}).items()},
