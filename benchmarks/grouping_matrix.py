@@ -83,12 +83,19 @@ def samples(name: str, folder: str | None) -> tuple[np.ndarray, np.ndarray]:
     return raw.x, raw.y
 
 
-def sizes_of(kind: str, low: int, high: int, rng: np.random.Generator) -> list[int]:
-    """Equal sizes, or sizes spread evenly on a logarithmic scale, in random order."""
-    if kind == "equal":
-        return [round((low + high) / 2)] * CLIENTS
-    spread = np.geomspace(low, high, CLIENTS).round().astype(int)
-    return [int(n) for n in rng.permutation(spread)]
+def sizes_and_groups(
+    kind: str, low: int, high: int, rng: np.random.Generator
+) -> tuple[list[int], list[int]]:
+    """Equal sizes, or sizes spread evenly on a logarithmic scale; every group has large and small.
+
+    Clients come in random order.
+    """
+    sizes = np.full(CLIENTS, round((low * high) ** 0.5))
+    if kind == "unequal":
+        sizes = np.geomspace(low, high, CLIENTS).round().astype(int)
+    groups = np.concatenate([rng.permutation(GROUPS) for _ in range(CLIENTS // GROUPS)])
+    order = rng.permutation(CLIENTS)
+    return [int(n) for n in sizes[order]], [int(g) for g in groups[order]]
 
 
 def dealt(y: np.ndarray, shares: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -109,13 +116,12 @@ def planted(
     rng = np.random.default_rng([seed, KINDS.index(kind), SIZES.index(size)])
     x, y = samples(name, folder)
     low, high = (25, 130) if name == "digits" else (60, 300)
-    truth = rng.permutation(np.arange(CLIENTS) % GROUPS)
+    sizes, truth = sizes_and_groups(size, low, high, rng)
     flat = np.full(10, 0.1)
     orders = [np.arange(10), *(rng.permutation(10) for _ in range(GROUPS - 1))]
     clients = []
     pool = rng.permutation(len(y))
-    for i, count in enumerate(sizes_of(size, low, high, rng)):
-        group = int(truth[i])
+    for group, count in zip(truth, sizes, strict=True):
         shares = flat
         if kind == "label-sets":
             shares = np.isin(np.arange(10), LABEL_SETS[group]) / len(LABEL_SETS[group])
@@ -135,7 +141,7 @@ def planted(
             swap[[a, b]] = b, a
             labels = swap[labels]
         clients.append((images, labels))
-    groups = truth.tolist() if kind in (*PLANTED, "pair") else [0] * CLIENTS
+    groups = truth if kind in (*PLANTED, "pair") else [0] * CLIENTS
     population = from_clients(clients, seed=seed, classes=10)
     return population, groups
 

@@ -60,10 +60,11 @@ def proposed(
         "cuts": torch.from_numpy(np.stack(cuts)),
         "places": places,
         "slot": slot,
+        "own": next((i for i, c in enumerate(cuts) if (c == evidence.labels).all()), -1),
+        "decisive": evidence.decisive,
         "next": first,
         "rounds": rounds,
         "again": again,
-        "loss": math.nan,
     }
 
 
@@ -352,46 +353,45 @@ def _settle(
         said = {"verdict": {"cuts": counts, "why": NOBODY}}
         return _ended(replace(state, notes={**state.notes, **said}))
     verdict = judge(*scores, len(counts))
-    losses = verdict.losses
-    gain = losses[0] - losses[verdict.chosen]
-    learnt = plan.memory["loss"] - losses[0]
-    waits = plan.memory["again"] and verdict.chosen > 0 and not gain > learnt
+    chosen, why = decide(verdict, counts, plan.memory["own"] if plan.memory["decisive"] else -1)
     notes: dict[str, Any] = {
         "cuts": counts,
-        "losses": [float(f"{v:.6g}") for v in losses],
+        "losses": [float(f"{v:.6g}") for v in verdict.losses],
         "errors": [float(f"{v:.6g}") for v in verdict.errors],
-        "chosen": counts[verdict.chosen],
-        "adopted": verdict.chosen > 0 and not waits,
+        "chosen": counts[chosen],
         "clients": round(verdict.clients),
-        "why": _why(counts, verdict, waits, learnt),
+        "why": why,
     }
     state = replace(state, notes={**state.notes, "verdict": notes})
-    if waits or (verdict.chosen == 0 and plan.memory["again"]):
-        later = {**plan.memory, "next": 2 * info.number + 1, "loss": losses[0]}
-        later.pop("models", None)
-        return state.joined({}, trial=later)
-    if verdict.chosen == 0:
+    if chosen:
+        return _split(state, info, plan, models, chosen)
+    if not plan.memory["again"]:
         return _ended(state)
-    return _split(state, info, plan, models, verdict.chosen)
+    later = {**plan.memory, "next": 2 * info.number + 1}
+    later.pop("models", None)
+    return state.joined({}, trial=later)
 
 
 NOBODY = "no client has validation data: there is no way to tell whether groups pay"
 
 
-def _why(counts: Sequence[int], verdict: Verdict, waits: bool, learnt: float) -> str:
-    """One sentence that says what the trial found."""
-    one, chosen = verdict.losses[0], verdict.losses[verdict.chosen]
-    if verdict.chosen == 0:
-        return f"no grouping is better than one model on validation data (loss {one:.3f})"
-    sentence = f"{counts[verdict.chosen]} groups: validation loss {chosen:.3f}, one model {one:.3f}"
-    if waits:
-        since = (
-            "nothing to compare with" if math.isnan(learnt) else f"{learnt:.3f} since last asked"
-        )
-        return (
-            f"{sentence}; one model still improves as fast by itself ({since}): asked again later"
-        )
-    return sentence
+def decide(verdict: Verdict, counts: Sequence[int], own: int = -1) -> tuple[int, str]:
+    """Which cut is taken, and the sentence that says why.
+
+    ``own`` is the cut that the evidence has decided for. Where the trial prefers a finer one, it
+    has picked the luckiest of many; so ``own`` stays unless it is more than two standard errors
+    above the lowest loss.
+    """
+    chosen, losses = verdict.chosen, verdict.losses
+    one = f"one model has {losses[0]:.3f}"
+    if chosen == 0:
+        return 0, f"no grouping is better than one model on validation data (loss {losses[0]:.3f})"
+    if 0 < own < chosen and losses[own] - min(losses) <= 2 * verdict.errors[own]:
+        chosen = own
+    sentence = f"{counts[chosen]} groups have a validation loss of {losses[chosen]:.3f}, {one}"
+    if chosen == own:
+        return own, f"{sentence}; these are the groups that the evidence finds"
+    return chosen, sentence
 
 
 def _split(

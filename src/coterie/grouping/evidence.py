@@ -71,6 +71,17 @@ class Evidence:
         return 1 - self.errors[self.groups] / self.errors[1] if self.errors.get(1) else 0.0
 
     @property
+    def plausible(self) -> list[int]:
+        """The numbers of groups whose error is within one standard error of the lowest."""
+        lowest = min(self.errors.values(), default=0.0)
+        return [k for k, error in self.errors.items() if error <= lowest + self.deviations[k]]
+
+    @property
+    def decisive(self) -> bool:
+        """Whether fewer groups, and more, both predict the other halves clearly worse."""
+        return self.plausible == [self.groups] and 1 < self.groups < max(self.errors)
+
+    @property
     def between(self) -> list[int]:
         """The clients, by position, whose halves fall into different groups."""
         return [int(i) for i in np.flatnonzero(self.certainty < 0)]
@@ -84,6 +95,7 @@ class Evidence:
             "kappa": {str(k): round(v, 4) for k, v in self.kappa.items()},
             "certainty": [round(float(c), 4) for c in self.certainty],
             "explained": round(self.explained, 4),
+            "decisive": self.decisive,
             "enough": self.enough,
             "why": self.why,
         }

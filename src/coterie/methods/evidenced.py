@@ -18,7 +18,8 @@ from coterie.weights import Weights
 Try = Literal["auto", "always", "off"]
 Views = Callable[[Public | None], View]
 ROOT = 0  # the group that everybody begins in
-FIRST = 2  # rounds of one model before the first trial
+FIRST = 2  # rounds of one model before a trial of groups that the evidence is decided about
+LATER = 2  # rounds before a trial of others
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Evidenced:
     tries: Try = "auto"
     rounds: int = 1
     first: int = FIRST
+    later: int = LATER
     again: bool = True
     views: Views | None = None
 
@@ -59,7 +61,7 @@ class Evidenced:
                 answer.evidence,
                 answer.places,
                 slot,
-                max(number, self.first),
+                max(number, self.first if answer.evidence.decisive else self.later),
                 fed.min_group,
                 self.rounds,
                 self.again,
