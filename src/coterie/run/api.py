@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from torch import nn
 
 from coterie.client.fit import Criterion
 from coterie.data import Population, from_clients
+from coterie.data.metadata import Values, columns_by_client
 from coterie.engines.site import Metric
 from coterie.errors import ConfigError, unknown
 from coterie.method import Method
@@ -29,6 +32,7 @@ from coterie.run.config import (
 )
 from coterie.run.experiment import Experiment, Watch, execute, reinitialised
 from coterie.run.presets import PRESETS
+from coterie.run.privacy import left_public
 from coterie.run.result import Result
 from coterie.run.toml import read_toml
 
@@ -59,7 +63,9 @@ def run(
         config = parse(config)
     place = Path(directory) if directory else None
     tracked = _tracking(track, place)
-    return execute(experiment_of(config), place, watch=watch, track=tracked)
+    experiment = experiment_of(config)
+    _warn_of_public(experiment)
+    return execute(experiment, place, watch=watch, track=tracked)
 
 
 def simulate(
@@ -76,6 +82,7 @@ def simulate(
     bn: str = "shared",
     test_fraction: float = 0.2,
     val_fraction: float = 0.1,
+    metadata: Mapping[str, Values] | None = None,
     directory: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
@@ -87,8 +94,9 @@ def simulate(
     ``model`` is a name of ``coterie.models``, a module (training starts from its weights), or a
     function that makes one; ``start`` are other weights to start from, by name or in a safetensors
     file; ``freeze`` are layers that are neither trained nor sent; ``metrics`` are further scores,
-    functions of outputs and targets; ``track`` are trackers, as for ``run``. ``settings`` are those
-    of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``,
+    functions of outputs and targets; ``metadata`` are columns with a value for each client, as in
+    ``{"site": {0: "north", 1: "south"}}``; ``track`` are trackers, as for ``run``. ``settings`` are
+    those of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``,
     ``engine``, ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``,
     ``availability``, ``stop`` and ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
 
@@ -114,6 +122,10 @@ def simulate(
             seed=chosen.seed,
         )
     )
+    if metadata is not None:
+        names = [client.name for client in population.clients]
+        columns = columns_by_client(metadata, names)
+        population = replace(population, metadata={**population.metadata, **columns})
     made = make_method(method) if isinstance(method, str) else method
     if not isinstance(made, Method):
         raise ConfigError(
@@ -136,7 +148,13 @@ def simulate(
         metrics={name: _aligned(f, population) for name, f in (metrics or {}).items()},
         config={"python": {"made_by": "coterie.simulate", "method": made.name, **_told(config)}},
     )
+    _warn_of_public(experiment)
     return execute(experiment, place, resume, watch, track=tracked)
+
+
+def _warn_of_public(experiment: Experiment) -> None:
+    if text := left_public(experiment.settings.privacy, experiment.method):
+        warnings.warn(text, stacklevel=3)
 
 
 def _tracking(track: Track | None, directory: Path | None) -> Any:
