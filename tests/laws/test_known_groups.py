@@ -135,8 +135,9 @@ def test_a_group_that_is_too_small_for_a_secure_sum_is_refused_before_anything_i
     made = secured(coterie.known_groups(groups=SMALL))
     with pytest.raises(ConfigError) as told:
         execute(made, tmp_path / "run")
-    assert "too few clients in group 'b' (1 client): a secure sum needs privacy.min_group = 3" in str(
-        told.value
+    assert (
+        "too few clients in group 'b' (1 client): a secure sum needs privacy.min_group = 3"
+        in str(told.value)
     )
     assert not (tmp_path / "run").exists()
     two = secured(coterie.known_groups(groups=list("aabbbb")), settings={"cohort": 0.5})

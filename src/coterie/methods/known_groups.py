@@ -15,7 +15,7 @@ from coterie.method import Method, Round, Setup, State, method
 from coterie.weights import Weights
 
 NAME, COLUMN = "known-groups", "group"
-Groups = str | dict[str, str | int] | list[str | int]
+Groups = str | dict[str, Any] | list[Any]
 
 
 @method
@@ -35,7 +35,7 @@ def known_groups(groups: Groups = COLUMN) -> Method:
     Reference: none.
     """
     if isinstance(groups, str) and names_file(groups):
-        return known_groups(groups=dict[str, str | int](read_groups(Path(groups))))
+        return known_groups(groups=read_groups(Path(groups)))
     return grouped(NAME, given_groups(groups))
 
 

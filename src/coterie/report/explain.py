@@ -253,7 +253,7 @@ def _described(hint: Any) -> tuple[list[str], list[str]]:
     if origin is not None:  # tuple[int, ...], list[float]
         inner = [_described(part) for part in get_args(hint) if part is not Ellipsis]
         items = " or ".join(dict.fromkeys(k for found, _ in inner for k in found))
-        return [f"list of {items}s"], [r for _, found in inner for r in found]
+        return [f"list of {items}s" if items else "list"], [r for _, found in inner for r in found]
     return ([_TYPES[hint]] if hint in _TYPES else []), []
 
 

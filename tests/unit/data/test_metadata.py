@@ -156,7 +156,9 @@ def raw():
     hospital = np.repeat(np.array(["a", "b", "c", "d", "e", "f"]), 4)
     country = np.repeat(np.array(["x", "y", "x", "z", "y", "x"]), 4)
     columns = {"hospital": hospital, "country": country, "ward": np.tile([1, 2, 3, 4], 6)}
-    return RawData(np.zeros((24, 2), np.float32), np.arange(24) % 2, "table", ("0", "1"), None, columns)
+    return RawData(
+        np.zeros((24, 2), np.float32), np.arange(24) % 2, "table", ("0", "1"), None, columns
+    )
 
 
 def built(**changes):
