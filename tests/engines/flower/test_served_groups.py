@@ -86,6 +86,13 @@ def test_one_that_nobody_has_named_stays_outside(tmp_path):
     assert any("known-groups cannot admit client 2: its group is not known" in t for t in fed.said)
 
 
+def test_ids_that_nobody_has_need_no_group(tmp_path):
+    """Without keys, clients 0 and 2 may come, and no 1."""
+    fed = Federation(tmp_path, known({"0": "a", "2": "b"}))
+    fed.grid.away = {1}
+    assert fed.serve(expect=2).groups == {0: "a", 2: "b"}
+
+
 def test_a_column_is_refused_with_what_to_do(tmp_path):
     fed = Federation(tmp_path, known("site"))
     with pytest.raises(ConfigError, match=r"does not know its clients' metadata. Give a file"):

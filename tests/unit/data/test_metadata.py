@@ -26,6 +26,8 @@ def test_names_that_are_numbers():
     names = {0: "10", 1: "2", 2: "3"}
     assert by_client({"10": "a", "2": "b", "3": "c"}, names, "g") == {0: "a", 1: "b", 2: "c"}
     assert by_client({"0": "a", "1": "b", "2": "c"}, names, "g") == {0: "a", 1: "b", 2: "c"}
+    # Where both would do, names count.
+    assert by_client({"0": "a", "1": "b"}, {0: "1", 1: "0"}, "g") == {0: "b", 1: "a"}
 
 
 def test_a_name_of_several_clients_means_none_of_them():
@@ -46,9 +48,9 @@ def test_all_that_is_wrong_with_clients_is_said_at_once():
     with pytest.raises(ConfigError) as told:
         by_client({"rome": "s", "0": "n", "paris": "s", "ulm": "s"}, NAMES, "groups.json")
     assert str(told.value) == (
-        "groups.json: client 1 (oslo), client 2 (bern) are missing; 'paris', 'ulm' are not known as "
-        "clients; client 0 (rome) is named more than once. Name each of the 3 clients once, by its "
-        "id or its name"
+        "groups.json: client 1 (oslo), client 2 (bern) are missing; 'paris', 'ulm' are not known "
+        "as clients; client 0 (rome) is named more than once. Name each of the 3 clients once, by "
+        "its id or its name"
     )
 
 
