@@ -124,6 +124,7 @@ def run(
     from coterie.run.ending import Stop
     from coterie.run.evaluation import headline
     from coterie.run.experiment import execute
+    from coterie.run.privacy import left_public
     from coterie.run.rundir import finite
     from coterie.run.scenarios import recall, remember
 
@@ -139,6 +140,8 @@ def run(
         tell(chosen)
         about = None if chosen is None else chosen.about()
     experiment = experiment_of(parse(tree))
+    if public := left_public(experiment.settings.privacy, experiment.method):
+        warn(public)
     place = resume or directory or new_directory(experiment.method.name)
     judged_by = headline(experiment.population.classes is None)
     name, total = experiment.method.name, experiment.settings.rounds
@@ -393,11 +396,20 @@ def admit(
     to: Annotated[
         Path | None, typer.Option("--to", help="The model's file (default: DATA.safetensors).")
     ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(help="What is known of the newcomer: column=value, as in site=north."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
 ) -> None:
     """Let a new client join a run, adapt the model to its data, and write that to a file."""
     from coterie.report.tables import print_admitted
-    from coterie.run.admit import admit_client, export_admitted, newcomer_data
+    from coterie.run.admit import (
+        admit_client,
+        export_admitted,
+        newcomer_data,
+        newcomer_metadata,
+    )
     from coterie.run.evaluation import headline
     from coterie.run.export import check_target, reopen
     from coterie.run.rundir import finite
@@ -406,13 +418,22 @@ def admit(
     check_target(target)
     result = reopen(run)
     population = result.plan.population
-    admitted = admit_client(result, newcomer_data(client, run, population), epochs)
+    known = {**newcomer_metadata(client, run), **dict(map(_column, metadata or ()))}
+    data = newcomer_data(client, run, population)
+    admitted = admit_client(result, data, epochs, known)
     export_admitted(admitted, result, target)
     found = admitted.to_dict()
     if as_json:
         typer.echo(json.dumps(finite({**found, "model": str(target)})))
     else:
         print_admitted(out, found, headline(population.classes is None), target)
+
+
+def _column(text: str) -> tuple[str, str]:
+    column, value = (part.strip() for part in text.partition("=")[::2])
+    if not column or not value:
+        raise ConfigError(f"--metadata {text}: write column=value, as in site=north")
+    return column, value
 
 
 @app.command()

@@ -188,7 +188,8 @@ class Assign:
     model and takes the one that fits its training data best; or, if ``parallel``, it trains every
     model. What it sends goes into its group's mean, or where ``mixes(state, client)`` says, in
     those shares. Without ``admit`` a newcomer picks. ``tasks`` are what the rule asks of clients,
-    ``tells(state)`` what it has to say to those who train; ``check`` refuses what does not fit.
+    ``tells(state)`` what it has to say to those who train; ``check`` refuses what does not fit,
+    ``takes_as_public`` is as in ``Method``.
 
     A rule that ``sorts`` looks at single replies, in the rounds in which ``looks(state, info)``:
     from the state, what the cohort sent, and a way to have ``more`` clients train as well, come the
@@ -213,6 +214,7 @@ class Assign:
     probes: Callable[[Federation, State, Round], State] | None = None
     regrouped: Callable[[State, State], State] = lambda _, after: after
     needs_all_layers: str = ""
+    takes_as_public: str = ""
 
 
 def everyone() -> Assign:
@@ -398,6 +400,7 @@ def grouped(
         needs_all_layers=assign.needs_all_layers,
         no_robust_mean="mixes models in shares" if assign.mixes else "",
         headline=train.headline,
+        takes_as_public=assign.takes_as_public,
     )
 
 

@@ -131,7 +131,10 @@ class Setup:
 
     ``start`` is θ⁰, ``fresh(i)`` the i-th further random initialisation, ``groups`` the true
     groups of the scenario if it has any, ``public`` the server's own samples if it has any,
-    ``schedule`` how clients train, ``budget`` what the run may cost.
+    ``schedule`` how clients train, ``budget`` what the run may cost. ``names`` and ``metadata`` are
+    those of all clients that are known, newcomers included: names by id, and columns such as
+    "site" with a value for each client. ``smallest_group`` is how many clients a mean needs at
+    least: more than one where sums are secure.
     """
 
     start: Weights
@@ -142,13 +145,17 @@ class Setup:
     public: Public | None = None
     schedule: Schedule = field(default_factory=Schedule)
     budget: Budget = field(default_factory=Budget)
+    names: Mapping[ClientId, str] = field(default_factory=dict)
+    metadata: Mapping[str, Mapping[ClientId, str]] = field(default_factory=dict)
+    smallest_group: int = 1
 
 
 @dataclass(frozen=True)
 class Round:
     """The present round: its number from 0, who takes part, and the server's own samples.
 
-    ``spent`` is what the run has cost before this round, ``budget`` what it may cost.
+    ``spent`` is what the run has cost before this round, ``budget`` what it may cost. ``metadata``
+    is what is said of a newcomer that the run did not begin with, by column and client.
     """
 
     number: int
@@ -156,6 +163,7 @@ class Round:
     public: Public | None = None
     spent: Spent = field(default_factory=Spent)
     budget: Budget = field(default_factory=Budget)
+    metadata: Mapping[str, Mapping[ClientId, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,8 @@ class Method:
     ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so; ``no_step``
     and ``no_robust_mean`` why no server's optimiser, or no robust mean, can go around it.
     ``headline`` is the score that it is judged by, "received" or "adapted". One that
-    ``keeps_budget`` ends by itself before a budget is exceeded.
+    ``keeps_budget`` ends by itself before a budget is exceeded. ``takes_as_public`` is what it was
+    told about clients beforehand, which no noise hides, and how far that matters.
     """
 
     name: str
@@ -212,6 +221,7 @@ class Method:
     no_robust_mean: str = ""
     headline: str = "received"
     keeps_budget: bool = False
+    takes_as_public: str = ""
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:
@@ -253,9 +263,16 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
                 reason = reason.replace("greater than or equal to", "at least")
                 reason = reason.replace("less than or equal to", "at most")
                 raise ConfigError(f"method {label}: {name} = {value!r}: {reason}") from None
-        return replace(
-            factory(*args, **kwargs),
-            source=Source(factory.__module__, factory.__qualname__, dict(bound.arguments)),
-        )
+            except TypeError as error:  # json's: NumPy's numbers, say
+                raise ConfigError(
+                    f"method {label}: {name} = {value!r}: {error}; give plain numbers and texts"
+                ) from None
+        source = Source(factory.__module__, factory.__qualname__, dict(bound.arguments))
+        made = factory(*args, **kwargs)
+        # A factory that called itself, as with the content of a file, has said where it comes from.
+        inner = made.source
+        if inner and (inner.module, inner.factory) == (source.module, source.factory):
+            return made
+        return replace(made, source=source)
 
     return make

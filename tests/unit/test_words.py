@@ -64,6 +64,14 @@ def test_groups_that_are_the_true_ones_or_one_or_all_alone():
     assert "Each of the 4 clients is in a group of its own." in said([1, 2, 3, 4])
 
 
+@pytest.mark.parametrize("method", ["oracle", "known-groups", "known-groups+ditto"])
+def test_groups_that_were_given_were_not_found(method):
+    run = finished()
+    told = " ".join(headline(replace(run, result={**run.result, "method": method})))
+    assert "It was given 3 groups" in told
+    assert "found" not in told
+
+
 def scored(name, accuracy, moved, seed=0, method=None, status="finished"):
     event = round_of(1, received={"accuracy": accuracy}, total_bytes={"down": moved, "up": 0})
     config = {"method": {"name": method or name}, "run": {"seed": seed, "rounds": 1}}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from coterie.data.dealing import check_whole
+from coterie.data.metadata import constant_columns
 from coterie.data.parameters import check_parameters, pick
 from coterie.data.partitions import PARTITIONS, Partition
 from coterie.data.population import Population, cut_into_clients
@@ -48,6 +49,7 @@ def build_population(
     max_vocabulary: int = 10_000,
     length: int = 64,
     seed: int = 0,
+    metadata: Sequence[str] = (),
 ) -> Population:
     """Divide a set's training part among clients.
 
@@ -57,7 +59,8 @@ def build_population(
     training splits; texts become ``length`` word numbers of a vocabulary of at most
     ``max_vocabulary`` entries, made from the training splits. A table is standardised before it
     is shifted, so noise is in standard deviations. The partition 'column' takes the name of one
-    of the set's columns as ``by``.
+    of the set's columns as ``by``. ``metadata`` are columns that describe clients, such as their
+    country: each client has one value, the same in all its rows.
 
     >>> from coterie.data import load
     >>> population = build_population(load("digits"), clients=10, partition="iid")
@@ -81,6 +84,7 @@ def build_population(
     elif shift_params:
         raise ConfigError("shift_params were given without a shift: name the shift")
     names = dealt.names or tuple(str(i) for i in range(len(sizes)))
+    rows = [kept[held] for held in dealt.indices]
     return Population(
         clients=cut_into_clients(torch.from_numpy(x), torch.from_numpy(y), sizes, names),
         kind=raw.kind,
@@ -93,6 +97,7 @@ def build_population(
         mean=None if moments is None else torch.from_numpy(moments[0]),
         std=None if moments is None else torch.from_numpy(moments[1]),
         features=raw.features,
+        metadata=constant_columns(raw.columns, metadata, rows, names),
     )
 
 

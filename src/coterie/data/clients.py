@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from coterie.data.build import target_width
+from coterie.data.metadata import Values, columns_by_client
 from coterie.data.population import ClientData, Population, Split, cut_into_clients
 from coterie.data.raw import (
     Array,
@@ -42,6 +43,7 @@ def from_clients(
     seed: int = 0,
     classes: int | Sequence[str] | None = None,
     kind: str | None = None,
+    metadata: Mapping[str, Values] | None = None,
 ) -> Population:
     """A population of data that is already divided among clients.
 
@@ -49,7 +51,8 @@ def from_clients(
     splits, or a PyTorch dataset; arrays may be NumPy's or tensors. What is missing is split off.
     Whole-number labels are classes 0..max (or ``classes``), float labels regression targets. Two
     dimensions are a table, three or four are images: uint8, or float32 as they are. ``kind="text"``
-    takes whole numbers of shape (N, length) as words. Values are not scaled.
+    takes whole numbers of shape (N, length) as words. Values are not scaled. ``metadata`` has a
+    value for each client, by its id or name or in a list, in each of its columns.
 
     >>> x, y = np.zeros((10, 3)), np.arange(10) % 2
     >>> population = from_clients([(x, y), (x, y)])
@@ -84,6 +87,7 @@ def from_clients(
         groups=None,
         public=None,
         vocabulary=vocabulary,
+        metadata=columns_by_client(metadata or {}, labels),
     )
 
 

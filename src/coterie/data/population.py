@@ -6,8 +6,8 @@ What a client holds are views of it, so a thousand clients cost no more memory t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -49,6 +49,7 @@ class Population:
     names, None for regression; ``targets`` the number of a model's outputs. ``groups`` is the true
     hidden group of each client, when the scenario has any; ``public`` unlabelled samples.
     ``mean`` and ``std`` are what a table was standardised by, ``features`` its columns' names.
+    ``metadata`` are columns with a value for each client, such as its site, by client id.
     """
 
     clients: tuple[ClientData, ...]
@@ -62,6 +63,7 @@ class Population:
     mean: Tensor | None = None
     std: Tensor | None = None
     features: tuple[str, ...] | None = None
+    metadata: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def share(self) -> None:
         """Move all storage to shared memory, so that worker processes use one copy of it.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie.data.population import Population, Split
 from coterie.data.raw import Array, check_finite, same_length
-from coterie.data.tables import _npz_arrays, _read_sheet, _Sheet, read_npy
+from coterie.data.tables import _npz_arrays, _Sheet, read_npy, read_sheet
 from coterie.data.text import encode
 from coterie.errors import DataError, unknown
 
@@ -31,7 +31,7 @@ def samples_like(path: Path, population: Population) -> Tensor:
     if not path.is_file():
         raise DataError(f"there is no file {path}: correct the path")
     if ending == ".csv":
-        x = _from_sheet(_read_sheet(path, ","), population)
+        x = _from_sheet(read_sheet(path, ","), population)
     else:
         x = _prepared(_array(path), path, population)
     if not len(x):
@@ -55,7 +55,7 @@ def labelled_like(
     if not path.exists():
         raise DataError(f"there is no file or folder {path}: correct the path")
     if path.suffix.lower() == ".csv":
-        sheet = _read_sheet(path, delimiter)
+        sheet = read_sheet(path, delimiter)
         x = _from_sheet(sheet, population, text, label)
         y = _sheet_targets(sheet, label, population)
     else:

@@ -55,7 +55,8 @@ class _Sheet:
         )
 
 
-def _read_sheet(path: Path, delimiter: str) -> _Sheet:
+def read_sheet(path: Path, delimiter: str) -> _Sheet:
+    """A CSV file with a header line; what is wrong with it is said with its line."""
     if not isinstance(delimiter, str) or len(delimiter) != 1:
         raise ConfigError(f"delimiter = {delimiter!r}: give one character")
     rows: list[list[str]] = []
@@ -108,7 +109,7 @@ def read_csv(
     ``columns`` are kept aside, to divide the data by. ``target`` is "classes" (the label may be
     text or numbers) or "regression".
     """
-    sheet = _read_sheet(path, delimiter)
+    sheet = read_sheet(path, delimiter)
     kept = _kept_columns(sheet, label, columns)
     features = [name for name in sheet.columns if name != label and name not in kept]
     if not features:
@@ -127,7 +128,7 @@ def read_text_csv(
     delimiter: str = ",",
 ) -> RawData:
     """Texts with a label each, from two columns of a CSV file."""
-    sheet = _read_sheet(path, delimiter)
+    sheet = read_sheet(path, delimiter)
     kept = _kept_columns(sheet, label, columns)
     y, names = _csv_targets(sheet, label, "classes", classes)
     return RawData(sheet.texts(text), y, "text", names, columns=kept)

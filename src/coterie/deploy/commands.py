@@ -195,7 +195,7 @@ def serve(
     from coterie.report.progress import Watch, progress
     from coterie.report.tables import print_summary
     from coterie.report.tracking import tracking
-    from coterie.run.config import method_of, parse
+    from coterie.run.config import parse
     from coterie.run.rundir import finite
     from coterie.run.stopping import heeding, stopped_with
 
@@ -225,7 +225,7 @@ def serve(
 
     @contextmanager
     def shown(judged_by: str) -> Iterator[Watch]:
-        name, done = method_of(asked).name, rounds_done(directory)
+        name, done = asked.method.name, rounds_done(directory)
         may_end = asked.stop != type(asked.stop)()
         shown = progress(err, name, asked.run.rounds, judged_by, quiet, done=done, may_end=may_end)
         with shown as watch:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie import __version__
+from coterie.data.metadata import names_file
 from coterie.data.population import Population
 from coterie.deploy.member import DESCRIBE, ENROL, REFUSED, STRANGER
 from coterie.deploy.terms import (
@@ -32,16 +33,19 @@ from coterie.engines.flower.parcel import Parcel
 from coterie.engines.site import Plan
 from coterie.errors import ConfigError, CoterieError, DataError, Interrupted, RunDirError
 from coterie.federation import ClientId
+from coterie.methods.known_groups import COLUMN, with_groups
 from coterie.run.config import (
     Config,
     check_model,
     experiment_of,
+    groups_inlined,
     method_of,
     parse,
     population_of,
 )
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment, Watch, execute
+from coterie.run.privacy import left_public
 from coterie.run.result import Result
 from coterie.run.rundir import ENGINE, RunDir
 from coterie.tree import write_atomic
@@ -336,10 +340,10 @@ def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = Non
     ``show`` is told what scores are judged by, and gives something to watch rounds with; ``track``
     follows the run once it begins.
     """
-    config = parse(serving.config)
-    _check(config)
     place = serving.directory / ENGINE
     before = _remembered(place)
+    config = _with_groups(parse(serving.config), before)
+    _check(config)
     if before is not None and before["config"] != json.loads(json.dumps(config.model_dump())):
         raise ConfigError(
             f"{serving.directory} serves another configuration: give the one it began with, or "
@@ -369,7 +373,10 @@ def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = Non
         else:
             engine.recall(before)
             assert engine.like is not None
-        experiment = _experiment(config, engine.like, engine.begun, engine.count)
+        names = {} if keys is None else {m.id: m.name for m in keys.clients}
+        experiment = _experiment(config, engine.like, engine.begun, engine.count, names)
+        if public := left_public(experiment.settings.privacy, experiment.method):
+            tell(public)
         start = experiment.plan(Path()).start
         engine.terms = {
             "config": travelling(experiment.config),
@@ -395,9 +402,24 @@ def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = Non
         return execute(experiment, serving.directory, resume, watch, made, track)
 
 
+def _with_groups(config: Config, before: Mapping[str, Any] | None) -> Config:
+    """With the groups of a file; a federation that goes on keeps those that it began with."""
+    if before is None:
+        return groups_inlined(config)
+    section, first = config.method, []  # type: tuple[Any, list[Any]]
+    with_groups(section.name, before["config"]["method"], first.append)
+
+    def kept(groups: Any) -> Any:
+        return first[0] if first and isinstance(groups, str) and names_file(groups) else groups
+
+    parameters = with_groups(section.name, section.parameters, kept)
+    return config.model_copy(update={"method": section.model_copy(update=parameters)})
+
+
 def _check(config: Config) -> None:
     """Refuse names that there are not, and what only a simulation has, before anybody is asked."""
     method_of(config)
+    with_groups(config.method.name, config.method.parameters, _refuse_column)
     check_model(config)
     for table, name, simulated in (
         ("clock", config.clock.name, "none"),
@@ -412,6 +434,16 @@ def _check(config: Config) -> None:
     if config.privacy.secure and config.privacy.randomness != "system":
         raise ConfigError(
             "secure sums among real clients need real randomness: set privacy.randomness = system"
+        )
+
+
+def _refuse_column(groups: Any) -> None:
+    """Refuse groups by a column of metadata; a simulated client does say its true group."""
+    if isinstance(groups, str) and groups != COLUMN:
+        raise ConfigError(
+            f"method.groups = '{groups}': the server of a real federation does not know its "
+            "clients' metadata. Give a file with the group of each client by name, as in "
+            "method.groups = groups.json"
         )
 
 
@@ -451,10 +483,14 @@ def _gather_again(engine: Served, tell: Tell) -> None:
 
 
 def _experiment(
-    config: Config, like: Described, described: Mapping[ClientId, Described], count: int
+    config: Config,
+    like: Described,
+    described: Mapping[ClientId, Described],
+    count: int,
+    names: Mapping[ClientId, str],
 ) -> Experiment:
     """The experiment of the clients that it began with."""
-    population = seen_from_server(like, described, count)
+    population = seen_from_server(like, described, count, names)
     if config.data.public is not None:  # the server's own samples
         population = replace(population, public=population_of(config).public)
     absent = [c for c in range(count) if c not in described]

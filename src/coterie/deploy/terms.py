@@ -18,6 +18,7 @@ import torch
 from coterie.data.population import ClientData, Population, Split
 from coterie.errors import DataError
 from coterie.federation import ClientId
+from coterie.methods.known_groups import COLUMN, with_groups
 from coterie.weights import Weights
 
 _PATHS = (("data", "folder"), ("model", "start"), ("availability", "file"))
@@ -156,18 +157,25 @@ def shell(like: Described, sizes: Sequence[int], name: str = "") -> ClientData:
 
 
 def seen_from_server(
-    like: Described, described: Mapping[ClientId, Described], count: int
+    like: Described,
+    described: Mapping[ClientId, Described],
+    count: int,
+    names: Mapping[ClientId, str] | None = None,
 ) -> Population:
-    """The clients as the server knows them; those not there yet have no samples."""
+    """The clients as the server knows them; those not there yet have no samples.
+
+    ``names`` are those that the server's keys say, whatever a client calls itself.
+    """
+    known = dict(names or {})
     clients = tuple(
-        shell(like, described[i].sizes, described[i].name)
+        shell(like, described[i].sizes, known.get(i, described[i].name))
         if i in described
-        else shell(like, (0, 0, 0))
+        else shell(like, (0, 0, 0), known.get(i, ""))
         for i in range(count)
     )
     groups = tuple(described[i].groups if i in described else None for i in range(count))
-    known = None if None in groups else groups
-    return _population(like, clients, known)  # type: ignore[arg-type]
+    true = None if None in groups else groups
+    return _population(like, clients, true)  # type: ignore[arg-type]
 
 
 def seen_from_client(
@@ -210,6 +218,11 @@ def travelling(config: Mapping[str, Any]) -> dict[str, Any]:
     tree = {table: dict(keys) for table, keys in config.items() if isinstance(keys, Mapping)}
     for table, key in _PATHS:
         tree.get(table, {}).pop(key, None)
+    if isinstance(tree.get("data", {}).get("metadata"), str):
+        del tree["data"]["metadata"]
+    if "method" in tree:  # who is in which group is the server's to know
+        name = str(tree["method"].get("name", ""))
+        tree["method"] = with_groups(name, tree["method"], lambda _: COLUMN)
     for table in ("availability", "clock", "stop"):
         tree.pop(table, None)
     for key in ("device", "engine", "workers", "address", "cpus_per_worker", "gpus_per_worker"):

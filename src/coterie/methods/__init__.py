@@ -23,6 +23,7 @@ from coterie.methods.fednova import fednova
 from coterie.methods.fedtsdp import fedtsdp
 from coterie.methods.global_ import fedavg, fedprox, local
 from coterie.methods.k_fed import k_fed
+from coterie.methods.known_groups import known_groups, with_groups_read
 from coterie.methods.meta import apfl, per_fedavg, pfedme
 from coterie.methods.moon import moon
 from coterie.methods.pacfl import pacfl
@@ -58,6 +59,7 @@ __all__ = [
     "ifca",
     "join",
     "k_fed",
+    "known_groups",
     "krum",
     "lg_fedavg",
     "local",
@@ -105,6 +107,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "adaptive": adaptive,
     "k-fed": k_fed,
     "oracle": oracle,
+    "known-groups": known_groups,
     "fedclust": fedclust,
     "dc-pfl": dc_pfl,
     "fedtsdp": fedtsdp,
@@ -146,6 +149,7 @@ def make(
 
 def join(name: str, parameters: Mapping[str, Any]) -> Method:
     """A method from the pieces of those named in ``name``, joined by ``+``."""
+    parameters = with_groups_read(name, parameters)
     names = name.split("+")
     for part in names:
         if not part or names.count(part) > 1:

@@ -42,8 +42,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "user-centric",
     ),
     "clustered": (
-        *("oracle", "ifca", "cfl", "fl-hc", "pacfl", "clusterfl", "flis", "adaptive", "k-fed"),
-        *("fedclust", "dc-pfl", "fedtsdp"),
+        *("oracle", "known-groups", "ifca", "cfl", "fl-hc", "pacfl", "clusterfl", "flis"),
+        *("adaptive", "k-fed", "fedclust", "dc-pfl", "fedtsdp"),
     ),
     "pieces": ("fedavgm", "fedadam", "fedyogi", "median", "trimmed-mean", "krum", "adaptive-tau"),
 }
@@ -52,6 +52,7 @@ SECURE = "Secure aggregation"  # the section that is not the docstring's
 # What the data must have for a method, as the command line says it.
 NEEDS = dict.fromkeys(("flis", "fedtsdp"), " --set data.public=200")
 NEEDS["oracle"] = " --shift rotation"
+NEEDS["known-groups"] = " --set method.groups=group --shift rotation"
 NEEDS["adaptive-tau"] = " --set stop.bytes=5e6"
 # What ``--reveal`` must name for a method to work under secure aggregation, where that is enough.
 REVEALS = {"fedclust": "final-layer"}
@@ -247,10 +248,12 @@ def _described(hint: Any) -> tuple[list[str], list[str]]:
         return [k for kinds, _ in parts for k in kinds], [r for _, found in parts for r in found]
     if origin is Literal:
         return ["choice"], [shown(value) for value in get_args(hint)]
+    if origin is dict:
+        return ["table"], []
     if origin is not None:  # tuple[int, ...], list[float]
         inner = [_described(part) for part in get_args(hint) if part is not Ellipsis]
         items = " or ".join(dict.fromkeys(k for found, _ in inner for k in found))
-        return [f"list of {items}s"], [r for _, found in inner for r in found]
+        return [f"list of {items}s" if items else "list"], [r for _, found in inner for r in found]
     return ([_TYPES[hint]] if hint in _TYPES else []), []
 
 

@@ -169,9 +169,9 @@ def _groups(reading: Reading) -> list[str]:
     agreed = agreement_of(reading)
     like = "" if agreed is None else f" {_agreeing(agreed)}"
     largest = max(sizes.values())
-    return [
-        f"It found {len(sizes)} groups{alone}, the largest of {count(largest, 'client')}.{like}"
-    ]
+    given = {"oracle", "known-groups"} & set(reading.method.split("+"))
+    verb, most = "was given" if given else "found", count(largest, "client")
+    return [f"It {verb} {len(sizes)} groups{alone}, the largest of {most}.{like}"]
 
 
 def agreement_of(reading: Reading) -> float | None:

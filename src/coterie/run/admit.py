@@ -15,10 +15,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coterie.client import Client
+from coterie.data.metadata import constant_columns
 from coterie.data.population import ClientData, Population, Split
 from coterie.data.samples import labelled_like
 from coterie.data.splits import split_client
+from coterie.data.tables import read_sheet
 from coterie.door.door import Door, Terms
 from coterie.door.ledger import Bytes
 from coterie.door.privacy.settings import Privacy
@@ -29,7 +33,7 @@ from coterie.engines.site import Plan
 from coterie.errors import ConfigError, DataError, TrainingError
 from coterie.federation import Array, ClientId, Slot
 from coterie.method import Method, Round
-from coterie.run.config import Config, parse
+from coterie.run.config import Config, metadata_of, parse
 from coterie.run.experiment import public_of
 from coterie.run.export import check_target, reopen, write_model
 from coterie.run.result import Result
@@ -62,11 +66,17 @@ class Admitted:
         return {**values, "bytes": asdict(self.bytes)}
 
 
-def admit_client(run: Result | Path, data: ClientData, epochs: int = 5) -> Admitted:
+def admit_client(
+    run: Result | Path,
+    data: ClientData,
+    epochs: int = 5,
+    metadata: Mapping[str, str] | None = None,
+) -> Admitted:
     """Let one more client into a run, finished or stopped, and adapt the model it receives.
 
     ``data`` is encoded as the run's own (``newcomer_data`` reads it from a file). The method's
     ``admit`` finds the place; scores and training are those of newcomers held out by a run.
+    ``metadata`` is what is known of the newcomer, as in ``{"site": "north"}``.
     """
     result = run if isinstance(run, Result) else reopen(run)
     admit = result.plan.method.admit
@@ -80,7 +90,9 @@ def admit_client(run: Result | Path, data: ClientData, epochs: int = 5) -> Admit
         plan = _with_newcomer(result.plan, data, _states_of(result.plan.folder, stack))
         door = _door(plan, result.rounds, "admit", result.versions)
         public = public_of(plan.population, copy.deepcopy(plan.module), plan.bn, "cpu")
-        state = admit(door, result.state, Round(result.rounds, [id], public))
+        known = {column: {id: value} for column, value in (metadata or {}).items()}
+        info = Round(result.rounds, [id], public, metadata=known)
+        state = admit(door, result.state, info)
         if id not in state.groups:
             raise TrainingError("the newcomer has found no place: it did not answer the method")
         moved, sends = door.ledger.total, plan.method.sends(state, id)
@@ -155,6 +167,17 @@ def newcomer_data(path: Path, run: Path, population: Population) -> ClientData:
     parts = split_client(samples.y.numpy(), *fractions, config.run.seed, id)
     train, val, test = (Split(samples.x[p], samples.y[p]) for p in parts)
     return ClientData(train, val, test, name=path.stem)
+
+
+def newcomer_metadata(path: Path, run: Path) -> dict[str, str]:
+    """A newcomer's metadata, from those of the run's columns that its CSV file has too."""
+    config = parse(read_toml(RunDir.open(run).config))
+    if path.suffix.lower() != ".csv":
+        return {}
+    sheet = read_sheet(path, _columns(config).get("delimiter", ","))
+    columns = {c: np.array(v) for c, v in sheet.columns.items() if c in metadata_of(config.data)[1]}
+    known = constant_columns(columns, list(columns), [np.arange(len(sheet.lines))], [path.stem])
+    return {column: values[0] for column, values in known.items()}
 
 
 def _columns(config: Config) -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from torch import nn
 
 from coterie.client.fit import Criterion
 from coterie.data import Population, from_clients
+from coterie.data.metadata import Values, columns_by_client
 from coterie.engines.site import Metric
 from coterie.errors import ConfigError, unknown
 from coterie.method import Method
@@ -30,6 +33,7 @@ from coterie.run.config import (
 )
 from coterie.run.experiment import Experiment, Watch, execute, reinitialised
 from coterie.run.presets import PRESETS
+from coterie.run.privacy import left_public
 from coterie.run.result import Result
 from coterie.run.toml import read_toml
 
@@ -60,7 +64,9 @@ def run(
         config = parse(config)
     place = Path(directory) if directory else None
     tracked = _tracking(track, place)
-    return execute(experiment_of(config), place, watch=watch, track=tracked)
+    experiment = experiment_of(config)
+    _warn_of_public(experiment)
+    return execute(experiment, place, watch=watch, track=tracked)
 
 
 def simulate(
@@ -78,6 +84,7 @@ def simulate(
     bn: str = "shared",
     test_fraction: float = 0.2,
     val_fraction: float = 0.1,
+    metadata: Mapping[str, Values] | None = None,
     directory: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
@@ -91,10 +98,11 @@ def simulate(
     and the model itself, "he", "glorot" and "authors" draw those of convolutions and dense layers
     anew; ``start`` are other weights to start from, by name or in a safetensors file; ``freeze``
     are layers that are neither trained nor sent; ``metrics`` are further scores, functions of
-    outputs and targets; ``track`` are trackers, as for ``run``. ``settings`` are those of a
-    schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``, ``engine``,
-    ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``, ``availability``,
-    ``stop`` and ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
+    outputs and targets; ``metadata`` are columns with a value for each client, as in
+    ``{"site": {0: "north", 1: "south"}}``; ``track`` are trackers, as for ``run``. ``settings`` are
+    those of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``,
+    ``engine``, ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``,
+    ``availability``, ``stop`` and ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
 
     >>> import torch
     >>> people = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
@@ -118,6 +126,10 @@ def simulate(
             seed=chosen.seed,
         )
     )
+    if metadata is not None:
+        names = [client.name for client in population.clients]
+        columns = columns_by_client(metadata, names)
+        population = replace(population, metadata={**population.metadata, **columns})
     made = make_method(method) if isinstance(method, str) else method
     if not isinstance(made, Method):
         raise ConfigError(
@@ -151,7 +163,13 @@ def simulate(
             }
         },
     )
+    _warn_of_public(experiment)
     return execute(experiment, place, resume, watch, track=tracked)
+
+
+def _warn_of_public(experiment: Experiment) -> None:
+    if text := left_public(experiment.settings.privacy, experiment.method):
+        warnings.warn(text, stacklevel=3)
 
 
 def _tracking(track: Track | None, directory: Path | None) -> Any:

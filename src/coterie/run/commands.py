@@ -61,6 +61,7 @@ from coterie.run.sweep import USUAL, Asked, Assignments, Sweep, of_flags, of_tab
 if TYPE_CHECKING:
     from coterie.run.comparison import Comparison
     from coterie.run.config import Config
+    from coterie.run.entries import Entry
 
 
 class Format(StrEnum):
@@ -211,6 +212,9 @@ def _begun(
 
     people = Populations()
     entries = entries_of(sweep, configure, people, oracle_if_possible=not named)
+    for text in dict.fromkeys(map(_public, entries)):
+        if text:
+            warn(text)
     told = {e.name: abouts[e.config.model_dump_json()] for e in entries} if abouts else None
     with runs_progress(err, quiet) as look:
         return run_all(
@@ -224,6 +228,17 @@ def _begun(
             engine_asked=asks_engine(base),
             track=track,
         )
+
+
+def _public(entry: Entry) -> str:
+    """What ε does not cover in a run, in words."""
+    from coterie.door.privacy.settings import Privacy
+    from coterie.run.config import method_of
+    from coterie.run.privacy import left_public
+
+    privacy = Privacy(**dict(entry.config.privacy))
+    silent = entry.optional or not privacy.noised  # an optional method may refuse its parameters
+    return "" if silent else left_public(privacy, method_of(entry.config))
 
 
 def _refuse_parameters(sets: list[str]) -> None:

@@ -17,6 +17,7 @@ from coterie import data as coterie_data
 from coterie.client.fit import Criterion, Schedule, optimiser_class
 from coterie.client.losses import FOR_CLASSES, LOSSES
 from coterie.data import Population
+from coterie.data.metadata import columns_by_client, names_file, read_metadata
 from coterie.door.coding import Coding
 from coterie.door.policy import cohort_size
 from coterie.door.privacy.settings import Privacy
@@ -24,6 +25,7 @@ from coterie.errors import ConfigError, DataError, unknown
 from coterie.federation import ClientId
 from coterie.method import Method
 from coterie.methods import make as make_method
+from coterie.methods.known_groups import with_groups_read
 from coterie.models import MODELS, check_init, make_model
 from coterie.run.ending import Stop
 from coterie.run.experiment import Experiment, Settings, check_engine
@@ -58,6 +60,7 @@ class DataSection(Section):
     test_fraction: float = Field(0.2, ge=0, lt=1)
     val_fraction: float = Field(0.1, ge=0, lt=1)
     public: int | None = Field(None, ge=1)
+    metadata: str | list[str] = Field(default_factory=list)
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -324,9 +327,12 @@ def population_of(config: Config) -> Population:
     building = {
         k: options.pop(k) for k in ("max_vocabulary", "length", "standardize") if k in options
     }
+    file, columns = metadata_of(section)
+    if columns and section.set in ("csv", "text"):  # these columns are no model inputs
+        options["columns"] = list(dict.fromkeys([*options.get("columns", ()), *columns]))
     raw = coterie_data.load(section.set, folder, **options)
     shift = None if config.shift.name == "none" else config.shift.name
-    return coterie_data.build_population(
+    population = coterie_data.build_population(
         raw,
         clients=section.clients,
         partition=config.partition.name,
@@ -338,8 +344,21 @@ def population_of(config: Config) -> Population:
         public=section.public,
         samples=section.samples,
         seed=config.run.seed,
+        metadata=columns,
         **building,
     )
+    if file is None:
+        return population
+    names = [client.name for client in population.clients]
+    return replace(population, metadata=columns_by_client(read_metadata(file), names))
+
+
+def metadata_of(section: DataSection) -> tuple[Path | None, list[str]]:
+    """Where metadata comes from: a file with a row for each client, or columns of the data."""
+    if isinstance(section.metadata, str) and names_file(section.metadata):
+        return Path(section.metadata), []
+    given = section.metadata
+    return None, [given] if isinstance(given, str) else given
 
 
 def criterion_of(name: str | None, population: Population) -> Criterion:
@@ -378,6 +397,13 @@ def check_model(config: Config) -> None:
     check_init(config.model.init)
 
 
+def groups_inlined(config: Config) -> Config:
+    """With the groups of the file that ``method.groups`` names: the run needs it no more."""
+    section = config.method
+    read = with_groups_read(section.name, section.parameters)
+    return config.model_copy(update={"method": section.model_copy(update=read)})
+
+
 def experiment_of(
     config: Config,
     population: Population | None = None,
@@ -389,6 +415,7 @@ def experiment_of(
     A single client of a real federation does not see the ``whole`` of it, and checks nothing; some
     may be ``absent`` when it begins.
     """
+    config = groups_inlined(config)
     method = method_of(config)
     check_model(config)
     check_engine(settings_of(config))
@@ -479,6 +506,9 @@ def _placed(tree: dict[str, Any]) -> dict[str, Any]:
     for table, key in (("data", "folder"), ("model", "start"), ("availability", "file")):
         if tree[table].get(key):
             tree[table][key] = str(Path(tree[table][key]).resolve())
+    metadata = tree["data"]["metadata"]
+    if isinstance(metadata, str) and names_file(metadata):
+        tree["data"]["metadata"] = str(Path(metadata).resolve())
     return tree
 
 

@@ -248,6 +248,9 @@ class Experiment:
 
         groups = self.population.groups
         known = None if groups is None else dict(enumerate(groups))
+        true = {} if known is None else {"group": {c: str(g) for c, g in known.items()}}
+        names = {c: client.name for c, client in enumerate(self.population.clients)}
+        refuses = self.privacy.secure and self.privacy.small_groups == "refuse"
         return Setup(
             start,
             self.members,
@@ -257,6 +260,9 @@ class Experiment:
             self.public,
             self.schedule,
             self.settings.stop.budget,
+            {c: n for c, n in names.items() if n or c not in self.absent},
+            {**true, **self.population.metadata},
+            self.privacy.min_group if refuses else 1,
         )
 
     @property

@@ -85,6 +85,12 @@ def check_privacy(
         )
 
 
+def left_public(privacy: Privacy, method: Method) -> str:
+    """What a method was told beforehand that ε does not cover, as a sentence; empty if nothing."""
+    told = privacy.noised and method.takes_as_public
+    return f"ε does not cover {method.takes_as_public}" if told else ""
+
+
 def seen_by(method: Method) -> str:
     """What the server sees of single clients, in the method's own words."""
     from coterie.report.explain import looked_at
