@@ -50,7 +50,7 @@ class Probe:
     ("data"). ``steps`` is how many steps everybody makes; "auto" asks clients when their loss has
     fallen to a fifth. ``epochs`` is a number of epochs instead. With ``fallback`` the whole change
     is asked for when the final layer tells nothing. ``vectors`` is how many directions a subspace
-    has at most.
+    has at most. Another ``draw`` divides the data into other halves.
     """
 
     by: By = "final-layer"
@@ -58,6 +58,7 @@ class Probe:
     epochs: int | None = None
     fallback: bool = True
     vectors: int = 3
+    draw: int = 0
 
     @property
     def trains(self) -> bool:
@@ -99,7 +100,7 @@ def ask(
     ``view`` is what is compared of each client's models, where that is not their change.
     """
     steps, short, samples = _count(probe, fed, start, clients, round)
-    memory: dict[str, Tree] = {"start": start, "round": round, "steps": steps}
+    memory: dict[str, Tree] = {"start": start, "round": round, "steps": steps, "draw": probe.draw}
     if probe.epochs is not None:
         memory["epochs"] = probe.epochs
     if probe.by == "data":
@@ -170,7 +171,8 @@ def _count(
     if probe.steps != "auto":
         return probe.steps, False, 0.0
     whole = start.only(start.layout.shareable)
-    orders = [Order(c, "steps", {"model": whole}, {"round": round}) for c in clients]
+    config: dict[str, Scalar] = {"round": round, "draw": probe.draw}
+    orders = [Order(c, "steps", {"model": whole}, config) for c in clients]
     replies = fed.gather(orders)
     if not replies:
         raise TrainingError("no client said how many steps it needs: nobody can be grouped")
@@ -194,7 +196,7 @@ def _falls_back(fed: Federation, probe: Probe, start: Weights, answer: Answer) -
 
 def _orders(memory: Mapping[str, Tree], clients: Collection[ClientId]) -> list[Order]:
     start: Weights = memory["start"]
-    keys = ("by", "round", "steps", "epochs", "vectors")
+    keys = ("by", "round", "steps", "draw", "epochs", "vectors")
     config = {k: memory[k] for k in keys if k in memory}
     arrays: dict[str, Array] = {}
     if memory["by"] in ("final-layer", "model", "gradient"):
@@ -303,7 +305,7 @@ def final_layer(layout: Layout) -> Layout:
 def count_steps(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """After how many steps on its first half this client's loss is below a fifth of its start."""
     client.round = int(config["round"])  # a newcomer does what everybody did
-    rows, _ = _halves(client)
+    rows, _ = _halves(client, config)
     weights = arrays["model"].onto(client.base)
     before, done, enough = client.loss(weights, rows=rows) if len(rows) else 0.0, 0, 0
     for steps in STEPS:
@@ -322,7 +324,7 @@ def send_halves(client: Client, arrays: Mapping[str, Any], config: Mapping[str, 
     One with a single sample, or none, represents itself by the same data twice, and says so.
     """
     client.round = int(config["round"])
-    first, second = _halves(client)
+    first, second = _halves(client, config)
     halves = {"first": first, "second": second}
     sides = {name: _represent(client, arrays, config, name, r) for name, r in halves.items()}
     metrics = {
@@ -333,8 +335,8 @@ def send_halves(client: Client, arrays: Mapping[str, Any], config: Mapping[str, 
     return Upload(sides, metrics)
 
 
-def _halves(client: Client) -> tuple[Tensor, Tensor]:
-    rows = client.shuffled("halves")
+def _halves(client: Client, config: Mapping[str, Scalar]) -> tuple[Tensor, Tensor]:
+    rows = client.shuffled(f"halves {config['draw']}")
     if len(rows) < 2:
         return rows, rows
     first, second = rows.tensor_split(2)
@@ -362,7 +364,8 @@ def _represent(
         changes: dict[str, Any] = {"epochs": 1, "steps": int(config["steps"])}
         if "epochs" in config:
             changes = {"epochs": int(config["epochs"]), "steps": None}
-        weights = client.fit(start, stream=f"halves {name}", rows=rows, **changes).weights
+        stream = f"halves {config['draw']} {name}"
+        weights = client.fit(start, stream=stream, rows=rows, **changes).weights
     layout = weights.layout
     return weights.part(
         final_layer(layout) if by == "final-layer" else layout.only(layout.shareable)
