@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,10 @@ Growth = Annotated[int, Field(ge=2)]
 
 @method
 def adaptive_tau(
-    phi: Positive = 0.025, gamma: Growth = 10, tau_max: Count = 100, sample: Natural = 64
+    phi: Positive | Literal["auto"] = "auto",
+    gamma: Growth = 10,
+    tau_max: Count = 100,
+    sample: Natural = 64,
 ) -> Method:
     """FedAvg whose number of local steps τ is chosen anew each round, for the run's budget.
 
@@ -30,7 +33,9 @@ def adaptive_tau(
     of the last model is asked for, and the models with the lowest F seen are the result.
     Args:
         phi: φ, the weight of what steps gain against what clients drift apart, above 0; more makes
-            fewer steps.
+            fewer steps. "auto" is the authors' choice for the kind of model: 0.025 where one layer
+            is trained, the last (linear and logistic regression, a linear SVM), 5e-5 for networks.
+            The notes of the run's beginning say which was taken, and why.
         gamma: γ, how many times the last τ the next may be, 2 or more.
         tau_max: the most steps of a round, 1 or more; 1 is FedAvg with train.steps = 1 to the bit.
         sample: training rows on which a client measures, drawn once; 0 is all.
