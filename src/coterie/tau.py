@@ -445,9 +445,10 @@ def _ended(
     if best:
         # Whoever joined a group of the best models since then stays in it.
         joined = {c: s for c, s in state.groups.items() if s in best["models"]}
-        state = replace(
-            state, models=best["models"], groups=joined | best["groups"], memory=best["memory"]
-        )
+        # What clients keep stays as it is, and so does the server's mean of it.
+        memory = best["memory"] | {name: state.memory[name] for name in inner.mirrors}
+        groups = joined | best["groups"]
+        state = replace(state, models=best["models"], groups=groups, memory=memory)
     ended = replace(control, best={}, fresh=False)  # it is the state itself now
     notes = {**state.notes, "best_loss": best["loss"]} if best else state.notes
     return replace(_remembering(state, ended), over=over, notes=notes)

@@ -13,6 +13,7 @@ import coterie
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
+from coterie.engines.store import Store
 from coterie.errors import ConfigError
 from coterie.method import Budget, Round, Spent, State
 from coterie.methods.adaptive_tau import adaptive_tau
@@ -310,19 +311,44 @@ def test_a_run_that_only_gets_worse_returns_its_start(tmp_path):
 
 def test_the_groups_and_memory_of_the_best_models_come_with_them(tmp_path):
     made = on_quadratics(
-        adaptive_steps(coterie.scaffold(), tau_max=1), UNEVEN, schedule={"lr_decay": 2.0}
+        adaptive_steps(coterie.fedavgm(momentum=0.1), tau_max=1),
+        UNEVEN,
+        schedule={"lr_decay": 2.0},
     )
     trained = []
 
     def note(state, door):
         if not state.over:
-            trained.append((state.models[0].vector.item(), state.memory["correction"].item()))
+            velocity = state.memory["server"][0]["v"]
+            trained.append((state.models[0].vector.item(), velocity.item()))
         return state
 
     ran = run(made, tmp_path, Budget(seconds=33), between=note)
-    found = ran.values[0][0], ran.state.memory["correction"].item()
+    found = ran.values[0][0], ran.state.memory["server"][0]["v"].item()
     assert found in trained[:-1]  # one of those trained, and not the last
     assert found[1] != trained[-1][1]
+
+
+@pytest.mark.parametrize("method", [coterie.scaffold, coterie.feddyn])
+def test_the_mean_of_what_clients_keep_does_not_go_back_with_the_models(method, tmp_path):
+    # Clients cannot go back: what they keep is that of the last round.
+    made = on_quadratics(
+        adaptive_steps(method(), tau_max=1), [[1.0], [5.0], [6.0]], schedule={"lr_decay": 2.0}
+    )
+    trained = []
+
+    def note(state, door):
+        trained.append((state.models[0].vector.item(), state.memory["correction"].item()))
+        return state
+
+    ran = run(made, tmp_path, Budget(seconds=33), between=note)
+    store = Store(tmp_path, ran.door.wire.layout)
+    keeps = [store.read(c, ran.door.versions[c])["correction"].item() for c in range(3)]
+    now = ran.state.memory["correction"].item()
+    assert now == pytest.approx(sum(keeps) / 3, rel=1e-5)
+    best = {correction for value, correction in trained[:-1] if value == ran.values[0][0]}
+    assert len(best) == 1  # the models are of an earlier round, in which it was another one
+    assert now not in best
 
 
 # --- reductions and contracts ---------------------------------------------------------------------

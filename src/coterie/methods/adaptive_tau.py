@@ -49,8 +49,9 @@ def adaptive_tau(
     what clients compute besides their steps, such as these measurements. Momentum and a
     method's own learning rates are unknown to η, which is the run's, decayed. If the run's rounds
     end before the budget, the result is the last model. What clients keep for themselves stays as
-    it is when earlier models turn out best. What fits is judged by the dearest round yet: the
-    first round, or one of slower clients than any before, can exceed a budget.
+    it is when earlier models turn out best, and so does the server's mean of it. What fits is
+    judged by the dearest round yet: the first round, or one of slower clients than any before, can
+    exceed a budget.
     Reference: Wang et al., Adaptive Federated Learning in Resource Constrained Edge Computing
     Systems, IEEE JSAC 2019.
     """
