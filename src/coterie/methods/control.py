@@ -53,6 +53,9 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
     Departs: the local learning rate is that of the round, decayed. Buffers of batch normalisation
     are means by samples. Momentum and other optimisers than SGD are refused, and so are robust
     means (``median``, ``trimmed-mean``, ``krum``): c would no longer be the mean of the c_i.
+    Notes: where clients have two labels each, training diverges at learning rates above 0.01. That
+    is the method's own doing: an independent implementation diverges, too. Set ``train.lr = 0.01``,
+    or clip gradients with ``train.clip = 1``.
     Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
     ICML 2020.
     """
