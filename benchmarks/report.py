@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from coterie.grouping.hierarchy import agglomerate, best_cut
+from coterie.methods.trees import chosen_because
 from coterie.run.rundir import RunDir
 from methods import RESULTS, commit, machine
 
@@ -123,7 +124,7 @@ def begun(truth: np.ndarray, clients: int, random: np.random.Generator) -> dict[
         "distances": distances.tolist(),
         "dendrogram": tree.to_list(),
         "threshold": cut.height,
-        "why": f"silhouette {cut.silhouette:.3f}, the best of all cuts",
+        "why": chosen_because(cut),
         "silhouette": cut.scores,
     }
     moved = {"down": 250_000 * clients, "up": 3_000 * clients}

@@ -198,10 +198,12 @@ class Method:
     plain training. ``check(setup)`` refuses what does not fit, before anything is trained.
     ``pieces`` are what the method is put together from, if it can be taken apart (``compose``).
     ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so; ``no_step``
-    and ``no_robust_mean`` why no server's optimiser, or no robust mean, can go around it.
-    ``headline`` is the score that it is judged by, "received" or "adapted". One that
-    ``keeps_budget`` ends by itself before a budget is exceeded. ``takes_as_public`` is what it was
-    told about clients beforehand, which no noise hides, and how far that matters.
+    and ``no_robust_mean`` why no server's optimiser, or no robust mean, can go around it;
+    ``needs_exact`` why no codec may lose digits. ``mirrors`` names what in the server's memory
+    is the mean of what clients keep, and so cannot go back to an earlier round. ``headline`` is the
+    score that it is judged by, "received" or "adapted". One that ``keeps_budget`` ends by itself
+    before a budget is exceeded. ``takes_as_public`` is what it was told about clients beforehand,
+    which no noise hides, and how far that matters.
     """
 
     name: str
@@ -219,6 +221,8 @@ class Method:
     needs_all_layers: str = ""
     no_step: str = ""
     no_robust_mean: str = ""
+    needs_exact: str = ""
+    mirrors: tuple[str, ...] = ()
     headline: str = "received"
     keeps_budget: bool = False
     takes_as_public: str = ""

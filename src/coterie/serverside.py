@@ -76,7 +76,10 @@ def robust(inner: Method, centre: Centre, whole: bool = False) -> Method:
     together.
     """
     if reason := inner.no_robust_mean or _nothing_shared(inner):
-        raise ConfigError(f"{inner.name} {reason}: no robust mean can go around it")
+        raise ConfigError(
+            f"{inner.name} {reason}: no robust mean can go around it. Leave out the robust mean, "
+            "or take another method"
+        )
 
     def round(fed: Federation, state: State, info: Round) -> State:
         return inner.round(_Robust(fed, centre, whole), state, info)

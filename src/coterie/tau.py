@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,8 +32,10 @@ from coterie.federation import (
     mix,
 )
 from coterie.method import Budget, Method, Round, Setup, Source, Spent, State
-from coterie.weights import Weights
+from coterie.weights import Layout, Weights
 
+Phi = float | Literal["auto"]
+CONVEX, NETWORK = 0.025, 5e-5  # φ, as the paper's authors chose it for an SVM and for networks
 KEY = "tau"  # its place in memory, in a client's state, in an order's config and among arrays
 GRADIENT = f"{KEY}.gradient"
 LOSS = f"{KEY}.loss"  # the task that only asks for a loss
@@ -120,6 +122,32 @@ def best_steps(
     return 1 + int(bound(np.arange(1.0, most + 1), lr, phi, seen, resources).argmin())
 
 
+def weight_of(phi: Phi, layout: Layout) -> tuple[float, str]:
+    """φ and why: as given, or with "auto" the authors' value for a model of this kind.
+
+    A model is convex if all that is trained of it is one weight, and its bias, of the last layer:
+    linear and logistic regression, a linear SVM, a classifier on top of frozen layers. Anything
+    else counts as a network.
+
+    >>> from torch import nn
+    >>> weight_of("auto", Layout.of(nn.Linear(2, 1)))
+    (0.025, 'the model is convex: its one trained layer is the last')
+    >>> weight_of("auto", Layout.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))))
+    (5e-05, 'the model is a network: it has 2 trained layers')
+    """
+    if phi != "auto":
+        return phi, "it was given"
+    trained = [e for e in layout.entries if e.kind == "parameter"]
+    layers = {e.layer for e in trained}
+    if len(layers) != 1:
+        return NETWORK, f"the model is a network: it has {len(layers)} trained layers"
+    if layers != {layout.layers[-1]}:
+        return NETWORK, "the model is a network: frozen layers follow the one that is trained"
+    if len(trained) > 2:  # a normalisation's scale, a recurrent layer's second matrix
+        return NETWORK, "the model is a network: its trained layer is more than a weight and a bias"
+    return CONVEX, "the model is convex: its one trained layer is the last"
+
+
 @dataclass(frozen=True)
 class Costs:
     """What rounds have cost so far: sums, from which come the costs of a step and a round."""
@@ -177,21 +205,24 @@ class Costs:
 
 
 def adaptive_steps(
-    inner: Method, phi: float = 0.025, gamma: int = 10, tau_max: int = 100, sample: int = 64
+    inner: Method, phi: Phi = "auto", gamma: int = 10, tau_max: int = 100, sample: int = 64
 ) -> Method:
     """The same method, the number of local steps of each round chosen for the run's budget.
 
     Clients measure their loss and gradient at the model they receive and at the one they sent
     last, on ``sample`` of their training rows (0: all), the same in every round. From the means of
     these come ρ, β and δ, from what rounds cost the costs; the next round's steps are the least of
-    G over 1 to ``gamma`` times the last, at most ``tau_max``. Before the budget is exceeded the
-    method ends, with the best models that it has seen.
+    G over 1 to ``gamma`` times the last, at most ``tau_max``. ``phi`` is G's φ; "auto" takes it by
+    the kind of model, and the notes of the beginning say which (``weight_of``). Before the budget
+    is exceeded the method ends, with the best models that it has seen.
     """
     if reason := _unfit(inner):
         raise ConfigError(f"{inner.name} {reason}: adaptive-tau cannot go around it")
 
     def init(fed: Federation, setup: Setup) -> State:
         state, schedule = inner.init(fed, setup), setup.schedule
+        weight, why = weight_of(phi, setup.start.layout)
+        state = replace(state, notes={**state.notes, "phi": weight, "phi_why": why})
         return _remembering(state, Control(lr=schedule.lr, decay=schedule.lr_decay))
 
     def round(fed: Federation, state: State, info: Round) -> State:
@@ -200,7 +231,8 @@ def adaptive_steps(
         steps = control.steps
         if control.fresh and control.seen is not None:
             lr, most = control.lr * control.decay**info.number, min(gamma * steps, tau_max)
-            steps = best_steps(most, lr, phi, control.seen, resources)
+            weight, _ = weight_of(phi, next(iter(state.models.values())).layout)
+            steps = best_steps(most, lr, weight, control.seen, resources)
         short = [r for r in resources if r.short(steps)]
         steps = int(min([steps, *[r.most() for r in short]]))
         if not steps:
@@ -413,9 +445,10 @@ def _ended(
     if best:
         # Whoever joined a group of the best models since then stays in it.
         joined = {c: s for c, s in state.groups.items() if s in best["models"]}
-        state = replace(
-            state, models=best["models"], groups=joined | best["groups"], memory=best["memory"]
-        )
+        # What clients keep stays as it is, and so does the server's mean of it.
+        memory = best["memory"] | {name: state.memory[name] for name in inner.mirrors}
+        groups = joined | best["groups"]
+        state = replace(state, models=best["models"], groups=groups, memory=memory)
     ended = replace(control, best={}, fresh=False)  # it is the state itself now
     notes = {**state.notes, "best_loss": best["loss"]} if best else state.notes
     return replace(_remembering(state, ended), over=over, notes=notes)

@@ -187,6 +187,21 @@ def test_per_fedavg_decays_its_outer_rate_as_the_run_does(tmp_path):
     assert values(made, tmp_path, 2)[1] == pytest.approx([2.272], abs=1e-5)
 
 
+def test_per_fedavgs_outer_rate_is_the_runs_unless_given(tmp_path):
+    # As above, with the run's rate of 0.1, and half of it in the second round.
+    made = on_quadratics(per_fedavg("first", 0.1), [[10.0]], schedule={"lr_decay": 0.5})
+    assert values(made, tmp_path / "a", 2)[1] == pytest.approx([2.272], abs=1e-5)
+    twice = on_quadratics(per_fedavg("first", 0.1), [[10.0]], schedule={"lr": 0.2})
+    assert values(twice, tmp_path / "b", 1)[1] == pytest.approx([3.2], abs=1e-5)
+
+
+def test_per_fedavg_as_it_comes_learns_in_twenty_rounds(tmp_path):
+    # One step of 0.1 a round on (θ − 10)² after an inner step of 0.01, which leaves 0.98 of the
+    # distance: a round leaves 1 − 0.2·0.98 = 0.804. With β = 1e-3 it would be 0.998 a round.
+    made = on_quadratics(per_fedavg(), [[10.0]])
+    assert values(made, tmp_path, 20)[1] == pytest.approx([10 - 10 * 0.804**20], abs=1e-4)
+
+
 # --- pfedme --------------------------------------------------------------------------------------
 
 TWICE = [[4.0, 4.0]]  # two samples alike, in batches of one: the order does not matter

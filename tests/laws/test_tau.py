@@ -13,9 +13,11 @@ import coterie
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
+from coterie.engines.store import Store
 from coterie.errors import ConfigError
 from coterie.method import Budget, Round, Spent, State
 from coterie.methods.adaptive_tau import adaptive_tau
+from coterie.models import make_model
 from coterie.run.experiment import cohort
 from coterie.tau import KEY, LOSS, adaptive_steps
 from coterie.tree import read_tree, same, write_tree
@@ -75,6 +77,7 @@ class Ran:
     fed: Metered
     door: object
     made: object
+    begun: dict  # what it noted before the first round
 
     @property
     def taus(self):
@@ -92,7 +95,7 @@ def run(made, folder, budget=PLENTY, rounds=50, engine=Loop, between=lambda s, d
     fed, notes = Metered(door, **prices), []
     door.begin(0, stage="init")
     state = made.method.init(fed, replace(made.setup(plan.start), budget=budget))
-    fed.spent = Spent()
+    begun, state, fed.spent = dict(state.notes), replace(state, notes={}), Spent()
     for number in range(rounds):
         door.begin(number)
         people = cohort(made.settings, number, made.members)
@@ -105,7 +108,7 @@ def run(made, folder, budget=PLENTY, rounds=50, engine=Loop, between=lambda s, d
             break
     fed.spent = replace(fed.spent, bytes=door.ledger.total.total)
     running.close()
-    return Ran(state, notes, fed, door, made)
+    return Ran(state, notes, fed, door, made, begun)
 
 
 # --- estimates by hand ----------------------------------------------------------------------------
@@ -148,6 +151,23 @@ def test_the_next_round_follows_from_them(tmp_path):
         best = min(range(1, 11), key=lambda tau: g(tau, budget, b))
         assert ran.taus == [1, 1, best]
     assert 1 < min(range(1, 11), key=lambda tau: g(tau, 80, 12.0)) < 10  # not an end of the range
+
+
+@pytest.mark.parametrize(("hidden", "phi", "kind"), [((), 0.025, "convex"), ((12,), 5e-5, "netwo")])
+def test_phi_by_the_model_is_that_phi_and_the_notes_say_so(hidden, phi, kind, tmp_path):
+    def steps(method, folder):
+        people = digits(clients=4, samples=120)
+        model = lambda: make_model("mlp", people.shape, people.targets, hidden=hidden)  # noqa: E731
+        made = experiment(method, people, model=model, schedule={"momentum": 0.0})
+        ran = run(made, tmp_path / folder, Budget(seconds=150), rounds=6, exchange=3.0)
+        return ran.begun, ran.taus
+
+    begun, taus = steps(adaptive_tau(), "auto")
+    assert begun["phi"] == phi
+    assert kind in begun["phi_why"]
+    given = {value: steps(adaptive_tau(phi=value), str(value)) for value in (0.025, 5e-5)}
+    assert given[phi] == ({"phi": phi, "phi_why": "it was given"}, taus)
+    assert given[0.025][1] != given[5e-5][1]  # it matters which
 
 
 def test_a_learning_rate_that_decays_decays_here_too(tmp_path):
@@ -291,19 +311,44 @@ def test_a_run_that_only_gets_worse_returns_its_start(tmp_path):
 
 def test_the_groups_and_memory_of_the_best_models_come_with_them(tmp_path):
     made = on_quadratics(
-        adaptive_steps(coterie.scaffold(), tau_max=1), UNEVEN, schedule={"lr_decay": 2.0}
+        adaptive_steps(coterie.fedavgm(momentum=0.1), tau_max=1),
+        UNEVEN,
+        schedule={"lr_decay": 2.0},
     )
     trained = []
 
     def note(state, door):
         if not state.over:
-            trained.append((state.models[0].vector.item(), state.memory["correction"].item()))
+            velocity = state.memory["server"][0]["v"]
+            trained.append((state.models[0].vector.item(), velocity.item()))
         return state
 
     ran = run(made, tmp_path, Budget(seconds=33), between=note)
-    found = ran.values[0][0], ran.state.memory["correction"].item()
+    found = ran.values[0][0], ran.state.memory["server"][0]["v"].item()
     assert found in trained[:-1]  # one of those trained, and not the last
     assert found[1] != trained[-1][1]
+
+
+@pytest.mark.parametrize("method", [coterie.scaffold, coterie.feddyn])
+def test_the_mean_of_what_clients_keep_does_not_go_back_with_the_models(method, tmp_path):
+    # Clients cannot go back: what they keep is that of the last round.
+    made = on_quadratics(
+        adaptive_steps(method(), tau_max=1), [[1.0], [5.0], [6.0]], schedule={"lr_decay": 2.0}
+    )
+    trained = []
+
+    def note(state, door):
+        trained.append((state.models[0].vector.item(), state.memory["correction"].item()))
+        return state
+
+    ran = run(made, tmp_path, Budget(seconds=33), between=note)
+    store = Store(tmp_path, ran.door.wire.layout)
+    keeps = [store.read(c, ran.door.versions[c])["correction"].item() for c in range(3)]
+    now = ran.state.memory["correction"].item()
+    assert now == pytest.approx(sum(keeps) / 3, rel=1e-5)
+    best = {correction for value, correction in trained[:-1] if value == ran.values[0][0]}
+    assert len(best) == 1  # the models are of an earlier round, in which it was another one
+    assert now not in best
 
 
 # --- reductions and contracts ---------------------------------------------------------------------

@@ -72,6 +72,7 @@ def made_up(
     Travels: 1 model down, 1 up. In a trial 2.
     Newcomers: none.
     Departs: nowhere.
+    Notes: one.
     Reference: Nobody et al., Title, 2020.
     """
     return grouped("made-up", by_loss(k))
@@ -96,11 +97,18 @@ def shown(what, width=100):
 def test_a_docstring_has_all_sections_in_order(name):
     found = sections(inspect.getdoc(METHODS[name]))
     takes = bool(inspect.signature(METHODS[name]).parameters)
-    assert list(found) == ["", *(s for s in SECTIONS if takes or s != "Args")]
+    left_out = {"Notes"} - found.keys() | (set() if takes else {"Args"})
+    assert list(found) == ["", *(s for s in SECTIONS if s not in left_out)]
     assert all(text.strip() for text in found.values())
     assert "\n" not in found[""].strip()  # the first line is one line
     for title in ("Server sees", "Travels", "Newcomers", "Departs", "Reference"):
         assert found[title].rstrip().endswith("."), title
+
+
+def test_scaffolds_page_says_when_it_diverges_and_what_to_do():
+    told = page(explain("scaffold", METHODS["scaffold"])).split("## Notes")[1]
+    for words in ("two labels each", "above 0.01", "`train.lr = 0.01`", "`train.clip = 1`"):
+        assert words in " ".join(told.split("## ")[0].split())
 
 
 @pytest.mark.parametrize("name", METHODS)

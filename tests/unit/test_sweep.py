@@ -107,6 +107,21 @@ def test_parameters_of_a_method_are_varied_where_it_has_them():
         methods_of(Sweep("local,,fedavg"))
 
 
+def test_a_method_may_have_training_of_its_own():
+    base = {"method": {"name": "ifca", "k": 3}, "train": {"lr": 0.05, "epochs": 2}}
+    (asked,) = methods_of(Sweep("scaffold:server_lr=0.5:train.lr=0.01"))
+    assert asked[0] == "scaffold server_lr=0.5 train.lr=0.01"
+    made = parse(set_up(base, asked, [("train.epochs", 4)]))
+    assert (made.train.lr, made.train.epochs) == (0.01, 4)
+    assert made.method.parameters == {"server_lr": 0.5}
+    plain = parse(set_up(base, ("fedavg", "fedavg", {}), []))
+    assert plain.train.lr == 0.05
+    with pytest.raises(ConfigError, match=r"vary train\.lr: scaffold .* says it itself"):
+        set_up(base, asked, [("train.lr", 0.1)])
+    with pytest.raises(ConfigError, match=r"train\.rl.*did you mean"):
+        parse(set_up(base, ("scaffold", "scaffold", {"train.rl": 0.01}), []))
+
+
 # --- the runs that it makes ----------------------------------------------------------------------
 
 

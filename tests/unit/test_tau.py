@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import coterie
 from coterie.client.losses import hinge
@@ -17,6 +18,7 @@ from coterie.federation import Mean, Order, Reply, Upload
 from coterie.method import Budget, Round, Spent, State
 from coterie.methods import METHODS, make
 from coterie.methods.adaptive_tau import adaptive_tau
+from coterie.models import make_model
 from coterie.serverside import coordinate_median, momentum_step, robust, stepping
 from coterie.tau import (
     GRADIENT,
@@ -32,7 +34,9 @@ from coterie.tau import (
     best_steps,
     bound,
     drift,
+    weight_of,
 )
+from coterie.weights import Layout
 from scripted import Scripted, linears, setup, weights
 
 LINE = linears((1, 1))
@@ -312,6 +316,34 @@ def test_it_is_a_piece_for_others(monkeypatch):
 def test_parameters_have_ranges(key, value):
     with pytest.raises(ConfigError, match=f"{key} = "):
         adaptive_tau(**{key: value})
+
+
+def built(*modules, frozen=()):
+    model = nn.Sequential(*modules)
+    for place in frozen:
+        model[place].requires_grad_(False)
+    return Layout.of(model)
+
+
+@pytest.mark.parametrize(
+    ("layout", "phi", "words"),
+    [
+        (built(nn.Flatten(), nn.Linear(4, 3)), 0.025, "convex"),
+        (built(nn.Linear(4, 3, bias=False)), 0.025, "convex"),
+        (Layout.of(make_model("logistic", (1, 8, 8), 10)), 0.025, "convex"),
+        (Layout.of(make_model("mlp", (1, 8, 8), 10, hidden=())), 0.025, "convex"),
+        (built(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3), frozen=[0]), 0.025, "convex"),
+        (Layout.of(make_model("mlp", (1, 8, 8), 10)), 5e-5, "2 trained layers"),
+        (Layout.of(make_model("lenet5", (1, 28, 28), 10)), 5e-5, "5 trained layers"),
+        (built(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3), frozen=[2]), 5e-5, "frozen layers fo"),
+        (built(nn.Linear(4, 3), nn.BatchNorm1d(3)), 5e-5, "more than a weight and a bias"),
+    ],
+)
+def test_phi_is_the_authors_for_the_kind_of_model(layout, phi, words):
+    found, why = weight_of("auto", layout)
+    assert found == phi
+    assert words in why
+    assert weight_of(0.7, layout) == (0.7, "it was given")
 
 
 def test_it_travels_by_name():

@@ -146,6 +146,15 @@ def test_short_times_are_not_nothing():
     )
 
 
+def test_local_steps_come_with_the_phi_that_was_taken_and_why():
+    rounds = [round_of(n, notes={"tau": tau}) for n, tau in ((1, 1), (2, 9), (3, 4))]
+    steps = "Rounds had between 1 and 9 local steps, 4 at last."
+    assert captions_groups.steps(Reading("r", "running", events=rounds)) == steps
+    begun = {"round": 0, "event": "init", "notes": {"phi": 5e-5, "phi_why": "a network"}}
+    told = captions_groups.steps(Reading("r", "running", events=[begun, *rounds]))
+    assert told == f"{steps} φ was 5e-05: a network."
+
+
 def test_newcomers_are_not_among_those_who_moved_most_or_least():
     rows = [{**row, "newcomer": str(int(c in (1, 2)))} for c, row in enumerate(clients())]
     run = finished(clients=rows)  # by hand: ann has 2500, dee 2700; the others next to nothing

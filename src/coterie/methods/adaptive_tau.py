@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,10 @@ Growth = Annotated[int, Field(ge=2)]
 
 @method
 def adaptive_tau(
-    phi: Positive = 0.025, gamma: Growth = 10, tau_max: Count = 100, sample: Natural = 64
+    phi: Positive | Literal["auto"] = "auto",
+    gamma: Growth = 10,
+    tau_max: Count = 100,
+    sample: Natural = 64,
 ) -> Method:
     """FedAvg whose number of local steps τ is chosen anew each round, for the run's budget.
 
@@ -30,7 +33,9 @@ def adaptive_tau(
     of the last model is asked for, and the models with the lowest F seen are the result.
     Args:
         phi: φ, the weight of what steps gain against what clients drift apart, above 0; more makes
-            fewer steps.
+            fewer steps. "auto" is the authors' choice for the kind of model: 0.025 where one layer
+            is trained, the last (linear and logistic regression, a linear SVM), 5e-5 for networks.
+            The notes of the run's beginning say which was taken, and why.
         gamma: γ, how many times the last τ the next may be, 2 or more.
         tau_max: the most steps of a round, 1 or more; 1 is FedAvg with train.steps = 1 to the bit.
         sample: training rows on which a client measures, drawn once; 0 is all.
@@ -44,8 +49,9 @@ def adaptive_tau(
     what clients compute besides their steps, such as these measurements. Momentum and a
     method's own learning rates are unknown to η, which is the run's, decayed. If the run's rounds
     end before the budget, the result is the last model. What clients keep for themselves stays as
-    it is when earlier models turn out best. What fits is judged by the dearest round yet: the
-    first round, or one of slower clients than any before, can exceed a budget.
+    it is when earlier models turn out best, and so does the server's mean of it. What fits is
+    judged by the dearest round yet: the first round, or one of slower clients than any before, can
+    exceed a budget.
     Reference: Wang et al., Adaptive Federated Learning in Resource Constrained Edge Computing
     Systems, IEEE JSAC 2019.
     """

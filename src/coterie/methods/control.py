@@ -23,7 +23,16 @@ from coterie.weights import Weights
 
 SHARING = Sharing()
 KEY = "correction"  # in a client's state and in the server's memory
+TOTAL = "total"  # in the server's memory: what all clients count together
 EVERY_LAYER = "corrects every layer in each round"
+NO_ROBUST_MEAN = (
+    "keeps its correction at the mean of its clients' own corrections, and a robust mean of their "
+    "changes would lead it away from there"
+)
+NEEDS_EXACT = (
+    "works out the mean of its clients' duals from the models that travel, which must arrive as "
+    "they were sent"
+)
 
 
 @method
@@ -42,7 +51,11 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
     has, before the first round.
     Newcomers: get the model; their c_i is 0, so c shrinks by the share of those who were there.
     Departs: the local learning rate is that of the round, decayed. Buffers of batch normalisation
-    are means by samples. Momentum and other optimisers than SGD are refused.
+    are means by samples. Momentum and other optimisers than SGD are refused, and so are robust
+    means (``median``, ``trimmed-mean``, ``krum``): c would no longer be the mean of the c_i.
+    Notes: where clients have two labels each, training diverges at learning rates above 0.01. That
+    is the method's own doing: an independent implementation diverges, too. Set ``train.lr = 0.01``,
+    or clip gradients with ``train.clip = 1``.
     Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
     ICML 2020.
     """
@@ -72,7 +85,7 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
             return state
         mean = means[0]
         count = mean.examples if by_examples else len(mean.clients)
-        control = control + mean.arrays[KEY] * (count / state.memory["total"])
+        control = control + mean.arrays[KEY] * (count / state.memory[TOTAL])
         return _landed(state, mean, torch.lerp(before, _parameters(mean), server_lr), control)
 
     def check(setup: Setup) -> None:
@@ -92,6 +105,8 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
         check=check,
         pieces=None,
         needs_all_layers=EVERY_LAYER,
+        no_robust_mean=NO_ROBUST_MEAN,
+        mirrors=(KEY, TOTAL),
     )
 
 
@@ -108,7 +123,8 @@ def feddyn(alpha: Positive = 0.1) -> Method:
     Travels: 1 model down, 1 up.
     Newcomers: get the model; their g_i is 0, so h shrinks by the share of those who were there.
     Departs: the local optimum is sought by the run's epochs, not exactly. Buffers of batch
-    normalisation are means by samples.
+    normalisation are means by samples. Robust means (``median``, ``trimmed-mean``, ``krum``) and
+    lossy codecs are refused: h would no longer be the mean of the g_i.
     Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
     """
     base = grouped("feddyn")
@@ -130,7 +146,7 @@ def feddyn(alpha: Positive = 0.1) -> Method:
         if not means:
             return state
         mean, landed = means[0], _parameters(means[0])
-        share = len(mean.clients) / state.memory["total"]
+        share = len(mean.clients) / state.memory[TOTAL]
         dual = state.memory[KEY] - alpha * share * (landed - _shared(state.models[0]))
         return _landed(state, mean, landed - dual / alpha, dual)
 
@@ -143,6 +159,9 @@ def feddyn(alpha: Positive = 0.1) -> Method:
         check=None,
         pieces=None,
         needs_all_layers=EVERY_LAYER,
+        no_robust_mean=NO_ROBUST_MEAN,
+        needs_exact=NEEDS_EXACT,
+        mirrors=(KEY, TOTAL),
     )
 
 
@@ -199,7 +218,7 @@ def _upload(
 
 def _begun(setup: Setup) -> State:
     """Nobody yet, and no correction."""
-    return State({0: setup.start}, memory={KEY: torch.zeros_like(_shared(setup.start)), "total": 0})
+    return State({0: setup.start}, memory={KEY: torch.zeros_like(_shared(setup.start)), TOTAL: 0})
 
 
 def _join(
@@ -207,7 +226,7 @@ def _join(
 ) -> State:
     """With these clients too, whose corrections are zero: the mean over all shrinks by as much.
 
-    ``total`` is what all count together: their number, or that of their samples. Who does not say
+    ``TOTAL`` is what all count together: their number, or that of their samples. Who does not say
     how many it has stays outside, and is asked again when its turn comes.
     """
     new = [c for c in clients if c not in state.groups]
@@ -217,10 +236,10 @@ def _join(
         counts = dict.fromkeys(new, 1)
     if not counts:
         return state
-    before = state.memory["total"]
+    before = state.memory[TOTAL]
     total = before + sum(counts.values())
     shrunk = state.memory[KEY] * (before / total)
-    return state.joined(dict.fromkeys(counts, 0), total=total, **{KEY: shrunk})
+    return state.joined(dict.fromkeys(counts, 0), **{TOTAL: total, KEY: shrunk})
 
 
 def _parameters(mean: Mean) -> Tensor:

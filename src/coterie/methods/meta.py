@@ -22,7 +22,7 @@ from coterie.weights import Weights
 def per_fedavg(
     order: Literal["first", "hessian-free"] = "first",
     alpha: NonNegative = 1e-2,
-    beta: Positive = 1e-3,
+    beta: Positive | None = None,
     delta: Positive = 1e-3,
 ) -> Method:
     """One model for everybody that is good after one step on a client's own data (MAML).
@@ -33,16 +33,18 @@ def per_fedavg(
     Args:
         order: "first" leaves out second derivatives; "hessian-free" takes them by differences.
         alpha: the inner learning rate α, 0 or more; it does not decay.
-        beta: the outer learning rate β, above 0; it takes the run's place and decays as that does.
-            The default is the usual one, for thousands of steps: in a short run take more.
+        beta: the outer learning rate β, above 0; the run's learning rate unless given. Either
+            decays as the run's does.
         delta: δ of the differences, above 0.
     Server sees: means.
     Travels: one model down, one up.
     Newcomers: get the model, and adapt it by one step.
-    Departs: each kind of batch comes from a shuffle of its own over all the client's samples, so
-    one with few samples trains too. Statistics of batch normalisation are those of the passes at w;
-    what passes elsewhere do to them is undone. Dropout is the same on both sides of a difference.
-    Momentum and weight decay of the run act on the outer step only.
+    Departs: the paper's β is 1e-3, for thousands of steps; in 20 rounds it learns next to nothing,
+    so the default is the run's learning rate. Each kind of batch comes from a shuffle of its own
+    over all the client's samples, so one with few samples trains too. Statistics of batch
+    normalisation are those of the passes at w; what passes elsewhere do to them is undone. Dropout
+    is the same on both sides of a difference. Momentum and weight decay of the run act on the outer
+    step only.
     Reference: Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A
     Model-Agnostic Meta-Learning Approach, NeurIPS 2020.
     """
@@ -62,6 +64,8 @@ def per_fedavg(
     objective = Objective(descent=Descent(2 if order == "first" else 3, look))
 
     def train(client: Client, start: Weights) -> Fit:
+        if beta is None:  # the schedule's rate is decayed already
+            return client.fit(start, objective)
         return client.fit(start, objective, lr=beta * client.schedule().lr_decay ** client.round)
 
     def adapt(client: Client, model: Weights, epochs: int) -> Weights:

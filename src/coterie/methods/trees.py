@@ -49,10 +49,26 @@ def cut_tree(
 
 
 def chosen_because(best: Cut) -> str:
-    """Why the automatic cut is where it is."""
-    if len(set(best.labels)) == 1:
-        return "no cut has a silhouette above 0.1 over clients and over groups: one group"
-    return f"silhouette {best.silhouette:.3f}, the best of all cuts"
+    """Why the automatic cut is where it is.
+
+    A cut counts if its silhouette is above 0.1 over clients, as it is drawn, and over groups. So a
+    cut with a higher silhouette over clients than the one that was chosen fell short over groups.
+    """
+    if not best.scores:
+        return "one group: no cut has a silhouette, as fewer than three clients differ"
+    groups, highest = len(set(best.labels)), max(best.scores, key=lambda k: best.scores[k])
+    score = best.scores[highest]
+    short = f"{score:.3f}, but 0.1 or less as a mean over groups"
+    if groups == 1 and score > 0.1:
+        return f"one group: the best cut, into {highest} groups, has silhouette {short}"
+    if groups == 1:
+        return (
+            f"one group: no silhouette is above 0.1, the best is {score:.3f} with {highest} groups"
+        )
+    chosen = f"silhouette {best.silhouette:.3f} with {groups} groups, the best"
+    if score > best.silhouette + 1e-9:  # what is closer is a tie
+        return f"{chosen} that counts: {highest} have {short}"
+    return f"{chosen} of all cuts"
 
 
 def one_of(name: str, threshold: float | Literal["auto"], clusters: int | None) -> None:

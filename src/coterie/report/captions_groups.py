@@ -245,4 +245,9 @@ def steps(reading: Reading) -> str:
     """Of the local steps."""
     found = series(reading.rounds, "tau", "method with adaptive local steps")
     low, high = min(v for _, v in found), max(v for _, v in found)
-    return f"Rounds had between {low:.0f} and {high:.0f} local steps, {found[-1][1]:.0f} at last."
+    text = f"Rounds had between {low:.0f} and {high:.0f} local steps, {found[-1][1]:.0f} at last."
+    try:
+        notes = noting(reading, "phi_why")["notes"]
+    except ConfigError:  # a run of before this was noted
+        return text
+    return f"{text} φ was {notes['phi']:g}: {notes['phi_why']}."

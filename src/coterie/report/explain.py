@@ -1,7 +1,8 @@
 """What a method is, from its docstring and its signature: on the terminal and as Markdown.
 
-A method's docstring begins with one line and has the sections of ``SECTIONS``; each parameter has
-an entry under ``Args:``. Types, defaults and ranges come from the signature.
+A method's docstring begins with one line and has the sections of ``SECTIONS``, ``Notes:`` only if
+there is something to note; each parameter has an entry under ``Args:``. Types, defaults and ranges
+come from the signature.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SECTIONS = {
     "Travels": "Travels, for each client of a round",
     "Newcomers": "Newcomers",
     "Departs": "Where it departs from its paper",
+    "Notes": "Notes",
     "Reference": "Reference",
 }
 

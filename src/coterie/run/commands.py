@@ -79,7 +79,8 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods, with parameters as in ifca:k=4, separated by commas; all for every one. "
+            help="Methods, with parameters as in ifca:k=4, or training of their own as in "
+            "scaffold:train.lr=0.01, separated by commas; all for every one. "
             f"(default: {USUAL}; oracle where the true groups are known; those of a "
             "scenario's table)"
         ),

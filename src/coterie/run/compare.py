@@ -139,15 +139,22 @@ def _tracker_names(track: Any, directory: object) -> list[str]:
 def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> dict[str, Any]:
     """The tables of a configuration for one of the methods, with some keys set.
 
-    What the table ``[method]`` says counts for the method that it names; ``layer_*`` for all.
+    What the table ``[method]`` says counts for the method that it names; ``layer_*`` for all. A
+    method may have its own training: ``scaffold:train.lr=0.01``.
     """
     tree = copy.deepcopy(dict(base))
-    _, name, parameters = method
+    title, name, given_with_it = method
+    training = {k: v for k, v in given_with_it.items() if k.startswith("train.")}
+    parameters = {k: v for k, v in given_with_it.items() if k not in training}
     given = tree.get("method", {})
     its_own = given.get("name", Config().method.name) == name
     kept = {k: v for k, v in given.items() if its_own or k.startswith("layer_")}
     tree["method"] = {**kept, "name": name, **parameters}
     for key, value in assignments:
+        if key in training:
+            raise ConfigError(f"vary {key}: {title} says it itself; leave one of the two out")
+        assign(tree, key, value)
+    for key, value in training.items():
         assign(tree, key, value)
     return tree
 

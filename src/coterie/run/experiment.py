@@ -154,6 +154,7 @@ class Experiment:
             raise ConfigError("every layer is frozen: there is nothing to train")
         if self.method.check is not None:
             self.method.check(self.setup(start))
+        self._check_codecs()
         always = self.settings.availability["name"] == "always"
         check_privacy(
             self.privacy,
@@ -205,6 +206,17 @@ class Experiment:
         """What is asked of privacy, the noise that a budget needs worked out."""
         settings = self.settings
         return calibrated(settings.privacy, settings.policy, len(self.members), settings.rounds)
+
+    def _check_codecs(self) -> None:
+        """Refuse lossy codecs where the method cannot have them."""
+        wire, reason = self.settings.wire, self.method.needs_exact
+        for key, side in (("up", wire.upwards), ("down", wire.downwards)):
+            if reason and not side.exact:
+                lossy = [c.spec for c in (side.default, *side.layers.values()) if not c.exact]
+                raise ConfigError(
+                    f"method {self.method.name} {reason}; '{lossy[0]}' of wire.{key} loses digits. "
+                    "Take raw or raw+zstd, or another method"
+                )
 
     def _check_targets(self) -> None:
         """Refuse scores that nobody reaches, and rules that would never look."""

@@ -50,6 +50,12 @@ def check_privacy(
             f"method {method.name} lets layers rest by numbers that clients report, which no noise "
             "hides: leave out method.layer_interval"
         )
+    if privacy.noised and privacy.mechanism != "central" and method.mirrors:
+        raise ConfigError(
+            f"method {method.name} keeps its correction at the mean of its clients' own "
+            f"corrections, and privacy.mechanism = {privacy.mechanism} clips and noises what they "
+            "send of them: choose another method"
+        )
     if privacy.secure and not coding.upwards.exact:
         raise ConfigError(
             f"wire.up = '{coding.up}' loses digits, and what masks hide must add up exactly: leave "
