@@ -310,6 +310,7 @@ def grouped(
 
     def task(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         slot, start = sharing.received(client, arrays)
+        client.take_steps(int(config.get(trial.STEPS, 0)))
         result = train.train(client, start)
         travels = sharing.keep(client, result.weights)
         if config.get(trial.KEPT):

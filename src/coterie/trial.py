@@ -36,6 +36,7 @@ from coterie.tree import Tree
 from coterie.weights import Weights
 
 KEPT = "trial"  # where a client keeps what it trained until it has been scored
+STEPS = "at_least"  # in an order to train: how many steps it takes to tell clients apart
 EVERY = 16  # up to so many groups every cut is a candidate, beyond it a ladder of them
 Labels = np.ndarray[Any, Any]
 Trains = Callable[[State, Mapping[ClientId, Slot]], list[Order]]
@@ -52,6 +53,7 @@ def proposed(
     min_group: int = 1,
     rounds: int = 1,
     again: bool = True,
+    steps: int = 0,
 ) -> dict[str, Tree]:
     """What must be remembered for a trial of the clients of one group, in round ``first``."""
     cuts = candidates(evidence, min_group)
@@ -65,6 +67,7 @@ def proposed(
         "next": first,
         "rounds": rounds,
         "again": again,
+        "steps": steps,
     }
 
 
@@ -261,9 +264,8 @@ def _begin(
     """Everybody trains the one model, and every group of every cut gets the mean of its members."""
     orders = trains(state, {c: state.groups[c] for c in [*people, *others]})
     asked = set(people)
-    orders = [
-        replace(o, config={**o.config, KEPT: True}) if o.client in asked else o for o in orders
-    ]
+    tells: dict[str, Scalar] = {KEPT: True, STEPS: plan.memory["steps"]}
+    orders = [replace(o, config={**o.config, **tells}) if o.client in asked else o for o in orders]
     into: dict[ClientId, Mapping[Slot, float]] = {c: plan.slots(c) for c in people}
     into |= {c: {state.groups[c]: 1.0} for c in others}
     means = fed.reduce(orders, into)

@@ -107,6 +107,13 @@ class Client:
             own["steps"] = int(self.told["steps"])
         return replace(base, **(own | changes))
 
+    def take_steps(self, least: int) -> None:
+        """Make at least so many steps in this order's training, if the schedule has fewer."""
+        now = self.schedule()
+        batches = -(-len(self.train) // now.batch_size) * now.epochs
+        if (batches if now.steps is None else now.steps) < least:
+            self.told = {**self.told, "steps": least}
+
     def fit(
         self,
         start: Weights,

@@ -38,6 +38,7 @@ class Evidenced:
     first: int = FIRST
     later: int = LATER
     again: bool = True
+    long: bool = True
     views: Views | None = None
 
     def begun(
@@ -65,6 +66,7 @@ class Evidenced:
                 fed.min_group,
                 self.rounds,
                 self.again,
+                answer.memory["steps"] if self.long else 0,
             )
             return state.joined({}, trial={**plan, "probe": answer.memory}), answer
         if not answer.validated:
