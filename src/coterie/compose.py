@@ -215,6 +215,7 @@ class Assign:
     regrouped: Callable[[State, State], State] = lambda _, after: after
     needs_all_layers: str = ""
     takes_as_public: str = ""
+    no_noise: str = ""
 
 
 def everyone() -> Assign:
@@ -399,6 +400,7 @@ def grouped(
         check=check,
         pieces=pieces,
         needs_all_layers=assign.needs_all_layers,
+        no_noise=assign.no_noise,
         no_robust_mean="mixes models in shares" if assign.mixes else "",
         headline=train.headline,
         takes_as_public=assign.takes_as_public,

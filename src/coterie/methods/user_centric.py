@@ -20,7 +20,7 @@ from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload, mix
 from coterie.grouping import best_k, euclidean, kmeans_up_to
 from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
-from coterie.methods.evidenced import ROOT, Evidenced, Try, everybody, shown
+from coterie.methods.evidenced import NO_NOISE, ROOT, Evidenced, Try, everybody, shown
 from coterie.methods.trees import no_more
 from coterie.probing import Answer, Probe
 from coterie.weights import Weights
@@ -207,6 +207,7 @@ def user_centric(
             sees="each",
             check=check,
             regrouped=regrouped,
+            no_noise=NO_NOISE if found else "",
         ),
     )
 

@@ -56,6 +56,8 @@ def check_privacy(
             f"corrections, and privacy.mechanism = {privacy.mechanism} clips and noises what they "
             "send of them: choose another method"
         )
+    if privacy.noised and method.no_noise:
+        raise ConfigError(f"method {method.name} {method.no_noise}")
     if privacy.secure and not coding.upwards.exact:
         raise ConfigError(
             f"wire.up = '{coding.up}' loses digits, and what masks hide must add up exactly: leave "
