@@ -1,7 +1,7 @@
 """Are the groups right at the defaults, and do they pay? Planted sets, seeds that chose nothing.
 
     python benchmarks/grouping_matrix.py                          # digits
-    python benchmarks/grouping_matrix.py --set fashion --folder DATA
+    python benchmarks/grouping_matrix.py --set fashion-mnist --folder DATA
 
 A cell is a method on one set of 20 clients: a kind of difference between clients (four label
 permutations, four rotations, four label sets, a pair of labels exchanged by each of four groups,
@@ -26,8 +26,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import replace
 from datetime import date
 from functools import cache, partial
@@ -201,3 +201,244 @@ def run(cell: Mapping[str, Any], folder: str | None = None) -> dict[str, Any]:
 
 def brief(evidence: Mapping[str, Any]) -> dict[str, Any]:
     return {k: evidence.get(k) for k in ("groups", "by", "steps", "explained", "enough", "why")}
+
+
+# --- the matrix ---------------------------------------------------------------------------------
+
+
+def cells(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Every run, references first, so that a set is complete early."""
+    schedules = asked.schedules.split(",")
+    axes = product(asked.seeds, asked.kinds.split(","), asked.sizes.split(","), schedules)
+    for seed, kind, size, schedule in axes:
+        for method in (*REFERENCES, "oracle", *asked.methods.split(",")):
+            if method == "oracle" and kind not in (*PLANTED, "pair"):
+                continue
+            yield {
+                "set": asked.name,
+                "kind": kind,
+                "sizes": size,
+                "schedule": schedule,
+                "seed": seed,
+                "method": method,
+                "rounds": asked.rounds,
+            }
+
+
+def key_of(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = ("set", "kind", "sizes", "schedule", "seed", "method", "rounds")
+    return tuple(cell[name] for name in names)
+
+
+def read(place: Path) -> list[dict[str, Any]]:
+    """The rows that are there; one that was cut off is left out."""
+    rows = []
+    for line in place.read_text().splitlines() if place.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def attempt(cell: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
+    try:
+        return run(cell, folder)
+    except coterie.CoterieError as error:
+        return {**cell, "error": str(error)}
+
+
+def carry_out(asked: argparse.Namespace) -> None:
+    """Run what is missing, appending each row as it comes."""
+    done = {key_of(row) for row in read(asked.runs)}
+    missing = [cell for cell in cells(asked) if key_of(cell) not in done]
+    print(f"{len(missing)} runs to do, {len(done)} done", flush=True)
+    asked.runs.parent.mkdir(parents=True, exist_ok=True)
+    work = partial(attempt, folder=asked.folder)
+    ends = time.monotonic() + 3600 * asked.hours
+    with ProcessPoolExecutor(asked.jobs) as pool, asked.runs.open("a") as file:
+        queue = iter(missing)
+        waiting = {
+            pool.submit(work, cell) for _, cell in zip(range(asked.jobs), queue, strict=False)
+        }
+        while waiting:
+            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in finished:
+                file.write(json.dumps(future.result()) + "\n")
+                file.flush()
+                cell = next(queue, None) if time.monotonic() < ends else None
+                if cell is not None:
+                    waiting.add(pool.submit(work, cell))
+
+
+# --- what it comes to ---------------------------------------------------------------------------
+
+
+def by_set(
+    rows: Iterable[Mapping[str, Any]],
+) -> dict[tuple[Any, ...], dict[str, Mapping[str, Any]]]:
+    """Rows by the set of clients they are of, then by method; only sets with all references."""
+    sets: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        if "error" not in row:
+            place = tuple(row[n] for n in ("kind", "sizes", "schedule", "seed"))
+            sets.setdefault(place, {})[row["method"]] = row
+    return {p: of for p, of in sets.items() if all(m in of for m in REFERENCES)}
+
+
+def lost(of: Mapping[str, Mapping[str, Any]], method: str) -> float:
+    """Points of received accuracy below the best fixed choice."""
+    best = max(of[m]["received"] for m in REFERENCES)
+    return 100 * (best - of[method]["received"])
+
+
+def is_right(kind: str, row: Mapping[str, Any], points: float) -> bool | None:
+    """Whether the groups are right; None where there is no right number."""
+    if kind == "iid":
+        return bool(row["groups"] == 1)
+    if kind == "label-sets" and row["groups"] == 1:
+        return points < 1
+    return bool(row["rand"] >= 0.9) if kind in PLANTED else None
+
+
+def percent(values: Sequence[bool]) -> str:
+    return f"{sum(values)} of {len(values)}" if values else "–"
+
+
+def mean(values: Sequence[float]) -> str:
+    return f"{np.mean(values):+.1f}" if values else "–"
+
+
+def tables(rows: Iterable[Mapping[str, Any]], methods: Sequence[str]) -> list[str]:
+    """The tables, in Markdown."""
+    sets = by_set(rows)
+    kinds = [k for k in KINDS if any(place[0] == k for place in sets)]
+    lines = [
+        "| method | right, planted | right, IID | points lost, all cells | "
+        + " | ".join(f"lost, {k}" for k in kinds)
+        + " |",
+        "|---|" + "---:|" * (3 + len(kinds)),
+    ]
+    for method in methods:
+        right: dict[str, list[bool]] = {"planted": [], "iid": []}
+        points: dict[str, list[float]] = {k: [] for k in kinds}
+        for place, of in sets.items():
+            if method not in of:
+                continue
+            gap = lost(of, method)
+            points[place[0]].append(gap)
+            verdict = is_right(place[0], of[method], gap)
+            if verdict is not None:
+                right["iid" if place[0] == "iid" else "planted"].append(verdict)
+        every = [p for values in points.values() for p in values]
+        cells = [percent(right["planted"]), percent(right["iid"]), mean(every)]
+        cells += [mean(points[k]) for k in kinds]
+        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
+    for reference in ("fedavg", "local"):
+        values = {k: [lost(of, reference) for p, of in sets.items() if p[0] == k] for k in kinds}
+        cells = ["–", "–", mean([v for k in kinds for v in values[k]])]
+        cells += [mean(values[k]) for k in kinds]
+        lines.append(f"| {reference} | " + " | ".join(cells) + " |")
+    lines += ["", *by_kind(sets, methods, kinds), "", *oracle_gaps(sets, methods), ""]
+    counted = [
+        verdict
+        for method in methods
+        for place, of in sets.items()
+        if method in of
+        and (verdict := is_right(place[0], of[method], lost(of, method))) is not None
+    ]
+    gaps = [lost(of, m) for m in methods for of in sets.values() if m in of]
+    lines.append(f"right in {sum(counted)} of {len(counted)} cells")
+    lines.append(f"points lost to the best fixed choice, mean over {len(gaps)} cells: {mean(gaps)}")
+    return lines
+
+
+def by_kind(sets: Mapping[Any, Any], methods: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """Right cells and numbers of groups, by kind, sizes and schedule."""
+    lines = ["| set | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
+    for kind, size, schedule in product(kinds, SIZES, SCHEDULES):
+        some = [of for p, of in sets.items() if p[:3] == (kind, size, schedule)]
+        if not some:
+            continue
+        cells = []
+        for method in methods:
+            of_method = [of for of in some if method in of]
+            verdicts = [is_right(kind, of[method], lost(of, method)) for of in of_method]
+            numbers = ", ".join(str(of[method]["groups"]) for of in of_method)
+            right = "" if None in verdicts else f"{percent([bool(v) for v in verdicts])}; "
+            cells.append(f"{right}groups {numbers}")
+        lines.append(f"| {kind}, {size}, {schedule} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def oracle_gaps(sets: Mapping[Any, Any], methods: Sequence[str]) -> list[str]:
+    """Where the groups are right: points below the oracle, by kind."""
+    lines = ["| points below oracle, where right | " + " | ".join(PLANTED) + " |"]
+    lines.append("|---|" + "---:|" * len(PLANTED))
+    for method in methods:
+        cells = []
+        for kind in PLANTED:
+            gaps = [
+                100 * (of["oracle"]["received"] - of[method]["received"])
+                for place, of in sets.items()
+                if place[0] == kind
+                and method in of
+                and "oracle" in of
+                and of[method]["rand"] >= 0.9
+            ]
+            cells.append(mean(gaps))
+        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--set", choices=("digits", "fashion-mnist"), default="digits", dest="name")
+    parser.add_argument("--folder", default=os.environ.get("COTERIE_DATA"))
+    parser.add_argument("--seeds", default="10,11,12,13,14")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--schedules")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--hours", type=float, default=6.0, help="begin no run after so long")
+    parser.add_argument("--runs", type=Path, help="the file of rows (default: runs/grouping-…)")
+    parser.add_argument("--table-only", action="store_true", help="run nothing")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    asked.seeds = [int(s) for s in asked.seeds.split(",")]
+    asked.schedules = asked.schedules or ("default,busy" if asked.name == "digits" else "default")
+    asked.runs = asked.runs or Path("runs", f"grouping-{asked.name}.jsonl")
+    return asked
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    asked = arguments()
+    if not asked.table_only:
+        carry_out(asked)
+    rows = [r for r in read(asked.runs) if r["set"] == asked.name and r["seed"] in asked.seeds]
+    lines = tables(rows, asked.methods.split(","))
+    print("\n".join(lines))
+    title = f"# Groups at the defaults: {asked.name}"
+    seeds = ", ".join(map(str, asked.seeds))
+    head = [
+        title,
+        "",
+        f"`python {' '.join(sys.argv)}`, commit {commit()}, seeds {seeds}, {date.today()}. "
+        "Points lost: received accuracy below the best of FedAvg, local, and 2, 4 or 8 groups.",
+        "",
+    ]
+    place = asked.results / f"grouping_{asked.name}.md"
+    place.write_text("\n".join([*head, *lines, ""]))
+
+
+if __name__ == "__main__":
+    main()

@@ -140,18 +140,18 @@ def at_rest(how: Evidenced) -> Assign:
         if "trial" in state.memory or not state.memory.get("resting"):
             return state
         slot = state.memory["resting"][0]
-        before = set(state.models)
         state, _ = how.begun(fed, state, slot, info.number)
         later = {**state.memory.get("asks", {}), slot: 2 * info.number + 2}
-        state = state.joined({}, resting=[], asks=later)
-        return state if before == set(state.models) else state.joined({}, asks={})
+        return state.joined({}, resting=[], asks=later)
 
     def sorts(
         state: State, info: Round, replies: list[Reply], more: More
     ) -> tuple[State, list[Reply]]:
-        asks: Mapping[Slot, int] = state.memory.get("asks", {})
+        asks: dict[Slot, int] = dict(state.memory.get("asks", {}))
         norms, resting = {}, []
         for slot in state.models:
+            if len(state.models) > 1:  # a group that was just found is left alone for a while
+                asks.setdefault(slot, 2 * info.number + 2)
             sent = updates(state, slot, replies)
             if len(sent.clients) < 2:
                 continue
@@ -160,7 +160,7 @@ def at_rest(how: Evidenced) -> Assign:
             norms[str(slot)] = [mean, most, noise]
             if mean < AT_REST * noise and info.number >= asks.get(slot, 0):
                 resting.append(slot)
-        state = state.joined({}, resting=resting)
+        state = state.joined({}, resting=resting, asks=asks)
         return replace(state, notes={**state.notes, "norms": norms}), replies
 
     return replace(by_evidence(how, probes), sorts=sorts)

@@ -10,7 +10,7 @@ import torch
 
 from coterie.client import Client
 from coterie.compose import Assign, grouped
-from coterie.errors import TrainingError
+from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
 from coterie.grouping import euclidean
 from coterie.method import Bound, Count, Method, Round, Setup, State, method
@@ -28,61 +28,88 @@ def fedclust(
     warmup_steps: Count | Literal["auto"] = "auto",
     warmup_epochs: Count | None = None,
     fallback: bool = True,
+    start: Literal["one", "zero"] | None = None,
     trial: Try = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the final layer after a short training, found once; FedAvg inside each.
 
-    Rule: all clients train θ⁰ for ``warmup_epochs`` and send their final layer only; the server
-    clusters these by L2 distance (agglomerative) and cuts the tree at ``threshold``. Each group's
-    model starts at θ⁰; then FedAvg inside each group.
+    Rule: all clients train θ⁰ for a while and send their final layer only; the server clusters
+    these by L2 distance (agglomerative) and cuts the tree at ``threshold``. Each group's model
+    starts at θ⁰; then FedAvg inside each group. With "auto" everybody trains twice, on two halves
+    of its data and for the same number of steps. The groups of directions in which the layers
+    changed that best predict the clients' other halves are the evidence. Then one model is trained
+    by all for some rounds, and a trial on validation data decides whether its clients go on in
+    groups, and in which.
     Args:
         threshold: the height λ of the cut, 0 or more (inf is FedAvg, 0 is every client alone), or
-            "auto": the cut with the best silhouette, one group when none is above 0.1, as a mean
-            over clients and as a mean over groups.
+            "auto": evidence and trial.
         clusters: the number of groups instead of a threshold, 1 or more.
-        linkage: how the distance of two groups comes from those of their clients.
-        warmup_epochs: epochs of the first training, 1 or more. With too few the final layers hold
-            more noise than difference, and "auto" may group clients by chance.
-    Server sees: each client's final layer, once; then means.
-    Travels: 1 model down, 1 up; before the first round θ⁰ down and a final layer up.
+        linkage: how the distance of two groups comes from those of their clients; with a given
+            threshold or number of groups only.
+        warmup_steps: steps of the first training, 1 or more, or "auto": the smallest of 25, 50,
+            100, 200 and 300 at which the median client's loss is below a fifth of its start. With a
+            given threshold or number of groups "auto" is 10 epochs.
+        warmup_epochs: epochs of the first training instead of steps, 1 or more. Clients with many
+            samples then go further, and may be grouped by size.
+        fallback: whether the whole change is asked for when the final layer tells nothing.
+        start: "one", one model before the groups, or "zero", the paper's order: groups from θ⁰, with
+            "auto" those that the evidence finds, without a trial. When not given: "one" with "auto",
+            "zero" otherwise.
+        trial: "auto", a trial where the evidence finds groups; "always"; or "off", as with
+            ``start`` "zero".
+        trial_rounds: rounds that a trial takes, 1 or more.
+    Server sees: each client's final layer, once (with "auto" those of two halves, and the whole
+    change where they tell nothing); then means; in a trial each client's model.
+    Travels: 1 model down, 1 up; before the first round θ⁰ down and a final layer up (with "auto"
+    two, and a number); in a trial the models of all a client's groups down.
     Newcomers: warm up from θ⁰ alike, send their final layer and join the group whose mean warm-up
-    layer is nearest.
+    layer is nearest; with "auto", whose mean direction is.
     Departs: "auto" is ours (the paper leaves the choice of λ open). A client whose first reply was
-    lost is admitted like a newcomer when its turn comes. Two clients have no silhouette: "auto"
-    keeps them together.
+    lost is admitted like a newcomer when its turn comes, and so is, with "auto", one that has too
+    few samples for two halves. Without validation data there is no trial: the groups are those of
+    the evidence, from θ⁰.
     Reference: Islam et al., FedClust: Tackling Data Heterogeneity in Federated Learning through
     Weight-Driven Client Clustering, ICPP 2024.
     """
     one_of("fedclust", threshold, clusters)
     if threshold == "auto" and clusters is None:
         probe = Probe("final-layer", warmup_steps, warmup_epochs, fallback)
-        return grouped("fedclust", by_evidence(Evidenced(probe, trial, trial_rounds)))
+        tries: Try = "off" if start == "zero" else trial
+        return grouped("fedclust", by_evidence(Evidenced(probe, tries, trial_rounds)))
+    if start == "one":
+        raise ConfigError(
+            "method fedclust: start = 'one' needs a trial, and a given threshold or number of "
+            "groups has none: leave one of them out"
+        )
+    training: dict[str, Any] = {"epochs": warmup_epochs or 10, "steps": None}
+    if warmup_epochs is None and warmup_steps != "auto":
+        training = {"epochs": 1, "steps": warmup_steps}
 
     def warm_up(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         client.round = 0  # a newcomer warms up as everybody did: same learning rate, same stream
-        start = arrays["model"].onto(client.base)
-        fit = client.fit(start, stream="warm-up", epochs=warmup_epochs or 10)
+        begin = arrays["model"].onto(client.base)
+        fit = client.fit(begin, stream="warm-up", **training)
         return Upload({"final": fit.weights.part(final_layer(fit.weights.layout))})
 
     def final_layers(
-        fed: Federation, start: Weights, clients: Sequence[ClientId]
+        fed: Federation, model: Weights, clients: Sequence[ClientId]
     ) -> tuple[list[ClientId], np.ndarray[Any, Any]]:
         """Who answered, and their final layers as rows."""
-        whole = start.only(start.layout.shareable)
+        whole = model.only(model.layout.shareable)
         replies = fed.gather([Order(c, "warm-up", {"model": whole}) for c in clients])
         rows = [r.arrays["final"].vector.numpy() for r in replies]  # type: ignore[union-attr]
         return [r.client for r in replies], np.stack(rows) if rows else np.empty((0, 0))
 
-    def start(fed: Federation, setup: Setup) -> State:
+    def groups(fed: Federation, setup: Setup) -> State:
         people, rows = final_layers(fed, setup.start, setup.clients)
         if not people:
             raise TrainingError("fedclust: no client answered the warm-up: nobody can be grouped")
         labels, notes = cut_tree(people, euclidean(rows), linkage, threshold, clusters)
-        groups = {c: int(g) for c, g in zip(people, labels, strict=True)}
+        places = {c: int(g) for c, g in zip(people, labels, strict=True)}
         centres = np.stack([rows[labels == g].mean(0) for g in range(labels.max() + 1)])
         memory = {"start": setup.start, "centres": torch.from_numpy(centres)}
-        return State(dict.fromkeys(range(len(centres)), setup.start), groups, memory, notes)
+        return State(dict.fromkeys(range(len(centres)), setup.start), places, memory, notes)
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         people, rows = final_layers(fed, state.memory["start"], info.cohort)
@@ -92,5 +119,5 @@ def fedclust(
         return state.joined(dict(zip(people, nearest.tolist(), strict=True)))
 
     check = no_more("fedclust", "clusters", clusters)
-    rule = Assign(start, admit, tasks={"warm-up": warm_up}, sees="each", check=check)
+    rule = Assign(groups, admit, tasks={"warm-up": warm_up}, sees="each", check=check)
     return grouped("fedclust", rule)
