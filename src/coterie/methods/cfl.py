@@ -87,7 +87,7 @@ def cfl(
     """
 
     if eps1 == "auto":
-        how = Evidenced(Probe("model"), trial, trial_rounds, first=0, again=False)
+        how = Evidenced(Probe("model"), trial, trial_rounds, first=0, later=0, again=False)
         return grouped("cfl", replace(at_rest(how), needs_all_layers=WHOLE))
     share = eps1
 

@@ -23,7 +23,7 @@ NO_NOISE = (
 )
 ROOT = 0  # the group that everybody begins in
 FIRST = 2  # rounds of one model before a trial of groups that the evidence is decided about
-LATER = 2  # rounds before a trial of others
+LATER = 5  # rounds before a trial of others: early on, everything finer looks better
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Evidenced:
 
     With ``tries`` "auto" a trial is made where the evidence finds more than one group; "always"
     makes it anyway; "off" takes the groups as the evidence finds them, at once. ``first`` is the
-    first round of a trial, ``rounds`` how many it takes, ``again`` whether others may follow.
+    round of the first trial where the evidence is decided about the groups, ``later`` where it is
+    not; ``rounds`` is how many rounds a trial takes, ``again`` whether another may follow one that
+    kept one model.
     ``views`` makes what the server looks at of a client's model, where that is not the model.
     """
 
@@ -42,7 +44,6 @@ class Evidenced:
     first: int = FIRST
     later: int = LATER
     again: bool = True
-    long: bool = True
     views: Views | None = None
 
     def begun(
@@ -70,7 +71,7 @@ class Evidenced:
                 fed.min_group,
                 self.rounds,
                 self.again,
-                answer.memory["steps"] if self.long else 0,
+                answer.memory["steps"],
             )
             return state.joined({}, trial={**plan, "probe": answer.memory}), answer
         if not answer.validated:

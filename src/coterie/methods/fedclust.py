@@ -53,9 +53,9 @@ def fedclust(
         warmup_epochs: epochs of the first training instead of steps, 1 or more. Clients with many
             samples then go further, and may be grouped by size.
         fallback: whether the whole change is asked for when the final layer tells nothing.
-        start: "one", one model before the groups, or "zero", the paper's order: groups from θ⁰, with
-            "auto" those that the evidence finds, without a trial. When not given: "one" with "auto",
-            "zero" otherwise.
+        start: "one", one model before the groups, or "zero", the paper's order: groups from θ⁰
+            (with "auto" those that the evidence finds, without a trial). When not given: "one" with
+            "auto", "zero" otherwise.
         trial: "auto", a trial where the evidence finds groups; "always"; or "off", as with
             ``start`` "zero".
         trial_rounds: rounds that a trial takes, 1 or more.

@@ -86,7 +86,7 @@ def fl_hc(
     """
     one_of("fl-hc", threshold, clusters)
     if threshold == "auto" and clusters is None:
-        how = Evidenced(Probe("model"), trial, trial_rounds, first=rounds)
+        how = Evidenced(Probe("model"), trial, trial_rounds, first=rounds, later=rounds)
         return grouped("fl-hc", by_evidence(how, once_after(how, rounds)))
     height = threshold
     distance = {"l1": manhattan, "l2": euclidean, "cosine": cosine}[metric]
