@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 setup: $(VENV)/.installed
 
 demo: setup
-	$(BIN)/coterie compare examples/demo.toml --methods local,fedavg,fedprox,fedper,ifca:k=4,oracle --dir $(DEMO_DIR)
+	$(BIN)/coterie compare examples/demo.toml --methods local,fedavg,fedper,ifca:k=4,fedclust,user-centric:streams=auto,oracle --dir $(DEMO_DIR)
 
 test: setup
 	$(BIN)/python -m coverage erase

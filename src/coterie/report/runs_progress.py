@@ -1,6 +1,6 @@
 """Progress of several runs: on a terminal a bar over all and a line for each that is at work.
 
-Elsewhere a line a round, with the name of its run, and in a sweep one for each run that is over.
+Elsewhere a line for each run that is over; of a single run, a line a round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from coterie.errors import CoterieError, Interrupted
 from coterie.report.progress import Board, Watch, lasting, progress
-from coterie.report.tables import score
+from coterie.report.tables import score, size
 from coterie.run.jobs import Look
 
 _NAME = 12  # columns that a name has at least
@@ -54,15 +54,24 @@ class Lines(Look):
 
     def begin(self, name: str, rounds: int, judged_by: str) -> None:
         """A run begins."""
-        shown = progress(self._console, f"{name:{_NAME}}", rounds, judged_by)
-        line = self._stack.enter_context(shown)
+        line: Watch = lambda _: None  # noqa: E731
+        if self._runs < 2:
+            shown = progress(self._console, f"{name:{_NAME}}", rounds, judged_by)
+            line = self._stack.enter_context(shown)
         unit = " %" if judged_by == "accuracy" else ""
+        spent = 0.0
 
         def watch(event: dict[str, Any]) -> None:
+            nonlocal spent
             line(event)
+            spent += sum(event.get("seconds", {}).values())
             if event.get("received"):
+                points = score(event["received"][judged_by], judged_by)
+                groups = len({g for g in event.get("groups", ()) if g is not None})
+                moved = sum(event.get("total_bytes", {}).values())
                 self._last[name] = (
-                    f"received {score(event['received'][judged_by], judged_by)}{unit}"
+                    f"received {points}{unit}, {groups} group{'s' * (groups != 1)}, "
+                    f"{size(moved)}, {spent:.0f} s"
                 )
 
         self._watches[name] = watch
@@ -78,7 +87,7 @@ class Lines(Look):
     def end(self, name: str, error: CoterieError | None) -> None:
         """It is finished, or failed."""
         self._over += 1
-        if self._swept or error is not None:
+        if self._swept or self._runs > 1 or error is not None:
             came_to = self._last.get(name, "finished")
             if error is not None:
                 came_to = f"{_fate(error)}: {error}"
