@@ -37,6 +37,7 @@ TOO_SHORT = (
     "too little training to tell: after {steps} steps the loss of most clients is still above a "
     "fifth of its start. Raise train.lr"
 )
+KEPT = "probe"  # where a client keeps the model that it was asked to train
 SKETCH = 4096  # numbers kept of a longer direction, to place newcomers by
 _ROUNDING = float(np.finfo(np.float32).eps)  # of inputs and of what is sent: both are float32
 
@@ -99,13 +100,13 @@ def ask(
 
     ``view`` is what is compared of each client's models, where that is not their change.
     """
-    steps, short, samples = _count(probe, fed, start, clients, round)
+    steps, short, samples, holding = _count(probe, fed, start, clients, round)
     memory: dict[str, Tree] = {"start": start, "round": round, "steps": steps, "draw": probe.draw}
     if probe.epochs is not None:
         memory["epochs"] = probe.epochs
     if probe.by == "data":
         memory["vectors"] = probe.vectors
-    answer = _compare(fed, {**memory, "by": probe.by}, clients, view)
+    answer = _compare(fed, {**memory, "by": probe.by}, clients, view, holding)
     if answer.evidence.groups == 1 and _falls_back(fed, probe, start, answer):
         whole = _compare(fed, {**memory, "by": "model"}, clients, view)
         samples += answer.notes["samples"]
@@ -161,15 +162,15 @@ def centres(places: Tensor, labels: Sequence[int]) -> Tensor:
 
 def _count(
     probe: Probe, fed: Federation, start: Weights, clients: Sequence[ClientId], round: int
-) -> tuple[int, bool, float]:
-    """How many steps everybody makes, whether they are too few, and what it took to find out.
+) -> tuple[int, bool, float, set[ClientId]]:
+    """How many steps everybody makes; 0 stand for a number of epochs.
 
-    0 steps stand for a number of epochs.
+    With it come whether they are too few, what it took to find out, and who keeps the model.
     """
     if not probe.trains or probe.epochs is not None:
-        return 0, False, 0.0
+        return 0, False, 0.0, set()
     if probe.steps != "auto":
-        return probe.steps, False, 0.0
+        return probe.steps, False, 0.0, set()
     whole = start.only(start.layout.shareable)
     config: dict[str, Scalar] = {"round": round, "draw": probe.draw}
     orders = [Order(c, "steps", {"model": whole}, config) for c in clients]
@@ -179,7 +180,8 @@ def _count(
     needed = sorted(int(r.metrics["enough"]) or STEPS[-1] + 1 for r in replies)
     median = needed[(len(needed) - 1) // 2]
     samples = sum(r.metrics["samples"] for r in replies)
-    return min(median, STEPS[-1]), median > STEPS[-1], samples
+    holding = {r.client for r in replies}
+    return min(median, STEPS[-1]), median > STEPS[-1], samples, holding
 
 
 def _falls_back(fed: Federation, probe: Probe, start: Weights, answer: Answer) -> bool:
@@ -194,21 +196,28 @@ def _falls_back(fed: Federation, probe: Probe, start: Weights, answer: Answer) -
     )
 
 
-def _orders(memory: Mapping[str, Tree], clients: Collection[ClientId]) -> list[Order]:
+def _orders(
+    memory: Mapping[str, Tree], clients: Collection[ClientId], holding: Collection[ClientId] = ()
+) -> list[Order]:
+    """What is asked of these clients; who holds the model already is not sent it again."""
     start: Weights = memory["start"]
     keys = ("by", "round", "steps", "draw", "epochs", "vectors")
     config = {k: memory[k] for k in keys if k in memory}
     arrays: dict[str, Array] = {}
     if memory["by"] in ("final-layer", "model", "gradient"):
         arrays["model"] = start.only(start.layout.shareable)
-    return [Order(c, "halves", arrays, config) for c in clients]
+    return [Order(c, "halves", {} if c in holding else arrays, config) for c in clients]
 
 
 def _compare(
-    fed: Federation, memory: dict[str, Tree], clients: Sequence[ClientId], view: View | None
+    fed: Federation,
+    memory: dict[str, Tree],
+    clients: Sequence[ClientId],
+    view: View | None,
+    holding: Collection[ClientId] = (),
 ) -> Answer:
     """One exchange: both halves of everybody, and the evidence from them."""
-    replies = fed.gather(_orders(memory, clients))
+    replies = fed.gather(_orders(memory, clients, holding))
     if not replies:
         raise TrainingError("no client answered the probe: nobody can be grouped")
     whole = [r for r in replies if r.metrics["halves"] == 2]
@@ -306,6 +315,7 @@ def count_steps(client: Client, arrays: Mapping[str, Any], config: Mapping[str, 
     """After how many steps on its first half this client's loss is below a fifth of its start."""
     client.round = int(config["round"])  # a newcomer does what everybody did
     rows, _ = _halves(client, config)
+    client.state[KEPT] = arrays["model"]  # what follows starts from it, too
     weights = arrays["model"].onto(client.base)
     before, done, enough = client.loss(weights, rows=rows) if len(rows) else 0.0, 0, 0
     for steps in STEPS:
@@ -324,6 +334,10 @@ def send_halves(client: Client, arrays: Mapping[str, Any], config: Mapping[str, 
     One with a single sample, or none, represents itself by the same data twice, and says so.
     """
     client.round = int(config["round"])
+    kept = client.kept(KEPT)
+    if kept is not None:
+        arrays = {"model": kept, **arrays}
+        del client.state[KEPT]
     first, second = _halves(client, config)
     halves = {"first": first, "second": second}
     sides = {name: _represent(client, arrays, config, name, r) for name, r in halves.items()}
