@@ -79,8 +79,6 @@ class Answer:
     clients: list[ClientId]
     examples: list[int]
     evidence: Evidence
-    first: Matrix
-    second: Matrix
     places: Tensor
     spreads: list[float]
     memory: dict[str, Tree]
@@ -240,11 +238,8 @@ def _compare(
     if small:
         notes["too_small"] = small
     validated = any(r.metrics["validation"] > 0 for r in replies)
-    matrices = (np.empty((0, 0)), np.empty((0, 0)))
-    if whole and memory["by"] != "data":
-        matrices = np.stack(first), np.stack(second)
     spreads = [_spread(memory, r, view) for r in whole]
-    return Answer(people, counts, evidence, *matrices, places, spreads, memory, notes, validated)
+    return Answer(people, counts, evidence, places, spreads, memory, notes, validated)
 
 
 def _row(memory: Mapping[str, Tree], reply: Reply, name: str, view: View | None) -> Matrix:

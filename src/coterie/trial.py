@@ -380,15 +380,15 @@ NOBODY = "no client has validation data: there is no way to tell whether groups 
 def decide(verdict: Verdict, counts: Sequence[int], own: int = -1) -> tuple[int, str]:
     """Which cut is taken, and the sentence that says why.
 
-    ``own`` is the cut that the evidence has decided for. Where the trial prefers a finer one, it
-    has picked the luckiest of many; so ``own`` stays unless it is more than two standard errors
-    above the lowest loss.
+    ``own`` is the cut that the evidence has decided for, if it has: then the question is only
+    whether it is better than one model. That a finer cut has a still lower loss says little: it is
+    the luckiest of many, and models that were averaged once are not at their best yet.
     """
     chosen, losses = verdict.chosen, verdict.losses
     one = f"one model has {losses[0]:.3f}"
     if chosen == 0:
         return 0, f"no grouping is better than one model on validation data (loss {losses[0]:.3f})"
-    if 0 < own < chosen and losses[own] - min(losses) <= 2 * verdict.errors[own]:
+    if 0 < own < chosen and losses[own] < losses[0]:
         chosen = own
     sentence = f"{counts[chosen]} groups have a validation loss of {losses[chosen]:.3f}, {one}"
     if chosen == own:

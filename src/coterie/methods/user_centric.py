@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from coterie.client import Client
 from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload, mix
-from coterie.grouping import best_k, euclidean, kmeans_up_to
+from coterie.grouping import best_k, cosine, euclidean, kmeans_up_to
 from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
 from coterie.methods.evidenced import NO_NOISE, ROOT, Evidenced, Try, everybody, shown
 from coterie.methods.trees import no_more
@@ -27,8 +26,9 @@ from coterie.weights import Weights
 
 Matrix = np.ndarray[Any, Any]
 Seen = tuple[Tensor, float, int]  # gradient or direction, its variance, samples
+_UNRELIABLE = 0.05  # no direction is taken to be less reliable than this: it divides
 _FLOOR = 1e-3  # of the mean deviation: that of a client with one sample is 0, and it divides
-SCALES = tuple(2.0**i for i in range(-8, 5))  # of σ², tried for directions of updates
+_SHARPER = 0.25  # σ² of a direction in units of its halves' spread: chosen on digits, seed 0
 softmax = partial(scipy_softmax, axis=1)
 
 
@@ -52,8 +52,8 @@ def user_centric(
     by k-means and the clients of a cluster share its centroid row and one model. With partial
     participation rows are renormalised over those who answered; a model none of whose clients
     answered stays as it is. With ``probe`` "update" the direction of a short training takes the
-    place of the gradient: each client trains θ⁰ on two halves of its data, σ_i² is how much these
-    differ, and all σ are scaled such that the weights best predict the clients' other halves.
+    place of the gradient: each client trains θ⁰ on two halves of its data. How much the halves
+    differ is taken out of the distances, and a quarter of it is σ_i².
     Args:
         streams: how many models the server sends, 1 or more; "all", one for each client; "auto",
             the number of groups that best predicts the clients' other halves, one when none is
@@ -128,19 +128,12 @@ def user_centric(
                 "updates: take probe = 'gradient'"
             )
         state = replace(state, groups={c: state.groups[c] for c in answer.clients})
-        scale = best_scale(answer)
-        seen = {
-            c: (place, spread * scale, n)
-            for c, place, spread, n in zip(
-                answer.clients, answer.places, answer.spreads, answer.examples, strict=True
-            )
-        }
-        state = state.joined({}, probe=answer.memory, scale=scale)
-        return weighed(state, seen, "found" if found else streams)
+        state = state.joined({}, probe=answer.memory)
+        return weighed(state, seen_in(answer), "found" if found else streams)
 
     def weighed(state: State, seen: dict[ClientId, Seen], into: int | str) -> State:
         """With everybody's weights, and with so many streams."""
-        weights = softmax(log_weights(seen))
+        weights = softmax(log_weights(seen, by == "update"))
         notes: dict[str, Any] = {"clients": list(seen), "mixing": matrix(weights)}
         labels: list[Slot] = [state.groups[c] for c in seen]
         if into == "all":
@@ -163,9 +156,8 @@ def user_centric(
             seen = asked(fed, memory["start"], seen, info.cohort)
         else:
             answers = probing.directions_of(fed, memory["probe"], info.cohort)
-            seen |= {c: (p, s * memory["scale"], n) for c, (p, s, n) in answers.items()}
-            seen = {c: seen[c] for c in sorted(seen)}
-        logs, people = log_weights(seen), list(seen)
+            seen = {c: (seen | answers)[c] for c in sorted(seen | answers)}
+        logs, people = log_weights(seen, by == "update"), list(seen)
         known = [i for i, c in enumerate(people) if c in state.groups]
         models, groups = dict(state.models), dict(state.groups)
         fresh = [i for i in range(len(people)) if i not in known]
@@ -185,7 +177,7 @@ def user_centric(
                 groups[people[i]] = list(models)[int(np.argmin(gaps))]
         seen = {c: seen[c] for c in seen if c in groups}
         state = replace(state, models=models, groups=groups)
-        return mixed(state, seen, softmax(log_weights(seen)))
+        return mixed(state, seen, softmax(log_weights(seen, by == "update")))
 
     def mixes(state: State, client: ClientId) -> Mapping[Slot, float]:
         column = state.memory["mixing"][:, list(state.memory["seen"]).index(client)]
@@ -194,7 +186,7 @@ def user_centric(
     def regrouped(before: State, after: State) -> State:
         after = how.settled(before, after)
         seen = {c: v for c, v in after.memory["seen"].items() if c in after.groups}
-        return mixed(after, seen, softmax(log_weights(seen)))
+        return mixed(after, seen, softmax(log_weights(seen, by == "update")))
 
     return grouped(
         "user-centric",
@@ -223,36 +215,10 @@ def mixed(state: State, seen: Mapping[ClientId, Seen], weights: Matrix) -> State
     return state.joined({}, seen=dict(seen), mixing=mixing)
 
 
-def best_scale(answer: Answer) -> float:
-    """What all σ² are multiplied by: the scale at which weights best predict the other halves.
-
-    The second half of each client is predicted by the weighted mean of all first halves.
-    """
-    if len(answer.clients) < 2:
-        return 1.0
-    first, second = (unit(side) for side in (answer.first, answer.second))
-    counts = np.array(answer.examples, float)
-    best, lowest = 1.0, math.inf
-    for scale in SCALES:
-        seen = {
-            c: (place, spread * scale, n)
-            for c, place, spread, n in zip(
-                answer.clients, answer.places, answer.spreads, answer.examples, strict=True
-            )
-        }
-        weights = softmax(log_weights(seen))
-        error = 0.0
-        for this, other in ((first, second), (second, first)):
-            error += float(counts @ np.square(other - weights @ this).sum(1))
-        if error < lowest:
-            best, lowest = scale, error
-    return best
-
-
-def unit(rows: Matrix) -> Matrix:
-    """Rows of length 1; zeros stay as they are."""
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.where(length > 0, length, 1.0))
+def seen_in(answer: Answer) -> dict[ClientId, Seen]:
+    """What a probe says of every client: its direction, the spread of its halves, its samples."""
+    of = zip(answer.places, answer.spreads, answer.examples, strict=True)
+    return dict(zip(answer.clients, of, strict=True))
 
 
 def asked(
@@ -267,14 +233,40 @@ def asked(
     return {c: answers[c] for c in sorted(answers)}
 
 
-def log_weights(seen: Mapping[ClientId, Seen]) -> Matrix:
-    """log n_j − ‖g_i−g_j‖²/(2σ_iσ_j); what is the same all along a row does not matter."""
-    gradients, variances, examples = zip(*seen.values(), strict=True)
-    deviations = np.sqrt(np.array(variances))
+def log_weights(seen: Mapping[ClientId, Seen], directions: bool = False) -> Matrix:
+    """log n_j − ‖g_i−g_j‖²/(2σ_iσ_j); what is the same all along a row does not matter.
+
+    Of ``directions`` of updates, what the two halves of a client's data differ by is taken out of
+    the distances, so σ can be smaller.
+    """
+    vectors, variances, examples = zip(*seen.values(), strict=True)
+    rows, deviations = np.stack([v.numpy() for v in vectors]), np.sqrt(np.array(variances))
     deviations = np.maximum(deviations, max(_FLOOR * deviations.mean(), 1e-12))
-    squares = euclidean(np.stack([g.numpy() for g in gradients])) ** 2
-    logs: Matrix = np.log(examples)[None] - squares / (2 * np.outer(deviations, deviations))
+    squares, factor = euclidean(rows) ** 2, 1.0
+    if directions:
+        squares, factor = true_distances(rows, np.array(variances)), _SHARPER
+    spread = 2 * factor * np.outer(deviations, deviations)
+    logs: Matrix = np.log(examples)[None] - squares / spread
     return logs
+
+
+def true_distances(rows: Matrix, spreads: Matrix) -> Matrix:
+    """Squared distances of directions, without what is due to having few samples.
+
+    The cosine of two measured directions is too small by the root of both reliabilities (the
+    correction for attenuation of psychometrics). The reliability of the mean of two halves comes
+    from their agreement ρ by Spearman and Brown's formula, 2ρ/(1 + ρ).
+
+    >>> true_distances(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0.36, 0.36])).round(9)
+    array([[0., 2.],
+           [2., 0.]])
+    """
+    agreement = 1 - 2 * spreads
+    reliability = np.clip(2 * agreement / np.maximum(1 + agreement, 1e-12), _UNRELIABLE, 1.0)
+    cosines = (1 - cosine(rows)) / np.sqrt(np.outer(reliability, reliability))
+    squares: Matrix = 2 - 2 * np.clip(cosines, -1.0, 1.0)
+    np.fill_diagonal(squares, 0.0)
+    return squares
 
 
 def rows_of(models: Mapping[Slot, Weights], groups: Mapping[ClientId, Slot], w: Matrix) -> Tensor:
