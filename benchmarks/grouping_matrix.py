@@ -86,16 +86,23 @@ def samples(name: str, folder: str | None) -> tuple[np.ndarray, np.ndarray]:
 def sizes_and_groups(
     kind: str, low: int, high: int, rng: np.random.Generator
 ) -> tuple[list[int], list[int]]:
-    """Equal sizes, or sizes spread evenly on a logarithmic scale; every group has large and small.
+    """How many samples each client has, and its group; every group has large and small clients.
 
-    Clients come in random order.
+    "equal", "unequal" (spread evenly on a logarithmic scale), or written out, as in "300" (for 20
+    clients) or "40x8+500x4" (8 clients with 40 and 4 with 500). Clients come in random order.
     """
-    sizes = np.full(CLIENTS, round((low * high) ** 0.5))
-    if kind == "unequal":
-        sizes = np.geomspace(low, high, CLIENTS).round().astype(int)
-    groups = np.concatenate([rng.permutation(GROUPS) for _ in range(CLIENTS // GROUPS)])
-    order = rng.permutation(CLIENTS)
-    return [int(n) for n in sizes[order]], [int(g) for g in groups[order]]
+    if kind == "equal":
+        sizes = [round((low * high) ** 0.5)] * CLIENTS
+    elif kind == "unequal":
+        sizes = [round(n) for n in np.geomspace(low, high, CLIENTS)]
+    else:
+        parts = [part.split("x") for part in kind.split("+")]
+        counts = [(int(n), int(many[0]) if many else CLIENTS) for n, *many in parts]
+        sizes = [n for n, many in counts for _ in range(many)]
+    blocks = [rng.permutation(GROUPS) for _ in range(-(-len(sizes) // GROUPS))]
+    groups = np.concatenate(blocks)[: len(sizes)]
+    order = rng.permutation(len(sizes))
+    return [sizes[i] for i in order], [int(groups[i]) for i in order]
 
 
 def dealt(y: np.ndarray, shares: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -113,7 +120,8 @@ def planted(
     kind: str, size: str, seed: int, name: str = "digits", folder: str | None = None
 ) -> tuple[Population, list[int]]:
     """The clients of one set, and their true groups."""
-    rng = np.random.default_rng([seed, KINDS.index(kind), SIZES.index(size)])
+    which = SIZES.index(size) if size in SIZES else sum(map(ord, size))
+    rng = np.random.default_rng([seed, KINDS.index(kind), which])
     x, y = samples(name, folder)
     low, high = (25, 130) if name == "digits" else (60, 300)
     sizes, truth = sizes_and_groups(size, low, high, rng)
@@ -141,7 +149,7 @@ def planted(
             swap[[a, b]] = b, a
             labels = swap[labels]
         clients.append((images, labels))
-    groups = truth if kind in (*PLANTED, "pair") else [0] * CLIENTS
+    groups = truth if kind in (*PLANTED, "pair") else [0] * len(truth)
     population = from_clients(clients, seed=seed, classes=10)
     return population, groups
 
@@ -149,11 +157,17 @@ def planted(
 # --- the methods --------------------------------------------------------------------------------
 
 
-def fixed(k: int) -> Method:
-    """So many groups of the directions that fedclust compares, from the start."""
+def fixed(k: int, known: dict[str, Any]) -> Method:
+    """So many groups of the directions that fedclust compares, from the start.
+
+    What clients answered is ``known`` to all runs on the same set.
+    """
 
     def start(fed: Any, setup: Any) -> State:
-        answer = probing.ask(fed, Probe(fallback=False), setup.start, setup.clients)
+        if "answer" not in known:
+            probe = Probe(fallback=False)
+            known["answer"] = probing.ask(fed, probe, setup.start, setup.clients)
+        answer = known["answer"]
         rows = torch.nn.functional.normalize(answer.places).numpy()
         labels = coterie.grouping.kmeans(rows, k, answer.examples)[0].tolist()
         groups = dict(zip(answer.clients, labels, strict=True))
@@ -162,13 +176,15 @@ def fixed(k: int) -> Method:
     return grouped(f"fixed-{k}", Assign(start, tasks=probing.TASKS, sees="each"))
 
 
-def method_of(name: str) -> Method:
+def method_of(name: str, known: dict[str, Any]) -> Method:
     if name.startswith("fixed-"):
-        return fixed(int(name.removeprefix("fixed-")))
+        return fixed(int(name.removeprefix("fixed-")), known)
     return coterie.methods.make(name, dict(METHODS.get(name, {})))
 
 
-def run(cell: Mapping[str, Any], folder: str | None = None) -> dict[str, Any]:
+def run(
+    cell: Mapping[str, Any], folder: str | None = None, known: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """One run, as a row of results."""
     torch.set_num_threads(1)
     population, truth = planted(cell["kind"], cell["sizes"], cell["seed"], cell["set"], folder)
@@ -177,15 +193,15 @@ def run(cell: Mapping[str, Any], folder: str | None = None) -> dict[str, Any]:
     began = time.perf_counter()
     result = coterie.simulate(
         population,
-        model="mlp" if cell["set"] == "digits" else "lenet5",
-        method=method_of(cell["method"]),
+        model=cell.get("model", "mlp" if cell["set"] == "digits" else "lenet5"),
+        method=method_of(cell["method"], {} if known is None else known),
         rounds=cell["rounds"],
         seed=cell["seed"],
         engine="loop",
         evaluate_every=0,
         **SCHEDULES[cell["schedule"]],
     )
-    labels = [str(result.groups[i]) for i in range(CLIENTS)]
+    labels = [str(result.groups[i]) for i in range(len(truth))]
     notes = [e["notes"] for e in (result.begun, *result.history) if e.get("notes")]
     return {
         **cell,
@@ -206,15 +222,14 @@ def brief(evidence: Mapping[str, Any]) -> dict[str, Any]:
 # --- the matrix ---------------------------------------------------------------------------------
 
 
-def cells(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Every run, references first, so that a set is complete early."""
+def cells(asked: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """Every run, those on the same set of clients together."""
     schedules = asked.schedules.split(",")
     axes = product(asked.seeds, asked.kinds.split(","), asked.sizes.split(","), schedules)
     for seed, kind, size, schedule in axes:
-        for method in (*REFERENCES, "oracle", *asked.methods.split(",")):
-            if method == "oracle" and kind not in (*PLANTED, "pair"):
-                continue
-            yield {
+        beside = () if asked.alone else (*REFERENCES, "oracle")
+        yield [
+            {
                 "set": asked.name,
                 "kind": kind,
                 "sizes": size,
@@ -222,7 +237,11 @@ def cells(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "seed": seed,
                 "method": method,
                 "rounds": asked.rounds,
+                **({"model": asked.model} if asked.model else {}),
             }
+            for method in (*beside, *asked.methods.split(","))
+            if method != "oracle" or kind in (*PLANTED, "pair")
+        ]
 
 
 def key_of(cell: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -241,34 +260,38 @@ def read(place: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def attempt(cell: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
-    try:
-        return run(cell, folder)
-    except coterie.CoterieError as error:
-        return {**cell, "error": str(error)}
+def attempt(some: Sequence[Mapping[str, Any]], folder: str | None) -> list[dict[str, Any]]:
+    """The runs of one set of clients."""
+    known: dict[str, Any] = {}
+    rows = []
+    for cell in some:
+        try:
+            rows.append(run(cell, folder, known))
+        except coterie.CoterieError as error:
+            rows.append({**cell, "error": str(error)})
+    return rows
 
 
 def carry_out(asked: argparse.Namespace) -> None:
-    """Run what is missing, appending each row as it comes."""
+    """Run what is missing, appending rows as they come."""
     done = {key_of(row) for row in read(asked.runs)}
-    missing = [cell for cell in cells(asked) if key_of(cell) not in done]
-    print(f"{len(missing)} runs to do, {len(done)} done", flush=True)
+    missing = [[c for c in some if key_of(c) not in done] for some in cells(asked)]
+    missing = [some for some in missing if some]
+    print(f"{sum(map(len, missing))} runs to do, {len(done)} done", flush=True)
     asked.runs.parent.mkdir(parents=True, exist_ok=True)
     work = partial(attempt, folder=asked.folder)
     ends = time.monotonic() + 3600 * asked.hours
     with ProcessPoolExecutor(asked.jobs) as pool, asked.runs.open("a") as file:
         queue = iter(missing)
-        waiting = {
-            pool.submit(work, cell) for _, cell in zip(range(asked.jobs), queue, strict=False)
-        }
+        waiting = {pool.submit(work, some) for _, some in zip(range(asked.jobs), queue)}  # noqa: B905
         while waiting:
             finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in finished:
-                file.write(json.dumps(future.result()) + "\n")
+                file.writelines(json.dumps(row) + "\n" for row in future.result())
                 file.flush()
-                cell = next(queue, None) if time.monotonic() < ends else None
-                if cell is not None:
-                    waiting.add(pool.submit(work, cell))
+                some = next(queue, None) if time.monotonic() < ends else None
+                if some is not None:
+                    waiting.add(pool.submit(work, some))
 
 
 # --- what it comes to ---------------------------------------------------------------------------
@@ -353,6 +376,30 @@ def tables(rows: Iterable[Mapping[str, Any]], methods: Sequence[str]) -> list[st
     return lines
 
 
+def groups_found(rows: Iterable[Mapping[str, Any]], methods: Sequence[str]) -> list[str]:
+    """Numbers of groups and agreement, a line for each method and set."""
+    lines = []
+    done = [r for r in rows if "error" not in r]
+    places = dict.fromkeys((r["kind"], r["sizes"], r["schedule"]) for r in done)
+    for method, place in product(methods, places):
+        some = [
+            r
+            for r in done
+            if r["method"] == method and (r["kind"], r["sizes"], r["schedule"]) == place
+        ]
+        if not some:
+            continue
+        right = [bool(is_right(place[0], r, 100.0)) for r in some]
+        numbers = ", ".join(f"{r['groups']} ({r['rand']:.2f})" for r in some)
+        moved = np.mean([r["bytes"] for r in some]) / 1e6
+        received = np.mean([100 * r["received"] for r in some])
+        lines.append(
+            f"{method}, {', '.join(place)}: right in {percent(right)}; groups (agreement) "
+            f"{numbers}; received {received:.1f} %, {moved:.1f} MB"
+        )
+    return lines
+
+
 def by_kind(sets: Mapping[Any, Any], methods: Sequence[str], kinds: Sequence[str]) -> list[str]:
     """Right cells and numbers of groups, by kind, sizes and schedule."""
     lines = ["| set | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
@@ -404,6 +451,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--hours", type=float, default=6.0, help="begin no run after so long")
     parser.add_argument("--runs", type=Path, help="the file of rows (default: runs/grouping-…)")
+    parser.add_argument("--alone", action="store_true", help="no references: groups only")
+    parser.add_argument("--model", help="another model (default: mlp for digits, else lenet5)")
     parser.add_argument("--table-only", action="store_true", help="run nothing")
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
@@ -425,8 +474,11 @@ def main() -> None:
     if not asked.table_only:
         carry_out(asked)
     rows = [r for r in read(asked.runs) if r["set"] == asked.name and r["seed"] in asked.seeds]
-    lines = tables(rows, asked.methods.split(","))
+    methods = asked.methods.split(",")
+    lines = groups_found(rows, methods) if asked.alone else tables(rows, methods)
     print("\n".join(lines))
+    if asked.alone:
+        return
     title = f"# Groups at the defaults: {asked.name}"
     seeds = ", ".join(map(str, asked.seeds))
     head = [
