@@ -1,0 +1,69 @@
+"""Groups found and tried under secure sums: the same groups, from sums of groups only."""
+
+import pytest
+import torch
+
+import coterie
+from coterie.errors import ConfigError
+
+SETTINGS = {"rounds": 5, "engine": "loop", "lr": 0.1, "batch_size": 8, "epochs": 2}
+
+
+def people(groups=2, each=4):
+    """Clients of opposite rules."""
+    random = torch.Generator().manual_seed(3)
+    rows = [torch.randn(80, 6, generator=random) for _ in range(groups * each)]
+    rules = torch.eye(6)[:groups]
+    clients = [(x, (x @ rules[i % groups] > 0).long()) for i, x in enumerate(rows)]
+    return coterie.data.from_clients(clients, val_fraction=0.2)
+
+
+def run(method, **privacy):
+    settings = SETTINGS | ({"privacy": privacy} if privacy else {})
+    return coterie.simulate(people(), "logistic", method, **settings)
+
+
+def verdict(result):
+    return next(e["notes"]["verdict"] for e in result.history if "verdict" in e.get("notes", {}))
+
+
+def test_the_same_groups_and_models_as_in_the_open():
+    method = coterie.fedclust(fallback=False)
+    plain, secure = run(method), run(method, secure=True, reveal="final-layer", min_group=3)
+    assert len(set(plain.groups.values())) == 2
+    assert secure.groups == plain.groups
+    for client in range(8):
+        ours, theirs = secure.weights(client).vector, plain.weights(client).vector
+        assert torch.allclose(ours, theirs, atol=1e-4)
+    # Every cut is tried in the open; hidden, only those whose groups have three members.
+    assert max(verdict(plain)["cuts"]) == 8
+    assert verdict(secure)["cuts"] == [1, 2]
+    losses = dict(zip(verdict(plain)["cuts"], verdict(plain)["losses"], strict=True))
+    assert verdict(secure)["losses"] == pytest.approx([losses[1], losses[2]], abs=1e-3)
+
+
+def test_no_more_than_the_final_layer_of_anybody_is_ever_seen():
+    """Not even where it tells nothing: the whole change stays with the clients."""
+    random = torch.Generator().manual_seed(5)
+    alike = [(x, (x[:, 0] > 0).long()) for x in torch.randn(8, 60, 6, generator=random).unbind()]
+    settings = SETTINGS | {"privacy": {"secure": True, "reveal": "final-layer"}}
+    result = coterie.simulate(alike, "mlp", coterie.fedclust(), **settings)
+    exposure = result.summary["exposure"]
+    layers = {layer for each in exposure["revealed"] for layer in each["layers"]}
+    assert layers == {"head"}
+    assert {each["array"] for each in exposure["revealed"]} == {"first", "second"}
+    assert result.begun["notes"]["evidence"]["by"] == "final-layer"
+
+
+@pytest.mark.parametrize("method", [coterie.fl_hc(), coterie.user_centric(streams="auto")])
+def test_methods_that_look_at_whole_models_are_refused(method):
+    with pytest.raises(ConfigError, match="secure aggregation"):
+        run(method, secure=True)
+
+
+@pytest.mark.parametrize(
+    "privacy", [{"noise": 1.0}, {"noise": 1.0, "mechanism": "local"}], ids=["central", "local"]
+)
+def test_noise_and_evidence_exclude_each_other(privacy):
+    with pytest.raises(ConfigError, match=r"not in the calibration|is not noised"):
+        run(coterie.fedclust(), **privacy)
