@@ -105,14 +105,23 @@ def fedtsdp(
         if tendency > hopkins:
             rows, divergence = parameters(whole), jensen_shannon(outputs)
             labels = np.zeros(len(rows), int)
+            spans: dict[str, tuple[float, float]] = dict(memory.get("spans", {}))
             if stages != "second":
+                widen(spans, "eps_outputs", divergence, labels)
                 labels = dbscan(divergence, eps_outputs, min_points)
             if stages != "first":
-                labels = refined(labels, euclidean(rows, offset=_OFFSET), eps_weights, min_points)
+                distances = euclidean(rows, offset=_OFFSET)
+                widen(spans, "eps_weights", distances, labels)
+                labels = refined(labels, distances, eps_weights, min_points)
             groups = followed(state.groups, dict(zip(whole, labels.tolist(), strict=True)))
             weights = memory["weights"].clone()
             weights[batch] += len(weights) / len(batch) if weight_step is None else weight_step
             memory |= {"weights": weights / weights.sum(), "layers": memory["layers"] * shrink}
+            memory["spans"] = spans
+            radii = {"eps_outputs": eps_outputs, "eps_weights": eps_weights}
+            notes["warning_at_end"] = {
+                word: never_between(word, radii[word], span) for word, span in spans.items()
+            }
             notes |= {"clients": list(whole), "divergence": matrix(divergence)}
             notes["samples_in_play"] = float(1 / memory["weights"].square().sum())
         means = fed.average(replies, {c: {s: 1.0} for c, s in groups.items()})
@@ -195,6 +204,40 @@ def refined(labels: Matrix, distances: Matrix, eps: float, min_points: int) -> M
         parts = dbscan(distances[np.ix_(inside, inside)], eps, min_points)
         found[inside] = parts + found.max() + 1
     return canonical(found)
+
+
+def widen(
+    spans: dict[str, tuple[float, float]], word: str, distances: Matrix, groups: Matrix
+) -> None:
+    """Let the span of distances seen so far, by the radius they are held against, include these.
+
+    Only clients of one group are compared.
+    """
+    above = np.triu(groups[:, None] == groups, 1)
+    if above.any():
+        low, high = spans.get(word, (math.inf, -math.inf))
+        here = distances[above]
+        spans[word] = min(low, float(here.min())), max(high, float(here.max()))
+
+
+def never_between(word: str, eps: float, span: tuple[float, float]) -> str:
+    """A warning that all distances were on one side of a radius; "" if they were not.
+
+    >>> never_between("eps_weights", 3.5, (0.2, 1.5))
+    'eps_weights = 3.5 never bound: the largest distance was 1.5, so nobody was told apart by it'
+    """
+    low, high = span
+    if high <= eps:
+        return (
+            f"{word} = {eps:g} never bound: the largest distance was {high:.3g}, so nobody was "
+            "told apart by it"
+        )
+    if low > eps:
+        return (
+            f"{word} = {eps:g} never bound: the smallest distance was {low:.3g}, so everybody was "
+            "left alone by it"
+        )
+    return ""
 
 
 def followed(
