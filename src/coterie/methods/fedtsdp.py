@@ -80,6 +80,9 @@ def fedtsdp(
     Complex & Intelligent Systems 2024.
     """
 
+    radii = {"eps_outputs": eps_outputs, "eps_weights": eps_weights}
+    radii.pop({"first": "eps_weights", "second": "eps_outputs"}.get(stages, ""), None)
+
     def init(fed: Federation, setup: Setup) -> State:
         answers(public_of(setup.public), [setup.start], torch.arange(1))  # refuses a regression
         weights = uniform(len(public_of(setup.public).x))
@@ -104,24 +107,13 @@ def fedtsdp(
         notes: dict[str, Any] = {"hopkins": tendency, "shared_layers": memory["layers"]}
         if tendency > hopkins:
             rows, divergence = parameters(whole), jensen_shannon(outputs)
-            labels = np.zeros(len(rows), int)
-            spans: dict[str, tuple[float, float]] = dict(memory.get("spans", {}))
-            if stages != "second":
-                widen(spans, "eps_outputs", divergence, labels)
-                labels = dbscan(divergence, eps_outputs, min_points)
-            if stages != "first":
-                distances = euclidean(rows, offset=_OFFSET)
-                widen(spans, "eps_weights", distances, labels)
-                labels = refined(labels, distances, eps_weights, min_points)
+            gaps = {"eps_outputs": divergence, "eps_weights": euclidean(rows, offset=_OFFSET)}
+            labels, memory["spans"] = staged(gaps, radii, min_points, memory.get("spans", {}))
             groups = followed(state.groups, dict(zip(whole, labels.tolist(), strict=True)))
             weights = memory["weights"].clone()
             weights[batch] += len(weights) / len(batch) if weight_step is None else weight_step
             memory |= {"weights": weights / weights.sum(), "layers": memory["layers"] * shrink}
-            memory["spans"] = spans
-            radii = {"eps_outputs": eps_outputs, "eps_weights": eps_weights}
-            notes["warning_at_end"] = {
-                word: never_between(word, radii[word], span) for word, span in spans.items()
-            }
+            notes["warning_at_end"] = never_bound(radii, memory["spans"])
             notes |= {"clients": list(whole), "divergence": matrix(divergence)}
             notes["samples_in_play"] = float(1 / memory["weights"].square().sum())
         means = fed.average(replies, {c: {s: 1.0} for c, s in groups.items()})
@@ -206,18 +198,31 @@ def refined(labels: Matrix, distances: Matrix, eps: float, min_points: int) -> M
     return canonical(found)
 
 
-def widen(
-    spans: dict[str, tuple[float, float]], word: str, distances: Matrix, groups: Matrix
-) -> None:
-    """Let the span of distances seen so far, by the radius they are held against, include these.
+def staged(
+    gaps: Mapping[str, Matrix],
+    radii: Mapping[str, float],
+    min_points: int,
+    spans: Mapping[str, tuple[float, float]],
+) -> tuple[Matrix, dict[str, tuple[float, float]]]:
+    """The clusters after one stage for each radius, and the span of distances held against each.
 
-    Only clients of one group are compared.
+    A stage compares the clients of one cluster of the stage before it.
     """
-    above = np.triu(groups[:, None] == groups, 1)
-    if above.any():
-        low, high = spans.get(word, (math.inf, -math.inf))
-        here = distances[above]
-        spans[word] = min(low, float(here.min())), max(high, float(here.max()))
+    seen, labels = dict(spans), np.zeros(len(next(iter(gaps.values()))), int)
+    for word, eps in radii.items():
+        compared = gaps[word][np.triu(labels[:, None] == labels, 1)]
+        if len(compared):
+            low, high = seen.get(word, (math.inf, -math.inf))
+            seen[word] = min(low, float(compared.min())), max(high, float(compared.max()))
+        labels = refined(labels, gaps[word], eps, min_points)
+    return labels, seen
+
+
+def never_bound(
+    radii: Mapping[str, float], spans: Mapping[str, tuple[float, float]]
+) -> dict[str, str]:
+    """What there is to say of each radius, should this be the last clustering."""
+    return {word: never_between(word, radii[word], span) for word, span in spans.items()}
 
 
 def never_between(word: str, eps: float, span: tuple[float, float]) -> str:

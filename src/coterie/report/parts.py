@@ -252,15 +252,15 @@ def trials(reading: Reading, id: str, level: int, said: str) -> str:
     if not found:
         return ""
     inside: list[Any] = []
-    for number, notes in found:
-        title = f"Trial in round {number}"
+    for round, notes in found:
+        title = f"Trial in round {round}"
         why = tag("p", f"{str(notes.get('why', '')).rstrip('.')}.", class_="detail")
         shown_table = table(title, _TRIAL_COLUMNS, _tried(notes), hidden_caption=True)
         if len(found) == 1:
             inside += [why, shown_table]
             continue
-        opened = last is not None and last[0] == number
-        kept = {"data_keep": f"trial-{number}", "open": opened}
+        opened = last is not None and last[0] == round
+        kept = {"data_keep": f"trial-{round}", "open": opened}
         inside.append(tag("details", tag("summary", title), why, shown_table, **kept))
     title = f"Trial in round {found[0][0]}" if len(found) == 1 else f"{len(found)} trials"
     return tag("div", tag(f"h{level}", title), inside, id=id, class_="block")

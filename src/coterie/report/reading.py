@@ -141,7 +141,7 @@ class Reading(Notebook):
 
     @cached_property
     def grouping(self) -> dict[str, Any]:
-        """How the run came to its groups, as in ``result.json``; empty if its method says nothing."""
+        """How the run came to its groups, as in ``result.json``; empty if nothing is noted."""
         groups = len({g for g in self.groups if g is not None})
         whole = round_samples(self._train_counts, self.settings("train"))
         return grouping_of(self._told, groups, self.status != RUNNING, whole)

@@ -264,8 +264,9 @@ class Live:
         """Say what an event has to say, and what it warns of that no earlier one did."""
         if self.say is None:
             return
-        before = warnings_of(self._events, over=False)
-        fresh = warnings_of([*self._events, event], over=False)[len(before) :]
+        earlier = [e for e in self._events if e is not event]
+        known = warnings_of(earlier, over=False)
+        fresh = warnings_of([*earlier, event], over=False)[len(known) :]
         for text in (*news_of(event), *(f"warning: {text}" for text in fresh)):
             self.say(text)
 

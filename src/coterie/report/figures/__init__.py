@@ -6,7 +6,6 @@ below draw sketches, which pages take as they are; the functions here make figur
 """
 
 from coterie.report.figures import groups, matrices, methods, streams, trees
-from coterie.report.figures import verdict as trial_verdict
 from coterie.report.figures.following import followed
 from coterie.report.figures.sketch import in_plotly
 from coterie.report.figures.style import plain
@@ -23,7 +22,6 @@ mixing_matrix = in_plotly(matrices.mixing_matrix)
 silhouette = in_plotly(methods.silhouette)
 similarity_matrix = in_plotly(matrices.similarity_matrix)
 steps_by_round = in_plotly(methods.steps_by_round)
-verdict = in_plotly(trial_verdict.verdict)
 
 __all__ = [
     "alluvial",
@@ -40,5 +38,4 @@ __all__ = [
     "similarity_matrix",
     "split_levels",
     "steps_by_round",
-    "verdict",
 ]
