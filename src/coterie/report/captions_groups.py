@@ -168,9 +168,9 @@ def verdict(reading: Reading) -> str:
     before = len(noted(reading.events, "verdict")) - 1
     more = f" {count(before, 'other trial')} can be read below." if before else ""
     return (
-        f"In round {number} {count(int(notes['clients']), 'client')} scored {len(points)} numbers "
-        f"of groups on their validation data; {word} had the lowest mean loss, {best[1]:.3f}. "
-        f"The fewest groups within one standard error of the lowest count: {said}.{more}"
+        f"In round {number}, {count(int(notes['clients']), 'client')} scored {len(points)} numbers "
+        f"of groups on their validation data; {word} had the lowest mean loss, {best[1]:.3f}. Bars "
+        f"are standard errors of the difference from it. The verdict: {said}.{more}"
     )
 
 

@@ -275,7 +275,7 @@ def _tried(notes: Mapping[str, Any]) -> list[tuple[Any, ...]]:
             Cell("one model" if groups == 1 else str(groups), groups),
             Cell(f"{loss:.4f}", loss),
             Cell(f"{error:.4f}" if error else "lowest", error),
-            "chosen" if groups == notes.get("chosen") else None,
+            "chosen" if groups == notes.get("chosen") else "",
         )
         for groups, loss, error in tried(notes)
     ]

@@ -96,12 +96,17 @@ def how_sure(grouping: Mapping[str, Any]) -> str:
     groups = evidence.get("groups") or 1
     if groups < 2 or evidence.get("kappa") is None:
         return ""
-    decided = "fewer groups and more both predict clearly worse"
-    if not evidence.get("decisive"):
-        decided = "other numbers of groups predict about as well"
+    others = [str(k) for k in evidence.get("plausible") or () if k != groups]
+    decided = "fewer groups predict clearly worse"
+    if evidence.get("decisive"):
+        decided = "fewer groups and more both predict clearly worse"
+    elif others:
+        shown = f"{', '.join(others[:-1])} and {others[-1]}" if others[1:] else others[0]
+        shown = shown if len(others) < _NAMED else f"{others[0]} to {others[-1]}"
+        decided = f"{shown} groups predict about as well"
     return (
         f"Evidence for {groups} groups: reproducibility κ {evidence['kappa']:.2f}, "
-        f"{evidence['explained']:.0%} of one mean's error explained; {decided}."
+        f"{100 * evidence['explained']:.0f} % of one mean's error explained; {decided}."
     )
 
 
@@ -164,6 +169,7 @@ def _evidence(number: int, notes: Mapping[str, Any]) -> dict[str, Any]:
         "kappa": (notes.get("kappa") or {}).get(str(groups)),
         "explained": notes.get("explained", 0.0),
         "decisive": bool(notes.get("decisive")),
+        "plausible": _plausible(notes),
         "by": notes.get("by"),
         "steps": notes.get("steps"),
         "samples": notes.get("samples"),
@@ -171,6 +177,13 @@ def _evidence(number: int, notes: Mapping[str, Any]) -> dict[str, Any]:
         "between": [c for c, sure in zip(people, certainty, strict=False) if sure < 0],
         "round": number,
     }
+
+
+def _plausible(notes: Mapping[str, Any]) -> list[int]:
+    """The numbers of groups whose error is within one standard error of the lowest."""
+    errors, deviations = notes.get("errors") or {}, notes.get("deviations") or {}
+    lowest = min(errors.values(), default=0.0)
+    return [int(k) for k, error in errors.items() if error <= lowest + deviations.get(k, 0.0)]
 
 
 def _sentence(groups: int, evidence: Noted | None, verdict: Noted | None, over: bool) -> str:

@@ -38,7 +38,8 @@ def verdict(notes: Mapping[str, Any]) -> Sketch:
         word = "one model" if chosen[0][0] == 1 else f"{chosen[0][0]} groups"
         traces.append(dots(chosen[:1], f"chosen: {word}", RED, "diamond"))
     figure = figure_of(traces)
-    figure.x(title="number of groups", rangemode="tozero")
+    first, last = heights[0][0], heights[-1][0]
+    figure.x(title="number of groups", range=[first - 0.5, last + 0.5])
     if len(points) < 12:
         figure.x(dtick=1)  # there are no halves of groups
     figure.y(title="mean validation loss")
