@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+import coterie
 from coterie.report.card import card
 from coterie.report.catalogue import pictures
 from coterie.report.page import run_blocks
-from coterie.report.reading import Reading
+from coterie.report.reading import Reading, read_run
 from coterie.report.words import headline
+from coterie.run.experiment import execute
 from coterie.run.findings import (
     deciding,
     grouping_lines,
@@ -19,6 +21,7 @@ from coterie.run.findings import (
     warnings_of,
 )
 from runs_by_hand import EVIDENCE, VERDICT, evidenced, finished, old, round_of
+from support import experiment, stop_after
 
 ONE = {
     **EVIDENCE,
@@ -103,6 +106,11 @@ def test_what_decided_is_the_last_for_several_groups_if_there_are_several():
     assert deciding(tried, "verdict", 2)[0] == 3
     assert deciding(tried, "verdict", 1)[0] == 6
     assert deciding([at(1)], "verdict", 1) is None
+    # A part of the groups was probed again, and its trial came to nothing.
+    again = [at(2, evidence=EVIDENCE, verdict=VERDICT), at(6, evidence=EVIDENCE, verdict=REJECTED)]
+    assert deciding(again, "evidence", 2)[0] == deciding(again, "verdict", 2)[0] == 2
+    # Without a trial, every evidence for groups makes groups.
+    assert deciding([at(2, evidence=EVIDENCE), at(4, evidence=EVIDENCE)], "evidence", 3)[0] == 4
 
 
 # --- the sentence ---------------------------------------------------------------------------------
@@ -354,3 +362,30 @@ def test_a_run_that_goes_on_says_so_far_and_warns_of_no_end():
 def test_an_empty_run_says_nothing():
     assert Reading("new", "running").grouping == {}
     assert Reading("new", "running").warnings == []
+
+
+# --- a real run -----------------------------------------------------------------------------------
+
+
+def test_a_real_run_says_the_same_everywhere_and_after_it_was_stopped(tmp_path):
+    made = experiment(coterie.methods.fedclust(trial="always"), settings={"rounds": 4})
+    said, again = [], []
+    result = execute(made, tmp_path / "whole", say=said.append)
+    found = result.summary["grouping"]
+    evidence = result.begun["notes"]["evidence"]
+    assert found["evidence"]["why"] == evidence["why"]
+    assert found["evidence"]["groups"] == evidence["groups"]
+    tried = [e for e in result.history if "verdict" in e.get("notes", {})]
+    assert found["verdict"]["round"] == tried[-1]["round"]
+    people = result.plan.population.clients
+    rounds = evidence["samples"] / sum(len(c.train) for c in people)  # of one epoch
+    assert found["probes"]["rounds"] == pytest.approx(rounds, abs=0.01)
+    assert [text.partition(":")[0] for text in said] == ["evidence"] + ["trial"] * len(tried)
+    assert Reading.of(result).grouping == found
+    assert read_run(tmp_path / "whole").grouping == found
+    assert json.loads((tmp_path / "whole" / "result.json").read_text())["grouping"] == found
+    with pytest.raises(BaseException):  # noqa: B017 - whatever the watcher raises
+        execute(made, tmp_path / "parts", watch=stop_after(1), say=again.append)
+    resumed = execute(made, tmp_path / "parts", resume=True, say=again.append)
+    assert resumed.summary["grouping"] == found
+    assert again == said

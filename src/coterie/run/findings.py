@@ -6,6 +6,7 @@ resumed, and to whoever reads its directory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -54,16 +55,18 @@ def noted(events: Iterable[Event], key: str) -> list[Noted]:
 
 
 def deciding(events: Sequence[Event], key: str, groups: int) -> Noted | None:
-    """The evidence, or the verdict, that the present groups come from.
+    """The evidence, or the verdict, that the present groups come from; None if there is none.
 
-    That is the last one that was for several groups, if there are several; otherwise the last.
+    Of several groups that is the last verdict that made groups, and the last evidence for groups up
+    to then: what was asked later, of some of the groups, changed nothing. Otherwise it is the last.
     """
-    found = noted(events, key)
+    found, verdicts = noted(events, key), noted(events, "verdict")
+    adopted = [each for each in verdicts if (each[1].get("chosen") or 1) > 1]
+    until = adopted[-1][0] if adopted else math.inf
     size = {"evidence": "groups", "verdict": "chosen"}[key]
-    several = [each for each in found if (each[1].get(size) or 1) > 1]
-    if not found:
-        return None
-    return (several if groups > 1 and several else found)[-1]
+    several = [e for e in found if (e[1].get(size) or 1) > 1 and e[0] <= until]
+    chosen = several if groups > 1 and several else found
+    return chosen[-1] if chosen else None
 
 
 def round_samples(counts: Iterable[int], train: Mapping[str, Any]) -> float:
