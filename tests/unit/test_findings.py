@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 import coterie
+from coterie.errors import ConfigError
 from coterie.report.card import card
 from coterie.report.catalogue import pictures
+from coterie.report.figures.verdict import verdict
 from coterie.report.page import run_blocks
 from coterie.report.reading import Reading, read_run
 from coterie.report.words import headline
@@ -313,6 +315,12 @@ def test_the_picture_of_a_trial_has_its_losses_errors_and_choice():
     ]
     assert lowest["y"] == [1.4, 1.4]
     assert (chosen["x"], chosen["y"], chosen["name"]) == ([2], [1.5], "chosen: 2 groups")
+    one = verdict({**VERDICT, "chosen": 1}).data[-1]
+    assert (one["x"], one["y"], one["name"]) == ([1], [2], "chosen: one model")
+    finest = verdict({**VERDICT, "chosen": 4}).data[-1]
+    assert (finest["x"], finest["y"], finest["name"]) == ([4], [1.45], "chosen: 4 groups")
+    with pytest.raises(ConfigError, match="no losses"):
+        verdict(NOBODY)
     assert drawn.words == (
         "In round 2, 4 clients scored 4 numbers of groups on their validation data; 3 groups had "
         "the lowest mean loss, 1.400. Bars are standard errors of the difference from it. The "

@@ -94,6 +94,19 @@ def test_cfl_says_at_the_end_how_small_the_mean_update_was():
     assert "the smallest mean update was 0.32," in told
 
 
+def test_cfl_remembers_the_smallest_of_all_rounds():
+    # Two of four clients take part, so that the mean update goes up and down.
+    settings = {"rounds": 6, "cohort": 2}
+    targets = [[1.0], [-1.0], [4.0], [9.0]]
+    made = on_quadratics(coterie.methods.cfl(eps1=0.001), targets, settings=settings)
+    result = execute(made)
+    means = [e["notes"]["norms"]["0"][0] for e in result.history]
+    shares = [mean / max(means[: i + 1]) for i, mean in enumerate(means)]
+    assert min(shares) < shares[-1]
+    (told,) = result.summary["warnings"]
+    assert f"the smallest mean update was {min(shares):.3g} of the largest" in told
+
+
 def test_cfl_says_nothing_once_the_limit_was_met_or_was_meant_not_to_be():
     # θ: 0.8³ = 0.512 of the largest in the fourth round, below 0.6; 0.64 in the third.
     for rounds, warned in ((3, 1), (4, 0)):
@@ -167,6 +180,16 @@ def test_a_run_says_a_warning_once_and_keeps_it(tmp_path):
     assert said == [f"warning: {result.summary['warnings'][0]}"]
     kept = json.loads((tmp_path / "r" / "result.json").read_text())
     assert kept["warnings"] == result.summary["warnings"] == read_run(tmp_path / "r").warnings
+
+
+def test_a_warning_before_the_first_round_is_said_then():
+    said = []
+    made = on_quadratics(
+        coterie.methods.fedclust(threshold=100.0), [[1.0], [2.0], [4.0]], settings={"rounds": 1}
+    )
+    result = execute(made, say=said.append)
+    assert said == [f"warning: {text}" for text in result.summary["warnings"]]
+    assert len(said) == 1
 
 
 def test_a_resumed_run_does_not_say_it_again(tmp_path):
