@@ -83,7 +83,32 @@ DC = {
     2: {"loss": 1.0, "radius": 30.0, "phase": "sync", "gamma": 1.0, "alone": []},
     3: {"trial": {"old": 0.9, "new": 0.7, "adopted": True}, "phase": "watch", "gamma": 0.5},
 }
+# A probe of four clients, of which the third sits between two groups, and a trial of its groups.
+EVIDENCE = {
+    "by": "final-layer",
+    "steps": 50,
+    "samples": 120.0,
+    "clients": [0, 1, 2, 3],
+    "groups": 2,
+    "errors": {"1": 1.0, "2": 0.6, "3": 0.58},
+    "deviations": {"1": 0.1, "2": 0.05, "3": 0.0},
+    "kappa": {"2": 0.8, "3": 0.5},
+    "certainty": [0.9, 0.8, -0.25, 0.5],
+    "explained": 0.4,
+    "decisive": False,
+    "enough": True,
+    "why": "2 groups predict the clients' other halves with 60% of one mean's error",
+}
+VERDICT = {
+    "cuts": [1, 2, 3, 4],
+    "losses": [2.0, 1.5, 1.4, 1.45],
+    "errors": [0.2, 0.15, 0.0, 0.1],
+    "chosen": 2,
+    "clients": 4,
+    "why": "2 groups have a validation loss of 1.500, one model has 2.000",
+}
 OTHER = {"hopkins": 0.7, "shared_layers": 2.0, "tau": 4}
+TRIED = {1: {}, 2: {"verdict": VERDICT}, 3: {}}
 LAYERS = {"all_due": True, "quiet": {}, "discrepancy": {"x": {"<u>head</u>": 1.0, "body": 3.0}}}
 
 
@@ -184,7 +209,7 @@ def finished(name="one", **changes):
     """A run that has something for every picture; no method would note all of it."""
     events = [
         INIT,
-        *(round_of(n, notes={**OTHER, **DC[n], "layers": LAYERS}) for n in (1, 2, 3)),
+        *(round_of(n, notes={**OTHER, **DC[n], **TRIED[n], "layers": LAYERS}) for n in (1, 2, 3)),
     ]
     told = {
         "config": CONFIG,
@@ -197,6 +222,20 @@ def finished(name="one", **changes):
     return Reading(
         name, changes.pop("status", "finished"), **{k: v for k, v in told.items() if k != "status"}
     )
+
+
+def evidenced(groups=("x", "x", "y", "y"), init=EVIDENCE, verdict=VERDICT, **changes):
+    """A run that found its groups by evidence, and tried them in its second round."""
+    noted = {k: v for k, v in INIT["notes"].items() if k not in ("silhouette", "mixing")}
+    noted |= {"evidence": init, "threshold": None, "why": init["why"]}
+    later = list(groups) if len(set(groups)) > 1 else ["x"] * 4
+    events = [
+        {**INIT, "notes": noted},
+        round_of(1, groups=["x"] * 4),
+        round_of(2, groups=later, notes={"verdict": verdict} if verdict else {}),
+        round_of(3, groups=later),
+    ]
+    return finished(events=events, **changes)
 
 
 def going(status="running"):

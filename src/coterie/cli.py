@@ -116,7 +116,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Run one method and keep the run in a directory."""
-    from coterie.report.progress import progress
+    from coterie.report.progress import progress, saying
     from coterie.report.scenario_tables import print_paper
     from coterie.report.tables import print_summary
     from coterie.report.tracking import check, tracking
@@ -159,7 +159,14 @@ def run(
     )
     stopped = stopped_with(lambda: _how_to_go_on(place, more))
     with stopped, remember(place, about), shown as watch:
-        result = execute(experiment, place, resume is not None, heeding(watch), track=tracked)
+        result = execute(
+            experiment,
+            place,
+            resume is not None,
+            heeding(watch),
+            track=tracked,
+            say=saying(err, name, quiet),
+        )
     if as_json:
         known = {} if about is None else {"scenario": about}
         typer.echo(json.dumps(finite({**result.summary, **known, "directory": str(place)})))

@@ -6,6 +6,7 @@ tasks on the client, and the method itself does not notice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -56,6 +57,8 @@ def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5
     if inner.needs_all_layers:
         raise ConfigError(f"{inner.name} {inner.needs_all_layers}: leave out layer_interval")
 
+    word = "share" if inner.name == "dc-pfl" else "layer_share"  # what its parameter is called
+
     def round(fed: Federation, state: State, info: Round) -> State:
         whole = info.number < start or (info.number - start) % alpha == alpha - 1
         paced = _Paced(fed, Pace.remembered(state), info.number, whole, share)
@@ -63,12 +66,18 @@ def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5
         paced.pace.forget_all_but({str(slot) for slot in moved.models})
         quiet = {slot: sorted(layers) for slot, layers in paced.pace.quiet.items()}
         notes: dict[str, Any] = {"all_due": whole, "quiet": quiet}
+        at_end: dict[str, Any] = dict(moved.notes.get("warning_at_end", {}))
         if paced.measured:
             notes["discrepancy"] = paced.measured
+            at_end[word] = never_quiet(word, share, paced.pace.smallest)
         return replace(
             moved,
             memory={**moved.memory, KEY: paced.pace.to_tree()},
-            notes={**moved.notes, "layers": notes},
+            notes={
+                **moved.notes,
+                "layers": notes,
+                **({"warning_at_end": at_end} if at_end else {}),
+            },
         )
 
     def sends(state: State, client: ClientId) -> Mapping[str, Array]:
@@ -105,11 +114,13 @@ class Pace:
     ``had[client]`` is the slot and the round of the client's last upload; ``fresh[slot][layer]``
     the round of the layer's last mean: a client lacks the layers averaged in or after the round of
     its upload, and all of a slot that is not its own. ``quiet[slot]`` are the layers that can wait.
+    ``smallest`` is the smallest discrepancy of a layer so far, as a share of the mean over layers.
     """
 
     had: dict[ClientId, tuple[str, int]] = field(default_factory=dict)
     fresh: dict[str, dict[str, int]] = field(default_factory=dict)
     quiet: dict[str, list[str]] = field(default_factory=dict)
+    smallest: float = math.inf
 
     @staticmethod
     def remembered(state: State) -> Pace:
@@ -119,11 +130,13 @@ class Pace:
             dict(kept.get("had", {})),
             {slot: dict(rounds) for slot, rounds in kept.get("fresh", {}).items()},
             dict(kept.get("quiet", {})),
+            kept.get("smallest", math.inf),
         )
 
     def to_tree(self) -> dict[str, Any]:
         """For the server's memory."""
-        return {"had": self.had, "fresh": self.fresh, "quiet": self.quiet}
+        known = {"smallest": self.smallest} if math.isfinite(self.smallest) else {}
+        return {"had": self.had, "fresh": self.fresh, "quiet": self.quiet, **known}
 
     def forget_all_but(self, slots: set[str]) -> None:
         """Models that are gone have no layers to keep account of."""
@@ -213,6 +226,18 @@ class _Paced:
             mean = sum(found.values()) / len(found)
             self.pace.quiet[slot] = [y for y, d in found.items() if d < self.share * mean]
             self.measured[slot] = found
+            if mean:
+                self.pace.smallest = min(self.pace.smallest, min(found.values()) / mean)
+
+
+def never_quiet(word: str, share: float, smallest: float) -> str:
+    """A warning that no layer was ever below the share under which layers rest; "" if one was."""
+    if not share or smallest < share or smallest == math.inf:
+        return ""
+    return (
+        f"{word} = {share:g} never bound: the layer in which clients differed least had "
+        f"{smallest:.3g} of the mean discrepancy, so no layer ever rested"
+    )
 
 
 def layers_of(layout: Layout) -> list[str]:

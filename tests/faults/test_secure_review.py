@@ -373,7 +373,7 @@ def test_a_run_of_which_every_round_was_abandoned_says_that_nothing_was_learned(
 def test_a_mean_of_one_is_told_apart_from_what_a_method_looks_at():
     result = execute(secured(coterie.fedavg(), Privacy(), settings={"rounds": 1, "cohort": 1}))
     said = sentences(result.summary["exposure"])[0]
-    assert said.startswith("A mean of one client is its model: so the method saw ")
+    assert said.startswith("A mean of one client is what it sent: so the method saw ")
 
 
 def test_a_refusal_counts_rounds_as_people_do(tmp_path):

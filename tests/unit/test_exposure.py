@@ -527,7 +527,7 @@ def test_a_mean_of_one_client_has_words_of_its_own():
     ledger = Exposure(LAYERS, members=4)
     ledger.single(2, 1, MODEL, OF_ONE_ALONE)
     (said,) = ledger.sentences()
-    assert said.startswith("A mean of one client is its model: so the method saw ")
+    assert said.startswith("A mean of one client is what it sent: so the method saw ")
     assert "the method needs each by itself" not in said
     assert sees(ledger.summary()) == "each"
 

@@ -13,7 +13,7 @@ from runs_by_hand import clients, finished, going, old, round_of
 
 
 def test_the_headline_of_a_finished_run():
-    assert headline(finished())[:5] == [
+    assert headline(finished())[:6] == [
         "fedclust with 4 clients reached accuracy 70.0 % received and 77.5 % adapted after 3 "
         "rounds on average over clients' own test data.",
         "Worst off is <b>bob</b> with 50.0 %.",
@@ -21,6 +21,8 @@ def test_the_headline_of_a_finished_run():
         "worse.",
         "It found 3 groups, 2 of them of one client, the largest of 2 clients. Their agreement "
         "with the true ones is 0.57 (1 is perfect, 0 is chance).",
+        "3 groups; the last split came from the trial in round 2: 2 groups have a validation loss "
+        "of 1.500, one model has 2.000.",
         "It cost 5.24 kB (down and up together) and 14.5 s of simulated time; 15 B more were "
         "wasted.",
     ]

@@ -399,7 +399,7 @@ def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = Non
             return engine
 
         watch = stack.enter_context(show(headline(engine.like.classes is None)))
-        return execute(experiment, serving.directory, resume, watch, made, track)
+        return execute(experiment, serving.directory, resume, watch, made, track, tell)
 
 
 def _with_groups(config: Config, before: Mapping[str, Any] | None) -> Config:

@@ -403,7 +403,7 @@ class Exposure:
 
 _SAID = {
     PLAIN: "The server looked at {what}, unprotected: the method needs each by itself.",
-    OF_ONE_ALONE: "A mean of one client is its model: so the method saw {what}, unprotected.",
+    OF_ONE_ALONE: "A mean of one client is what it sent: so the method saw {what}, unprotected.",
     CONSENT: "By consent{by} the server saw {what}.",
     LOCAL_NOISE: "The server saw {what}, with noise that each client had added.",
     AVERAGED: "The server received {what}, unprotected; the method used only their means.",
@@ -461,12 +461,11 @@ def _what(seen: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> s
     alike: dict[tuple[int, ...], dict[tuple[str, ...], list[str]]] = {}
     for name, array in arrays.items():
         who_and_when = alike.setdefault((array["clients"], array["rounds"], array["first"]), {})
-        title = name if name == "model" else f"'{name}'"
-        who_and_when.setdefault(tuple(array["layers"]), []).append(title)
+        who_and_when.setdefault(tuple(array["layers"]), []).append(name)
     found = []
     for (clients, rounds, first), things in alike.items():
-        titles = [_and(n) + _which(of, seen["layers"]) for of, n in things.items() if of]
-        what = _and([*titles, *things.get((), [])])
+        titles = [_and(_titles(n)) + _which(of, seen["layers"]) for of, n in things.items() if of]
+        what = _and([*titles, *_titles(things.get((), []))])
         share = f" of {seen['clients']}" if clients < seen["clients"] else ""
         everybody = clients == seen["clients"]
         whose = (
@@ -474,6 +473,25 @@ def _what(seen: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> s
         )
         found.append(f"{whose} {_when(rounds, first)}")
     return _and(found)
+
+
+# What arrays that many methods have in common are called; others stand in quotes.
+_TITLES = {
+    "model": "model",
+    "halves": "answers from two halves of its data",
+    "scores": "validation losses",
+}
+
+
+def _titles(names: Sequence[str]) -> list[str]:
+    """Arrays as they are called in a sentence.
+
+    >>> _titles(["first", "second", "model"]), _titles(["first"])
+    (['answers from two halves of its data', 'model'], ["'first'"])
+    """
+    if {"first", "second"} <= set(names):  # a probe asks for both
+        names = ["halves", *(n for n in names if n not in ("first", "second"))]
+    return [_TITLES.get(name, f"'{name}'") for name in names]
 
 
 def _which(layers: Sequence[str], of: Sequence[str]) -> str:

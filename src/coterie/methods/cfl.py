@@ -99,17 +99,20 @@ def cfl(
         state: State, info: Round, replies: list[Reply], more: More
     ) -> tuple[State, list[Reply]]:
         largest: tuple[float, float] = state.memory["largest"]
+        calmest: float = state.memory.get("calmest", math.inf)
         notes: dict[str, Any] = {"norms": {}, "limits": [], "splits": []}
 
         def unsettled(slots: Collection[Slot]) -> dict[Slot, Updates]:
             """Those of these groups that have come to rest though some client has not."""
-            nonlocal largest
+            nonlocal largest, calmest
             found = {s: updates(state, s, replies) for s in slots}
             found = {s: u for s, u in found.items() if len(u.clients) > 1}
             norms = {s: u.norms() for s, u in found.items()}
             for mean, most in norms.values():
                 largest = max(largest[0], mean), max(largest[1], most)
             still, stir = (share * largest[0], eps2 * largest[1]) if relative else (share, eps2)
+            scale = largest[0] if relative else 1.0
+            calmest = min([calmest, *(mean / scale for mean, _ in norms.values() if scale)])
             notes["norms"] |= {s: list(pair) for s, pair in norms.items()}
             notes["limits"] = [still, stir]
             return {s: u for s, u in found.items() if norms[s][0] < still and norms[s][1] > stir}
@@ -127,10 +130,27 @@ def cfl(
             parts = [[found.clients[i] for i in part] for part in halves.parts]
             seen = {"clients": found.clients, "similarity": matrix(similarity)}
             notes["splits"].append({"group": slot, "parts": parts, "cross": halves.cross} | seen)
-        return replace(state.joined({}, largest=largest), notes=notes), replies
+        if share and math.isfinite(calmest):
+            notes["warning_at_end"] = {"eps1": never_at_rest(share, calmest, relative)}
+        return replace(state.joined({}, largest=largest, calmest=calmest), notes=notes), replies
 
     rule = Assign(start, admit, tasks={"walk": walk}, sees="each", sorts=sorts)
     return grouped("cfl", replace(rule, needs_all_layers=WHOLE))
+
+
+def never_at_rest(eps1: float, calmest: float, relative: bool) -> str:
+    """A warning that no mean update was ever below ε1; "" if one was.
+
+    >>> never_at_rest(0.1, 0.34, relative=True)
+    'eps1 = 0.1 never bound: the smallest mean update was 0.34 of the largest, so nothing was split'
+    """
+    if calmest < eps1:
+        return ""
+    smallest = f"{calmest:.3g} of the largest" if relative else f"{calmest:.3g}"
+    return (
+        f"eps1 = {eps1:g} never bound: the smallest mean update was {smallest}, so nothing was "
+        "split"
+    )
 
 
 def at_rest(how: Evidenced) -> Assign:

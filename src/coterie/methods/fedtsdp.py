@@ -80,6 +80,9 @@ def fedtsdp(
     Complex & Intelligent Systems 2024.
     """
 
+    radii = {"eps_outputs": eps_outputs, "eps_weights": eps_weights}
+    radii.pop({"first": "eps_weights", "second": "eps_outputs"}.get(stages, ""), None)
+
     def init(fed: Federation, setup: Setup) -> State:
         answers(public_of(setup.public), [setup.start], torch.arange(1))  # refuses a regression
         weights = uniform(len(public_of(setup.public).x))
@@ -104,15 +107,13 @@ def fedtsdp(
         notes: dict[str, Any] = {"hopkins": tendency, "shared_layers": memory["layers"]}
         if tendency > hopkins:
             rows, divergence = parameters(whole), jensen_shannon(outputs)
-            labels = np.zeros(len(rows), int)
-            if stages != "second":
-                labels = dbscan(divergence, eps_outputs, min_points)
-            if stages != "first":
-                labels = refined(labels, euclidean(rows, offset=_OFFSET), eps_weights, min_points)
+            gaps = {"eps_outputs": divergence, "eps_weights": euclidean(rows, offset=_OFFSET)}
+            labels, memory["spans"] = staged(gaps, radii, min_points, memory.get("spans", {}))
             groups = followed(state.groups, dict(zip(whole, labels.tolist(), strict=True)))
             weights = memory["weights"].clone()
             weights[batch] += len(weights) / len(batch) if weight_step is None else weight_step
             memory |= {"weights": weights / weights.sum(), "layers": memory["layers"] * shrink}
+            notes["warning_at_end"] = never_bound(radii, memory["spans"])
             notes |= {"clients": list(whole), "divergence": matrix(divergence)}
             notes["samples_in_play"] = float(1 / memory["weights"].square().sum())
         means = fed.average(replies, {c: {s: 1.0} for c, s in groups.items()})
@@ -195,6 +196,53 @@ def refined(labels: Matrix, distances: Matrix, eps: float, min_points: int) -> M
         parts = dbscan(distances[np.ix_(inside, inside)], eps, min_points)
         found[inside] = parts + found.max() + 1
     return canonical(found)
+
+
+def staged(
+    gaps: Mapping[str, Matrix],
+    radii: Mapping[str, float],
+    min_points: int,
+    spans: Mapping[str, tuple[float, float]],
+) -> tuple[Matrix, dict[str, tuple[float, float]]]:
+    """The clusters after one stage for each radius, and the span of distances held against each.
+
+    A stage compares the clients of one cluster of the stage before it.
+    """
+    seen, labels = dict(spans), np.zeros(len(next(iter(gaps.values()))), int)
+    for word, eps in radii.items():
+        compared = gaps[word][np.triu(labels[:, None] == labels, 1)]
+        if len(compared):
+            low, high = seen.get(word, (math.inf, -math.inf))
+            seen[word] = min(low, float(compared.min())), max(high, float(compared.max()))
+        labels = refined(labels, gaps[word], eps, min_points)
+    return labels, seen
+
+
+def never_bound(
+    radii: Mapping[str, float], spans: Mapping[str, tuple[float, float]]
+) -> dict[str, str]:
+    """What there is to say of each radius, should this be the last clustering."""
+    return {word: never_between(word, radii[word], span) for word, span in spans.items()}
+
+
+def never_between(word: str, eps: float, span: tuple[float, float]) -> str:
+    """A warning that all distances were on one side of a radius; "" if they were not.
+
+    >>> never_between("eps_weights", 3.5, (0.2, 1.5))
+    'eps_weights = 3.5 never bound: the largest distance was 1.5, so nobody was told apart by it'
+    """
+    low, high = span
+    if high <= eps:
+        return (
+            f"{word} = {eps:g} never bound: the largest distance was {high:.3g}, so nobody was "
+            "told apart by it"
+        )
+    if low > eps:
+        return (
+            f"{word} = {eps:g} never bound: the smallest distance was {low:.3g}, so everybody was "
+            "left alone by it"
+        )
+    return ""
 
 
 def followed(

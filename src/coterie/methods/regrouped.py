@@ -148,12 +148,12 @@ def flis(
             Probe("model"), trial, trial_rounds, views=lambda public: partial(answers, public)
         )
         return grouped("flis", by_evidence(how, while_one(how, every), check))
-    height = 1 - threshold
+    similarity = threshold
 
     def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
         models = [w.onto(state.models[state.groups[c]]) for c, w in sent.items()]
         rows = np.stack([answers(info.public, m) for m in models])
-        return cut_tree(sent, cosine(rows), linkage, height)
+        return cut_tree(sent, cosine(rows), linkage, similarity, least_similarity=0)
 
     due = every_so_often(every) if every else once_from(0)
     return grouped("flis", regrouped(due, label, check))
@@ -214,10 +214,11 @@ def adaptive(
         how = Evidenced(Probe("model"), trial, trial_rounds)
         rule = by_evidence(how, while_one(how, every))
     else:
-        height = 1 - threshold
+        similarity = threshold
 
         def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
-            return cut_tree(sent, cosine(changes(state, sent)), "average", height)
+            rows = changes(state, sent)
+            return cut_tree(sent, cosine(rows), "average", similarity, least_similarity=-1)
 
         rule = regrouped(every_so_often(every), label)
     rule = replace(

@@ -13,8 +13,10 @@ from coterie.report.figures.methods import rapid_ends
 from coterie.report.figures.streams import streams
 from coterie.report.figures.style import having, series
 from coterie.report.figures.trees import cut_height, later_cuts
+from coterie.report.figures.verdict import tried
 from coterie.report.reading import Reading
 from coterie.report.words import count, noted_round
+from coterie.run.findings import Noted, deciding, noted
 
 
 def noting(reading: Reading, key: str) -> Mapping[str, Any]:
@@ -111,7 +113,7 @@ def labels(reading: Reading) -> str:
 
 def dendrogram(reading: Reading) -> str:
     """Of the merge tree."""
-    event = noting(reading, "dendrogram")
+    event = with_tree(reading)
     notes = event["notes"]
     merges = notes["dendrogram"]
     top = merges[-1][2]
@@ -127,8 +129,49 @@ def dendrogram(reading: Reading) -> str:
             for c in later
         ]
         text += f". Later cuts that were adopted: {', '.join(told)}" if told else ""
-    why = f" Why there: {notes['why']}." if notes.get("why") else ""
-    return f"{text}.{why}"
+    why = str(notes.get("why") or "").rstrip(".")
+    if notes.get("evidence"):
+        return f"{text}. Colours are the groups that clients are in now. The evidence: {why}."
+    where = "Why there" if cut is not None else "Why these groups"
+    return f"{text}. {where}: {why}." if why else f"{text}."
+
+
+def with_tree(reading: Reading) -> Mapping[str, Any]:
+    """The event whose tree is drawn: that of the evidence which decided, or the first."""
+    found = deciding(reading.events, "evidence", _group_count(reading))
+    for event in reading.events:
+        notes = event.get("notes") or {}
+        if found is not None and notes.get("evidence") is found[1] and notes.get("dendrogram"):
+            return event
+    return noting(reading, "dendrogram")
+
+
+def _group_count(reading: Reading) -> int:
+    return len({g for g in reading.groups if g is not None})
+
+
+def last_verdict(reading: Reading) -> Noted:
+    """The trial that decided about the groups, with its round; a sentence if there was none."""
+    found = deciding(reading.events, "verdict", _group_count(reading))
+    if found is None:
+        raise ConfigError(f"{reading.name}: {reading.method} made no trial of its groups")
+    return found
+
+
+def verdict(reading: Reading) -> str:
+    """Of the trial of groups."""
+    number, notes = last_verdict(reading)
+    points = tried(notes)
+    best = min(points, key=lambda p: p[1])
+    word = "one model" if best[0] == 1 else f"{best[0]} groups"
+    said = str(notes.get("why", "")).rstrip(".")
+    before = len(noted(reading.events, "verdict")) - 1
+    more = f" {count(before, 'other trial')} can be read below." if before else ""
+    return (
+        f"In round {number}, {count(int(notes['clients']), 'client')} scored {len(points)} numbers "
+        f"of groups on their validation data; {word} had the lowest mean loss, {best[1]:.3f}. Bars "
+        f"are standard errors of the difference from it. The verdict: {said}.{more}"
+    )
 
 
 def similarity(reading: Reading) -> str:

@@ -9,7 +9,7 @@ from coterie.report.markup import Markup, tag
 from coterie.report.numbers import clock, epsilon, moved, scored, shown
 from coterie.report.reading import FINISHED, RUNNING, Reading
 from coterie.report.tables import size
-from coterie.report.words import headline
+from coterie.report.words import DAMAGE, grouping, headline
 
 _SENTENCES = 3  # after the first: a card is no report
 _NAMED = 3  # clients at each end of the table
@@ -23,9 +23,11 @@ _CELL = "text-align:right;padding:1px 14px 1px 0;background:none;font-weight:400
 def card(reading: Reading) -> str:
     """The headline in words, the numbers, the curve, and the clients at both ends."""
     first, *more = headline(reading)
+    groups = _groups(reading)
     inside = [
         tag("div", first, style="font-weight:600"),
-        tag("div", " ".join(more[:_SENTENCES])),
+        tag("div", " ".join([m for m in more if m not in groups][:_SENTENCES])),
+        tag("div", " ".join(groups)) if groups else None,
         tag("div", _circumstances(reading), style="opacity:.75;margin-bottom:6px"),
         tag(
             "div",
@@ -39,6 +41,13 @@ def card(reading: Reading) -> str:
         "border-radius:6px;padding:10px 14px;font-size:13px;line-height:1.45;overflow-x:auto"
     )
     return tag("div", inside, style=style)
+
+
+def _groups(reading: Reading) -> list[str]:
+    try:
+        return grouping(reading)
+    except DAMAGE:
+        return []
 
 
 def _circumstances(reading: Reading) -> str:

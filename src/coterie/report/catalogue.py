@@ -20,6 +20,7 @@ from coterie.report.figures import (
     scores,
     streams,
     trees,
+    verdict,
 )
 from coterie.report.figures import compared as several
 from coterie.report.figures.following import (
@@ -95,7 +96,7 @@ class Drawn:
 
 
 def _tree(reading: Reading) -> Sketch:
-    event = noting(reading, "dendrogram")
+    event = captions_groups.with_tree(reading)
     levels = trees.split_levels(reading.events)
     numbers = last_numbers(reading.events)
     return trees.dendrogram(event["notes"], None, levels, reading.names, numbers)
@@ -193,6 +194,13 @@ PICTURES: dict[str, Picture] = {
             "How many groups",
             lambda r: methods.silhouette(noting(r, "silhouette")["notes"]),
             captions_groups.silhouette,
+        ),
+        Picture(
+            "verdict",
+            "groups",
+            "What the trial said",
+            lambda r: verdict.verdict(captions_groups.last_verdict(r)[1]),
+            captions_groups.verdict,
         ),
         Picture(
             "trials",

@@ -192,7 +192,10 @@ def picture_blocks(
 
 
 # Pictures that lose nothing at half the width of a page.
-_SMALL = ("similarity", "mixing", "silhouette", "bytes-by-client", "time", "lost", "exposure")
+_SMALL = (
+    *("similarity", "mixing", "silhouette", "verdict"),
+    *("bytes-by-client", "time", "lost", "exposure"),
+)
 
 
 def _pairs(drawn: Sequence[Drawn]) -> set[str]:

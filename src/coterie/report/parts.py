@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coterie.door.exposure import server_sees
+from coterie.report.figures.verdict import tried
 from coterie.report.markup import Cell, Markup, joined, table, tag
 from coterie.report.numbers import (
     client_name,
@@ -33,6 +34,7 @@ from coterie.report.tables import (
     size,
 )
 from coterie.report.words import DAMAGE, count, seconds
+from coterie.run.findings import deciding, noted, probing_cost
 
 SEEN = {
     "each": "single clients",
@@ -203,6 +205,82 @@ def _newcomers(reading: Reading, came: Mapping[str, Any]) -> list[str]:
         return []
 
 
+# --- groups -------------------------------------------------------------------------------------
+
+
+def between(reading: Reading, id: str, level: int, said: str) -> str:
+    """The clients whose halves fall into different groups."""
+    found = deciding(reading.events, "evidence", group_count(reading))
+    if found is None or not (reading.grouping.get("evidence") or {}).get("between"):
+        return ""
+    notes, groups = found[1], reading.groups
+    pairs = zip(notes["clients"], notes["certainty"], strict=True)
+    rows = [
+        (client_name(reading, c), _at(groups, c), Cell(f"{sure:+.2f}", sure))
+        for sure, c in sorted((sure, c) for c, sure in pairs if sure < 0)
+    ]
+    return tag(
+        "div",
+        tag(f"h{level}", "Between two groups"),
+        table(
+            "Clients whose halves fall into different groups",
+            ["client", "group", "certainty"],
+            rows,
+            sortable=len(rows) > 1,
+            numbers=2,
+        ),
+        tag(
+            "p",
+            "Certainty is how much nearer a client's other half is to its own group than to the "
+            "nearest other one, from −1 to 1. Below 0 it is nearer to the other.",
+            class_="detail",
+        ),
+        id=id,
+        class_="block",
+    )
+
+
+def _at(values: Sequence[Any], place: int) -> str | None:
+    found = values[place] if place < len(values) else None
+    return None if found is None else str(found)
+
+
+def trials(reading: Reading, id: str, level: int, said: str) -> str:
+    """What each trial of groups said; the one that decided is open."""
+    last = deciding(reading.events, "verdict", group_count(reading))
+    found = [each for each in noted(reading.events, "verdict") if each[1].get("losses")]
+    if not found:
+        return ""
+    inside: list[Any] = []
+    for round, notes in found:
+        title = f"Trial in round {round}"
+        why = tag("p", f"{str(notes.get('why', '')).rstrip('.')}.", class_="detail")
+        shown_table = table(title, _TRIAL_COLUMNS, _tried(notes), hidden_caption=True)
+        if len(found) == 1:
+            inside += [why, shown_table]
+            continue
+        opened = last is not None and last[0] == round
+        kept = {"data_keep": f"trial-{round}", "open": opened}
+        inside.append(tag("details", tag("summary", title), why, shown_table, **kept))
+    title = f"Trial in round {found[0][0]}" if len(found) == 1 else f"{len(found)} trials"
+    return tag("div", tag(f"h{level}", title), inside, id=id, class_="block")
+
+
+_TRIAL_COLUMNS = ["groups", "validation loss", "standard error of the difference", "chosen"]
+
+
+def _tried(notes: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            Cell("one model" if groups == 1 else str(groups), groups),
+            Cell(f"{loss:.4f}", loss),
+            Cell(f"{error:.4f}" if error else "lowest", error),
+            "chosen" if groups == notes.get("chosen") else "",
+        )
+        for groups, loss, error in tried(notes)
+    ]
+
+
 # --- cost ---------------------------------------------------------------------------------------
 
 
@@ -222,6 +300,7 @@ def bytes_by_kind(reading: Reading, id: str, level: int, said: str) -> str:
         for kind, (down, up) in found
     ]
     sums = reading.result.get("bytes") or {}
+    computing = _defensively(lambda: probing_cost(reading.grouping), "")
     apart = [
         ("scoring and what a real client does by itself", "apart"),
         ("reports that did not count", "wasted"),
@@ -236,6 +315,7 @@ def bytes_by_kind(reading: Reading, id: str, level: int, said: str) -> str:
         tag(f"h{level}", "Bytes by kind"),
         table("Bytes by kind", ["kind", "down", "up", "share"], rows, hidden_caption=True),
         tag("p", f"Not in these: {'; '.join(more)}.", class_="detail") if more else None,
+        tag("p", computing, class_="detail") if computing else None,
         id=id,
         class_="block half",
     )
@@ -315,6 +395,7 @@ Part = Callable[[Reading, str, int, str], str]
 TABLES: dict[str, dict[str, Part]] = {
     "accuracy": {"paper": paper},
     "clients": {"table-clients": clients, "newcomers": newcomers},
+    "groups": {"table-between": between, "table-trials": trials},
     "cost": {"table-bytes": bytes_by_kind, "table-time": time_by_part},
     "privacy": {"exposure": exposure},
 }

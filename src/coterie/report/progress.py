@@ -74,6 +74,26 @@ def progress(
             board.end()
 
 
+def saying(console: Console, title: str, quiet: bool = False) -> Callable[[str], None]:
+    """Something to call with what comes up between rounds: a line, above the bar if there is one.
+
+    Warnings are said even where progress is not wanted.
+    """
+
+    def say(text: str) -> None:
+        warning = text.startswith("warning: ")
+        if quiet and not warning:
+            return
+        if not console.is_terminal:
+            console.out(f"{title}  {text}", highlight=False)
+            return
+        first, _, rest = text.partition(": ")
+        style = "yellow" if warning else "bold"
+        console.print(Text.assemble((f"{first}:", style), f" {rest}"), soft_wrap=True)
+
+    return say
+
+
 @dataclass
 class Board:
     """What a terminal shows of a run: one line, as much of it as there is room for."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.errors import ConfigError, RunDirError
 from coterie.report import shapes
 from coterie.report.notebook import Notebook
+from coterie.run.findings import grouping_of, round_samples, warnings_of
 from coterie.run.rundir import RunDir, open_plain, rounds_of
 
 if TYPE_CHECKING:
@@ -137,6 +138,31 @@ class Reading(Notebook):
         """Each client's last group, in client order."""
         steps = [e["groups"] for e in self.events if e.get("groups") and "clients" not in e]
         return list(steps[-1]) if steps else []
+
+    @cached_property
+    def grouping(self) -> dict[str, Any]:
+        """How the run came to its groups, as in ``result.json``; empty if nothing is noted."""
+        groups = len({g for g in self.groups if g is not None})
+        whole = round_samples(self._train_counts, self.settings("train"))
+        return grouping_of(self._told, groups, self.status != RUNNING, whole)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the run warned of, in sentences."""
+        return warnings_of(self._told, self.status == FINISHED)
+
+    @property
+    def _told(self) -> list[Row]:
+        """The beginning and the rounds."""
+        return [e for e in (self.begun, *self.rounds) if e]
+
+    @property
+    def _train_counts(self) -> list[int]:
+        """How many training samples those who train have, as far as it is known."""
+        came, rows = self.newcomers, self.clients
+        counts = [number(r.get("train")) for c, r in enumerate(rows) if c not in came]
+        counts = counts or [sum(row) for row in self.data.get("labels") or ()]
+        return [int(n) for n in counts if n is not None]
 
     def scores(self, title: str) -> list[float | None]:
         """Each client's own score at the end ("received", "adapted", "alone"), or of late."""

@@ -139,7 +139,8 @@ RESULT: dict[str, Shape] = {
     "best_on_validation": record(round=count, val=number, received=_numbers),
     "bytes": _all_bytes,
     "privacy": _noise,
-    **dict.fromkeys(("exposure", "scenario"), table),
+    **dict.fromkeys(("exposure", "scenario", "grouping"), table),
+    "warnings": listed(text),
     "newcomers": record(
         clients=_counts,
         unanswered=_counts,

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.door.exposure import sentences
+from coterie.run.findings import grouping_lines
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -200,14 +201,21 @@ def print_summary(out: Console, summary: Mapping[str, Any], place: Path) -> None
         f"[bold]groups[/] {summary['groups']}   [bold]seconds[/] {summary['seconds']:.1f}",
         soft_wrap=True,
     )
+    _print_titled(out, "grouping", grouping_lines(summary.get("grouping") or {}))
     for line in _wire_lines(summary, by):
         out.print(line, soft_wrap=True)
     if found := summary.get("privacy"):
         out.print(f"  [bold]privacy[/]  {escape(privacy_line(found))}", soft_wrap=True)
-    for number, line in enumerate(exposure_lines(summary)):
-        title = " " * 7 if number else "[bold]exposed[/]"
-        out.print(f"  {title}  {escape(line)}", highlight=False, soft_wrap=True)
+    _print_titled(out, "exposed", exposure_lines(summary))
+    _print_titled(out, "warning", summary.get("warnings") or [], "yellow")
     out.print(f"     [bold]kept[/]  {escape(str(place))}", soft_wrap=True)
+
+
+def _print_titled(out: Console, title: str, lines: Sequence[str], style: str = "bold") -> None:
+    """Sentences one below the other, the first after a title."""
+    for number, line in enumerate(lines):
+        shown = "" if number else title
+        out.print(f"[{style}]{shown:>9}[/]  {escape(line)}", highlight=False, soft_wrap=True)
 
 
 LARGE = 0.01  # a δ above this hardly means anything

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coterie.door.exposure import sentences
@@ -14,6 +14,7 @@ from coterie.report.figures.scores import at_bytes, at_seconds, curve
 from coterie.report.figures.style import Event
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, number
 from coterie.report.tables import score, size
+from coterie.run.findings import between_groups, how_sure, probing_cost
 
 # What a run's files can hold in place of what they should: notes may be damaged, or another's.
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
@@ -75,7 +76,8 @@ def seconds(found: float) -> str:
 def headline(reading: Reading) -> list[str]:
     """What a run came to, in a few sentences, the most important first."""
     found: list[str] = []
-    for part in (_reached, _state, _worst, _alone, _groups, _newcomers, _cost, _seen):
+    parts = (_reached, _state, _warned, _worst, _alone, _groups, grouping, _newcomers, _cost, _seen)
+    for part in parts:
         try:
             found += part(reading)
         except DAMAGE:
@@ -124,6 +126,10 @@ def _state(reading: Reading) -> list[str]:
     return []
 
 
+def _warned(reading: Reading) -> list[str]:
+    return [f"Warning: {text.rstrip('.')}." for text in reading.warnings]
+
+
 def _worst(reading: Reading) -> list[str]:
     title, by = reading.headline, reading.judged_by
     found = worst(reading, title) or worst(reading, "received")
@@ -159,6 +165,8 @@ def _groups(reading: Reading) -> list[str]:
     sizes = Counter(str(g) for g in reading.groups if g is not None)
     if not sizes:
         return []
+    if len(sizes) == 1 and reading.grouping:
+        return []  # which says so, and why
     if len(sizes) == 1:
         ended = "ended" if reading.status == FINISHED else "are"
         return [f"All clients {ended} in one group."] if sizes.total() > 1 else []
@@ -172,6 +180,22 @@ def _groups(reading: Reading) -> list[str]:
     given = {"oracle", "known-groups"} & set(reading.method.split("+"))
     verb, most = "was given" if given else "found", count(largest, "client")
     return [f"It {verb} {len(sizes)} groups{alone}, the largest of {most}.{like}"]
+
+
+def grouping(reading: Reading) -> list[str]:
+    """How the run came to its groups, how sure they are, and who is between two of them."""
+    told = reading.grouping
+    parts = (told.get("sentence"), how_sure(told), between_groups(told, _called(reading)))
+    text = " ".join(str(part) for part in parts if part)
+    return [text] if text else []
+
+
+def _called(reading: Reading) -> Callable[[int], str] | None:
+    """What clients are called, if they have names of their own."""
+    names = reading.names
+    if all(name == f"client {c}" for c, name in enumerate(names)):
+        return None
+    return lambda c: names[c] if c < len(names) else f"client {c}"
 
 
 def agreement_of(reading: Reading) -> float | None:
@@ -211,7 +235,10 @@ def _cost(reading: Reading) -> list[str]:
     timed = "" if clock is None else f" and {seconds(clock)} of simulated time"
     wasted = _wasted(reading)
     more = f"; {size(wasted)} more were wasted" if wasted else ""
-    return [f"It cost {size(moved)} (down and up together){timed}{more}."]
+    probes = probing_cost(reading.grouping)
+    return [
+        f"It cost {size(moved)} (down and up together){timed}{more}." + f" {probes}" * bool(probes)
+    ]
 
 
 def _wasted(reading: Reading) -> float:

@@ -68,6 +68,7 @@ ENGINES: dict[str, Callable[[Plan, Settings], Engine]] = {
     "ray": _ray,
 }
 Watch = Callable[[dict[str, Any]], None]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -392,11 +393,13 @@ def execute(
     watch: Watch | None = None,
     remote: Callable[[Plan], Remote] | None = None,
     track: Tracking | None = None,
+    say: Say | None = None,
 ) -> Result:
     """Run an experiment, or continue it where its directory's last checkpoint left it.
 
     With ``remote`` its clients are elsewhere, and keep their states themselves. ``watch`` is told
-    of rounds, ``track`` of all events.
+    of rounds, ``track`` of all events, ``say`` in words of what comes up: evidence for groups, the
+    verdict of a trial, warnings.
     """
     check_engine(experiment.settings)
     with ExitStack() as stack:
@@ -409,6 +412,7 @@ def execute(
         # What is wrong with the model or the method shows before anything is written.
         plan = experiment.plan(folder)
         live = Live(experiment, plan, run, watch, remote is not None)
+        live.say = say
         if run is not None:
             (RunDir.open if resume else RunDir.create)(run.path)
             run.lock()

@@ -32,12 +32,13 @@ from coterie.method import Round, Spent, State
 from coterie.run.checkpoint import Checkpoint, Checkpoints, folded, unfolded
 from coterie.run.ending import reaching, reason
 from coterie.run.evaluation import Scores, by_client, headline, summarise
+from coterie.run.findings import grouping_of, news_of, round_samples, warnings_of
 from coterie.run.privacy import Guard
 from coterie.run.result import client_rows
 from coterie.run.rundir import SCORES, RunDir, rounds_of
 
 if TYPE_CHECKING:
-    from coterie.run.experiment import Experiment, Watch
+    from coterie.run.experiment import Experiment, Say, Watch
 
 _FAREWELL = 90.0  # seconds for clients that are away to come for their models
 
@@ -56,6 +57,7 @@ class Live:
         self.experiment, self.settings = experiment, experiment.settings
         self.plan, self.run_dir, self.watch = plan, run, watch
         self.track: Watch | None = None  # told of events that are no rounds, too
+        self.say: Say | None = None  # told in words what comes up about groups, and warnings
         self.layout = plan.start.layout
         self.ids, self.newcomers = experiment.members, experiment.newcomers
         self.terms, self.policy = experiment.terms(plan.start), self.settings.policy
@@ -256,6 +258,22 @@ class Live:
             self.run_dir.append(event)
         if self.track is not None and "event" in event:
             self.track(event)
+        self._speak(event)
+
+    def _speak(self, event: dict[str, Any]) -> None:
+        """Say what an event has to say, and what it warns of that no earlier one did."""
+        if self.say is None:
+            return
+        earlier = [e for e in self._events if e is not event]
+        known = warnings_of(earlier, over=False)
+        fresh = warnings_of([*earlier, event], over=False)[len(known) :]
+        for text in (*news_of(event), *(f"warning: {text}" for text in fresh)):
+            self.say(text)
+
+    @property
+    def _events(self) -> list[dict[str, Any]]:
+        """The events so far: what was before the first round, and the rounds."""
+        return [e for e in (self.begun, *self.history) if e]
 
     def _round(self, number: int) -> None:
         # Whom the last round is scored for, and with what: as it left them.
@@ -628,6 +646,8 @@ class Live:
             "lost": self.ledger.lost,
             "late": self.ledger.late,
             "abandoned": sum("abandoned" in e for e in self.history),
+            "warnings": warnings_of(self._events),
+            **({"grouping": grouping} if (grouping := self._grouping(groups)) else {}),
             "exposure": self.exposure.summary(),
             **({"privacy": private} if (private := self.guard.summary()) else {}),
         }
@@ -641,6 +661,12 @@ class Live:
                 self.settings.target,
             )
         return found
+
+    def _grouping(self, groups: int) -> dict[str, Any]:
+        """How the run came to so many groups."""
+        counts = [len(self._population.clients[c].train) for c in self.ids]
+        whole = round_samples(counts, asdict(self.experiment.schedule))
+        return grouping_of(self._events, groups, round_samples=whole)
 
     def _admit(self) -> tuple[dict[str, Any], Scores, Scores]:
         """Let the newcomers in and score them, as they come and after they have adapted."""

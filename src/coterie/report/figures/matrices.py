@@ -100,7 +100,8 @@ def pairs_of(events: Sequence[Event]) -> Pairs:
         notes, number = event.get("notes") or {}, event["round"]
         for key in ("distances", "divergence"):
             rows = notes.get(key)
-            if rows:
+            part = "evidence" in notes and found is not None and len(rows or ()) < len(found.rows)
+            if rows and not part:  # evidence may be of one group's members
                 clients = notes.get("clients") or range(len(rows))
                 found = Pairs(key.removesuffix("s"), list(clients), rows, False, number)
         for split in notes.get("splits") or ():

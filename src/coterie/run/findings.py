@@ -1,0 +1,256 @@
+"""What a run has to say about its groups: evidence, trials, how it ended with them, warnings.
+
+All of it is read from events, so a run says the same while it goes on, at its end, after it was
+resumed, and to whoever reads its directory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Event = Mapping[str, Any]
+Noted = tuple[int, Mapping[str, Any]]  # the round of an event (0: before the first), and a note
+
+WARNING = "warning"  # a note of sentences by parameter, each shown once, when it comes
+WARNING_AT_END = "warning_at_end"  # likewise, but said at the end; "" takes one back
+_NAMED = 12  # clients in one sentence
+
+
+def grouping_of(
+    events: Sequence[Event], groups: int, over: bool = True, round_samples: float = 0.0
+) -> dict[str, Any]:
+    """How a run came to its groups: ``evidence``, ``verdict``, ``probes`` and a ``sentence``.
+
+    ``groups`` is how many there are now, ``over`` whether the run has ended, and ``round_samples``
+    how many samples all clients together go through in a round. A run whose method notes nothing
+    about its groups has an empty table.
+    """
+    evidence, verdict = deciding(events, "evidence", groups), deciding(events, "verdict", groups)
+    if evidence is None and verdict is None:
+        given = [w for e in events if isinstance(w := _notes(e).get("why"), str) and w]
+        return {"sentence": _ended(f"{_so_many(groups)}: {given[-1]}")} if given else {}
+    found: dict[str, Any] = {}
+    if evidence is not None:
+        found["evidence"] = _evidence(*evidence)
+        samples = [float(e.get("samples") or 0) for _, e in noted(events, "evidence")]
+        found["probes"] = {"asked": len(samples), "samples": sum(samples)}
+        if round_samples:
+            found["probes"]["rounds"] = round(sum(samples) / round_samples, 2)
+    if verdict is not None:
+        found["verdict"] = {
+            "chosen": verdict[1].get("chosen"),
+            "why": str(verdict[1].get("why", "")),
+            "round": verdict[0],
+        }
+    found["sentence"] = _ended(_sentence(groups, evidence, verdict, over))
+    return found
+
+
+def noted(events: Iterable[Event], key: str) -> list[Noted]:
+    """The tables that events have under this key of their notes, each with its round."""
+    found = [(int(e.get("round") or 0), _notes(e).get(key)) for e in events]
+    return [(number, note) for number, note in found if isinstance(note, Mapping)]
+
+
+def deciding(events: Sequence[Event], key: str, groups: int) -> Noted | None:
+    """The evidence, or the verdict, that the present groups come from; None if there is none.
+
+    Of several groups that is the last verdict that made groups, and the last evidence for groups up
+    to then: what was asked later, of some of the groups, changed nothing. Otherwise it is the last.
+    """
+    found, verdicts = noted(events, key), noted(events, "verdict")
+    adopted = [each for each in verdicts if (each[1].get("chosen") or 1) > 1]
+    until = adopted[-1][0] if adopted else math.inf
+    size = {"evidence": "groups", "verdict": "chosen"}[key]
+    several = [e for e in found if (e[1].get(size) or 1) > 1 and e[0] <= until]
+    chosen = several if groups > 1 and several else found
+    return chosen[-1] if chosen else None
+
+
+def round_samples(counts: Iterable[int], train: Mapping[str, Any]) -> float:
+    """How many samples clients with so many go through in one round of this training.
+
+    >>> round_samples([100, 50], {"epochs": 2}), round_samples([100, 8], {"steps": 5})
+    (300.0, 200.0)
+    """
+    epochs, steps = train.get("epochs", 1), train.get("steps")
+    if steps and epochs:
+        return float(sum(min(train.get("batch_size", 32), n) * steps for n in counts))
+    return float(sum(counts) * epochs)
+
+
+# --- in words -----------------------------------------------------------------------------------
+
+
+def grouping_lines(
+    grouping: Mapping[str, Any], name: Callable[[int], str] | None = None
+) -> list[str]:
+    """A grouping in sentences: how it came about, how sure it is, who is between, what it took."""
+    found = [str(grouping["sentence"])] if grouping.get("sentence") else []
+    parts = (how_sure(grouping), between_groups(grouping, name), probing_cost(grouping))
+    return found + [text for text in parts if text]
+
+
+def how_sure(grouping: Mapping[str, Any]) -> str:
+    """How far the evidence can be trusted; nothing where it is for one group."""
+    evidence = grouping.get("evidence") or {}
+    groups = evidence.get("groups") or 1
+    if groups < 2 or evidence.get("kappa") is None:
+        return ""
+    others = [str(k) for k in evidence.get("plausible") or () if k != groups]
+    decided = "fewer groups predict clearly worse"
+    if evidence.get("decisive"):
+        decided = "fewer groups and more both predict clearly worse"
+    elif others:
+        shown = f"{', '.join(others[:-1])} and {others[-1]}" if others[1:] else others[0]
+        shown = shown if len(others) < _NAMED else f"{others[0]} to {others[-1]}"
+        decided = f"{shown} groups predict about as well"
+    return (
+        f"Evidence for {groups} groups: reproducibility κ {evidence['kappa']:.2f}, "
+        f"{100 * evidence['explained']:.0f} % of one mean's error explained; {decided}."
+    )
+
+
+def between_groups(grouping: Mapping[str, Any], name: Callable[[int], str] | None = None) -> str:
+    """Which clients sit between two groups; nothing where the evidence is for one group."""
+    evidence = grouping.get("evidence") or {}
+    if (evidence.get("groups") or 1) < 2:
+        return ""
+    between = list(evidence.get("between") or ())
+    if not between:
+        return "No client sits between two groups."
+    verb = "sits" if len(between) == 1 else "sit"
+    return f"{_people(between, name)} {verb} between two groups."
+
+
+def probing_cost(grouping: Mapping[str, Any]) -> str:
+    """What the evidence took of clients' own computing."""
+    probes = grouping.get("probes") or {}
+    if not probes.get("samples"):
+        return ""
+    asked = probes.get("asked") or 1
+    what = "The probe" if asked == 1 else f"The {asked} probes"
+    if probes.get("rounds") is None:
+        return f"{what} went through {probes['samples']:.0f} samples at the clients."
+    return f"{what} took as much local training as {_rounds(probes['rounds'])} of all clients."
+
+
+def news_of(event: Event) -> list[str]:
+    """What one event says that a person at the terminal wants to know at once."""
+    found = []
+    for _, evidence in noted([event], "evidence"):
+        between = between_groups({"evidence": _evidence(0, evidence)})
+        more = f"; {between[0].lower()}{between[1:].rstrip('.')}" if between else ""
+        found.append(f"evidence: {str(evidence.get('why', '')).rstrip('.')}{more}")
+    found += [f"trial: {verdict.get('why', '')}" for _, verdict in noted([event], "verdict")]
+    return found
+
+
+def warnings_of(events: Sequence[Event], over: bool = True) -> list[str]:
+    """The warnings of a run, the first for each parameter; those for the end if it is over."""
+    first, last = dict[str, str](), dict[str, str]()
+    for _, said in noted(events, WARNING):
+        for key, text in said.items():
+            first.setdefault(str(key), str(text))
+    for _, said in noted(events, WARNING_AT_END):
+        last |= {str(k): str(text) for k, text in said.items()}
+    at_end = [text for key, text in last.items() if text and key not in first] if over else []
+    return [*first.values(), *at_end]
+
+
+# --- the smaller parts --------------------------------------------------------------------------
+
+
+def _evidence(number: int, notes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary keeps of evidence."""
+    groups = int(notes.get("groups") or 1)
+    people, certainty = notes.get("clients") or (), notes.get("certainty") or ()
+    return {
+        "groups": groups,
+        "kappa": (notes.get("kappa") or {}).get(str(groups)),
+        "explained": notes.get("explained", 0.0),
+        "decisive": bool(notes.get("decisive")),
+        "plausible": _plausible(notes),
+        "by": notes.get("by"),
+        "steps": notes.get("steps"),
+        "samples": notes.get("samples"),
+        "why": str(notes.get("why", "")),
+        "between": [c for c, sure in zip(people, certainty, strict=False) if sure < 0],
+        "round": number,
+    }
+
+
+def _plausible(notes: Mapping[str, Any]) -> list[int]:
+    """The numbers of groups whose error is within one standard error of the lowest."""
+    errors, deviations = notes.get("errors") or {}, notes.get("deviations") or {}
+    lowest = min(errors.values(), default=0.0)
+    return [int(k) for k, error in errors.items() if error <= lowest + deviations.get(k, 0.0)]
+
+
+def _sentence(groups: int, evidence: Noted | None, verdict: Noted | None, over: bool) -> str:
+    asked, notes = evidence or (0, {})
+    finds, why = int(notes.get("groups") or 1), str(notes.get("why", ""))
+    tried, trial = verdict or (-1, {})
+    chosen, said = trial.get("chosen"), str(trial.get("why", ""))
+    if groups > 1 and chosen and chosen > 1:
+        if chosen == groups:
+            return f"{groups} groups, by the trial in round {tried}: {_they(said, groups)}"
+        return f"{groups} groups; the last split came from the trial in round {tried}: {said}"
+    if groups > 1:
+        when = "before the first round" if not asked else f"in round {asked}"
+        more = f". No trial: {said}" if said and chosen is None else ""
+        if finds == groups:
+            return f"{groups} groups, by the evidence {when}: {_they(why, groups)}{more}"
+        return f"{groups} groups; the evidence {when} says: {why}{more}"
+    if tried >= asked and said:
+        although = f", although the evidence finds {finds} groups" if finds > 1 and chosen else ""
+        return f"One group: {said}{although}"
+    if finds > 1 and over:
+        return f"One group: the evidence finds {finds} groups, but no trial has confirmed them"
+    if finds > 1:
+        return f"One group so far: the evidence finds {finds} groups; a trial will tell if they pay"
+    return f"One group: {why}"
+
+
+def _they(why: str, groups: int) -> str:
+    """The same, where the groups were just named."""
+    named = f"{groups} groups "
+    return f"they {why.removeprefix(named)}" if why.startswith(named) else why
+
+
+def _so_many(groups: int) -> str:
+    return "One group" if groups == 1 else f"{groups} groups"
+
+
+def _people(clients: Sequence[int], name: Callable[[int], str] | None) -> str:
+    """Clients in a sentence, by name where they have one.
+
+    >>> _people([3], None), _people([3, 5], None), _people([0, 1], ["ann", "bob"].__getitem__)
+    ('Client 3', 'Clients 3 and 5', 'ann and bob')
+    """
+    told = [str(c) if name is None else name(c) for c in clients]
+    shown = told[:_NAMED] + ([f"{len(told) - _NAMED} more"] if len(told) > _NAMED else [])
+    *most, last = shown
+    text = f"{', '.join(most)} and {last}" if most else last
+    return text if name is not None else f"Client{'s' * (len(told) > 1)} {text}"
+
+
+def _rounds(count: float) -> str:
+    """A number of rounds, in as many digits as it deserves.
+
+    >>> _rounds(1.0), _rounds(0.42), _rounds(12.3)
+    ('1 round', '0.4 rounds', '12 rounds')
+    """
+    text = f"{count:.0f}" if count >= 10 or count == round(count) else f"{count:.1f}"
+    return f"{text} round{'s' * (text != '1')}"
+
+
+def _ended(text: str) -> str:
+    return f"{text.rstrip('.')}."
+
+
+def _notes(event: Event) -> Mapping[str, Any]:
+    notes = event.get("notes")
+    return notes if isinstance(notes, Mapping) else {}
