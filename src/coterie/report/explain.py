@@ -43,7 +43,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "clustered": (
         *("oracle", "known-groups", "ifca", "cfl", "fl-hc", "pacfl", "clusterfl", "flis"),
-        *("adaptive", "k-fed", "fedclust", "dc-pfl", "fedtsdp"),
+        *("adaptive", "k-fed", "fedclust", "dc-pfl", "fedtsdp", "group-evidence"),
     ),
     "pieces": ("fedavgm", "fedadam", "fedyogi", "median", "trimmed-mean", "krum", "adaptive-tau"),
 }
