@@ -35,8 +35,8 @@ def evidence(reading: Reading) -> str:
     kappa = told["kappa"][str(chosen)]
     sure = "" if told["decisive"] else "; other numbers are about as good"
     return (
-        f"{text}. {chosen} groups leave {share:.0%} of one mean's error, and {kappa:.2f} of them "
-        f"is reproduced beyond chance (κ){sure}."
+        f"{text}. {chosen} groups leave {share:.0%} of one mean's error; the other halves fall "
+        f"into the same groups with κ = {kappa:.2f}{sure}."
     )
 
 
@@ -49,8 +49,8 @@ def client_map(reading: Reading) -> str:
     )
     return (
         f"{len(there.clients)} clients in {count(len(set(there.groups)), 'group')}; alike ones are "
-        f"near each other. The plane shows {there.share:.0%} of how they differ. Small and pale: its "
-        f"group is uncertain; {sits} between two groups."
+        f"near each other. The plane shows {there.share:.0%} of how they differ. Small, pale: "
+        f"an uncertain group; {sits} between two groups."
     )
 
 

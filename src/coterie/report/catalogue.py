@@ -123,8 +123,9 @@ def _similarity(reading: Reading) -> Sketch:
 
 
 def _groups_shown(reading: Reading) -> Sequence[Any]:
-    """The groups that the run ended with; where that is one, those that the evidence found."""
-    if len(set(reading.groups)) > 1:
+    """The groups that the run ended with; where these say nothing, those of the evidence."""
+    ended = [g for g in reading.groups if g is not None]
+    if 1 < len(set(ended)) < len(ended):
         return reading.groups
     try:
         told = noted_last(reading, "evidence")["evidence"]
@@ -193,7 +194,7 @@ PICTURES: dict[str, Picture] = {
             "labels",
             "groups",
             "What clients hold",
-            lambda r: matrices.label_shares(r.data, r.groups, r.names),
+            lambda r: matrices.label_shares(r.data, _groups_shown(r), r.names),
             captions_groups.labels,
         ),
         Picture(

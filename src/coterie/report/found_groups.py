@@ -71,9 +71,9 @@ def numbers_sheet(found: FoundGroups) -> Sheet:
             break
         kappa = f"{told['kappa'][k]:.2f}" if k in told["kappa"] else "–"
         deviation = f"{told['deviations'][k] / one:.3f}"
-        mark = "chosen" if int(k) == chosen else ""
-        rows.append([k, f"{error / one:.3f}", deviation, kappa, mark])
-    columns = ("groups", _ERROR, "±", "κ", "")
+        mark = " (chosen)" if int(k) == chosen else ""
+        rows.append([f"{k}{mark}", f"{error / one:.3f}", deviation, kappa])
+    columns = ("groups", _ERROR, "±", "κ")
     return Sheet("Held-out error by number of groups", columns, rows)
 
 
@@ -89,7 +89,9 @@ def kinds_sheet(found: FoundGroups) -> Sheet:
         note = "" if told["enough"] else told["why"].partition(":")[0]
         error = f"{1 - told['explained']:.3f}"
         rows.append([by, str(k), error, kappa, f"{told['agreement']:.2f}", note])
-    columns = ("compared by", "groups", _ERROR, "κ", "agreement", "")
+    columns = ["compared by", "groups", _ERROR, "κ", "agreement", "remark"]
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     return Sheet("What each representation finds", columns, rows)
 
 
@@ -149,9 +151,8 @@ def print_groups(out: Console, found: FoundGroups) -> None:
 
 def _as_rich(sheet: Sheet) -> Table:
     shown = Table(title=escape(sheet.title), title_justify="left")
-    last = len(sheet.columns) - 1
-    for place, column in enumerate(sheet.columns):
-        left = place == last or (place == 0 and sheet.columns[0] in ("client", "compared by"))
+    for column in sheet.columns:
+        left = column in ("client", "compared by", "who", "remark")
         shown.add_column(escape(column), justify="left" if left else "right")
     for row in sheet.rows:
         shown.add_row(*map(escape, row))
@@ -194,5 +195,6 @@ def _tables(found: FoundGroups) -> list[tuple[str, Markup]]:
     made = []
     for number, sheet in enumerate(sheets(found)):
         id = f"table-{number}"
-        made.append((id, table(sheet.title, sheet.columns, sheet.rows, numbers=None, id=id)))
+        inside = table(sheet.title, sheet.columns, sheet.rows, numbers=None)
+        made.append((id, tag("div", inside, id=id, class_="block")))
     return made

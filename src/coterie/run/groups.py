@@ -39,7 +39,7 @@ def find_groups(
     seeds: int = 3,
     trial: bool = True,
     *,
-    steps: int | str = "auto",
+    probe_steps: int | str = "auto",
     test_fraction: float = 0.2,
     val_fraction: float = 0.1,
     seed: int = 0,
@@ -50,8 +50,8 @@ def find_groups(
     ``clients`` and ``model`` are as in ``simulate``. ``by`` is what is compared: "final-layer",
     "model", "gradient", "labels", "data", or "all" in turn; the comparison is made for ``seeds``
     divisions of the data into halves. With ``trial`` a short training tells whether groups that
-    train apart have a lower validation loss than one model. ``steps`` is how long clients train for
-    the comparison; ``settings`` are those of ``simulate`` (``lr``, ``epochs``, ``engine``, …).
+    train apart have a lower validation loss than one model. ``probe_steps`` is how long clients
+    train for the comparison; ``settings`` are those of ``simulate`` (``lr``, ``engine``, …).
 
     >>> import torch
     >>> x = torch.randn(8, 60, 3, generator=torch.Generator().manual_seed(0))
@@ -70,7 +70,7 @@ def find_groups(
         )
     )
     check_clients(population, by)
-    method = group_evidence(by=by, seeds=seeds, steps=steps, trial="auto" if trial else "off")  # type: ignore[arg-type]
+    method = group_evidence(by=by, seeds=seeds, steps=probe_steps, trial="auto" if trial else "off")  # type: ignore[arg-type]
     began = time.perf_counter()
     more = {"rounds": rounds_for(trial), "seed": seed, **UNSCORED, **settings}
     result = simulate(population, model, method, **more)
@@ -206,7 +206,8 @@ class FoundGroups(Notebook):
             kappa = evidence["kappa"][str(k)]
             return f"There are {k} groups (reproducibility {kappa:.2f}, {agree})."
         if not evidence["enough"]:
-            return f"It cannot be told whether there are groups: {evidence['why']}."
+            little, _, why = evidence["why"].partition(" to tell: ")
+            return f"There is {little} to tell whether there are groups: {why}."
         return f"There is one group: {evidence['why']} ({agree})."
 
     def _does_it_pay(self) -> str:
@@ -214,7 +215,7 @@ class FoundGroups(Notebook):
         if "losses" not in trial:
             if k == 1:
                 return ""
-            why = f"is not known: {trial['why']}" if trial else "was not tried"
+            why = f"is not known: {trial['why'].partition(':')[0]}" if trial else "was not tried"
             return f"Whether training them apart pays {why}."
         one, apart = trial["losses"][0], loss_of(trial, k)
         chosen = trial["chosen"]
@@ -230,9 +231,15 @@ class FoundGroups(Notebook):
         if chosen == k or apart is None or k == 1:
             them = "them" if chosen == k else f"{chosen} groups"
             return f"Training {them} apart pays: validation loss {best:.2f} instead of {one:.2f}."
+        others = "each client alone has" if chosen == len(self.groups) else f"{chosen} groups have"
+        if apart < one:
+            return (
+                f"Training them apart pays: validation loss {apart:.2f} instead of {one:.2f}; "
+                f"after so short a training {others} {best:.2f}."
+            )
         return (
-            f"Training apart pays, and in the trial {chosen} groups did best: validation loss "
-            f"{best:.2f}; these {k} groups have {apart:.2f}, one model {one:.2f}."
+            f"Training these groups apart does not pay: validation loss {apart:.2f} instead of "
+            f"{one:.2f}; {others} {best:.2f}."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def groups(
     seeds: Annotated[
         int, typer.Option(min=1, help="How many times the data are divided into halves.")
     ] = 3,
-    steps: Annotated[
+    probe_steps: Annotated[
         int | None, typer.Option(min=1, help="Local steps before models are compared.")
     ] = None,
     no_trial: Annotated[
@@ -103,7 +103,7 @@ def groups(
     tree = resolve(config, sets, **flags)
     chosen = chosen_of(scenario, tree)
     tell(chosen)
-    tree = _asking(tree if chosen is None else chosen.tree, by, seeds, steps, not no_trial)
+    tree = _asking(tree if chosen is None else chosen.tree, by, seeds, probe_steps, not no_trial)
     experiment = experiment_of(parse(tree))
     check_clients(experiment.population, by)
     if not as_json:
@@ -199,7 +199,7 @@ def _asking(
 
 # Options of this command that coterie run does not have, and whether they take a value.
 _OWN = {
-    **dict.fromkeys(("--by", "--seeds", "--steps", "--to", "--picture"), True),
+    **dict.fromkeys(("--by", "--seeds", "--probe-steps", "--to", "--picture"), True),
     **dict.fromkeys(("--no-trial", "--json", "--quiet", "-q"), False),
 }
 
@@ -214,8 +214,7 @@ def _next(found: FoundGroups, to: Path | None) -> str:
         elif _OWN[word.partition("=")[0]] and "=" not in word:
             next(words, None)
     several = found.evidence["groups"] > 1 and found.pays is not False
-    chosen = found.trial.get("chosen", found.evidence["groups"])
-    if several and to is not None and chosen == found.evidence["groups"]:
+    if several and to is not None:
         method = ["known-groups", "--set", f"method.groups={to}"]
     else:
         method = ["fedclust" if several else "fedavg"]

@@ -156,7 +156,7 @@ def client_map(notes: Notes, names: Sequence[str] = ()) -> Sketch:
         marker: dict[str, Any] = {
             "color": colour_of(group),
             "symbol": symbol_of(group),
-            "size": clear(8 + 8 * sure, 3),
+            "size": clear(9 + 8 * sure, 3),
             "opacity": clear(0.35 + 0.65 * sure, 3),
             "line": {"color": INK, "width": 0.5},
         }
