@@ -75,6 +75,22 @@ INIT = {
         "threshold": 4.0,
         "why": "a <i>reason</i>",
         "silhouette": {"2": 0.7, "3": 0.2},
+        "evidence": {
+            "by": "final-layer",
+            "steps": 50,
+            "samples": 4000.0,
+            "clients": [0, 1, 2, 3],
+            "groups": 2,
+            "labels": [0, 0, 1, 1],
+            "errors": {"1": 0.8, "2": 0.2, "3": 0.3, "4": 0.5},
+            "deviations": {"1": 0.1, "2": 0.0, "3": 0.05, "4": 0.1},
+            "kappa": {"2": 1.0, "3": 0.5, "4": 0.25},
+            "certainty": [0.9, 0.8, 0.7, -0.1],
+            "explained": 0.75,
+            "decisive": True,
+            "enough": True,
+            "why": "2 groups are <i>best</i>",
+        },
         "mixing": [[0.5, 0.3, 0.1, 0.1], [0.3, 0.5, 0.1, 0.1], [0, 0, 0.6, 0.4], [0, 0, 0.4, 0.6]],
     },
 }
@@ -83,6 +99,15 @@ DC = {
     2: {"loss": 1.0, "radius": 30.0, "phase": "sync", "gamma": 1.0, "alone": []},
     3: {"trial": {"old": 0.9, "new": 0.7, "adopted": True}, "phase": "watch", "gamma": 0.5},
 }
+VERDICT = {
+    "cuts": [1, 2, 4],
+    "losses": [0.72, 0.47, 0.5],
+    "errors": [0.1, 0.0, 0.02],
+    "chosen": 2,
+    "clients": 4,
+    "why": "2 groups have a validation loss of 0.470, one model has 0.720",
+}
+TRIED = {1: {"verdict": VERDICT}}
 OTHER = {"hopkins": 0.7, "shared_layers": 2.0, "tau": 4}
 LAYERS = {"all_due": True, "quiet": {}, "discrepancy": {"x": {"<u>head</u>": 1.0, "body": 3.0}}}
 
@@ -184,7 +209,10 @@ def finished(name="one", **changes):
     """A run that has something for every picture; no method would note all of it."""
     events = [
         INIT,
-        *(round_of(n, notes={**OTHER, **DC[n], "layers": LAYERS}) for n in (1, 2, 3)),
+        *(
+            round_of(n, notes={**OTHER, **DC[n], "layers": LAYERS, **TRIED.get(n, {})})
+            for n in (1, 2, 3)
+        ),
     ]
     told = {
         "config": CONFIG,

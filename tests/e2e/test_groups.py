@@ -100,6 +100,8 @@ def test_no_validation_data_is_said(cli):
 
 def test_what_cannot_be_written_is_a_sentence(cli):
     Path("file").write_text("")
+    Path("folder").mkdir()
     words = ("groups", "--clients", 4, "--engine", "loop", "--no-trial", "--seeds", 1)
     cli(*words, "--picture", "file/p.html").says(4, "cannot write file/p.html")
-    cli(*words, "--to", "file/g.json").says(4, "cannot write file/g.json")
+    cli(*words, "--to", "nowhere/g.json").says(4, "there is no folder nowhere; create it")
+    cli(*words, "--to", "folder").says(4, "cannot write folder")

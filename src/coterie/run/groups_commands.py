@@ -95,11 +95,14 @@ def groups(
     from coterie.report.found_groups import page, print_groups
     from coterie.run.config import experiment_of, parse
     from coterie.run.experiment import execute
+    from coterie.run.export import check_target
     from coterie.run.groups import FoundGroups, check_by, check_clients, written
     from coterie.run.rundir import finite
 
     flags = {k: v for k, v in locals().items() if k in FLAGS}
     check_by(by)
+    for place in filter(None, (to, picture)):
+        check_target(place)
     tree = resolve(config, sets, **flags)
     chosen = chosen_of(scenario, tree)
     tell(chosen)
