@@ -105,3 +105,15 @@ def test_what_cannot_be_written_is_a_sentence(cli):
     cli(*words, "--picture", "file/p.html").says(4, "cannot write file/p.html")
     cli(*words, "--to", "nowhere/g.json").says(4, "there is no folder nowhere; create it")
     cli(*words, "--to", "folder").says(4, "cannot write folder")
+
+
+def test_under_secure_sums_the_final_layer_is_shown_by_consent_and_once(cli):
+    pytest.importorskip("cryptography", reason="secure sums need the extra 'privacy'")
+    words = ("groups", *TURNED[:2], "--shift", "rotation", "--set", "shift.groups=2")
+    words += (*TURNED[6:], "--set", "privacy.secure=true")
+    cli(*words).says(2, "does not work under secure aggregation", "--reveal final-layer")
+    ended = cli(*words, "--set", "privacy.reveal=final-layer")
+    assert ended.code == 0, ended.err
+    assert "There are 2 groups (reproducibility 1.00, one draw)" in ended.out
+    assert "exposed  By consent (--reveal final-layer) the server saw" in ended.out
+    assert "Otherwise the server saw sums only" in ended.out

@@ -51,7 +51,8 @@ def group_evidence(
         by: what is compared: the change of the final layer or of the whole model after some
             training, the gradient at the start, the frequencies of labels, the subspace of the
             inputs ("data"), or "all" of these in turn.
-        seeds: how many times the data are divided into halves, 1 or more.
+        seeds: how many times the data are divided into halves, 1 or more; under secure
+            aggregation once.
         steps: local steps that clients train for, 1 or more, or "auto": until the loss of most has
             fallen to a fifth of its start.
         trial: whether a trial follows: "auto" where there are groups, "always", or "off".
@@ -79,7 +80,8 @@ def group_evidence(
         else:
             asked = _Asked(probing.ask(fed, how.probe, setup.start, setup.clients))
         answer = asked.answer
-        draws = [answer, *_drawn_again(fed, answer, setup, seeds)]
+        # Where sums are secure, a client's final layer is let through once.
+        draws = [answer, *_drawn_again(fed, answer, setup, seeds if fed.min_group == 1 else 1)]
         state = how.concluded(fed, state, answer)
         placed = _placed(fed, answer, setup.clients)
         notes = {

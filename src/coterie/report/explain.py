@@ -55,7 +55,7 @@ NEEDS["oracle"] = " --shift rotation"
 NEEDS["known-groups"] = " --set method.groups=group --shift rotation"
 NEEDS["adaptive-tau"] = " --set stop.bytes=5e6"
 # What ``--reveal`` must name for a method to work under secure aggregation, where that is enough.
-REVEALS = {"fedclust": "final-layer"}
+REVEALS = {"fedclust": "final-layer", "group-evidence": "final-layer"}
 
 # What a part of a combination such as ifca+ditto can bring, in the words of ``compose``.
 BRINGS = {

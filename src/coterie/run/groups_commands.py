@@ -101,8 +101,8 @@ def groups(
 
     flags = {k: v for k, v in locals().items() if k in FLAGS}
     check_by(by)
-    for place in filter(None, (to, picture)):
-        check_target(place)
+    for target in filter(None, (to, picture)):
+        check_target(target)
     tree = resolve(config, sets, **flags)
     chosen = chosen_of(scenario, tree)
     tell(chosen)
