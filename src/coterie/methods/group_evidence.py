@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal, get_args
 
@@ -88,7 +88,7 @@ def group_evidence(
             **state.notes,
             "grouping": {str(c): g for c, g in sorted(placed.items())},
             "stability": stability(draws),
-            "samples": asked.samples + sum(a.notes["samples"] for a in draws[1:]),
+            "samples": asked.other_samples + sum(a.notes["samples"] for a in draws),
             **asked.notes,
         }
         state = replace(state, notes=notes)
@@ -119,19 +119,11 @@ def kinds_of_data(
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """The answer that counts, what it took, and what is noted of the other representations."""
+    """The answer that counts, and of the other representations what they took and what is noted."""
 
     answer: Answer
-    more: Mapping[str, Any] | None = None
-    others: float = 0.0
-
-    @property
-    def samples(self) -> float:
-        return float(self.answer.notes["samples"]) + self.others
-
-    @property
-    def notes(self) -> Mapping[str, Any]:
-        return self.more or {}
+    other_samples: float = 0.0
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Asked:
@@ -159,7 +151,7 @@ def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Asked:
             told[by] = {"impossible": IMPOSSIBLE[by]}
     notes = {"representations": told, "meaning": meaning(groupings)}
     others = sum(a.notes["samples"] for a in answers.values() if a is not chosen)
-    return _Asked(chosen, notes, others)
+    return _Asked(chosen, others, notes)
 
 
 def _drawn_again(fed: Federation, answer: Answer, setup: Setup, seeds: int) -> list[Answer]:

@@ -58,7 +58,8 @@ def evidence(notes: Notes) -> Sketch:
     figure.y(title="error / one mean's", rangemode="tozero", panel=1)
     figure.y(title="κ", range=[min(-0.08, *kappa.values(), 0) - 0.02, 1.08], panel=2)
     figure.x(title="number of groups", panel=2)
-    figure.x({"dtick": 1} if len(errors) <= _TICKS else {"nticks": 12})
+    ticks = {"dtick": 1} if len(errors) <= _TICKS else {"nticks": 12}
+    figure.x(ticks, range=[0.5, max(errors) + 0.5])
     title = "Do groups predict clients' other halves?"
     return styled(figure, title, 520, plain(told.get("why") or ""))
 
