@@ -103,7 +103,8 @@ def test_a_representation_that_is_impossible_is_said_and_the_others_go_on():
     found = find_groups(people, by="all", trial=False, engine="loop")
     assert found.representations["labels"] == {"impossible": IMPOSSIBLE["labels"]}
     assert list(found.groups.values()) == [0] * 4 + [1] * 4
-    assert "frequencies of labels could not be compared" in found.meaning
+    assert "concept shift" in found.meaning
+    assert "inputs are alike, models are not" in found.meaning  # of labels nobody knows
     with pytest.raises(ConfigError, match="targets of client 0 are numbers"):
         find_groups(people, by="labels", engine="loop")
 
@@ -189,6 +190,12 @@ FINE = [0, 0, 1, 1, 2, 2, 3, 3]
 )
 def test_what_groups_of_several_representations_mean(model, labels, data, word):
     assert word in meaning({"model": model, "labels": labels, "data": data})
+
+
+def test_what_could_not_be_compared_is_not_said_to_be_alike():
+    assert meaning({"model": TWO, "data": ONE}).endswith(": inputs are alike, models are not.")
+    assert meaning({"model": TWO, "data": TWO}).endswith(": models differ by group.")
+    assert meaning({"model": TWO}) == "Models differ by group; why they do was not compared."
 
 
 def test_one_grouping_explains_another_that_divides_its_groups():

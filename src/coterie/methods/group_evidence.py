@@ -33,6 +33,8 @@ IMPOSSIBLE = {
     "data": "the inputs are numbers of tokens, not quantities: they span no subspace",
 }
 
+_HELD = {"data": "inputs", "labels": "frequencies of labels"}
+
 
 @method
 def group_evidence(
@@ -168,7 +170,9 @@ def _placed(fed: Federation, answer: Answer, clients: Sequence[ClientId]) -> dic
     left = [c for c in clients if c not in placed]
     if answer.evidence.groups == 1:
         return placed | dict.fromkeys(left, ROOT)
-    if left:
+    if left and fed.min_group > 1:  # nobody is asked twice: they join the largest group
+        placed |= dict.fromkeys(left, Counter(labels).most_common(1)[0][0])
+    elif left:
         centres = probing.centres(answer.places, labels)
         placed |= probing.place(fed, answer.memory, centres, left)
     return placed
@@ -208,7 +212,7 @@ def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
     several = {by: list(g) for by, g in groupings.items() if len(set(g)) > 1}
     trained = next((g for by, g in several.items() if by not in IMPOSSIBLE), None)
     labels, data = several.get("labels"), several.get("data")
-    unknown = "" if "labels" in groupings else " (frequencies of labels could not be compared)"
+    compared = [word for by, word in _HELD.items() if by in groupings]
     if not several:
         return "No representation finds groups: as far as this much data tells, clients are alike."
     if trained is None and labels is None:
@@ -227,15 +231,17 @@ def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
             "frequencies of labels do."
         )
     if labels is None and data is not None and explains(data, trained):
+        although = " although labels do not" if "labels" in groupings else ""
         return (
             "The inputs differ between groups (covariate shift), as with another sensor, site or "
-            f"orientation: models differ by group although labels do not{unknown}."
+            f"orientation: models differ by group{although}."
         )
+    if labels is None and data is None and not compared:
+        return "Models differ by group; why they do was not compared."
     if labels is None and data is None:
         return (
             "The relation of inputs to labels differs between groups (concept shift), as when "
-            "labels are named differently: inputs and frequencies of labels are alike, models are "
-            f"not{unknown}."
+            f"labels are named differently: {' and '.join(compared)} are alike, models are not."
         )
     kinds = " and ".join(k for k, g in (("labels", labels), ("inputs", data)) if g is not None)
     return (

@@ -322,7 +322,7 @@ def _advice(found: FoundGroups) -> list[str]:
         listed += f" and {len(small) - 10} more" if len(small) > 10 else ""
         sentences.append(
             f"Too few training samples for two halves: {listed}. They say nothing about groups, "
-            "and were put into the nearest one."
+            "and were placed afterwards."
         )
     if evidence["groups"] == 1 and not evidence["enough"]:
         if "training" not in evidence["why"]:
