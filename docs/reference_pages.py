@@ -70,6 +70,8 @@ def _commands() -> Iterator[tuple[str, Any]]:
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
         inner = getattr(command, "commands", None)
+        if command.hidden:
+            continue
         if inner is None:
             yield name, command
         else:

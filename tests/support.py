@@ -32,6 +32,7 @@ ROWS = {
     "ifca": lambda: coterie.ifca(k=2),
     "oracle": coterie.oracle,
     "known-groups": lambda: coterie.known_groups(groups=["north"] * 4 + ["south"] * 2),
+    "group-evidence": lambda: coterie.group_evidence(seeds=2, steps=5, trial="always"),
     "fedclust": lambda: coterie.fedclust(clusters=2, warmup_epochs=1),
     "dc-pfl": lambda: coterie.dc_pfl(start=1, alpha=2, share=0.9, gamma=0.9),
     "fedtsdp": lambda: coterie.fedtsdp(hopkins=0.4, eps_outputs=0.001, shrink=0.7, public_batch=20),

@@ -71,6 +71,7 @@ from coterie.methods import (
     fedyogi,
     fl_hc,
     flis,
+    group_evidence,
     ifca,
     k_fed,
     known_groups,
@@ -92,6 +93,7 @@ from coterie.report.tracking import Tracker
 from coterie.run.api import run, simulate
 from coterie.run.compare import compare
 from coterie.run.comparison import Comparison
+from coterie.run.groups import FoundGroups, find_groups
 from coterie.run.result import Result
 from coterie.seeds import seed_for
 from coterie.serverside import robust, stepping
@@ -107,6 +109,7 @@ __all__ = [
     "Descent",
     "Federation",
     "Fit",
+    "FoundGroups",
     "Layout",
     "Local",
     "Mean",
@@ -156,8 +159,10 @@ __all__ = [
     "fedrep",
     "fedtsdp",
     "fedyogi",
+    "find_groups",
     "fl_hc",
     "flis",
+    "group_evidence",
     "grouped",
     "ifca",
     "k_fed",

@@ -62,6 +62,7 @@ from coterie.options import (
 from coterie.report import commands as seeing
 from coterie.report.live import commands as live
 from coterie.run import commands as comparing
+from coterie.run import groups_commands as asking
 from coterie.run.stopping import heeding, stoppable, stopped_with
 
 app = typer.Typer(
@@ -228,6 +229,8 @@ app.add_typer(federation.keys, name="keys")
 app.command()(federation.serve)
 app.command()(federation.join)
 app.command()(comparing.compare)
+app.command()(asking.groups)
+app.command(hidden=True, deprecated=True)(asking.probe)
 app.command()(live.watch)
 app.command()(seeing.report)
 
@@ -322,55 +325,6 @@ def models() -> None:
     from coterie.report.tables import listing
 
     show(listing("Models", MODELS, skip=("shape", "outputs")))
-
-
-@app.command()
-def probe(
-    config: ConfigFile = None,
-    data: DataSet = None,
-    folder: Folder = None,
-    clients: Clients = None,
-    partition: PartitionName = None,
-    shift: ShiftName = None,
-    seed: Seed = None,
-    sets: Sets = None,
-    scenario: ScenarioName = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="Also write the picture to this HTML file.")
-    ] = None,
-) -> None:
-    """Describe how much clients' data differ, with a picture."""
-    from coterie.data import describe, label_table
-    from coterie.report.data_figures import label_heatmap, target_boxes
-    from coterie.report.tables import label_picture, target_picture
-    from coterie.run.config import parse, population_of
-
-    flags = {k: v for k, v in locals().items() if k in FLAGS}
-    tree = resolve(config, sets, **flags)
-    chosen = chosen_of(scenario, tree)
-    tell(chosen)
-    population = population_of(parse(tree if chosen is None else chosen.tree))
-    if population.classes is not None:
-        counts = label_table(population)
-        show(label_picture(counts, population.classes, population.groups))
-        if picture is not None:
-            label_heatmap(counts, population.classes, population.groups, picture)
-    else:
-        targets = [c.train.y.numpy() for c in population.clients]
-        show(target_picture(targets, population.groups))
-        if picture is not None:
-            target_boxes(targets, population.groups, picture)
-    if picture is not None:
-        out.print(f"picture in {escape(str(picture))}", soft_wrap=True)
-    for key, value in describe(population).items():
-        if value is not None:
-            out.print(f"[bold]{key.replace('_', ' ')}[/]: {_shown(value)}", soft_wrap=True)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {_shown(v)}" for k, v in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @app.command()

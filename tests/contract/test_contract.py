@@ -155,7 +155,7 @@ def test_nobody_answers(name, tmp_path):
     assert door.versions == {}
 
 
-ASK_FIRST = ["fedclust", "user-centric", "user-centric all", "pacfl", "k-fed"]
+ASK_FIRST = ["fedclust", "group-evidence", "user-centric", "user-centric all", "pacfl", "k-fed"]
 
 
 @pytest.mark.parametrize("name", ASK_FIRST)

@@ -114,7 +114,9 @@ def files_of(folder):
 
 @e2e
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "ifca", "fedper", "dc-pfl"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "ditto", "ifca", "fedper", "dc-pfl", "group-evidence"]
+)
 def test_same_bits_for_any_number_of_actors(ray, name, workers, tmp_path):
     made = experiment(ROWS[name](), settings={"cohort": 0.7})
     state, door, _ = drive(made, tmp_path / "loop")

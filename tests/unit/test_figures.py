@@ -307,6 +307,50 @@ def test_layers_that_never_rest_are_said_so():
     assert figure.layout.title.subtitle.text == "no layer rested in any round"
 
 
+# --- evidence -----------------------------------------------------------------------------------
+
+EVIDENCE = {
+    "groups": 2,
+    "labels": [0, 0, 1],
+    "errors": {"1": 0.8, "2": 0.2, "3": 0.4},
+    "deviations": {"1": 0.08, "2": 0.0, "3": 0.04},
+    "kappa": {"2": 0.9, "3": 0.3},
+    "certainty": [1.0, 0.5, -0.2],
+    "why": "2 are <i>best</i>",
+}
+
+
+def test_errors_are_shares_of_one_means_error_and_the_choice_is_marked():
+    figure = figures.evidence_by_number({"evidence": EVIDENCE})
+    assert points(figure, "held-out error") == [(1, 1), (2, 0.25), (3, 0.5)]
+    assert list(trace(figure, "held-out error").error_y.array) == [0.1, 0, 0.05]
+    assert points(figure, "reproducibility κ") == [(2, 0.9), (3, 0.3)]
+    assert points(figure, "chosen: 2 groups") == [(2, 0.25)]
+    assert set(trace(figure, "one mean for all").y) == {1}
+    assert "&lt;i&gt;best" in figure.layout.title.subtitle.text
+    check_dressed(figure, "number of groups", "error / one mean's", "κ")
+
+
+def test_a_map_keeps_the_distances_of_clients():
+    # Unit vectors at 0°, 60° and 180°: 1 − cos of their angles.
+    far = [[0, 0.5, 2], [0.5, 0, 1.5], [2, 1.5, 0]]
+    notes = {"evidence": EVIDENCE, "distances": far, "clients": [4, 5, 6]}
+    figure = figures.client_map(notes, ["a", "b", "c", "d", "<e>"])
+    (one, two), (three,) = (
+        points(figure, "group 0 (2 clients)"),
+        points(figure, "group 1 (1 client)"),
+    )
+    for left, right, distance in ((one, two, 0.5), (one, three, 2), (two, three, 1.5)):
+        squared = (left[0] - right[0]) ** 2 + (left[1] - right[1]) ** 2
+        assert squared == pytest.approx(2 * distance, abs=1e-3)
+    shown = trace(figure, "group 0 (2 clients)")
+    assert shown.marker.size[0] > shown.marker.size[1]
+    assert shown.marker.opacity[0] > shown.marker.opacity[1]
+    assert shown.hovertext[0] == "&lt;e&gt;<br>group 0<br>certainty 1.00"
+    assert points(figure, "between two groups") == [three]
+    assert figure.layout.title.subtitle.text == "the plane shows 100% of how clients differ"
+
+
 # --- wrong input --------------------------------------------------------------------------------
 
 
@@ -324,6 +368,12 @@ def test_layers_that_never_rest_are_said_so():
         (lambda: figures.loss_and_trials([event(1, hopkins=0.5)]), "events of a DC-PFL run"),
         (lambda: figures.hopkins_and_layers(DC), "events of a FedTSDP run"),
         (lambda: figures.layer_intervals(DC), "layer-wise aggregation"),
+        (lambda: figures.evidence_by_number({}), "no 'evidence'"),
+        (
+            lambda: figures.evidence_by_number({"evidence": {**EVIDENCE, "errors": {}}}),
+            "too little to compare",
+        ),
+        (lambda: figures.client_map({"evidence": EVIDENCE}), "no 'distances'"),
     ],
 )
 def test_what_cannot_be_drawn_is_a_sentence(draw, words):

@@ -6,6 +6,7 @@ knows of models, rounds or messages. Labels are always canonical: group 0 is cli
 
 from __future__ import annotations
 
+from coterie.grouping.agreement import adjusted_rand
 from coterie.grouping.angles import (
     basis,
     paired_angle_matrix,
@@ -46,6 +47,7 @@ __all__ = [
     "Evidence",
     "Halves",
     "Streams",
+    "adjusted_rand",
     "agglomerate",
     "basis",
     "best_cut",

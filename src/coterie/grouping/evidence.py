@@ -90,6 +90,7 @@ class Evidence:
         """As plain JSON values, for a run's events."""
         return {
             "groups": self.groups,
+            "labels": [int(g) for g in self.labels],
             "errors": {str(k): float(f"{v:.6g}") for k, v in self.errors.items()},
             "deviations": {str(k): float(f"{v:.6g}") for k, v in self.deviations.items()},
             "kappa": {str(k): round(v, 4) for k, v in self.kappa.items()},

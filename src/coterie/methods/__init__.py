@@ -22,6 +22,7 @@ from coterie.methods.fedfomo import fedfomo
 from coterie.methods.fednova import fednova
 from coterie.methods.fedtsdp import fedtsdp
 from coterie.methods.global_ import fedavg, fedprox, local
+from coterie.methods.group_evidence import group_evidence
 from coterie.methods.k_fed import k_fed
 from coterie.methods.known_groups import known_groups, with_groups_read
 from coterie.methods.meta import apfl, per_fedavg, pfedme
@@ -56,6 +57,7 @@ __all__ = [
     "find",
     "fl_hc",
     "flis",
+    "group_evidence",
     "ifca",
     "join",
     "k_fed",
@@ -108,6 +110,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "k-fed": k_fed,
     "oracle": oracle,
     "known-groups": known_groups,
+    "group-evidence": group_evidence,
     "fedclust": fedclust,
     "dc-pfl": dc_pfl,
     "fedtsdp": fedtsdp,

@@ -58,9 +58,15 @@ class Evidenced:
         clients = sorted(c for c, s in state.groups.items() if s == slot)
         view = None if self.views is None else self.views(public)
         answer = probing.ask(fed, self.probe, state.models[slot], clients, number, view)
+        return self.concluded(fed, state, answer, slot, number), answer
+
+    def concluded(
+        self, fed: Federation, state: State, answer: Answer, slot: Slot = ROOT, number: int = 0
+    ) -> State:
+        """With what follows from the answer to a probe: its groups at once, or a trial to come."""
         state = replace(state, notes={**state.notes, **shown(answer)})
         if len(answer.clients) < 2 or not (answer.evidence.groups > 1 or self.tries == "always"):
-            return state, answer
+            return state
         if self.tries != "off" and answer.validated:
             plan = trial.proposed(
                 answer.clients,
@@ -73,7 +79,7 @@ class Evidenced:
                 self.again,
                 answer.memory["steps"],
             )
-            return state.joined({}, trial={**plan, "probe": answer.memory}), answer
+            return state.joined({}, trial={**plan, "probe": answer.memory})
         if not answer.validated:
             state = replace(state, notes={**state.notes, "verdict": {"why": trial.NOBODY}})
         names = [f"{number}/{g}" for g in answer.evidence.labels]
@@ -83,7 +89,7 @@ class Evidenced:
         groups |= dict(zip(answer.clients, names, strict=True))
         after = replace(state, models=models, groups=groups)
         plan = {"clients": answer.clients, "places": answer.places, "probe": answer.memory}
-        return with_split(after, slot, plan), answer
+        return with_split(after, slot, plan)
 
     def settled(self, before: State, after: State) -> State:
         """After a trial that made groups: what newcomers to them are placed by is remembered."""

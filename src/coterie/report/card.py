@@ -36,6 +36,11 @@ def card(reading: Reading) -> str:
             style="display:flex;flex-wrap:wrap;gap:8px 36px;align-items:flex-start",
         ),
     ]
+    return framed(inside)
+
+
+def framed(inside: Sequence[Markup]) -> str:
+    """What a card holds, with its frame."""
     style = (
         f"display:inline-block;max-width:min(100%,46em);border:1px solid {_FAINT};"
         "border-radius:6px;padding:10px 14px;font-size:13px;line-height:1.45;overflow-x:auto"
@@ -84,7 +89,7 @@ def _numbers(reading: Reading) -> Markup:
         [tag("th", name, scope="row", style=_left()), tag("td", value, style=_left())]
         for name, value in rows
     ]
-    return _table([], cells)
+    return plain_table([], cells)
 
 
 def _clients(reading: Reading) -> Markup | None:
@@ -105,11 +110,11 @@ def _clients(reading: Reading) -> Markup | None:
         group = groups[client] if client < len(groups) else None
         named = tag("th", names[client], scope="row", style=_left())
         rows.append([named, "–" if group in (None, "") else group, shown(value, reading.judged_by)])
-    return _table(["client", "group", title], rows)
+    return plain_table(["client", "group", title], rows)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """Cells that are markup are cells already."""
+def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
+    """A table in a card: cells that are markup are cells already."""
     top = [
         tag("th", h, scope="col", style=_left() if not i else _CELL) for i, h in enumerate(heads)
     ]

@@ -8,11 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, unknown
-from coterie.report import captions, captions_compared, captions_groups
+from coterie.report import captions, captions_compared, captions_evidence, captions_groups
+from coterie.report.captions_evidence import noted_last
 from coterie.report.captions_groups import noting, setting, threshold
 from coterie.report.figures import (
     clients,
     cost,
+    evidence,
     groups,
     matrices,
     methods,
@@ -118,7 +120,20 @@ def _mixing(reading: Reading) -> Sketch:
 
 
 def _similarity(reading: Reading) -> Sketch:
-    return matrices.similarity_matrix(reading.events, reading.groups, reading.names)
+    return matrices.similarity_matrix(reading.events, _groups_shown(reading), reading.names)
+
+
+def _groups_shown(reading: Reading) -> Sequence[Any]:
+    """The groups that the run ended with; where these say nothing, those of the evidence."""
+    ended = [g for g in reading.groups if g is not None]
+    if 1 < len(set(ended)) < len(ended):
+        return reading.groups
+    try:
+        told = noted_last(reading, "evidence")["evidence"]
+    except ConfigError:
+        return reading.groups
+    found = dict(zip(told["clients"], told.get("labels") or (), strict=False))
+    return [found.get(c) for c in range(1 + max(found, default=-1))] or reading.groups
 
 
 def _layers(reading: Reading) -> Sketch:
@@ -180,8 +195,22 @@ PICTURES: dict[str, Picture] = {
             "labels",
             "groups",
             "What clients hold",
-            lambda r: matrices.label_shares(r.data, r.groups, r.names),
+            lambda r: matrices.label_shares(r.data, _groups_shown(r), r.names),
             captions_groups.labels,
+        ),
+        Picture(
+            "evidence",
+            "groups",
+            "Evidence for groups",
+            lambda r: evidence.evidence(noted_last(r, "evidence")),
+            captions_evidence.evidence,
+        ),
+        Picture(
+            "client-map",
+            "groups",
+            "Map of clients",
+            lambda r: evidence.client_map(noted_last(r, "evidence"), r.names),
+            captions_evidence.client_map,
         ),
         Picture("dendrogram", "groups", "Merge tree", _tree, captions_groups.dendrogram),
         Picture(

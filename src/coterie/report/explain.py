@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "clustered": (
         *("oracle", "known-groups", "ifca", "cfl", "fl-hc", "pacfl", "clusterfl", "flis"),
-        *("adaptive", "k-fed", "fedclust", "dc-pfl", "fedtsdp"),
+        *("adaptive", "k-fed", "fedclust", "dc-pfl", "fedtsdp", "group-evidence"),
     ),
     "pieces": ("fedavgm", "fedadam", "fedyogi", "median", "trimmed-mean", "krum", "adaptive-tau"),
 }
@@ -57,7 +57,7 @@ NEEDS["oracle"] = " --shift rotation"
 NEEDS["known-groups"] = " --set method.groups=group --shift rotation"
 NEEDS["adaptive-tau"] = " --set stop.bytes=5e6"
 # What ``--reveal`` must name for a method to work under secure aggregation, where that is enough.
-REVEALS = {"fedclust": "final-layer"}
+REVEALS = {"fedclust": "final-layer", "group-evidence": "final-layer"}
 
 # What a part of a combination such as ifca+ditto can bring, in the words of ``compose``.
 BRINGS = {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from math import comb
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coterie.door.exposure import server_sees
 from coterie.errors import RunDirError
+from coterie.grouping import adjusted_rand
 from coterie.run.rundir import RunDir
 
 
@@ -109,23 +108,3 @@ def agreement(clients: Sequence[Mapping[str, str]]) -> float | None:
     if "" in truth or len(set(found)) < 2:
         return None
     return adjusted_rand(truth, found)
-
-
-def adjusted_rand(one: Sequence[str], other: Sequence[str]) -> float:
-    """How far two ways of grouping agree: 1 wholly, 0 as chance would have it.
-
-    By itself, because scikit-learn's takes a second to import.
-
-    >>> adjusted_rand("aabb", "yyxx"), adjusted_rand("aabb", "xyxy")
-    (1.0, -0.5)
-    """
-    both = _pairs(list(zip(one, other, strict=True)))
-    a, b, every = _pairs(one), _pairs(other), comb(len(one), 2)
-    # Over what chance gives, a · b / every, as a share of what there could be at most.
-    most = (a + b) * every - 2 * a * b
-    return 2 * (both * every - a * b) / most if most else 1.0
-
-
-def _pairs(labels: Sequence[Hashable]) -> int:
-    """How many pairs have the same label."""
-    return sum(comb(n, 2) for n in Counter(labels).values())

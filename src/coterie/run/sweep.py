@@ -16,6 +16,7 @@ from typing import Any
 from coterie.data import Population
 from coterie.errors import ConfigError, unknown
 from coterie.methods import METHODS, find
+from coterie.methods.group_evidence import NAME as GROUP_EVIDENCE
 from coterie.run.presets import PRESETS
 
 ALL = "all"
@@ -359,12 +360,15 @@ def settings_of(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
 def every_method(population: Population, holdout: int = 0) -> list[Asked]:
     """All methods with their defaults; one that needs ``k`` gets the number of true groups.
 
-    Where nobody knows that it gets four, or as many as there are clients that train.
+    Where nobody knows that it gets four, or as many as there are clients that train. What only
+    asks about groups trains no model to compare.
     """
     known, members = population.groups, len(population.clients) - holdout
     k = min(_USUAL_GROUPS if known is None else len(set(known)), members)
     found: list[Asked] = []
     for name, factory in METHODS.items():
+        if name == GROUP_EVIDENCE:
+            continue
         parameters = inspect.signature(factory).parameters
         needs_k = "k" in parameters and parameters["k"].default is inspect.Parameter.empty
         found.append((f"{name} k={k}", name, {"k": k}) if needs_k else (name, name, {}))

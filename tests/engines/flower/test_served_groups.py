@@ -112,3 +112,15 @@ def test_what_travels_names_no_group_and_no_file():
     assert travelling({"method": {"name": "mine", "groups": "x"}})["method"]["groups"] == "x"
     assert travelling({"data": {"metadata": "clients.csv"}}) == {"data": {}}
     assert travelling({"data": {"metadata": ["site"]}}) == {"data": {"metadata": ["site"]}}
+
+
+def test_the_question_about_groups_is_answered_as_on_the_loop(tmp_path):
+    method = {"name": "group-evidence", "by": "all", "seeds": 2, "trial": "always"}
+    settings = tree(method=method, run={"rounds": 9})
+    fed = Federation(tmp_path, settings)
+    served, wanted = fed.serve(), loop(settings)
+    assert served.begun["notes"] == wanted.begun["notes"]
+    assert served.history[-1]["notes"] == wanted.history[-1]["notes"]
+    assert "losses" in served.history[-1]["notes"]["verdict"]
+    assert served.rounds == wanted.rounds == 3  # it ends by itself
+    assert_models(fed, wanted)

@@ -5,6 +5,7 @@ of whole runs a ``Reading``. What cannot be drawn is a ``ConfigError`` that says
 below draw sketches, which pages take as they are; the functions here make figures of them.
 """
 
+from coterie.report.figures import evidence as _evidence
 from coterie.report.figures import groups, matrices, methods, streams, trees
 from coterie.report.figures.following import followed
 from coterie.report.figures.sketch import in_plotly
@@ -12,7 +13,9 @@ from coterie.report.figures.style import plain
 from coterie.report.figures.trees import split_levels
 
 alluvial = in_plotly(streams.alluvial)
+client_map = in_plotly(_evidence.client_map)
 dendrogram = in_plotly(trees.dendrogram)
+evidence_by_number = in_plotly(_evidence.evidence)
 groups_over_rounds = in_plotly(groups.groups_over_rounds)
 hopkins_and_layers = in_plotly(methods.hopkins_and_layers)
 label_shares = in_plotly(matrices.label_shares)
@@ -25,7 +28,9 @@ steps_by_round = in_plotly(methods.steps_by_round)
 
 __all__ = [
     "alluvial",
+    "client_map",
     "dendrogram",
+    "evidence_by_number",
     "followed",
     "groups_over_rounds",
     "hopkins_and_layers",

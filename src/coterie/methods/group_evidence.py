@@ -1,0 +1,271 @@
+"""Are there groups, how sure is that, and does it pay: an answer without a training run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, Literal, get_args
+
+import torch
+
+from coterie import probing
+from coterie.client import Client
+from coterie.compose import Assign, grouped
+from coterie.errors import ConfigError
+from coterie.federation import ClientId, Federation, Order, Scalar, Upload
+from coterie.grouping import adjusted_rand
+from coterie.method import Count, Method, Setup, State, method
+from coterie.methods.evidenced import FIRST, LATER, ROOT, Evidenced, Try, everybody
+from coterie.probing import Answer, By, Probe
+
+NAME = "group-evidence"
+Asked = Literal["final-layer", "model", "gradient", "labels", "data", "all"]
+EVERY: tuple[By, ...] = get_args(By)
+ROUNDS = max(FIRST, LATER) + 1  # one model for a while, and the round of the trial
+SAME = 0.8  # an agreement of two groupings from which they count as the same
+MOSTLY = 0.9  # of clients: so many must keep to a rule
+DONE = "the question about groups is answered"
+# Why a client cannot be represented in some way, by the name of the metric that says so.
+IMPOSSIBLE = {
+    "labels": "the targets are numbers, not classes: they have no frequencies",
+    "data": "the inputs are numbers of tokens, not quantities: they span no subspace",
+}
+
+_HELD = {"data": "inputs", "labels": "frequencies of labels"}
+
+
+@method
+def group_evidence(
+    by: Asked = "final-layer",
+    seeds: Count = 3,
+    steps: Count | Literal["auto"] = "auto",
+    trial: Try = "auto",
+) -> Method:
+    """Which clients belong together, how sure that is, and whether training apart pays.
+
+    Rule: every client represents itself twice, from two halves of its data, and the groups that
+    best predict the other halves are taken. The same is asked again with other halves. Then, where
+    there are groups, one model trains for two rounds, and in a third its clients' uploads are
+    averaged for each way of grouping and scored on validation data. Then it ends.
+    Args:
+        by: what is compared: the change of the final layer or of the whole model after some
+            training, the gradient at the start, the frequencies of labels, the subspace of the
+            inputs ("data"), or "all" of these in turn.
+        seeds: how many times the data are divided into halves, 1 or more; under secure
+            aggregation once.
+        steps: local steps that clients train for, 1 or more, or "auto": until the loss of most has
+            fallen to a fifth of its start.
+        trial: whether a trial follows: "auto" where there are groups, "always", or "off".
+    Server sees: each client's final layer (or what else is compared), twice for each division into
+    halves; then means, and in a trial the mean of each group.
+    Travels: before the first round θ⁰ down and two final layers up for each division; in a round 1
+    model down, 1 up; in a trial the models of all a client's groups down.
+    Newcomers: are probed alike and join the group whose mean direction is nearest.
+    Departs: no paper; what methods such as fedclust do at "auto", as a question of its own.
+    Reference: none.
+    """
+    first: By = EVERY[0] if by == "all" else by
+    how = Evidenced(Probe(first, steps), trial, again=False)
+
+    def check(setup: Setup) -> None:
+        if len(setup.clients) < 2:
+            raise ConfigError(
+                f"method {NAME} compares clients, and there is one only: give two or more"
+            )
+
+    def start(fed: Federation, setup: Setup) -> State:
+        state = everybody(setup)
+        if by == "all":
+            asked = _ask_everything(fed, how.probe, setup)
+        else:
+            asked = _Asked(probing.ask(fed, how.probe, setup.start, setup.clients))
+        answer = asked.answer
+        # Where sums are secure, a client's final layer is let through once.
+        draws = [answer, *_drawn_again(fed, answer, setup, seeds if fed.min_group == 1 else 1)]
+        state = how.concluded(fed, state, answer)
+        placed = _placed(fed, answer, setup.clients)
+        notes = {
+            **state.notes,
+            "grouping": {str(c): g for c, g in sorted(placed.items())},
+            "stability": stability(draws),
+            "samples": asked.other_samples + sum(a.notes["samples"] for a in draws),
+            **asked.notes,
+        }
+        state = replace(state, notes=notes)
+        if "trial" in state.memory:
+            return state
+        if answer.evidence.groups > 1:  # those who were too small for two halves join their groups
+            state = state.joined({c: f"0/{g}" for c, g in placed.items()})
+        return replace(state, over=DONE)
+
+    def regrouped(before: State, after: State) -> State:
+        after = how.settled(before, after)
+        return after if "trial" in after.memory else replace(after, over=DONE)
+
+    tasks = {**probing.TASKS, "kinds": kinds_of_data}
+    rule = Assign(start, how.admitted, tasks=tasks, sees="each", check=check, regrouped=regrouped)
+    return grouped(NAME, rule)
+
+
+def kinds_of_data(
+    client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]
+) -> Upload:
+    """Whether this client's targets are classes, and its inputs quantities."""
+    x, y = client.train.x, client.train.y
+    classes = not y.is_floating_point()
+    quantities = x.is_floating_point() or x.dtype == torch.uint8
+    return Upload(metrics={"labels": float(classes), "data": float(quantities)})
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """The answer that counts, and of the other representations what they took and what is noted."""
+
+    answer: Answer
+    other_samples: float = 0.0
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Asked:
+    """Every representation in turn; the first that finds groups is the one that counts."""
+    replies = fed.gather([Order(c, "kinds") for c in setup.clients])
+    possible = {k: all(r.metrics[k] for r in replies) for k in IMPOSSIBLE}
+    answers: dict[str, Answer] = {}
+    for by in EVERY:
+        if not possible.get(by, True):
+            continue
+        probe = replace(probe, by=by, fallback=False)
+        answers[by] = probing.ask(fed, probe, setup.start, setup.clients)
+        if probe.trains:  # so many steps are right for the whole model as well
+            probe = replace(probe, steps=answers[by].memory["steps"])
+    chosen = next((a for a in answers.values() if a.evidence.groups > 1), answers[EVERY[0]])
+    labels = _on_common_clients(list(answers.values()))
+    groupings = dict(zip(answers, labels, strict=True))
+    main = chosen.notes["by"]
+    told: dict[str, Any] = {}
+    for by in EVERY:
+        if by in answers:
+            agreement = adjusted_rand(groupings[main], groupings[by])
+            told[by] = {**answers[by].notes, "agreement": round(agreement, 4)}
+        else:
+            told[by] = {"impossible": IMPOSSIBLE[by]}
+    notes = {"representations": told, "meaning": meaning(groupings)}
+    others = sum(a.notes["samples"] for a in answers.values() if a is not chosen)
+    return _Asked(chosen, others, notes)
+
+
+def _drawn_again(fed: Federation, answer: Answer, setup: Setup, seeds: int) -> list[Answer]:
+    """The same question about other halves of the data, with as many steps."""
+    probe = Probe(answer.memory["by"], answer.memory["steps"] or "auto", fallback=False)  # 0: none
+    probes = [replace(probe, draw=draw) for draw in range(1, seeds)]
+    return [probing.ask(fed, again, setup.start, setup.clients) for again in probes]
+
+
+def _placed(fed: Federation, answer: Answer, clients: Sequence[ClientId]) -> dict[ClientId, int]:
+    """Everybody's group; who was too small for two halves goes to the nearest one."""
+    labels = [int(g) for g in answer.evidence.labels]
+    placed = dict(zip(answer.clients, labels, strict=True))
+    left = [c for c in clients if c not in placed]
+    if answer.evidence.groups == 1:
+        return placed | dict.fromkeys(left, ROOT)
+    if left and fed.min_group > 1:  # nobody is asked twice: they join the largest group
+        placed |= dict.fromkeys(left, Counter(labels).most_common(1)[0][0])
+    elif left:
+        centres = probing.centres(answer.places, labels)
+        placed |= probing.place(fed, answer.memory, centres, left)
+    return placed
+
+
+def stability(draws: Sequence[Answer]) -> dict[str, Any]:
+    """How far the groupings of several divisions into halves agree, as plain JSON values.
+
+    ``agreement`` is the mean adjusted Rand index over all pairs, ``same`` the number of draws whose
+    grouping is the first one's, the first one included.
+    """
+    labels = _on_common_clients(draws)
+    pairs = [adjusted_rand(one, two) for one, two in combinations(labels, 2)]
+    return {
+        "draws": len(draws),
+        "groups": [a.evidence.groups for a in draws],
+        "agreement": round(sum(pairs) / len(pairs), 4) if pairs else 1.0,
+        "same": sum(adjusted_rand(labels[0], other) == 1.0 for other in labels),
+    }
+
+
+def _on_common_clients(answers: Sequence[Answer]) -> list[list[int]]:
+    """The groups of the clients that are in all of these answers, in the same order."""
+    common = set.intersection(*(set(a.clients) for a in answers))
+    return [
+        [int(g) for c, g in zip(a.clients, a.evidence.labels, strict=True) if c in common]
+        for a in answers
+    ]
+
+
+def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
+    """What groups by several representations say about how the clients differ, in one sentence.
+
+    >>> meaning({"model": [0, 0, 1, 1], "labels": [0, 0, 0, 0], "data": [0, 0, 0, 0]})[:46]
+    'The relation of inputs to labels differs betwe'
+    """
+    several = {by: list(g) for by, g in groupings.items() if len(set(g)) > 1}
+    trained = next((g for by, g in several.items() if by not in IMPOSSIBLE), None)
+    labels, data = several.get("labels"), several.get("data")
+    compared = [word for by, word in _HELD.items() if by in groupings]
+    if not several:
+        return "No representation finds groups: as far as this much data tells, clients are alike."
+    if trained is None and labels is None:
+        return (
+            "The inputs differ between groups (covariate shift), but models trained on them do "
+            "not: one model can serve all clients."
+        )
+    if trained is None:
+        return (
+            "The groups hold different labels (label skew), but models trained on them do not "
+            "differ by group: one model may serve all clients."
+        )
+    if labels is not None and explains(labels, trained):
+        return (
+            "The groups hold different labels (label skew): models differ by group because the "
+            "frequencies of labels do."
+        )
+    if labels is None and data is not None and explains(data, trained):
+        although = " although labels do not" if "labels" in groupings else ""
+        return (
+            "The inputs differ between groups (covariate shift), as with another sensor, site or "
+            f"orientation: models differ by group{although}."
+        )
+    if labels is None and data is None and not compared:
+        return "Models differ by group; why they do was not compared."
+    if labels is None and data is None:
+        return (
+            "The relation of inputs to labels differs between groups (concept shift), as when "
+            f"labels are named differently: {' and '.join(compared)} are alike, models are not."
+        )
+    kinds = " and ".join(k for k, g in (("labels", labels), ("inputs", data)) if g is not None)
+    return (
+        f"Models, and {kinds} by themselves, form different groups: clients differ in more than "
+        "one way. Look at each grouping before you choose one."
+    )
+
+
+def explains(coarse: Sequence[int], fine: Sequence[int]) -> bool:
+    """Whether two groupings are the same, or the second one divides the groups of the first.
+
+    A subspace of inputs, for one, does not change when an image is turned upside down.
+
+    >>> explains([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3])
+    True
+    >>> explains([0, 1, 0, 1], [0, 0, 1, 1])
+    False
+    """
+    if adjusted_rand(coarse, fine) >= SAME:
+        return True
+    if 2 * len(set(fine)) > len(fine):  # so many groups would divide anything
+        return False
+    inside = Counter(zip(fine, coarse, strict=True))
+    largest: dict[int, int] = {}
+    for (group, _), count in inside.items():
+        largest[group] = max(count, largest.get(group, 0))
+    return sum(largest.values()) >= MOSTLY * len(fine)

@@ -1,0 +1,184 @@
+"""The evidence for groups: held-out errors, and a map of clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import ConfigError
+from coterie.report.figures.sketch import Sketch, panels
+from coterie.report.figures.style import (
+    clear,
+    figure_of,
+    level,
+    line,
+    noted,
+    plain,
+    styled,
+    symbol_of,
+)
+from coterie.report.palette import BLUE, FAINT, GREEN, INK, RED, colour_of
+
+Notes = Mapping[str, Any]
+_TICKS = 16  # up to so many numbers of groups are all written on an axis
+
+
+def evidence(notes: Notes) -> Sketch:
+    """Held-out error and reproducibility for each number of groups; the one chosen is marked.
+
+    ``notes`` are those of an event with "evidence". Errors are relative to that of one mean; bars
+    are standard errors of the difference from the lowest.
+    """
+    told = noted(notes, "evidence", "those of a method that groups by evidence")
+    errors = {int(k): float(v) for k, v in told["errors"].items()}
+    if not errors or not errors.get(1):
+        raise ConfigError("there was too little to compare: no errors were noted")
+    deviations = {int(k): float(v) for k, v in told["deviations"].items()}
+    kappa = {int(k): float(v) for k, v in told["kappa"].items()}
+    chosen, one = int(told["groups"]), errors[1]
+    figure = panels([0.6, 0.4])
+    points = [(k, v / one) for k, v in sorted(errors.items())]
+    bars = _bars([deviations.get(k, 0.0) / one for k, _ in points], BLUE)
+    hover = "%{x} groups: %{y:.3f} of one mean's error ± %{error_y.array:.3f}<extra></extra>"
+    curve = line(points, "held-out error", BLUE, error_y=bars, hovertemplate=hover)
+    figure.add(curve, panel=1)
+    figure.add(level(points, 1.0, "one mean for all", FAINT), panel=1)
+    figure.add(_chosen((chosen, errors[chosen] / one), f"chosen: {_groups(chosen)}"), panel=1)
+    if kappa:
+        agreement = sorted(kappa.items())
+        hover = "%{x} groups: κ %{y:.2f}<extra></extra>"
+        shown = line(agreement, "reproducibility κ", GREEN, "dash", hovertemplate=hover)
+        figure.add(shown, panel=2)
+        if chosen in kappa:
+            figure.add(_chosen((chosen, kappa[chosen]), ""), panel=2)
+    figure.y(title="error / one mean's", rangemode="tozero", panel=1)
+    figure.y(title="κ", range=[min(-0.08, *kappa.values(), 0) - 0.02, 1.08], panel=2)
+    figure.x(title="number of groups", panel=2)
+    ticks = {"dtick": 1} if len(errors) <= _TICKS else {"nticks": 12}
+    figure.x(ticks, range=[0.5, max(errors) + 0.5])
+    title = "Do groups predict clients' other halves?"
+    return styled(figure, title, 520, plain(told.get("why") or ""))
+
+
+@dataclass(frozen=True)
+class Map:
+    """Clients in a plane: where each is, its group and certainty, and what share is shown."""
+
+    clients: Sequence[int]
+    places: np.ndarray
+    groups: Sequence[int]
+    certainty: Sequence[float]
+    share: float
+
+
+def map_of(notes: Notes) -> Map:
+    """Clients at distances as near as a plane allows to those that were noted.
+
+    This is classical multidimensional scaling. The noted distances are those of directions, 1 − cos
+    of their angle; twice as much is the squared distance of two vectors of length 1.
+    """
+    told = noted(notes, "evidence", "those of a method that groups by evidence")
+    rows = noted(notes, "distances", "notes of up to 200 clients")
+    squares = 2 * np.clip(np.array(rows, float), 0, None)
+    size = len(squares)
+    middle = np.eye(size) - 1 / size
+    values, vectors = np.linalg.eigh(-middle @ squares @ middle / 2)
+    values, vectors = np.clip(values[::-1], 0, None), vectors[:, ::-1]
+    places = np.zeros((size, 2))
+    kept = vectors[:, :2] * np.sqrt(values[:2])
+    # An axis may point either way: the client that is farthest out along it is on its right.
+    kept *= np.where(kept[np.abs(kept).argmax(0), np.arange(kept.shape[1])] < 0, -1, 1)
+    places[:, : kept.shape[1]] = kept
+    total = float(values.sum())
+    return Map(
+        list(notes["clients"]),
+        places,
+        list(told.get("labels") or [0] * size),
+        list(told["certainty"]),
+        float(values[:2].sum()) / total if total else 0.0,
+    )
+
+
+def client_map(notes: Notes, names: Sequence[str] = ()) -> Sketch:
+    """Clients in a plane, alike ones near each other; pale and small where a group is uncertain.
+
+    ``notes`` are those of an event with "evidence" and "distances"; ``names`` those of clients.
+    """
+    there = map_of(notes)
+    people = [plain(names[c] if c < len(names) else f"client {c}") for c in there.clients]
+    sizes = Counter(there.groups)
+    traces: list[dict[str, Any]] = []
+    for group in sorted(sizes):
+        own = [i for i, g in enumerate(there.groups) if g == group]
+        sure = np.clip([there.certainty[i] for i in own], 0, 1)
+        marker: dict[str, Any] = {
+            "color": colour_of(group),
+            "symbol": symbol_of(group),
+            "size": clear(9 + 8 * sure, 3),
+            "opacity": clear(0.35 + 0.65 * sure, 3),
+            "line": {"color": INK, "width": 0.5},
+        }
+        hover = [f"{people[i]}<br>group {group}<br>certainty {there.certainty[i]:.2f}" for i in own]
+        traces.append(
+            _points(there, own, marker, hover, f"group {group} ({_clients(sizes[group])})")
+        )
+    between = [i for i, c in enumerate(there.certainty) if c < 0]
+    if between:
+        ring = {**_ring(), "size": 18}
+        hover = [f"{people[i]}: between two groups" for i in between]
+        traces.append(_points(there, between, ring, hover, "between two groups"))
+    figure = figure_of(traces)
+    blank = {"zeroline": False, "showticklabels": False}
+    figure.x(blank, title="first axis of the clients' differences")
+    figure.y(blank, title="second axis", scaleanchor="x", scaleratio=1)
+    share = f"the plane shows {there.share:.0%} of how clients differ"
+    return styled(figure, "Map of clients", 520, share)
+
+
+def _points(
+    there: Map, own: Sequence[int], marker: Mapping[str, Any], hover: Sequence[str], name: str
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "x": clear(there.places[own, 0]),
+        "y": clear(there.places[own, 1]),
+        "mode": "markers",
+        "marker": dict(marker),
+        "hovertext": list(hover),
+        "hoverinfo": "text",
+        "name": name,
+    }
+
+
+def _bars(errors: Sequence[float], colour: str) -> dict[str, Any]:
+    return {"type": "data", "array": clear(errors), "color": colour, "thickness": 1, "width": 3}
+
+
+def _ring() -> dict[str, Any]:
+    return {"symbol": "circle-open", "size": 15, "color": RED, "line": {"width": 2, "color": RED}}
+
+
+def _chosen(point: tuple[float, float], name: str) -> dict[str, Any]:
+    """A ring around the number of groups that was chosen."""
+    return {
+        "type": "scatter",
+        "x": [point[0]],
+        "y": clear([point[1]]),
+        "mode": "markers",
+        "marker": _ring(),
+        "hoverinfo": "skip",
+        "cliponaxis": False,
+        **({"name": name} if name else {"showlegend": False}),
+    }
+
+
+def _groups(count: int) -> str:
+    return "one group" if count == 1 else f"{count} groups"
+
+
+def _clients(count: int) -> str:
+    return f"{count} client{'s' * (count != 1)}"

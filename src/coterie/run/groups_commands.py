@@ -1,0 +1,224 @@
+"""The command that asks whether clients fall into groups, before any run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from coterie.options import (
+    FLAGS,
+    Address,
+    BatchSize,
+    Clients,
+    CodecName,
+    ConfigFile,
+    DataSet,
+    EngineName,
+    Epochs,
+    Folder,
+    ModelName,
+    Momentum,
+    PartitionName,
+    Quiet,
+    Rate,
+    ScenarioName,
+    Seed,
+    Sets,
+    ShiftName,
+    Workers,
+    chosen_of,
+    err,
+    out,
+    resolve,
+    show,
+    tell,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from coterie.data import Population
+    from coterie.run.groups import FoundGroups
+
+Picture = Annotated[Path | None, typer.Option(help="Also write the picture to this HTML file.")]
+
+
+def groups(
+    config: ConfigFile = None,
+    by: Annotated[
+        str,
+        typer.Option(help="What is compared: final-layer, model, gradient, labels, data or all."),
+    ] = "final-layer",
+    seeds: Annotated[
+        int, typer.Option(min=1, help="How many times the data are divided into halves.")
+    ] = 3,
+    probe_steps: Annotated[
+        int | None, typer.Option(min=1, help="Local steps before models are compared.")
+    ] = None,
+    no_trial: Annotated[
+        bool, typer.Option("--no-trial", help="Do not try whether training apart pays.")
+    ] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Write the groups to this JSON file, for known-groups."),
+    ] = None,
+    picture: Picture = None,
+    data: DataSet = None,
+    folder: Folder = None,
+    clients: Clients = None,
+    partition: PartitionName = None,
+    shift: ShiftName = None,
+    model: ModelName = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    momentum: Momentum = None,
+    seed: Seed = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
+    codec: CodecName = None,
+    sets: Sets = None,
+    scenario: ScenarioName = None,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Find out whether clients fall into groups, which, how sure that is, and whether it pays."""
+    from coterie.data import describe
+    from coterie.report.found_groups import page, print_groups
+    from coterie.run.config import experiment_of, parse
+    from coterie.run.experiment import execute
+    from coterie.run.export import check_target
+    from coterie.run.groups import FoundGroups, check_by, check_clients, written
+    from coterie.run.rundir import finite
+
+    flags = {k: v for k, v in locals().items() if k in FLAGS}
+    check_by(by)
+    for target in filter(None, (to, picture)):
+        check_target(target)
+    tree = resolve(config, sets, **flags)
+    chosen = chosen_of(scenario, tree)
+    tell(chosen)
+    tree = _asking(tree if chosen is None else chosen.tree, by, seeds, probe_steps, not no_trial)
+    experiment = experiment_of(parse(tree))
+    check_clients(experiment.population, by)
+    if not as_json:
+        describe_clients(experiment.population)
+        out.print()
+    began = time.perf_counter()
+    with nullcontext() if quiet else err.status("comparing clients"):
+        result = execute(experiment)
+    found = FoundGroups.of(result, time.perf_counter() - began)
+    if to is not None:
+        found.to_json(to)
+    if picture is not None:
+        written(picture, page(found))
+    if as_json:
+        answer = {**found.to_dict(), "data": describe(experiment.population)}
+        typer.echo(json.dumps(finite(answer)))
+        return
+    print_groups(out, found)
+    for what, place in (("groups", to), ("picture", picture)):
+        if place is not None:
+            out.print(f"[bold]{what:>7}[/]  in {escape(str(place))}", soft_wrap=True)
+    out.print(f"   [bold]next[/]  {escape(_next(found, to))}", highlight=False, soft_wrap=True)
+
+
+def probe(
+    config: ConfigFile = None,
+    data: DataSet = None,
+    folder: Folder = None,
+    clients: Clients = None,
+    partition: PartitionName = None,
+    shift: ShiftName = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    scenario: ScenarioName = None,
+    picture: Picture = None,
+) -> None:
+    """Describe how much clients' data differ, with a picture; `coterie groups` does, too."""
+    from coterie.data import label_table
+    from coterie.report.data_figures import label_heatmap, target_boxes
+    from coterie.run.config import parse, population_of
+
+    flags = {k: v for k, v in locals().items() if k in FLAGS}
+    warn("coterie probe is part of coterie groups now, which also says whether there are groups")
+    tree = resolve(config, sets, **flags)
+    chosen = chosen_of(scenario, tree)
+    tell(chosen)
+    population = population_of(parse(tree if chosen is None else chosen.tree))
+    if picture is not None:
+        true = population.groups
+        if population.classes is not None:
+            label_heatmap(label_table(population), population.classes, true, picture)
+        else:
+            target_boxes([c.train.y.numpy() for c in population.clients], true, picture)
+        out.print(f"picture in {escape(str(picture))}", soft_wrap=True)
+    describe_clients(population)
+
+
+def describe_clients(population: Population) -> None:
+    """Print what each client holds, and how much clients differ in it."""
+    from coterie.data import describe, label_table
+    from coterie.report.tables import label_picture, target_picture
+
+    if population.classes is not None:
+        show(label_picture(label_table(population), population.classes, population.groups))
+    else:
+        targets = [c.train.y.numpy() for c in population.clients]
+        show(target_picture(targets, population.groups))
+    for key, value in describe(population).items():
+        if value is not None:
+            name = "true groups" if key == "groups" else key.replace("_", " ")
+            out.print(f"[bold]{name}[/]: {_shown(value)}", soft_wrap=True)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_shown(v)}" for k, v in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _asking(
+    tree: dict[str, Any], by: str, seeds: int, steps: int | None, trial: bool
+) -> dict[str, Any]:
+    """A configuration whose method only asks about groups, of all clients, without scores."""
+    from coterie.methods.group_evidence import NAME
+    from coterie.run.groups import rounds_for
+
+    method: dict[str, Any] = {"name": NAME, "by": by, "seeds": seeds}
+    method |= {"trial": "auto" if trial else "off"} | ({"steps": steps} if steps else {})
+    run = {**tree.get("run", {}), "rounds": rounds_for(trial), "holdout": 0}
+    kept = {k: v for k, v in tree.items() if k != "stop"}
+    return {**kept, "method": method, "run": run, "evaluation": {"every": 0, "adapt_epochs": 0}}
+
+
+# Options of this command that coterie run does not have, and whether they take a value.
+_OWN = {
+    **dict.fromkeys(("--by", "--seeds", "--probe-steps", "--to", "--picture"), True),
+    **dict.fromkeys(("--no-trial", "--json", "--quiet", "-q"), False),
+}
+
+
+def _next(found: FoundGroups, to: Path | None) -> str:
+    """The run that follows from the answer."""
+    words = iter(sys.argv[2:])
+    kept = []
+    for word in words:
+        if word.partition("=")[0] not in _OWN:
+            kept.append(word)
+        elif _OWN[word.partition("=")[0]] and "=" not in word:
+            next(words, None)
+    several = found.evidence["groups"] > 1 and found.pays is not False
+    if several and to is not None:
+        method = ["known-groups", "--set", f"method.groups={to}"]
+    else:
+        method = ["fedclust" if several else "fedavg"]
+    return shlex.join(["coterie", "run", *kept, "--method", *method])

@@ -1,0 +1,119 @@
+"""coterie groups: an answer about one's own clients before any run."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+TURNED = ("--clients", 8, "--shift", "rotation", "--set", "shift.groups=4")
+TURNED += ("--set", "data.samples=800", "--engine", "loop", "--lr", 0.1, "--batch-size", 16)
+
+
+def lines(text):
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def test_the_answer_is_said_in_words_and_can_be_used(cli):
+    ended = cli("groups", *TURNED, "--to", "g.json", "--picture", "p.html")
+    assert ended.code == 0, ended.err
+    (verdict,) = [line for line in lines(ended.out) if line.startswith("There are 4 groups")]
+    assert "the same in 3 of 3 draws). Training them apart pays: validation loss" in verdict
+    assert "clients: 8" in ended.out  # what clients hold comes first
+    assert ended.out.index("clients: 8") < ended.out.index(verdict)
+    for group, own in enumerate(("0, 4", "1, 5", "2, 6", "3, 7")):
+        assert re.search(rf"│ +{group} │ +2 │ .*│ {own} +│", ended.out)
+    assert re.search(r"│ 4 \(chosen\) │ +0\.\d+", ended.out)
+    assert re.search(r"cost  .* MB down, .* up; [\d,]+ samples gone through .* 3 rounds", ended.out)
+    assert "exposed  The server looked at every client's 'first' and 'second'" in ended.out
+    html = Path("p.html").read_text()
+    assert verdict.split(" (")[0] in html
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)\s*=", html)
+    assert all(f'data-fig-{name}"' in html for name in ("evidence", "client-map", "verdict"))
+    # The last line is a command that runs, and its groups are those found.
+    words = shlex.split(lines(ended.out)[-1].split("next  ")[1])
+    assert words[:2] == ["coterie", "run"]
+    assert words[-4:] == ["--method", "known-groups", "--set", "method.groups=g.json"]
+    run = cli(*words[1:], "--rounds", 1, "-q", "--json", "--dir", "r")
+    assert run.code == 0, run.err
+    events = [json.loads(line) for line in Path("r/events.jsonl").read_text().splitlines()]
+    kept = json.loads(Path("g.json").read_text())["groups"]
+    assert events[-1]["groups"] == [kept[str(c)] for c in range(8)]
+
+
+def test_json_is_all_that_is_printed(cli):
+    ended = cli("groups", *TURNED, "--json", "--no-trial", "--seeds", 2, "--by", "model")
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)
+    assert told["groups"] == {str(c): str(c % 4) for c in range(8)}
+    assert told["stability"]["draws"] == 2
+    assert told["evidence"]["by"] == "model"
+    assert told["trial"] == {}
+    assert told["cost"]["rounds"] == 0
+    assert told["data"]["clients"] == 8
+    assert "was not tried" in told["verdict"]
+
+
+def test_all_representations_in_one_table(cli):
+    ended = cli("groups", *TURNED, "--by", "all", "--seeds", 1, "--no-trial")
+    assert ended.code == 0, ended.err
+    assert "(covariate shift)" in ended.out
+    for by in ("final-layer", "model", "gradient", "labels", "data"):
+        assert re.search(rf"│ {by} +│ +\d+ │ +[\d.]+ │", ended.out), by
+
+
+def test_a_file_with_another_method_and_rules_to_stop_is_no_hindrance(cli):
+    Path("c.toml").write_text(
+        '[data]\nclients = 6\nsamples = 300\n[method]\nname = "ifca"\nk = 3\n'
+        '[run]\nengine = "loop"\nrounds = 50\nholdout = 2\n[stop]\npatience = 3\n'
+        "[evaluation]\ntarget = 0.9\nalone = true\n"
+    )
+    ended = cli("groups", "c.toml", "--json", "--seeds", 1)
+    assert ended.code == 0, ended.err
+    assert len(json.loads(ended.out)["groups"]) == 6
+    ended = cli("groups", "c.toml", "--seeds", 1, "--by", "labels")
+    assert ended.code == 0, ended.err
+    assert lines(ended.out)[-1].endswith("next  coterie run c.toml --method fedavg")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "parts"),
+    [
+        (("--clients", 1), 2, ["one"]),
+        (("--clients", 4, "--by", "label"), 2, ["did you mean 'labels'?"]),
+        (("--clients", 800), 3, ["clients have two training samples or more"]),
+        (("--clients", 4, "--set", "data.val_fraktion=0"), 2, ["val_fraktion"]),
+        (("--data", "nothing"), 2, ["nothing"]),
+    ],
+)
+def test_mistakes_are_one_sentence(cli, words, code, parts):
+    cli("groups", "--engine", "loop", *words).says(code, *parts)
+
+
+def test_no_validation_data_is_said(cli):
+    ended = cli("groups", *TURNED, "--set", "data.val_fraction=0", "--seeds", 1)
+    assert ended.code == 0, ended.err
+    assert "is not known: no client has validation data." in ended.out
+    assert "set data.val_fraction" in ended.out
+
+
+def test_what_cannot_be_written_is_a_sentence(cli):
+    Path("file").write_text("")
+    Path("folder").mkdir()
+    words = ("groups", "--clients", 4, "--engine", "loop", "--no-trial", "--seeds", 1)
+    cli(*words, "--picture", "file/p.html").says(4, "cannot write file/p.html")
+    cli(*words, "--to", "nowhere/g.json").says(4, "there is no folder nowhere; create it")
+    cli(*words, "--to", "folder").says(4, "cannot write folder")
+
+
+def test_under_secure_sums_the_final_layer_is_shown_by_consent_and_once(cli):
+    pytest.importorskip("cryptography", reason="secure sums need the extra 'privacy'")
+    words = ("groups", *TURNED[:2], "--shift", "rotation", "--set", "shift.groups=2")
+    words += (*TURNED[6:], "--set", "privacy.secure=true")
+    cli(*words).says(2, "does not work under secure aggregation", "--reveal final-layer")
+    ended = cli(*words, "--set", "privacy.reveal=final-layer")
+    assert ended.code == 0, ended.err
+    assert "There are 2 groups (reproducibility 1.00, one draw)" in ended.out
+    assert "exposed  By consent (--reveal final-layer) the server saw" in ended.out
+    assert "Otherwise the server saw sums only" in ended.out
