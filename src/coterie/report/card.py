@@ -39,7 +39,7 @@ def card(reading: Reading) -> str:
     return framed(inside)
 
 
-def framed(inside: Sequence[Markup]) -> str:
+def framed(inside: Sequence[Markup | None]) -> str:
     """What a card holds, with its frame."""
     style = (
         f"display:inline-block;max-width:min(100%,46em);border:1px solid {_FAINT};"
