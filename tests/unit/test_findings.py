@@ -376,7 +376,7 @@ def test_an_empty_run_says_nothing():
 
 
 def test_a_real_run_says_the_same_everywhere_and_after_it_was_stopped(tmp_path):
-    made = experiment(coterie.methods.fedclust(trial="always"), settings={"rounds": 4})
+    made = experiment(coterie.methods.fedclust(trial="always"), settings={"rounds": 7})
     said, again = [], []
     result = execute(made, tmp_path / "whole", say=said.append)
     found = result.summary["grouping"]

@@ -17,13 +17,13 @@ from coterie.errors import ConfigError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
 from coterie.grouping import adjusted_rand
 from coterie.method import Count, Method, Setup, State, method
-from coterie.methods.evidenced import FIRST, LATER, ROOT, Evidenced, Try, everybody
+from coterie.methods.evidenced import FIRST, ROOT, Evidenced, Try, everybody
 from coterie.probing import Answer, By, Probe
 
 NAME = "group-evidence"
 Asked = Literal["final-layer", "model", "gradient", "labels", "data", "all"]
 EVERY: tuple[By, ...] = get_args(By)
-ROUNDS = max(FIRST, LATER) + 1  # one model for a while, and the round of the trial
+ROUNDS = FIRST + 1  # one model for a while, and the round of the trial
 SAME = 0.8  # an agreement of two groupings from which they count as the same
 MOSTLY = 0.9  # of clients: so many must keep to a rule
 DONE = "the question about groups is answered"
@@ -67,7 +67,7 @@ def group_evidence(
     Reference: none.
     """
     first: By = EVERY[0] if by == "all" else by
-    how = Evidenced(Probe(first, steps), trial, again=False)
+    how = Evidenced(Probe(first, steps), trial, later=FIRST, again=False)
 
     def check(setup: Setup) -> None:
         if len(setup.clients) < 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -93,115 +93,147 @@ def user_centric(
             "method user-centric: select = 'evidence' compares updates: take probe = 'update', or "
             "select = 'silhouette' with gradients"
         )
-    check = no_more("user-centric", "streams", streams if isinstance(streams, int) else None)
     found = streams == "auto" and rule == "evidence"
     how = Evidenced(Probe("model", steps), trial if found else "off", trial_rounds)
+    weighing = Weighing(streams, by == "update", found, how, penalty)
+    assign = Assign(
+        weighing.start,
+        weighing.admit,
+        parallel=parallel,
+        mixes=mixes,
+        tasks={"gradient": partial(send_gradient, variance_batch), **probing.TASKS},
+        sees="each",
+        check=no_more("user-centric", "streams", streams if isinstance(streams, int) else None),
+        regrouped=weighing.regrouped,
+        no_noise=NO_NOISE if found else "",
+    )
+    return grouped("user-centric", assign)
 
-    def gradient(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        client.round = 0  # the same batches whenever it is asked
-        start, count = arrays["model"].onto(client.base), len(client.train)
-        whole = client.gradient(start)
-        parts = 3 if variance_batch is None else round(count / variance_batch)
-        batches = client.shuffled("variance").tensor_split(min(max(2, parts), count))
-        gaps = [(client.gradient(start, rows) - whole).norm() for rows in batches]
-        travels = whole.only(whole.layout.shareable)
-        variance = sum(g * g for g in gaps) / len(gaps)
-        return Upload({"gradient": travels}, {"variance": variance})
 
-    def start(fed: Federation, setup: Setup) -> State:
-        if by == "gradient":
+@dataclass(frozen=True)
+class Weighing:
+    """How everybody's weights come about, and the streams that share them.
+
+    ``updates`` are weighed in place of gradients; streams that are ``found`` by evidence are one at
+    first, and go apart after a trial.
+    """
+
+    streams: int | str
+    updates: bool
+    found: bool
+    how: Evidenced
+    penalty: float
+
+    def start(self, fed: Federation, setup: Setup) -> State:
+        """Ask everybody once, and weigh."""
+        state = everybody(setup)
+        if not self.updates:
             seen = asked(fed, setup.start, {}, setup.clients)
             if not seen:
                 raise TrainingError(
                     "user-centric: no client sent its gradient: nobody can be weighed"
                 )
-            state = replace(everybody(setup), groups=dict.fromkeys(seen, ROOT))
-            return weighed(state.joined({}, start=setup.start), seen, streams)
-        if found:
-            state, answer = how.begun(fed, everybody(setup))
+            return self.weighed(state.joined({}, start=setup.start), seen)
+        if self.found:
+            state, answer = self.how.begun(fed, state)
         else:
-            answer = probing.ask(fed, how.probe, setup.start, setup.clients)
-            state = replace(everybody(setup), notes=shown(answer))
+            answer = probing.ask(fed, self.how.probe, setup.start, setup.clients)
+            state = replace(state, notes=shown(answer))
         if not answer.clients:
             raise ConfigError(
                 "method user-centric: no client has the two samples that it takes to compare "
                 "updates: take probe = 'gradient'"
             )
-        state = replace(state, groups={c: state.groups[c] for c in answer.clients})
-        state = state.joined({}, probe=answer.memory)
-        return weighed(state, seen_in(answer), "found" if found else streams)
+        return self.weighed(state.joined({}, probe=answer.memory), seen_in(answer))
 
-    def weighed(state: State, seen: dict[ClientId, Seen], into: int | str) -> State:
-        """With everybody's weights, and with so many streams."""
-        weights = softmax(log_weights(seen, by == "update"))
+    def weights(self, seen: Mapping[ClientId, Seen]) -> Matrix:
+        """Everybody's row of weights."""
+        rows: Matrix = softmax(log_weights(seen, self.updates))
+        return rows
+
+    def weighed(self, state: State, seen: dict[ClientId, Seen]) -> State:
+        """With everybody's weights, and with its stream."""
+        weights = self.weights(seen)
         notes: dict[str, Any] = {"clients": list(seen), "mixing": matrix(weights)}
         labels: list[Slot] = [state.groups[c] for c in seen]
-        if into == "all":
+        if self.streams == "all":
             labels = list(seen)
-        elif into == "auto":
-            best = best_k(weights, penalty=penalty)
+        elif isinstance(self.streams, int):
+            labels = list(kmeans_up_to(weights, self.streams)[0].tolist())
+        elif not self.found:
+            best = best_k(weights, penalty=self.penalty)
             labels = list(best.labels.tolist())
             notes["silhouette"] = {str(k): v for k, v in best.scores.items()}
-        elif isinstance(into, int):
-            labels = list(kmeans_up_to(weights, into)[0].tolist())
-        if into != "found":
-            first = next(iter(state.models.values()))
+        models = state.models
+        if not self.found:
+            first = next(iter(models.values()))
             models = dict.fromkeys(sorted(set(labels), key=lambda s: (str(type(s)), s)), first)
-            state = replace(state, models=models, groups=dict(zip(seen, labels, strict=True)))
-        return mixed(replace(state, notes={**state.notes, **notes}), seen, weights)
+        groups = dict(zip(seen, labels, strict=True))
+        state = replace(state, models=models, groups=groups, notes={**state.notes, **notes})
+        return mixed(state, seen, weights)
 
-    def admit(fed: Federation, state: State, info: Round) -> State:
+    def admit(self, fed: Federation, state: State, info: Round) -> State:
+        """Newcomers answer the same question, and get a row or a stream."""
         memory, seen = state.memory, dict[ClientId, Seen](state.memory["seen"])
-        if by == "gradient":
-            seen = asked(fed, memory["start"], seen, info.cohort)
+        if self.updates:
+            answers = seen | probing.directions_of(fed, memory["probe"], info.cohort)
+            seen = {c: answers[c] for c in sorted(answers)}
         else:
-            answers = probing.directions_of(fed, memory["probe"], info.cohort)
-            seen = {c: (seen | answers)[c] for c in sorted(seen | answers)}
-        logs, people = log_weights(seen, by == "update"), list(seen)
+            seen = asked(fed, memory["start"], seen, info.cohort)
+        logs, people = log_weights(seen, self.updates), list(seen)
         known = [i for i, c in enumerate(people) if c in state.groups]
         models, groups = dict(state.models), dict(state.groups)
-        fresh = [i for i in range(len(people)) if i not in known]
-        split = memory.get("splits", {}).get(ROOT)
-        for i in fresh:
+        for i in sorted(set(range(len(people))) - set(known)):
             row = softmax(logs[[i]][:, known])
-            if found and split is not None:
-                nearest = int((split["centres"] @ seen[people[i]][0]).argmax())
-                groups[people[i]] = split["slots"][nearest]
-            elif found:
-                groups[people[i]] = ROOT
-            elif streams == "all":
+            if self.streams == "all":
                 groups[people[i]] = people[i]
                 models[people[i]] = blend(row[0], [state.models[people[j]] for j in known])
+            elif self.found:
+                groups[people[i]] = nearest_part(state, seen[people[i]][0])
             else:
                 gaps = euclidean(row, memory["mixing"].numpy())
                 groups[people[i]] = list(models)[int(np.argmin(gaps))]
-        seen = {c: seen[c] for c in seen if c in groups}
         state = replace(state, models=models, groups=groups)
-        return mixed(state, seen, softmax(log_weights(seen, by == "update")))
+        return mixed(state, seen, self.weights(seen))
 
-    def mixes(state: State, client: ClientId) -> Mapping[Slot, float]:
-        column = state.memory["mixing"][:, list(state.memory["seen"]).index(client)]
-        return dict(zip(state.models, column.tolist(), strict=True))
-
-    def regrouped(before: State, after: State) -> State:
-        after = how.settled(before, after)
+    def regrouped(self, before: State, after: State) -> State:
+        """After a trial: rows of the streams that there are now."""
+        after = self.how.settled(before, after)
         seen = {c: v for c, v in after.memory["seen"].items() if c in after.groups}
-        return mixed(after, seen, softmax(log_weights(seen, by == "update")))
+        return mixed(after, seen, self.weights(seen))
 
-    return grouped(
-        "user-centric",
-        Assign(
-            start,
-            admit,
-            parallel=parallel,
-            mixes=mixes,
-            tasks={"gradient": gradient, **probing.TASKS},
-            sees="each",
-            check=check,
-            regrouped=regrouped,
-            no_noise=NO_NOISE if found else "",
-        ),
-    )
+
+def send_gradient(
+    variance_batch: int | None,
+    client: Client,
+    arrays: Mapping[str, Any],
+    config: Mapping[str, Scalar],
+) -> Upload:
+    """The gradient over all of a client's data, and how much batches of it deviate."""
+    client.round = 0  # the same batches whenever it is asked
+    start, count = arrays["model"].onto(client.base), len(client.train)
+    whole = client.gradient(start)
+    parts = 3 if variance_batch is None else round(count / variance_batch)
+    batches = client.shuffled("variance").tensor_split(min(max(2, parts), count))
+    gaps = [(client.gradient(start, rows) - whole).norm() for rows in batches]
+    travels = whole.only(whole.layout.shareable)
+    variance = sum(g * g for g in gaps) / len(gaps)
+    return Upload({"gradient": travels}, {"variance": variance})
+
+
+def mixes(state: State, client: ClientId) -> Mapping[Slot, float]:
+    """The share of a client's model in each stream's."""
+    column = state.memory["mixing"][:, list(state.memory["seen"]).index(client)]
+    return dict(zip(state.models, column.tolist(), strict=True))
+
+
+def nearest_part(state: State, direction: Tensor) -> Slot:
+    """The stream whose mean direction is nearest; while there is one, that."""
+    split = state.memory.get("splits", {}).get(ROOT)
+    if split is None:
+        return ROOT
+    slot: Slot = split["slots"][int((split["centres"] @ direction).argmax())]
+    return slot
 
 
 def mixed(state: State, seen: Mapping[ClientId, Seen], weights: Matrix) -> State:
