@@ -23,8 +23,8 @@ def test_the_headline_of_a_finished_run():
         "with the true ones is 0.57 (1 is perfect, 0 is chance).",
         "3 groups; the last split came from the trial in round 2: 2 groups have a validation loss "
         "of 1.500, one model has 2.000. Evidence for 2 groups: reproducibility κ 1.00, 75 % of one "
-        "mean's error explained; fewer groups and more both predict clearly worse. dee sits between "
-        "two groups.",
+        "mean's error explained; fewer groups and more both predict clearly worse. dee sits "
+        "between two groups.",
         "It cost 5.24 kB (down and up together) and 14.5 s of simulated time; 15 B more were "
         "wasted.",
     ]
