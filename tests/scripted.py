@@ -28,6 +28,7 @@ class Scripted:
     clients: range
     examples: Mapping[int, int] = field(default_factory=dict)
     asked: list[tuple[str, dict[int, Order], Any]] = field(default_factory=list)
+    min_group: int = 1
 
     def gather(self, orders):
         return self._exchange("gather", orders, None)
@@ -102,6 +103,18 @@ def opened(made, folder, engine=Spy):
     plan = made.plan(folder)
     running = engine(plan)
     return Door(running, Wire(plan.start.layout)), running, plan
+
+
+def steps(enough, samples=1.0):
+    """An answer to the question after how many steps a client has learnt enough; 0 is never."""
+    return Upload(metrics={"enough": float(enough), "samples": samples})
+
+
+def halves(first, second=None, count=2, validation=1, samples=1.0):
+    """An answer to a probe: a client's representation from each half of its data."""
+    arrays = {"first": first, "second": first if second is None else second}
+    metrics = {"halves": count, "samples": samples, "validation": validation}
+    return Upload(arrays, {k: float(v) for k, v in metrics.items()})
 
 
 def setup(start, clients, **more):

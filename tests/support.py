@@ -56,7 +56,7 @@ ROWS = {
     "pacfl": lambda: coterie.pacfl(clusters=2),
     "clusterfl": lambda: coterie.clusterfl(k=2, every=2),
     "flis": lambda: coterie.flis(threshold=0.99),
-    "adaptive": lambda: coterie.adaptive(every=2),
+    "adaptive": lambda: coterie.adaptive(threshold=0.3, every=2),
     "k-fed": lambda: coterie.k_fed(k=4),
     "ifca+ditto": lambda: make("ifca+ditto", {"k": 2}),
     "cfl+fedrep+fedadam": lambda: make(

@@ -341,18 +341,23 @@ def grouped(
         told = assign.tells(state)
         return [Order(c, "train", o, told, apart=not o) for c, o in offers.items()]
 
+    def placed(fed: Federation, state: State, info: Round) -> State:
+        """With a group for everybody in the cohort who has none and answers."""
+        strangers = [c for c in info.cohort if c not in state.groups]
+        return admit(fed, state, replace(info, cohort=strangers)) if strangers else state
+
     def round(fed: Federation, state: State, info: Round) -> State:
         if assign.picks:
             offer = sharing.offer(state.models, list(state.models))
             asked = [Order(c, "train", offer, apart=not offer) for c in info.cohort]
             means = fed.reduce(asked, chosen("slot"))
             return state.moved(means).joined({c: s for s, m in means.items() for c in m.clients})
-        strangers = [c for c in info.cohort if c not in state.groups]
-        if strangers:
-            state = admit(fed, state, replace(info, cohort=strangers))
-        cohort = [c for c in info.cohort if c in state.groups]
+        state = placed(fed, state, info)
         if assign.probes is not None:
-            state = assign.probes(fed, state, replace(info, cohort=cohort))
+            here = [c for c in info.cohort if c in state.groups]
+            state = assign.probes(fed, state, replace(info, cohort=here))
+            state = placed(fed, state, info)  # new groups are of those who answered
+        cohort = [c for c in info.cohort if c in state.groups]
         if trial.due(state, info):
             after = trial.run(fed, state, replace(info, cohort=cohort), orders, sharing.offer)
             return assign.regrouped(state, after)

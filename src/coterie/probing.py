@@ -42,6 +42,10 @@ SKETCH = 4096  # numbers kept of a longer direction, to place newcomers by
 _ROUNDING = float(np.finfo(np.float32).eps)  # of inputs and of what is sent: both are float32
 
 
+class NobodyAnswered(TrainingError):
+    """No client answered a probe."""
+
+
 @dataclass(frozen=True)
 class Probe:
     """How clients represent themselves.
@@ -174,7 +178,7 @@ def _count(
     orders = [Order(c, "steps", {"model": whole}, config) for c in clients]
     replies = fed.gather(orders)
     if not replies:
-        raise TrainingError("no client said how many steps it needs: nobody can be grouped")
+        raise NobodyAnswered("no client said how many steps it needs: nobody can be grouped")
     needed = sorted(int(r.metrics["enough"]) or STEPS[-1] + 1 for r in replies)
     median = needed[(len(needed) - 1) // 2]
     samples = sum(r.metrics["samples"] for r in replies)
@@ -217,7 +221,7 @@ def _compare(
     """One exchange: both halves of everybody, and the evidence from them."""
     replies = fed.gather(_orders(memory, clients, holding))
     if not replies:
-        raise TrainingError("no client answered the probe: nobody can be grouped")
+        raise NobodyAnswered("no client answered the probe: nobody can be grouped")
     whole = [r for r in replies if r.metrics["halves"] == 2]
     # A client too small for two halves says nothing about groups; it is placed afterwards.
     people = [r.client for r in whole]
@@ -364,8 +368,8 @@ def _represent(
     if by == "labels":
         return _label_frequencies(client, rows)
     if by == "data":
-        vectors = directions(inputs(client, "groups")[rows.numpy()], int(config["vectors"]))
-        return torch.from_numpy(vectors.astype(np.float32))
+        data = inputs(client, "a probe by data")[rows.numpy()]
+        return torch.from_numpy(directions(data, int(config["vectors"])).astype(np.float32))
     start: Weights = arrays["model"].onto(client.base)
     if by == "gradient":
         weights = client.gradient(start, rows)
@@ -397,7 +401,7 @@ def inputs(client: Client, label: str) -> Matrix:
     x = client.train.x
     if not (x.is_floating_point() or x.dtype == torch.uint8):
         raise ConfigError(
-            f"method {label} compares inputs as quantities, but those of client {client.id} are "
+            f"{label} compares inputs as quantities, but those of client {client.id} are "
             f"numbers of tokens ({x.dtype}): take a method that compares models, such as fedclust"
         )
     rows: Matrix = decode(x).reshape(len(x), -1).numpy()

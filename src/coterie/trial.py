@@ -351,7 +351,9 @@ def _settle(
 ) -> State:
     """The state after the verdict: the groups of the cut chosen, or one group and a later trial."""
     counts = [int(c.max()) + 1 for c in plan.cuts]
-    if scores is None or not float(scores[0][0]) > 0:
+    if scores is None:  # nobody answered: the trial goes on in the next round
+        return state
+    if not float(scores[0][0]) > 0:
         said = {"verdict": {"cuts": counts, "why": NOBODY}}
         return _ended(replace(state, notes={**state.notes, **said}))
     verdict = judge(*scores, len(counts))

@@ -150,9 +150,11 @@ TARGETS = [[5.0], [-5.0], [5.3, 5.1], [4.8], [-5.2, -5.4], [-4.7], [5.1], [-5.1]
 TRUTH = [0, 1, 0, 0, 1, 1, 0, 1]
 FINDS = {
     "cfl": (cfl, 30),
-    "fl-hc": (lambda: fl_hc(rounds=2), 3),
-    "fl-hc cosine": (lambda: fl_hc(rounds=0, metric="cosine"), 1),
-    "adaptive": (lambda: adaptive(every=2), 5),
+    "fl-hc": (lambda: fl_hc(rounds=2, clusters=2), 3),
+    "fl-hc cosine": (lambda: fl_hc(rounds=0, threshold=0.5, metric="cosine"), 1),
+    "fl-hc by evidence": (lambda: fl_hc(rounds=2, trial="off"), 3),
+    "adaptive": (lambda: adaptive(threshold=0.5, every=2), 5),
+    "adaptive by evidence": (lambda: adaptive(every=2, trial="off"), 5),
     "clusterfl": (lambda: clusterfl(k=2, every=2), 5),
 }
 
@@ -192,14 +194,14 @@ def test_another_order_of_clients_changes_nothing(name, tmp_path):
     }  # fmt: skip
 
 
-def test_cfl_by_default_waits_until_the_common_model_is_at_rest(tmp_path):
+def test_cfl_with_a_tenth_waits_until_the_common_model_is_at_rest(tmp_path):
     """From 2 all of them first move to the optimum of all, −0.01; near it they part.
 
     The distance to it, and so the mean update, shrinks to 0.8 of itself in a round: 0.8^10 = 0.107,
     0.8^11 = 0.086 is the first below a tenth. The largest update is 1.08 then, that of the first
     round was 0.2·7.3: more than 0.6 of it.
     """
-    made = on_quadratics(cfl(), TARGETS, start=2.0)
+    made = on_quadratics(cfl(eps1=0.1), TARGETS, start=2.0)
     before, _, _ = drive(made, tmp_path / "a", rounds=11)
     assert set(before.groups.values()) == {"0"}
     state, _, _ = drive(made, tmp_path / "b", rounds=12)
@@ -234,11 +236,15 @@ def blobs(clients=12, groups=3, samples=60, seed=0):
 BLOBS = blobs()
 LINEAR = {
     "cfl": (lambda: cfl(eps1=0.5, eps2=0.4), 12),
-    "fl-hc": (lambda: fl_hc(rounds=1), 3),
-    "fl-hc l1": (lambda: fl_hc(rounds=1, metric="l1"), 3),
-    "flis": (flis, 3),
-    "flis threshold": (lambda: flis(graph="threshold", every=2), 3),
-    "adaptive": (lambda: adaptive(every=2), 6),
+    "fl-hc": (lambda: fl_hc(rounds=1, clusters=3), 3),
+    "fl-hc l1": (lambda: fl_hc(rounds=1, clusters=3, metric="l1"), 3),
+    "fl-hc by evidence": (lambda: fl_hc(rounds=1, trial="off"), 3),
+    "fl-hc by trial": (lambda: fl_hc(rounds=1), 3),
+    "flis": (lambda: flis(threshold=0.9), 3),
+    "flis threshold": (lambda: flis(threshold=0.95, graph="threshold", every=2), 3),
+    "flis by evidence": (lambda: flis(trial="off"), 3),
+    "adaptive": (lambda: adaptive(threshold=0.5, every=2), 6),
+    "adaptive by evidence": (lambda: adaptive(trial="off"), 3),
     "clusterfl": (lambda: clusterfl(k=3, every=2), 5),
 }
 
@@ -330,10 +336,10 @@ FEW = [[1, 4, 7], [0, 2], [3, 5, 6, 8], [9, 10, 11]]
 @pytest.mark.parametrize(
     ("method", "full"),
     [
-        (fl_hc(rounds=1), [1]),
-        (flis(), [0]),
-        (flis(every=3), [0, 3]),
-        (adaptive(every=2), [0, 2]),
+        (fl_hc(rounds=1, clusters=3), [1]),
+        (flis(threshold=0.9), [0]),
+        (flis(threshold=0.9, every=3), [0, 3]),
+        (adaptive(threshold=0.5, every=2), [0, 2]),
         (clusterfl(k=3, every=3), [0, 3]),
     ],
     ids=["fl-hc", "flis", "flis every 3", "adaptive", "clusterfl"],
@@ -383,12 +389,13 @@ def test_a_newcomers_walk_is_counted(tmp_path):
     ("method", "rounds"),
     [
         pytest.param(cfl(eps1=0.4), 30, marks=pytest.mark.e2e),
-        (fl_hc(rounds=2), 3),
-        (flis(), 1),
-        (adaptive(every=2), 5),
+        (fl_hc(rounds=2, clusters=4), 3),
+        (fl_hc(rounds=2, trial="off"), 3),
+        (flis(trial="off"), 1),
+        (adaptive(trial="off"), 1),
         (clusterfl(k=4, every=2), 3),
     ],
-    ids=["cfl", "fl-hc", "flis", "adaptive", "clusterfl"],
+    ids=["cfl", "fl-hc", "fl-hc by evidence", "flis", "adaptive", "clusterfl"],
 )
 def test_the_four_groups_are_found_in_fashion_mnist(method, rounds, tmp_path):
     people = build_population(

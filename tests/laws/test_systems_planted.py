@@ -37,8 +37,8 @@ def trained(method, people, folder, rounds):
 @pytest.mark.parametrize(
     ("method", "rounds"),
     [
-        (coterie.fedclust(warmup_epochs=3), 1),
-        (coterie.user_centric("auto"), 1),
+        (coterie.fedclust(warmup_epochs=3, trial="off"), 1),
+        (coterie.user_centric("auto", trial="off"), 1),
         (coterie.fedtsdp(stages="first", public_batch=60), 2),
     ],
     ids=["fedclust", "user-centric", "fedtsdp"],

@@ -168,11 +168,11 @@ def test_the_warm_up_counts_as_no_round(tmp_path):
 def certain(method):
     """The same method whose clients report hardly any deviation: others are infinitely far."""
 
-    def probe(client, arrays, config):
-        upload = method.tasks["probe"](client, arrays, config)
+    def gradient(client, arrays, config):
+        upload = method.tasks["gradient"](client, arrays, config)
         return replace(upload, metrics={**upload.metrics, "variance": 1e-12})
 
-    return replace(method, tasks={**method.tasks, "probe": probe})
+    return replace(method, tasks={**method.tasks, "gradient": gradient})
 
 
 @cohorts
@@ -202,7 +202,11 @@ def test_user_centric_among_identical_clients_is_fedavg(tmp_path):
     twins = replace(PEOPLE, clients=(PEOPLE.clients[0],) * 4, groups=None)
     theirs = trained(coterie.fedavg(), tmp_path / "b", twins, settings={"rounds": 1})
     for i, method in enumerate(
-        [coterie.user_centric(), coterie.user_centric(streams=3), coterie.user_centric("auto")]
+        [
+            coterie.user_centric(),
+            coterie.user_centric(streams=3),
+            coterie.user_centric("auto", select="silhouette"),
+        ]
     ):
         ours = trained(method, tmp_path / str(i), twins, settings={"rounds": 1})
         for a, b in zip(ours, theirs, strict=True):

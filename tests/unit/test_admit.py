@@ -280,7 +280,7 @@ def test_an_admission_that_is_broken_off_is_done_again_in_the_same_way(tmp_path,
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_who_does_not_answer_stays_outside(lost, monkeypatch, tmp_path):
-    run = experiment(METHODS["fedclust"](), settings={"rounds": 1, "holdout": 2})
+    run = experiment(METHODS["fedclust"](clusters=2), settings={"rounds": 1, "holdout": 2})
     silent = run.newcomers[:lost]
     monkeypatch.setitem(
         ENGINES, "loop",

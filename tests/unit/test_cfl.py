@@ -4,6 +4,7 @@ Models have two numbers; a script says what each client changes of them in each 
 """
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from coterie.method import Round, State
 from coterie.methods.cfl import cfl
 from coterie.tree import same
 from coterie.weights import Layout, Weights
-from scripted import Scripted, Spy, linears, opened, setup, weights
+from scripted import Scripted, Spy, halves, linears, opened, setup, steps, weights
 from support import digits, drive, experiment, on_quadratics
 
 PLANE = linears((1, 1))
@@ -31,7 +32,8 @@ COUNTS = {3: 1, 8: 2, 20: 1, 7: 2, 11: 1, 12: 1}
 class People(Scripted):
     """Clients who change what they receive as told: ``moves[round][client]``; None is no answer.
 
-    A newcomer's answer to a walk is ``walks[round of the split][client]``.
+    A newcomer's answer to a walk is ``walks[round of the split][client]``. From both halves of its
+    data a client changes what it receives alike.
     """
 
     def __init__(self, moves, examples=COUNTS, walks=None):
@@ -39,12 +41,15 @@ class People(Scripted):
         self.moves, self.walks, self.round = moves, walks or {}, 0
 
     def answer(self, order):
+        if order.task == "steps":
+            return steps(25)
         at = order.config["round"] if order.task == "walk" else self.round
         move = (self.walks if order.task == "walk" else self.moves)[at][order.client]
         (start,) = order.arrays.values()
         if move is None:
             return None
-        return Upload({"model": Weights(start.layout, start.vector + torch.tensor(move))})
+        moved = Weights(start.layout, start.vector + torch.tensor(move))
+        return halves(moved) if order.task == "halves" else Upload({"model": moved})
 
 
 def run(method, people, cohorts, clients=IDS, start=(1.0, 1.0), layout=PLANE):
@@ -252,7 +257,7 @@ def test_a_member_that_does_not_answer_at_a_split_walks_at_its_turn(cohort):
 def relative(second, cohorts=2, **more):
     """Round 1: two clients move by (3, 4) and (−1, 0): the mean is (1, 2), the largest 5."""
     people = People({0: {0: (3, 4), 1: (-1, 0)}, 1: second, 2: second}, {})
-    return run(cfl(**more), people, [[0, 1]] * cohorts, [0, 1], (0.0, 0.0))
+    return run(cfl(**{"eps1": 0.1} | more), people, [[0, 1]] * cohorts, [0, 1], (0.0, 0.0))
 
 
 def test_relative_thresholds_by_hand():
@@ -274,7 +279,7 @@ def test_the_largest_norms_are_remembered():
     people = People(
         {0: {0: (3, 4), 1: (-1, 0)}, 1: {0: (1, 0), 1: (1, 0)}, 2: {0: (2, 0), 1: (-2, 0)}}, {}
     )
-    state = run(cfl(), people, [[0, 1]] * 3, [0, 1], (0.0, 0.0))
+    state = run(cfl(eps1=0.1), people, [[0, 1]] * 3, [0, 1], (0.0, 0.0))
     assert set(state.groups.values()) == {"0"}  # 2 is not above 0.6·5
     assert state.memory["largest"] == pytest.approx((5**0.5, 5.0))
 
@@ -283,6 +288,59 @@ def test_the_first_round_has_nothing_to_compare_with():
     people = People({0: {0: (3, 4), 1: (-3, -4)}}, {})
     state = run(cfl(eps1=1.0, eps2=0.0), people, [[0, 1]], [0, 1])
     assert set(state.groups.values()) == {"0"}
+
+
+# --- evidence, where no ε1 is given ---------------------------------------------------------------
+
+SIX = dict.fromkeys(IDS, 1)
+
+
+def asked_for(people):
+    return [next(iter(orders.values())).task for _, orders, _ in people.asked]
+
+
+def test_a_group_is_probed_when_its_mean_update_is_little_more_than_noise():
+    # Six updates of length 1 that have nothing in common leave a mean of √6/6 = 0.408: below twice
+    # that, 0.816, a group is at rest. With an angle of a to the right, half up and half down, the
+    # mean is cos a: 0.8192 for 35°, 0.8090 for 36°.
+    for degrees, at_rest in ((35, False), (36, True)):
+        up, right = (f(math.radians(degrees)) for f in (math.sin, math.cos))
+        moves = {c: (right, up if c in (3, 8, 20) else -up) for c in IDS}
+        people = People({0: moves, 1: moves}, SIX)
+        state = run(cfl(trial="off"), people, [IDS, IDS])
+        (norms,) = [run(cfl(trial="off"), People({0: moves}, SIX), [IDS]).notes["norms"]["0"]]
+        assert norms == pytest.approx([right, 1.0, 6**0.5 / 6], rel=1e-5)
+        assert asked_for(people) == ["train", *["steps", "halves"] * at_rest, "train"]
+        parted = {3: "1/0", 8: "1/0", 20: "1/0", 7: "1/1", 11: "1/1", 12: "1/1"}
+        assert state.groups == (parted if at_rest else dict.fromkeys(IDS, 0))
+
+
+def test_a_group_that_stays_together_is_asked_again_after_twice_as_many_rounds():
+    moves = {c: (1.0 if i % 2 else -1.0, 0.0) for i, c in enumerate(IDS)}
+    people, method, asked = People(dict.fromkeys(range(20), moves), SIX), cfl(trial="off"), []
+    state = method.init(people, setup(weights(PLANE, 1, 1), IDS))
+    # Whose halves say the opposite of each other belong nowhere.
+    people.script = lambda o: (
+        halves(*[Weights(PLANE, o.arrays["model"].vector + s) for s in (1.0, -1.0)])
+        if o.task == "halves"
+        else people.answer(o)
+    )
+    for number in range(20):
+        people.asked.clear()
+        people.round = number
+        state = method.round(people, state, Round(number, IDS))
+        asked += [number] * ("halves" in asked_for(people))
+    assert state.groups == dict.fromkeys(IDS, 0)
+    assert asked == [1, 5, 13]  # each time not before 2·n + 2 rounds are done, and then at rest
+
+
+def test_nobody_answers_the_probe_of_a_group_at_rest():
+    moves = {c: (1.0 if i % 2 else -1.0, 0.0) for i, c in enumerate(IDS)}
+    people = People({0: moves, 1: dict.fromkeys(IDS), 2: moves}, SIX)
+    people.script = lambda o: None if people.round == 1 else people.answer(o)
+    state = run(cfl(trial="off"), people, [IDS, IDS])
+    assert state.groups == dict.fromkeys(IDS, 0)
+    assert asked_for(people)[1:] == ["steps", "train"]
 
 
 # --- newcomers ------------------------------------------------------------------------------------
@@ -326,11 +384,12 @@ def test_newcomers_change_nobody_else_and_no_model():
 
 
 def test_before_any_split_a_newcomer_joins_without_a_question():
-    method, people = cfl(), People(TWICE)
-    state = run(method, people, [IDS])
-    people.asked.clear()
-    assert method.admit(people, state, Round(1, NEW)).groups[30] == "0"
-    assert people.asked == []
+    for method, root in ((cfl(eps1=0.1), "0"), (cfl(), 0)):
+        people = People(TWICE)
+        state = run(method, people, [IDS])
+        people.asked.clear()
+        assert method.admit(people, state, Round(1, NEW)).groups[30] == root
+        assert people.asked == []
 
 
 def test_the_length_of_an_update_does_not_matter_only_its_direction():

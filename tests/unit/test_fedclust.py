@@ -15,7 +15,7 @@ from coterie.federation import Upload
 from coterie.method import Round
 from coterie.methods.fedclust import final_layer
 from coterie.weights import Layout
-from scripted import Scripted, Spy, linears, opened, setup, weights
+from scripted import Scripted, Spy, halves, linears, opened, setup, steps, weights
 from support import drive, experiment, on_quadratics
 
 TWO = linears((1, 1), (1, 1))  # layers 0 and 1 of two numbers each; 1 is the final one
@@ -68,11 +68,59 @@ def test_more_groups_than_clients_are_refused_before_anything():
 
 
 def test_auto_finds_planted_groups_and_leaves_equals_together():
-    near = {c: (10 * (c % 3), c / 10) for c in range(9)}
-    assert groups(near) == {c: c % 3 for c in range(9)}
-    triangle = {0: (0, 0), 1: (1, 0), 2: (0.5, math.sqrt(0.75))}  # any cut has silhouette 0
-    assert set(groups(triangle).values()) == {0}
-    assert set(groups(dict.fromkeys(range(5), (3, 4))).values()) == {0}
+    # Directions of 0°, 120° and 240°, and a few degrees more for each client and half.
+    near = {c: (120 * (c % 3) + c, 120 * (c % 3) - c) for c in range(9)}
+    state = told(near, trial="off")
+    assert state.groups == {c: f"0/{c % 3}" for c in range(9)}
+    assert all(m.vector.tolist() == [0, 0, 0, 0] for m in state.models.values())
+    assert state.notes["evidence"]["groups"] == 3
+    # Halves that have as little in common as those of two clients: 0° and 180°, 90° and 270°, ...
+    odd = {c: (90 * c, 90 * c + 180) for c in range(4)}
+    assert set(told(odd, trial="off").groups.values()) == {0}
+    assert set(told(dict.fromkeys(range(5), (30, 30)), trial="off").groups.values()) == {0}
+
+
+def test_how_far_a_client_went_does_not_matter_to_auto():
+    near = {c: (90 * (c % 2) + c, 90 * (c % 2)) for c in range(6)}
+    far = told(near, trial="off", lengths={0: 100.0, 3: 0.01})
+    assert far.groups == told(near, trial="off").groups == {c: f"0/{c % 2}" for c in range(6)}
+
+
+def test_auto_starts_with_one_model_and_a_trial_to_come():
+    near = {c: (90 * (c % 2) + c, 90 * (c % 2)) for c in range(6)}
+    state = told(near)
+    assert state.groups == dict.fromkeys(range(6), 0)
+    assert list(state.models) == [0]
+    assert state.memory["trial"]["clients"] == list(range(6))
+    assert state.notes["evidence"]["groups"] == 2
+    paper = told(near, start="zero")
+    assert paper.groups == {c: f"0/{c % 2}" for c in range(6)}
+    assert "trial" not in paper.memory
+
+
+def test_without_validation_data_the_evidence_decides_and_says_so():
+    near = {c: (90 * (c % 2) + c, 90 * (c % 2)) for c in range(6)}
+    state = told(near, validation=0)
+    assert state.groups == {c: f"0/{c % 2}" for c in range(6)}
+    assert "no client has validation data" in state.notes["verdict"]["why"]
+
+
+def told(angles, validation=1, lengths=None, **parameters):
+    """The first state, of clients whose final layer changes in these directions, half by half."""
+
+    def answer(order):
+        if order.task == "steps":
+            return steps(25)
+        far = (lengths or {}).get(order.client, 1.0)
+        sides = [
+            weights(TWO, 0, 0, far * math.cos(math.radians(a)), far * math.sin(math.radians(a)))
+            for a in angles[order.client]
+        ]
+        return halves(*[side.only(["1"]) for side in sides], validation=validation)
+
+    fed = Scripted(answer, range(len(angles)))
+    parameters = {"fallback": False} | parameters
+    return coterie.fedclust(**parameters).init(fed, setup(START, sorted(angles)))
 
 
 def test_exact_duplicates_are_one_group_at_threshold_zero():
@@ -82,10 +130,14 @@ def test_exact_duplicates_are_one_group_at_threshold_zero():
 
 
 def test_one_client_and_two():
-    for parameters in ({}, {"threshold": 0.0}, {"threshold": math.inf}, {"clusters": 1}):
+    for parameters in ({"threshold": 0.0}, {"threshold": math.inf}, {"clusters": 1}):
         assert groups({0: (3, 4)}, **parameters) == {0: 0}
+    alone = told({0: (10, 20)})
+    assert alone.groups == {0: 0}
+    assert "too little data" in alone.notes["why"]
+    assert told({0: (0, 180), 1: (90, 270)}, trial="off").groups == {0: 0, 1: 0}
+    assert told({0: (0, 1), 1: (90, 91)}, trial="off").groups == {0: "0/0", 1: "0/1"}
     pair = {0: (0, 0), 1: (3, 4)}  # 5 apart
-    assert groups(pair) == {0: 0, 1: 0}  # no silhouette: together
     assert groups(pair, threshold=4.9) == {0: 0, 1: 1}
     assert groups(pair, threshold=5.0) == {0: 0, 1: 0}
     assert groups(pair, clusters=2) == {0: 0, 1: 1}
@@ -152,7 +204,7 @@ def test_who_did_not_answer_at_first_is_placed_at_its_turn():
     assert state.groups == {0: 0, 1: 0, 2: 1, 3: 1}
     assert [sorted(orders) for _, orders, _ in fed.asked[-2:]] == [[1], [1, 2]]
     with pytest.raises(TrainingError, match="no client answered the warm-up"):
-        groups({0: None, 1: None})
+        groups({0: None, 1: None}, clusters=1)
 
 
 # --- what travels --------------------------------------------------------------------------------
@@ -243,7 +295,8 @@ def test_newcomers_warm_up_as_everybody_did(asked, share, tmp_path):
 def test_parameters_that_make_no_sense():
     for wrong in (
         {"threshold": -1.0}, {"threshold": math.nan}, {"threshold": "atuo"}, {"clusters": 0},
-        {"clusters": 2, "threshold": 1.0}, {"warmup_epochs": 0}, {"linkage": "ward"},
+        {"clusters": 2, "threshold": 1.0}, {"warmup_epochs": 0}, {"linkage": "wart"},
+        {"warmup_steps": 0}, {"trial": "on"}, {"clusters": 2, "start": "one"},
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="fedclust"):
             coterie.fedclust(**wrong)

@@ -66,7 +66,7 @@ LINES = {c: line(a) for c, a in enumerate((0, 2, 10, 40))}
 
 def test_the_linkage_is_the_mean_over_pairs_of_clients():
     """Halving at each merge (WPGMA) would give ((40 + 38)/2 + 30)/2 = 34.5 for the last one."""
-    tree = begun(LINES).notes["dendrogram"]
+    tree = begun(LINES, clusters=2).notes["dendrogram"]
     assert [m[:2] + m[3:] for m in tree] == [[0, 1, 2], [2, 4, 3], [3, 5, 4]]
     assert [m[2] for m in tree] == pytest.approx([2, 9, 36], abs=1e-4)
     assert groups(LINES, threshold=35.0) == {0: 0, 1: 0, 2: 0, 3: 1}
@@ -227,14 +227,18 @@ def asked(method, population, folder):
 
 @pytest.mark.parametrize("asked_for", [{}, {"p": 1}, {"p": 2}, {"p": 5}])
 def test_each_client_sends_p_vectors_and_three_by_default(asked_for, tmp_path):
-    sent = asked(pacfl(**asked_for), digits(), tmp_path)
-    assert {tuple(s["basis"].shape) for s in sent.values()} == {(64, asked_for.get("p", 3))}
+    shape = (64, asked_for.get("p", 3))
+    sent = asked(pacfl(clusters=2, **asked_for), digits(), tmp_path / "a")
+    assert {tuple(s["basis"].shape) for s in sent.values()} == {shape}
+    sent = asked(pacfl(**asked_for), digits(), tmp_path / "b")
+    assert {tuple(v.shape) for s in sent.values() for v in s.values()} == {shape}
+    assert {tuple(s) for s in sent.values()} == {("first", "second")}
 
 
 def test_bytes_are_seen_as_the_model_sees_them(tmp_path):
     # 255 is 1 and 0 is −1: the direction is (1, −1, 1, 1)/2. As bytes it would be (1, 0, 1, 1)/√3.
     image = torch.tensor([255, 0, 255, 255], dtype=torch.uint8).reshape(1, 1, 2, 2)
-    sent = asked(pacfl(p=1), table(image, image, image.repeat(3, 1, 1, 1)), tmp_path)
+    sent = asked(pacfl(p=1, clusters=1), table(image, image, image.repeat(3, 1, 1, 1)), tmp_path)
     for answer in sent.values():
         basis = answer["basis"]
         assert basis.dtype == torch.float32
@@ -243,8 +247,9 @@ def test_bytes_are_seen_as_the_model_sees_them(tmp_path):
 
 def test_words_are_refused_in_a_sentence(tmp_path):
     tokens = torch.randint(0, 50, (6, 8))
-    with pytest.raises(ConfigError, match=r"pacfl .* client 0 .*tokens .*int64.*fedclust"):
-        asked(pacfl(), table(tokens, tokens), tmp_path)
+    for method, who in ((pacfl(clusters=1), "method pacfl"), (pacfl(), "a probe by data")):
+        with pytest.raises(ConfigError, match=rf"{who} .* client 0 .*tokens .*int64.*fedclust"):
+            asked(method, table(tokens, tokens), tmp_path)
 
 
 def test_test_data_have_no_say(tmp_path):
@@ -253,8 +258,9 @@ def test_test_data_have_no_say(tmp_path):
     other = replace(
         people, clients=tuple(replace(c, test=noise, val=noise) for c in people.clients)
     )
-    one, two = asked(pacfl(), people, tmp_path / "a"), asked(pacfl(), other, tmp_path / "b")
-    assert all(torch.equal(one[c]["basis"], two[c]["basis"]) for c in one)
+    for i, method in enumerate((pacfl(clusters=1), pacfl())):
+        one, two = (asked(method, p, tmp_path / f"{i}{j}") for j, p in enumerate((people, other)))
+        assert all(torch.equal(one[c][name], two[c][name]) for c in one for name in one[c])
 
 
 def test_the_vectors_cost_their_messages_to_the_byte(tmp_path):
@@ -329,7 +335,7 @@ def test_who_did_not_answer_at_first_is_placed_at_its_turn():
     assert state.groups == dict.fromkeys(range(4), 0)
     assert [sorted(orders) for _, orders, _ in fed.asked[-2:]] == [[3], [0, 3]]
     with pytest.raises(TrainingError, match="no client sent its vectors"):
-        groups({0: None, 1: None})
+        groups({0: None, 1: None}, clusters=1)
 
 
 # --- real data -----------------------------------------------------------------------------------
@@ -368,14 +374,14 @@ def test_rotated_digits_are_told_apart_in_any_order(seed, tmp_path):
     order = np.random.default_rng(seed).permutation(12)
     turned = replace(people, clients=tuple(people.clients[i] for i in order), groups=None)
     for name, population, expected in (("a", people, truth), ("b", turned, truth[order])):
-        made = experiment(pacfl(), population)
+        made = experiment(pacfl(trial="off"), population)
         state, _, _ = drive(made, tmp_path / name, rounds=1)
-        assert [state.groups[c] for c in range(12)] == canonical(expected).tolist()
+        labels = canonical(expected).tolist()
+        assert [state.groups[c] for c in range(12)] == [f"0/{g}" for g in labels]
 
 
 @pytest.mark.parametrize("measure", ["smallest", "sum"])
-@pytest.mark.parametrize("threshold", ["auto", 0.0])
-def test_clients_with_the_same_data_are_never_separated(measure, threshold, tmp_path):
+def test_clients_with_the_same_data_are_never_separated(measure, tmp_path):
     """In any order: what rounding leaves of an angle of 0 is no difference."""
     people = digits(clients=2, samples=240)
     twins = []
@@ -384,9 +390,7 @@ def test_clients_with_the_same_data_are_never_separated(measure, threshold, tmp_
             order = torch.randperm(len(client.train), generator=torch.Generator().manual_seed(i))
             shuffled = Split(client.train.x[order], client.train.y[order])
             twins.append(replace(client, train=shuffled))
-    made = experiment(
-        pacfl(threshold=threshold, measure=measure), replace(people, clients=tuple(twins))
-    )
+    made = experiment(pacfl(threshold=0.0, measure=measure), replace(people, clients=tuple(twins)))
     state, _, _ = drive(made, tmp_path, rounds=1)
     assert [state.groups[c] for c in range(10)] == [0, 1] * 5
     one = replace(people, clients=tuple(twins[::2]), groups=None)
@@ -399,8 +403,9 @@ def test_a_lost_answer_places_a_client_where_it_would_have_been(tmp_path):
         return Faulty(Loop(plan), lose_reply=lambda c, o: (c, o) == (3, "init.0"))
 
     people = digits(clients=12, samples=1200)
-    state, door, _ = drive(experiment(pacfl(), people), tmp_path, lossy, rounds=1)
-    assert [state.groups[c] for c in range(12)] == list(people.groups)
+    method = pacfl(trial="off")
+    state, door, _ = drive(experiment(method, people), tmp_path, lossy, rounds=1)
+    assert [state.groups[c] for c in range(12)] == [f"0/{g}" for g in people.groups]
     assert door.ledger.lost == 1
 
 
@@ -418,7 +423,7 @@ def test_only_vectors_travel_before_the_first_round(tmp_path):
 def test_parameters_that_make_no_sense(tmp_path):
     for wrong in (
         {"threshold": -1.0}, {"threshold": math.nan}, {"threshold": "atuo"}, {"clusters": 0},
-        {"clusters": 2, "threshold": 1.0}, {"p": 0}, {"measure": "largest"}, {"linkage": "ward"},
+        {"clusters": 2, "threshold": 1.0}, {"p": 0}, {"measure": "largest"}, {"linkage": "wart"},
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="pacfl"):
             pacfl(**wrong)

@@ -17,7 +17,7 @@ from coterie.grouping import kmeans_up_to, manhattan
 from coterie.method import Public, Round
 from coterie.methods.regrouped import adaptive, clusterfl, fl_hc, flis
 from coterie.weights import Layout, Weights
-from scripted import Scripted, Spy, linears, opened, setup, weights
+from scripted import Scripted, Spy, halves, linears, opened, setup, steps, weights
 from support import drive, experiment, models, on_quadratics
 
 PLANE = linears((1, 1))
@@ -25,7 +25,10 @@ IDS = [2, 5, 6, 9]
 
 
 class People(Scripted):
-    """Clients who change what they receive by ``moves[round][client]``; None is no answer."""
+    """Clients who change what they receive by ``moves[round][client]``; None is no answer.
+
+    From both halves of its data a client changes what it receives alike.
+    """
 
     def __init__(self, moves, examples=None):
         super().__init__(self.answer, range(0), examples or {})
@@ -37,10 +40,15 @@ class People(Scripted):
         if order.task == "pick":
             return Upload(metrics={"slot": float(order.client % len(order.arrays))})
         move = self.moves[self.round][order.client]
-        (start,) = order.arrays.values()
         if move is None:
             return None
-        return Upload({"model": Weights(start.layout, start.vector + torch.tensor(move))})
+        if order.task == "steps":
+            return steps(25)
+        if order.task == "score-cuts":
+            raise AssertionError("no trial was to be made")
+        (start,) = order.arrays.values()
+        moved = Weights(start.layout, start.vector + torch.tensor(move))
+        return halves(moved) if order.task == "halves" else Upload({"model": moved})
 
 
 def run(method, people, cohorts, clients=IDS, start=(0.0, 0.0), layout=PLANE, public=None):
@@ -131,8 +139,9 @@ def test_nobody_answers_the_clustering():
     state = run(fl_hc(rounds=0, clusters=2), people, [[2, 5]])
     assert parts(state) == [IDS]
     assert state.models[0].vector.tolist() == [0.0, 0.0]
-    periodic = run(adaptive(every=1), People({0: dict.fromkeys(IDS), 1: ROUND}), [[2], [2]])
-    assert parts(periodic) == [[2, 6], [5, 9]]
+    for periodic in (adaptive(threshold=0.5, every=1), adaptive(every=1, trial="off")):
+        state = run(periodic, People({0: dict.fromkeys(IDS), 1: ROUND}), [[2], [2]])
+        assert parts(state) == [[2, 6], [5, 9]]
 
 
 def test_a_clustering_that_nobody_answered_is_made_up_for():
@@ -144,9 +153,13 @@ def test_a_clustering_that_nobody_answered_is_made_up_for():
 
 def test_fewer_answers_than_groups():
     silent = {0: {2: (1, 0), 5: None, 6: None, 9: None}}
-    for method in (fl_hc(rounds=0, clusters=3), clusterfl(k=3), flis(), adaptive(), fl_hc(0)):
-        public = Public(torch.zeros(2, 1), lambda model, x: torch.zeros(2, 3))
+    public = Public(torch.zeros(2, 1), lambda model, x: torch.zeros(2, 3))
+    for method in (
+        fl_hc(rounds=0, clusters=3), clusterfl(k=3), flis(threshold=0.5), adaptive(threshold=0.5)
+    ):  # fmt: skip
         assert parts(run(method, People(silent), [IDS], public=public)) == [[2]]
+    for method in (flis(), adaptive(), fl_hc(0)):  # one client is no evidence: they stay together
+        assert parts(run(method, People(silent), [IDS], public=public)) == [IDS]
 
 
 def test_groups_have_new_names_so_that_a_servers_momentum_begins_anew():
@@ -176,10 +189,68 @@ def test_buffers_are_averaged_but_not_compared():
     layout = Layout.of(nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1)))
     # By parameters 2 is with 5, by the running mean with 6.
     noisy = {0: {2: (4, 0, 0, 0, 0), 5: (5, 0, 0, 90, 0), 6: (0, 5, 0, 0, 0), 9: (0, 2, 0, 90, 0)}}
-    for method in (fl_hc(rounds=0, clusters=2), adaptive(), clusterfl(k=2)):
+    for method in (fl_hc(rounds=0, clusters=2), adaptive(threshold=0.5), clusterfl(k=2)):
         state = run(method, People(noisy), [IDS], start=(0.0,) * 5, layout=layout)
         assert parts(state) == [[2, 5], [6, 9]]
         assert [float(m.vector[3]) for m in state.models.values()] == [45.0, 45.0]
+
+
+# --- evidence, where nothing is given -------------------------------------------------------------
+
+
+def tasks(people):
+    """Exchange by exchange: what was asked, and of whom."""
+    return [(next(iter(orders.values())).task, sorted(orders)) for _, orders, _ in people.asked]
+
+
+def test_fl_hc_asks_everybody_once_after_its_rounds():
+    people = People(dict.fromkeys(range(4), ROUND))
+    state = run(fl_hc(rounds=2, trial="off"), people, [[2, 5]] * 4)
+    assert tasks(people) == [
+        ("train", [2, 5]), ("train", [2, 5]), ("steps", IDS), ("halves", IDS), ("train", [2, 5]),
+        ("train", [2, 5]),
+    ]  # fmt: skip
+    assert state.groups == {2: "2/0", 5: "2/1", 6: "2/0", 9: "2/1"}
+    # Two rounds of (4 + 0, 0 + 4)/2 = (2, 2), then (4, 0) and (0, 4) twice.
+    assert state.models["2/0"].vector.tolist() == [4 + 8, 4]
+    assert state.models["2/1"].vector.tolist() == [4, 4 + 8]
+
+
+def test_adaptive_asks_again_while_there_is_one_group_and_ever_less_often():
+    alike = dict.fromkeys(range(30), dict.fromkeys(IDS, (1, 1)))
+    people = People(alike)
+    asked = []
+    method = adaptive(every=3, trial="off")
+    state = method.init(people, setup(weights(PLANE, 0, 0), IDS))
+    for number in range(30):
+        people.asked.clear()
+        state = method.round(people, state, Round(number, IDS))
+        asked += [number] * any(task == "steps" for task, _ in tasks(people))
+    assert asked == [0, 3, 6, 12, 24]
+    apart = People(dict.fromkeys(range(9), ROUND))
+    assert parts(run(method, apart, [IDS] * 9)) == [[2, 6], [5, 9]]
+    assert [task for task, _ in tasks(apart)].count("steps") == 1
+
+
+def test_flis_compares_what_models_answer():
+    """By what is answered 2 is with 9, though by what they changed it is with 6."""
+
+    def unlike(model, x):
+        kind = {(4, 0): 0, (0, 4): 1, (6, 0): 1, (0, 2): 0}[tuple(map(int, model.vector))]
+        return 200.0 * nn.functional.one_hot(torch.tensor([kind] * 5), 2)
+
+    public = Public(torch.zeros(5, 1), unlike)
+    state = run(flis(trial="off"), People({0: ROUND}), [IDS], public=public)
+    assert parts(state) == [[2, 9], [5, 6]]
+    assert parts(run(adaptive(trial="off"), People({0: ROUND}), [IDS])) == [[2, 6], [5, 9]]
+
+
+def test_a_probe_that_nobody_answers_is_made_up_for():
+    silent = dict.fromkeys(IDS)
+    people = People({0: silent, 1: ROUND})
+    state = run(fl_hc(rounds=0, trial="off"), people, [IDS, IDS])
+    assert set(state.groups.values()) == {"1/0", "1/1"}
+    assert [task for task, _ in tasks(people)] == ["steps", "train", "steps", "halves", "train"]
 
 
 # --- FL+HC ----------------------------------------------------------------------------------------
@@ -214,7 +285,6 @@ def test_threshold_by_hand():
     for height, groups in cuts.items():
         state = run(fl_hc(0, threshold=height), People(line), [IDS])
         assert len(parts(state)) == groups
-    assert parts(run(fl_hc(0), People(line), [IDS])) == [[2, 5], [6, 9]]
 
 
 def test_updates_are_compared_and_not_models():
@@ -294,17 +364,17 @@ def test_the_similarity_is_that_of_probabilities():
 
 
 def test_flis_clusters_once_or_every_so_many_rounds():
-    _, once = answered(rounds=1)
+    _, once = answered(rounds=1, threshold=0.5)
     assert exchanges(once) == [("gather", IDS)]
     drifting = People({n: dict.fromkeys(IDS, (0, 0)) for n in range(1, 5)})
     drifting.moves[0] = {c: (float(c), 0) for c in IDS}
     public = Public(torch.zeros(4, 1), lambda model, x: torch.zeros(4, 3))
-    run(flis(every=2), drifting, [IDS] * 5, public=public)
+    run(flis(threshold=0.5, every=2), drifting, [IDS] * 5, public=public)
     assert [kind for kind, _, _ in drifting.asked] == [
         "gather", "reduce", "gather", "reduce", "gather",
     ]  # fmt: skip
     drifting.asked.clear()
-    run(flis(), drifting, [IDS] * 5, public=public)
+    run(flis(threshold=0.5), drifting, [IDS] * 5, public=public)
     assert [kind for kind, _, _ in drifting.asked] == ["gather"] + ["reduce"] * 4
 
 
@@ -353,14 +423,14 @@ def trained(method, folder, lost=None, sizes=SIZES):
 
 
 def test_epochs_by_hand(tmp_path):
-    state, spy = trained(adaptive(), tmp_path)
+    state, spy = trained(adaptive(threshold=-1.0), tmp_path)
     assert epochs_done(spy) == EPOCHS
     assert state.memory["largest"] == 10
     assert all(not s.up and not s.down for s in spy.of("init.0").values())
 
 
 def test_whoever_has_more_than_anybody_said_trains_as_long_as_the_run_says(tmp_path):
-    _, spy = trained(adaptive(), tmp_path, lost=(5, "init.0"))
+    _, spy = trained(adaptive(threshold=-1.0), tmp_path, lost=(5, "init.0"))
     assert epochs_done(spy) == [1, 1, 3, 4, 5, 5]  # of 7: 0.71, 1.4, 2.9, 3.6, 5, (7.1)
 
 
@@ -373,14 +443,14 @@ def test_nobody_says_how_much_it_has(tmp_path):
 def test_combined_with_another_objective_only_the_grouping_is_taken(tmp_path):
     for n, both in enumerate(
         [
-            {"adaptive": adaptive(every=3), "fedprox": coterie.fedprox(mu=0.0)},
-            {"fedprox": coterie.fedprox(mu=0.0), "adaptive": adaptive(every=3)},
+            {"adaptive": adaptive(-1.0, every=3), "fedprox": coterie.fedprox(mu=0.0)},
+            {"fedprox": coterie.fedprox(mu=0.0), "adaptive": adaptive(-1.0, every=3)},
         ]
     ):
         state, spy = trained(combined("+".join(both), both), tmp_path / str(n))
         assert epochs_done(spy) == [5] * 6
         assert set(state.groups.values()) == {"1/0"}
-    server = {"adaptive": adaptive(), "fedavgm": coterie.fedavgm()}
+    server = {"adaptive": adaptive(-1.0), "fedavgm": coterie.fedavgm()}
     _, spy = trained(combined("adaptive+fedavgm", server), tmp_path / "server")
     assert epochs_done(spy) == EPOCHS
 
@@ -407,7 +477,7 @@ def test_groups_that_have_learnt_are_not_divided_by_noise():
         0: {2: (4, 0), 5: (-4, 0), 6: (4, 0), 9: (-4, 0)},
         1: {2: (0, 0.1), 5: (0, 0.1), 6: (0, -0.1), 9: (0, -0.1)},
     }
-    state = run(adaptive(every=1), People(moves), [IDS, IDS])
+    state = run(adaptive(threshold=0.5, every=1), People(moves), [IDS, IDS])
     assert parts(state) == [[2, 6], [5, 9]]
     assert {s: m.vector.tolist() for s, m in state.models.items()} == {
         "2/0": [4.0, 0.0],
@@ -422,7 +492,7 @@ def test_changes_are_measured_from_the_mean_of_the_models_over_clients_by_hand()
         0: {2: (3, 0), 5: (3, 0), 6: (3, 0), 9: (-1, 0)},
         1: {2: (0, 1), 5: (0, 1), 6: (0, 1), 9: (0, -1)},
     }
-    state = run(adaptive(every=1), People(moves), [IDS, IDS])
+    state = run(adaptive(threshold=0.5, every=1), People(moves), [IDS, IDS])
     gap = 1 + 4 / 20**0.5
     assert state.notes["distances"][3] == pytest.approx([gap, gap, gap, 0.0], abs=1e-5)
     assert parts(state) == [[2, 5, 6], [9]]
@@ -430,7 +500,7 @@ def test_changes_are_measured_from_the_mean_of_the_models_over_clients_by_hand()
 
 def test_when_adaptive_clusters():
     people = People(dict.fromkeys(range(7), ROUND))
-    run(adaptive(every=3), people, [[2, 5]] * 7)
+    run(adaptive(threshold=0.5, every=3), people, [[2, 5]] * 7)
     assert [kind for kind, orders in exchanges(people) if orders == [6, 9]] == ["gather"] * 3
     kinds = [kind for kind, orders in exchanges(people) if orders == [2, 5]]
     assert kinds == ["gather", "reduce", "reduce", "gather", "reduce", "reduce", "gather"]

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import coterie
+from coterie.client import Client
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import Upload
 from coterie.method import Round
-from scripted import Scripted, Spy, linears, opened, setup, weights
-from support import drive, experiment, models, on_quadratics, quadratics, with_groups
+from scripted import Scripted, Spy, halves, linears, opened, setup, steps, weights
+from support import digits, drive, experiment, models, on_quadratics, quadratics, with_groups
 
 TWO = linears((1, 1))  # a weight and a bias
 START = weights(TWO, 0, 0)
@@ -33,15 +34,15 @@ ROWS = np.array(
 )
 
 
-def told(gradients=None, variances=None, samples=None, sent=None, batches=3):
+def told(gradients=None, variances=None, samples=None, sent=None):
     """Clients that tell of these gradients, and send these models."""
     gradients = GRADIENTS if gradients is None else gradients
     variances = VARIANCES if variances is None else variances
 
     def answer(order):
-        if order.task == "probe":
+        if order.task == "gradient":
             numbers = gradients.get(order.client)
-            metrics = {"variance": variances.get(order.client, 1.0), "batches": float(batches)}
+            metrics = {"variance": variances.get(order.client, 1.0)}
             return numbers and Upload({"gradient": weights(TWO, *numbers)}, metrics)
         model = sent.get(order.client)
         return model and Upload({"model": weights(TWO, *model)}, {"loss": 0.0})
@@ -110,13 +111,13 @@ def test_a_deviation_of_zero_is_floored():
 
 
 def probed(targets, folder, **parameters):
-    """What each client of quadratics tells at θ⁰ = 0: gradient, variance, number of batches."""
+    """What each client of quadratics tells at θ⁰ = 0: gradient and variance."""
     made = on_quadratics(coterie.user_centric(**parameters), targets)
     door, engine, plan = opened(made, folder)
     door.begin(0, stage="init")
     made.method.init(door, made.setup(plan.start))
     return [
-        (float(s.sent["gradient"].vector), s.metrics["variance"], s.metrics["batches"])
+        (float(s.sent["gradient"].vector), s.metrics["variance"])
         for _, s in sorted(engine.of("init.0").items())
     ]
 
@@ -126,7 +127,7 @@ def test_gradients_and_deviations_by_hand(tmp_path):
     # batches −2, −2, −10, −10: σ² = 16. (1, 3): −4, batches −2 and −6: σ² = 4. Alike: 0.
     targets = [[1.0, 1.0, 5.0, 5.0], [1.0, 3.0], [7.0] * 5, [2.0]]
     assert probed(targets, tmp_path, variance_batch=1) == [
-        (-6, 16, 4), (-4, 4, 2), (-14, 0, 5), (-4, 0, 1)
+        (-6, 16), (-4, 4), (-14, 0), (-4, 0)
     ]  # fmt: skip
 
 
@@ -134,18 +135,26 @@ def test_gradients_and_deviations_by_hand(tmp_path):
     ("asked", "counts"),
     [(None, [3, 3, 2, 1]), (4, [3, 2, 2, 1]), (100, [2, 2, 2, 1]), (3, [4, 2, 2, 1])],
 )
-def test_batches_of_the_deviation(asked, counts, tmp_path):
+def test_batches_of_the_deviation(asked, counts, tmp_path, monkeypatch):
     # Thirds unless told otherwise; never fewer than two, nor more than there are samples.
     targets = [[1.0] * 12, [1.0] * 7, [1.0] * 2, [1.0]]
     parameters = {} if asked is None else {"variance_batch": asked}
-    assert [b for _, _, b in probed(targets, tmp_path, **parameters)] == counts
+    gradient, batches = Client.gradient, dict.fromkeys(range(4), 0)
+
+    def counted(client, model, rows=None):
+        batches[client.id] += rows is not None
+        return gradient(client, model, rows)
+
+    monkeypatch.setattr(Client, "gradient", counted)
+    probed(targets, tmp_path, **parameters)
+    assert list(batches.values()) == counts
 
 
 def test_batches_have_an_equal_share_and_every_sample_once(tmp_path):
     # Twelve samples in two batches of six: whatever the order, their gradients lie at equal
     # distances on both sides of the whole; with 1, 2, 4, ... no two orders give the same.
     targets = [[2.0**i for i in range(12)]]
-    ((gradient, variance, _),) = probed(targets, tmp_path, variance_batch=6)
+    ((gradient, variance),) = probed(targets, tmp_path, variance_batch=6)
     gap = math.sqrt(variance)
     half = (-gradient - gap) / 2 * 6  # the sum of one batch's targets
     assert bin(round(half)).count("1") == 6
@@ -248,7 +257,7 @@ def test_the_gradient_is_sent_once_and_nothing_else_of_a_single_client(tmp_path)
     }  # fmt: skip
     for seen in engine.of("init.0").values():
         assert (seen.down, seen.up) == ({"model": whole}, {"gradient": whole})
-        assert set(seen.metrics) == {"variance", "batches"}
+        assert set(seen.metrics) == {"variance"}
 
 
 # --- streams by themselves -----------------------------------------------------------------------
@@ -258,58 +267,114 @@ def test_auto_finds_planted_groups():
     # Eight clients in four places 10 apart, hardly different inside.
     places = [(0, 0), (10, 0), (0, 10), (10, 10)]
     g = {c: (places[c % 4][0] + c / 100, places[c % 4][1]) for c in range(8)}
-    _, state = start(told(g, {}, {}), streams="auto")
-    assert state.groups == {c: c % 4 for c in range(8)}
-    assert state.notes["streams"] == 4
-    assert state.notes["contrast"] > 100
+    for parameters in ({"select": "silhouette"}, {"probe": "gradient"}):
+        _, state = start(told(g, {}, {}), streams="auto", **parameters)
+        assert state.groups == {c: c % 4 for c in range(8)}
+        assert state.notes["streams"] == 4
+        assert "evidence" not in state.notes
 
 
 def test_without_any_noise_every_difference_is_real():
     g = {c: (c % 2, 0) for c in range(6)}
-    _, state = start(told(g, dict.fromkeys(g, 0.0), {}), streams="auto")
-    assert (state.notes["contrast"], state.notes["streams"]) == (math.inf, 2)
+    _, state = start(told(g, dict.fromkeys(g, 0.0), {}), streams="auto", select="silhouette")
+    assert state.notes["streams"] == 2
     assert state.groups == {c: c % 2 for c in range(6)}
 
 
-def test_contrast_by_hand():
-    # Squared distances 1, 4 and 5; noise is σ²/(b − 1) = 1/2, 4/2 and 1/2: per pair 2.5, 1, 2.5.
-    _, state = start(told(), streams="auto")
-    assert state.notes["contrast"] == pytest.approx(10 / 6)
-    _, state = start(told(batches=2), streams="auto")
-    assert state.notes["contrast"] == pytest.approx(10 / 12)
-    assert set(state.groups.values()) == {0}
-    _, state = start(told(dict.fromkeys(range(3), (1, 1))), streams="auto")
-    assert (state.notes["contrast"], state.notes["streams"]) == (0.0, 1)
+# Directions of 0° and 90°, with a few degrees between the halves of a client. A half of length 1 is
+# 2·sin(gap/2) from the other, and each a half of that from their mean.
+ANGLES = {0: (0, 10), 1: (90, 96), 2: (2, 0), 3: (92, 84)}
 
 
-@pytest.mark.parametrize("parameters", [{}, {"variance_batch": 10}])
-def test_auto_is_one_stream_among_clients_of_one_distribution(parameters, tmp_path):
-    """The contrast estimates 1 there, whatever the number of batches."""
-    rng = np.random.default_rng(1)
-    alike = [rng.normal(3, 2, 60).tolist() for _ in range(100)]
-    method = coterie.user_centric(streams="auto", **parameters)
-    made = on_quadratics(method, alike)
+def turned(angles=ANGLES, validation=1, sent=None, samples=None):
+    """Clients whose two short trainings go in these directions."""
+
+    def answer(order):
+        if order.task == "steps":
+            return steps(25)
+        if order.task == "halves":
+            gone = angles.get(order.client)
+            radians = [math.radians(a) for a in gone or ()]
+            sides = [weights(TWO, math.cos(a), math.sin(a)) for a in radians]
+            return gone and halves(*sides, validation=validation)
+        return Upload({"model": weights(TWO, *sent[order.client])}, {"loss": 0.0})
+
+    return Scripted(answer, range(len(angles)), samples or {})
+
+
+def test_auto_is_the_groups_of_the_evidence():
+    _, state = start(turned(), streams="auto", trial="off")
+    assert state.groups == {0: "0/0", 1: "0/1", 2: "0/0", 3: "0/1"}
+    assert state.notes["streams"] == state.notes["evidence"]["groups"] == 2
+    assert mixing(state).shape == (2, 4)
+    odd = {c: (90 * c, 90 * c + 180) for c in range(4)}  # halves that contradict each other
+    _, state = start(turned(odd), streams="auto", trial="off")
+    assert state.groups == dict.fromkeys(range(4), 0)
+    with pytest.raises(ConfigError, match=r"select = 'evidence' compares updates.*'update'"):
+        coterie.user_centric(streams="auto", select="evidence", probe="gradient")
+
+
+def test_auto_is_one_stream_until_the_trial():
+    fed = turned(sent={c: (c, 1) for c in range(4)})
+    method, state = start(fed, streams="auto")
+    assert state.groups == dict.fromkeys(range(4), 0)
+    assert state.memory["trial"]["clients"] == [0, 1, 2, 3]
+    assert mixing(state).shape == (1, 4)
+    # One stream: the mean of everybody's row; with equal samples nobody is left out.
+    state = method.round(fed, state, Round(0, range(4)))
+    assert numbers(state)[0] == pytest.approx(mixing(state)[0] @ [[c, 1] for c in range(4)])
+
+
+def test_weights_of_directions_by_hand():
+    # σ_i² is sin²(gap/2) of halves that are so many degrees apart: 10, 6, 2, 8. Directions are at
+    # 5°, 93°, 1° and 88°. All σ² are multiplied by one of 2^−8, ..., 2^4.
+    _, state = start(turned(), streams="auto", trial="off")
+    scale = state.memory["scale"]
+    assert math.log2(scale) in range(-8, 5)
+    at = [np.array([math.cos(a), math.sin(a)]) for a in np.deg2rad([5, 93, 1, 88])]
+    sigma = np.sqrt(scale) * np.sin(np.deg2rad([5, 3, 1, 4]))
+    rows = [
+        [math.exp(-((at[i] - at[j]) ** 2).sum() / (2 * sigma[i] * sigma[j])) for j in range(4)]
+        for i in range(4)
+    ]
+    wanted = np.array(rows) / np.sum(rows, axis=1, keepdims=True)
+    assert np.allclose(state.notes["mixing"], wanted, atol=1e-4)
+    # Of the scales, none predicts the other halves better (second by first, and the other way).
+    first, second = (
+        np.array([[math.cos(a), math.sin(a)] for a in np.deg2rad(side)])
+        for side in zip(*ANGLES.values(), strict=True)
+    )
+
+    def error(scale):
+        sigma = np.sqrt(scale) * np.sin(np.deg2rad([5, 3, 1, 4]))
+        gaps = ((np.array(at)[:, None] - np.array(at)) ** 2).sum(-1)
+        weights = np.exp(-gaps / (2 * np.outer(sigma, sigma)))
+        weights /= weights.sum(1, keepdims=True)
+        return ((second - weights @ first) ** 2).sum() + ((first - weights @ second) ** 2).sum()
+
+    errors = {2.0**i: error(2.0**i) for i in range(-8, 5)}
+    assert errors[scale] == pytest.approx(min(errors.values()))
+    assert max(errors.values()) > 1.01 * min(errors.values())
+    # The weight that clients give their own group.
+    inside = (wanted[[0, 2]][:, [0, 2]].sum() + wanted[[1, 3]][:, [1, 3]].sum()) / 4
+    assert state.notes["own_group"] == pytest.approx(inside, abs=1e-3)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_auto_finds_the_groups_of_clients_that_really_train(groups, tmp_path):
+    people = digits(clients=8, groups=groups, samples=640)
+    method = coterie.user_centric(streams="auto", trial="off", steps=40)
+    made = experiment(method, people)
     door, _, plan = opened(made, tmp_path)
     state = method.init(door, made.setup(plan.start))
-    assert state.notes["streams"] == 1
-    assert 0.8 < state.notes["contrast"] < 1.2
-    assert max(state.notes["silhouette"].values()) > 0.1  # noise alone looks like groups
-
-
-def test_auto_finds_groups_of_clients_that_really_train(tmp_path):
-    rng = np.random.default_rng(1)
-    targets = [(rng.normal(3 * (c % 4), 2, 60)).tolist() for c in range(40)]
-    made = on_quadratics(coterie.user_centric(streams="auto", variance_batch=10), targets)
-    door, _, plan = opened(made, tmp_path)
-    state = made.method.init(door, made.setup(plan.start))
-    assert state.notes["contrast"] > 10
-    assert {(c % 4, g) for c, g in state.groups.items()} == {(g, g) for g in range(4)}
+    assert state.notes["streams"] == groups
+    assert len({(state.groups[c], people.groups[c]) for c in range(8)}) == groups
 
 
 def test_a_penalty_makes_streams_dear():
     places = [(0, 0), (10, 0), (0, 10), (10, 10)]
     g = {c: (places[c % 4][0] + c / 100, places[c % 4][1]) for c in range(8)}
-    _, state = start(told(g, {}, {}), streams="auto", penalty=0.5)
+    _, state = start(told(g, {}, {}), streams="auto", select="silhouette", penalty=0.5)
     assert state.notes["streams"] == 2
 
 
@@ -334,11 +399,14 @@ def test_clients_that_hardly_differ_share_streams_instead_of_failing(gap):
 
 
 def test_one_client_and_two():
-    for streams in ("all", "auto", 1):
-        _, state = start(told({0: (3, 4)}, {}, {}), streams=streams)
+    paper = {"streams": "auto", "select": "silhouette"}
+    for parameters in ({"streams": "all"}, paper, {"streams": 1}):
+        _, state = start(told({0: (3, 4)}, {}, {}), **parameters)
         assert state.groups == {0: 0}
         assert mixing(state).tolist() == [[1.0]]
-    _, state = start(told({0: (3, 4), 1: (100, 0)}, {}, {}), streams="auto")
+    _, state = start(turned({0: (3, 4)}), streams="auto")
+    assert (state.groups, mixing(state).tolist()) == ({0: 0}, [[1.0]])
+    _, state = start(told({0: (3, 4), 1: (100, 0)}, {}, {}), **paper)
     assert state.groups == {0: 0, 1: 0}  # two rows have no silhouette
     _, state = start(told({0: (3, 4), 1: (100, 0)}, {}, {}), streams=2)
     assert state.groups == {0: 0, 1: 1}
@@ -347,8 +415,12 @@ def test_one_client_and_two():
 # --- the order of clients ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("streams", ["all", 2, "auto"])
-def test_another_order_of_clients_only_relabels(streams, tmp_path):
+@pytest.mark.parametrize(
+    "parameters",
+    [{"streams": "all"}, {"streams": 2}, {"streams": "auto", "select": "silhouette"}],
+    ids=["all", "two", "auto"],
+)
+def test_another_order_of_clients_only_relabels(parameters, tmp_path):
     rng = np.random.default_rng(2)
     targets = [(rng.normal(8 * (c % 2), 1, 4 + c)).tolist() for c in range(6)]
     turned = [4, 2, 5, 0, 3, 1]
@@ -356,7 +428,7 @@ def test_another_order_of_clients_only_relabels(streams, tmp_path):
     for name, order in (("a", range(6)), ("b", turned)):
         people = quadratics([targets[c] for c in order])
         made = on_quadratics(
-            coterie.user_centric(streams=streams, variance_batch=1), [], population=people
+            coterie.user_centric(**parameters, variance_batch=1), [], population=people
         )
         state, door, _ = drive(made, tmp_path / name, rounds=3)
         ends.append((state, [float(m) for m in models(made, state, door)]))
@@ -401,6 +473,19 @@ def test_a_newcomer_joins_the_stream_with_the_nearest_row():
     assert found.groups == {**state.groups, 3: 0, 4: 1}
     assert list(found.models) == list(state.models)
     assert mixing(found).shape == (2, 5)
+    assert np.allclose(mixing(found).sum(axis=1), 1.0)
+
+
+def test_a_newcomer_joins_the_stream_whose_mean_direction_is_nearest():
+    angles = dict(ANGLES)
+    fed = turned(angles)
+    method, state = start(fed, streams="auto", trial="off")
+    angles |= {4: (40, 30), 5: (50, 70), 6: None}
+    found = method.admit(fed, state, Round(1, [4, 5, 6]))
+    # Mean directions 3° and 90.5°: 35° is nearer to the first, 60° to the second.
+    assert found.groups == {**state.groups, 4: "0/0", 5: "0/1"}
+    assert {o.task for o in fed.asked[-1][1].values()} == {"halves"}
+    assert mixing(found).shape == (2, 6)
     assert np.allclose(mixing(found).sum(axis=1), 1.0)
 
 

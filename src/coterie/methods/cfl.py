@@ -160,9 +160,11 @@ def at_rest(how: Evidenced) -> Assign:
         if "trial" in state.memory or not state.memory.get("resting"):
             return state
         slot = state.memory["resting"][0]
-        state, _ = how.begun(fed, state, slot, info.number)
-        later = {**state.memory.get("asks", {}), slot: 2 * info.number + 2}
-        return state.joined({}, resting=[], asks=later)
+        after = how.begun_in(fed, state, slot, info)
+        if after is None:
+            return state
+        later = {**after.memory.get("asks", {}), slot: 2 * info.number + 2}
+        return after.joined({}, resting=[], asks=later)
 
     def sorts(
         state: State, info: Round, replies: list[Reply], more: More

@@ -12,7 +12,7 @@ from coterie.compose import Assign, Check
 from coterie.federation import ClientId, Federation, Slot
 from coterie.grouping import agglomerate, cosine
 from coterie.method import Public, Round, Setup, State, matrix
-from coterie.probing import Answer, Probe, View
+from coterie.probing import Answer, NobodyAnswered, Probe, View
 from coterie.weights import Weights
 
 Try = Literal["auto", "always", "off"]
@@ -91,6 +91,13 @@ class Evidenced:
         plan = {"clients": answer.clients, "places": answer.places, "probe": answer.memory}
         return with_split(after, slot, plan)
 
+    def begun_in(self, fed: Federation, state: State, slot: Slot, info: Round) -> State | None:
+        """The same before a round of training; nothing where nobody answers, as in any round."""
+        try:
+            return self.begun(fed, state, slot, info.number, info.public)[0]
+        except NobodyAnswered:
+            return None
+
     def settled(self, before: State, after: State) -> State:
         """After a trial that made groups: what newcomers to them are placed by is remembered."""
         plan = before.memory.get("trial")
@@ -164,8 +171,8 @@ def once_after(how: Evidenced, rounds: int) -> Callable[[Federation, State, Roun
     def probes(fed: Federation, state: State, info: Round) -> State:
         if info.number < rounds or "probed" in state.memory:
             return state
-        state, _ = how.begun(fed, state, ROOT, info.number, info.public)
-        return state.joined({}, probed=True)
+        after = how.begun_in(fed, state, ROOT, info)
+        return state if after is None else after.joined({}, probed=True)
 
     return probes
 
@@ -182,8 +189,10 @@ def while_one(how: Evidenced, every: int) -> Callable[[Federation, State, Round]
             return state
         if info.number < state.memory.get("asks", 0):
             return state
-        state, _ = how.begun(fed, state, ROOT, info.number, info.public)
-        return state.joined({}, asks=max(every, 2 * info.number) if every else 10**9)
+        after = how.begun_in(fed, state, ROOT, info)
+        if after is None:
+            return state
+        return after.joined({}, asks=max(every, 2 * info.number) if every else 10**9)
 
     return probes
 

@@ -52,7 +52,7 @@ def k_fed(k: Count, local: Count | None = None) -> Method:
         raise ConfigError(f"method k-fed: local = {each} is more than k = {k}")
 
     def centre(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        labels, centres = local_centres(inputs(client, "k-fed"), each)
+        labels, centres = local_centres(inputs(client, "method k-fed"), each)
         sent = torch.from_numpy(centres.astype(np.float32))
         return Upload({"centres": sent, "points": torch.from_numpy(np.bincount(labels))})
 

@@ -78,7 +78,7 @@ def pacfl(
         return grouped("pacfl", by_evidence(how))
 
     def span(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        vectors = directions(inputs(client, "pacfl"), p)
+        vectors = directions(inputs(client, "method pacfl"), p)
         return Upload({"basis": torch.from_numpy(vectors.astype(np.float32))})
 
     def asked(fed: Federation, clients: Sequence[ClientId]) -> dict[ClientId, Tensor]:

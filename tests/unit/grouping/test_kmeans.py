@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn.cluster import KMeans
 from sklearn.metrics import silhouette_score
 
@@ -56,14 +57,63 @@ def test_every_row_is_with_its_nearest_centre_and_every_centre_is_its_groups_mea
     assert (away.argmin(axis=1) == labels).all()
 
 
-def test_the_start_is_farthest_first():
-    x = rng(4).normal(size=(20, 2))
+def inertia(x, labels):
+    return sum(((x[labels == g] - x[labels == g].mean(axis=0)) ** 2).sum() for g in set(labels))
+
+
+def from_farthest_first(x, k):
     starts = [int(np.linalg.norm(x - x.mean(axis=0), axis=1).argmax())]
-    for _ in range(3):
+    while len(starts) < k:
         gaps = np.linalg.norm(x[:, None] - x[starts], axis=2).min(axis=1)
         starts.append(int(gaps.argmax()))
-    expected = KMeans(4, init=x[starts], n_init=1, tol=0).fit(x).labels_
-    assert kmeans(x, 4)[0].tolist() == canonical(expected).tolist()
+    return x[starts]
+
+
+def from_ward(x, k):
+    labels = fcluster(linkage(x, "ward"), k, "maxclust")
+    return np.stack([x[labels == g].mean(axis=0) for g in set(labels)])
+
+
+def test_neither_farthest_first_nor_wards_groups_alone_end_lower():
+    lower = {from_farthest_first: 0, from_ward: 0}
+    for seed in range(20):
+        x = rng(seed).normal(size=(30, 2))
+        ours = inertia(x, kmeans(x, 5)[0])
+        for start in lower:
+            theirs = inertia(x, KMeans(5, init=start(x, 5), n_init=1, tol=0).fit(x).labels_)
+            assert ours <= theirs * (1 + 1e-9)
+            lower[start] += ours < theirs * (1 - 1e-9)
+    assert all(count > 5 for count in lower.values())  # each alone is often worse
+
+
+def test_weights_by_hand():
+    # {0, 1} and {2}: 0.5, or 1/2·1 with weights 1; {0} and {1, 2}: the same, until 2 weighs less.
+    x = np.array([[0.0], [1.0], [2.1]])
+    assert kmeans(x, 2)[0].tolist() == [0, 0, 1]
+    # Squares 3·1/4·1² = 0.75 for {0, 1}, and 1·0.5/1.5·1.1² = 0.403 for {1, 2.1}.
+    labels, centres = kmeans(x, 2, [3, 1, 0.5])
+    assert labels.tolist() == [0, 1, 1]
+    assert centres.ravel() == pytest.approx([0, (1 + 0.5 * 2.1) / 1.5])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 6])
+def test_a_row_of_weight_two_is_two_rows(k):
+    x = rng(k).normal(size=(15, 3))
+    counts = rng(k).integers(1, 5, 15)
+    labels, centres = kmeans(x, k, counts)
+    often = np.repeat(np.arange(15), counts)
+    copied, same = kmeans(x[often], k)
+    assert copied.tolist() == labels[often].tolist()
+    np.testing.assert_allclose(same, centres, atol=1e-12)
+
+
+@pytest.mark.parametrize("k", [2, 3, 6])
+def test_everybody_twice_changes_no_group(k):
+    x = rng(k).normal(size=(15, 3))
+    labels, centres = kmeans(x, k)
+    twice, same = kmeans(np.concatenate([x, x]), k)
+    assert twice.tolist() == [*labels, *labels]
+    np.testing.assert_allclose(same, centres, atol=1e-12)
 
 
 @given(
@@ -162,9 +212,14 @@ def test_few_or_identical_rows_are_one_group_without_a_warning():
 def test_copies_are_not_tried_as_starts(monkeypatch):
     module, tried = import_module("coterie.grouping.kmeans"), []
     lloyd = module._lloyd
-    monkeypatch.setattr(module, "_lloyd", lambda x, s: tried.append(len(s)) or lloyd(x, s))
+
+    def noted(points, mass, centres):
+        tried.append((tuple(mass), len(centres)))
+        return lloyd(points, mass, centres)
+
+    monkeypatch.setattr(module, "_lloyd", noted)
     best_k(np.array([[0.0], [-0.0], [0.0], [5.0], [5.0], [9.0]]))
-    assert tried == [2, 3]
+    assert set(tried) == {((3, 2, 1), 2), ((3, 2, 1), 3)}  # copies are counted, not kept
 
 
 def test_rows_that_differ_by_less_than_rounding_are_copies_without_a_warning():

@@ -69,20 +69,20 @@ def test_the_order_of_points_changes_nothing(x, order, k):
 
 
 def test_the_projection_finds_clouds_that_noise_hides():
-    # In 300 dimensions the noise of one point, √300 = 17, is far longer than the 8 between means.
+    # In 1000 dimensions the noise of one point, √1000 = 32, is far longer than the 8 between means.
     shares, plain = [], []
     for seed in range(5):
         random = rng(seed)
-        means = 8 / np.sqrt(2) * np.eye(300)[:6]
+        means = 8 / np.sqrt(2) * np.eye(1000)[:6]
         truth = random.permutation(np.repeat(np.arange(6), 30))
-        x = means[truth] + random.normal(size=(180, 300))
+        x = means[truth] + random.normal(size=(180, 1000))
         labels, centres = local_centres(x, 6)
         for g in range(6):  # of the points themselves, not of their projections
             np.testing.assert_allclose(centres[g], x[labels == g].mean(axis=0), atol=1e-12)
         shares.append(agreement(labels, truth))
         plain.append(agreement(kmeans(x, 6)[0], truth))
-    assert min(shares) > 0.97
-    assert np.mean(plain) < 0.9  # so the test above can tell
+    assert min(shares) > 0.9
+    assert np.mean(plain) < 0.8  # so the test above can tell
 
 
 def agreement(labels, truth):

@@ -1,0 +1,626 @@
+"""Trials of groups on validation data: what is judged, and what is averaged, sent and remembered.
+
+How a verdict becomes a decision (``trial.decide``) is not tested here: where it matters, it is
+replaced by one that takes a given cut.
+"""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+import coterie
+from coterie import trial
+from coterie.data import Split
+from coterie.federation import Order, Upload
+from coterie.grouping import canonical, find_evidence
+from coterie.method import Round, State
+from coterie.methods import make
+from coterie.run.experiment import execute
+from coterie.tree import read_tree, same, write_tree
+from coterie.trial import candidates, judge, proposed, row_length
+from coterie.weights import Weights
+from scripted import Scripted, Spy, halves, linears, opened, setup, steps, weights
+from support import (
+    Stop,
+    digits,
+    drive,
+    experiment,
+    models,
+    on_quadratics,
+    same_bits,
+    stop_after,
+)
+
+PLANE = linears((1, 1))
+
+
+def row(losses, within=0.0):
+    """What a client with validation data sends: these losses, and this variance of all gaps."""
+    pairs = [(a - b) ** 2 for i, a in enumerate(losses) for b in losses[i + 1 :]]
+    return torch.tensor([1.0, *losses, *pairs, *[within] * len(pairs)], dtype=torch.float64)
+
+
+def forced(monkeypatch, cut):
+    """Have every trial take this cut."""
+    monkeypatch.setattr(trial, "decide", lambda *_, **__: (cut, "by force"))
+
+
+# --- judge ----------------------------------------------------------------------------------------
+
+
+def test_two_cuts_and_three_clients_by_hand():
+    # Gaps 0.3, 0.2 and 0.1: 0.2 on average, their sample variance 0.01. Together with 0.02 from
+    # few validation samples that makes √(0.03/3) = 0.1.
+    rows = [row((1.0, 0.7), 0.01), row((1.2, 1.0), 0.02), row((0.8, 0.7), 0.03)]
+    found = judge(torch.stack(rows).mean(0), 3, 2)
+    assert found.losses == pytest.approx([1.0, 0.8])
+    assert found.errors == pytest.approx([0.1, 0.0])
+    assert (found.chosen, found.clients) == (1, 3)
+    # With 0.12 more it is √(0.15/3) = 0.224: then 0.2 is no difference.
+    rows = [replaced + torch.tensor([0, 0, 0, 0, 0.12]) for replaced in rows]
+    found = judge(torch.stack(rows).mean(0), 3, 2)
+    assert found.errors[0] == pytest.approx(math.sqrt(0.05))
+    assert found.chosen == 0
+
+
+def test_clients_that_are_alike_leave_the_error_of_few_samples():
+    found = judge(row((1.0, 0.9), 0.04), 4, 2)
+    assert found.errors == pytest.approx([math.sqrt(0.04 / 4), 0.0])
+    assert judge(row((1.0, 0.9), 0.03), 4, 2).chosen == 1  # √0.0075 = 0.087
+    assert judge(row((1.0, 0.9), 0.05), 4, 2).chosen == 0  # √0.0125 = 0.112
+
+
+def test_the_coarsest_cut_within_one_standard_error_is_chosen():
+    # From the lowest, the last: 0.5, 0.04 and 0.02 above it, each known to 0.03.
+    losses = (1.0, 0.54, 0.52, 0.5)
+    assert judge(row(losses, 0.0036), 4, 4).chosen == 2
+    assert judge(row(losses, 0.0068), 4, 4).chosen == 1
+    assert judge(row(losses, 0.0), 4, 4).chosen == 3
+    assert judge(row(losses, 1.01), 4, 4).chosen == 0
+    assert judge(row((0.5, 0.5, 0.5)), 4, 3).chosen == 0  # equal is no reason to part
+    assert judge(row((0.5, 0.6)), 4, 2).chosen == 0
+
+
+def test_standard_errors_are_those_of_the_gap_to_the_lowest():
+    random = np.random.default_rng(0)
+    losses = random.normal(1, 0.2, (7, 4))
+    losses[:, 2] -= 0.5
+    found = judge(torch.stack([row(tuple(r)) for r in losses]).mean(0), 7, 4)
+    gaps = losses - losses[:, [2]]
+    assert found.errors == pytest.approx(gaps.std(axis=0, ddof=1) / math.sqrt(7), abs=1e-9)
+
+
+def test_clients_without_validation_data_do_not_count():
+    rows = [row((1.0, 0.7), 0.01), row((1.2, 1.0), 0.02), row((0.8, 0.7), 0.03)]
+    three = judge(torch.stack(rows).mean(0), 3, 2)
+    nothing = torch.zeros(row_length(2), dtype=torch.float64)
+    five = judge(torch.stack([*rows, nothing, nothing]).mean(0), 5, 2)
+    assert five.clients == pytest.approx(3)
+    assert five.losses == pytest.approx(three.losses)
+    assert five.errors == pytest.approx(three.errors)
+    assert len(row((1.0, 2.0, 3.0))) == row_length(3) == 10
+
+
+# --- candidates -----------------------------------------------------------------------------------
+
+
+def planted(sizes, seed=0, width=6, noise=0.2):
+    random = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(len(sizes)), sizes)
+    means = random.normal(size=(len(sizes), width))[truth]
+    first, second = means + noise * random.normal(size=(2, *means.shape))
+    return find_evidence(first, second, np.ones(len(truth))), truth
+
+
+def counts(cuts):
+    return [int(c.max()) + 1 for c in cuts]
+
+
+def refines(fine, coarse):
+    return all(len(set(coarse[fine == g])) == 1 for g in set(fine))
+
+
+def test_the_candidates_are_the_cuts_of_the_tree_from_one_group_to_everybody_alone():
+    evidence, truth = planted((3, 2, 2))
+    cuts = candidates(evidence)
+    assert counts(cuts) == [1, 2, 3, 4, 5, 6, 7]
+    assert cuts[2].tolist() == truth.tolist() == evidence.labels.tolist()  # no cut is there twice
+    assert all(refines(fine, coarse) for coarse, fine in pairwise(cuts))
+
+
+def test_the_grouping_of_the_evidence_is_a_candidate_beside_the_cuts():
+    evidence, _ = planted((3, 2, 2))
+    other = np.array([0, 1, 0, 1, 0, 1, 0])
+    cuts = candidates(replace(evidence, labels=other))
+    assert counts(cuts) == [1, 2, 2, 3, 4, 5, 6, 7]
+    assert sum(c.tolist() == other.tolist() for c in cuts) == 1
+
+
+def test_groups_have_at_least_so_many_members_and_coarser_ones_are_sums():
+    evidence, truth = planted((4, 3, 3))
+    for least in (2, 3):
+        cuts = candidates(evidence, least)
+        assert all(np.bincount(c).min() >= least for c in cuts)
+        assert counts(cuts)[0] == 1
+        assert any(c.tolist() == truth.tolist() for c in cuts)
+        assert all(refines(cuts[-1], c) for c in cuts)
+    assert counts(candidates(evidence, 4)) == [1]  # two groups would be 4 and 6 only by chance
+    # A grouping that is no sum of the finest cut's groups is left out.
+    crossing = replace(evidence, labels=np.array([0, 1] * 5))
+    assert not any(c.tolist() == [0, 1] * 5 for c in candidates(crossing, 3))
+    assert any(c.tolist() == [0, 1] * 5 for c in candidates(crossing))
+
+
+@pytest.mark.parametrize(
+    ("clients", "last"), [(16, [14, 15, 16]), (17, [15, 16, 17]), (30, [16, 20, 25, 30])]
+)
+def test_of_many_groups_a_ladder_is_tried(clients, last):
+    first, second = np.random.default_rng(0).normal(size=(2, clients, 4))
+    evidence = find_evidence(first, second, np.ones(clients))
+    tried = counts(candidates(evidence))
+    assert tried[:16] == list(range(1, 17))
+    assert tried[-len(last) :] == last
+
+
+def test_without_a_tree_the_evidence_is_all_there_is_to_try():
+    evidence, truth = planted((3, 2, 2))
+    cuts = candidates(replace(evidence, tree=None))
+    assert [c.tolist() for c in cuts] == [[0] * 7, truth.tolist()]
+
+
+# --- score-cuts: what a client sends --------------------------------------------------------------
+
+
+def scoring(folder, validation, targets=(5.0, 5.0)):
+    """A door to one client that trains towards these and is scored on those."""
+    made = on_quadratics(coterie.fedclust(), [list(targets)])
+    (person,) = made.population.clients
+    y = torch.tensor(validation)
+    person = replace(person, val=Split(torch.zeros(len(y), 1), y))
+    made = replace(made, population=replace(made.population, clients=(person,)))
+    door, _, plan = opened(made, folder)
+    return door, plan.start
+
+
+def scored(door, start, cuts, number, **offered):
+    """The row that the client sends for these cuts, when it is offered these models."""
+    door.begin(number)
+    arrays = {n: Weights(start.layout, torch.tensor([v])) for n, v in offered.items()}
+    (reply,) = door.gather([Order(0, "score-cuts", arrays, {"cuts": cuts})])
+    return reply.arrays["scores"].tolist()
+
+
+def test_a_row_by_hand(tmp_path):
+    # On 1 and 3 the model 2 has losses 1 and 1, the model 1 losses 0 and 4. The squared difference
+    # of the means is 1; the gaps are 1 and −3, of variance 8, that of their mean 4.
+    door, start = scoring(tmp_path, [1.0, 3.0])
+    assert scored(door, start, "a b", 0, a=2.0, b=1.0) == pytest.approx([1, 1, 2, 1, 4])
+    # A group that two cuts have in common is sent once, and scored alike.
+    again = scored(door, start, "a b b", 1, a=2.0, b=1.0)
+    assert again == pytest.approx([1, 1, 2, 2, 1, 1, 0, 4, 4, 0])
+
+
+def test_one_validation_sample_has_no_variance(tmp_path):
+    door, start = scoring(tmp_path, [1.0])
+    assert scored(door, start, "a b", 0, a=2.0, b=4.0) == pytest.approx([1, 1, 9, 64, 0])
+
+
+def test_without_validation_data_a_client_sends_zeros(tmp_path):
+    door, start = scoring(tmp_path, [])
+    assert scored(door, start, "a b c", 0, a=2.0, b=1.0, c=0.0) == [0.0] * row_length(3)
+
+
+def test_a_group_of_one_is_scored_with_the_model_that_its_client_kept(tmp_path):
+    # From 0 a step goes a fifth of the way to 5: to 1. On 1 and 3 it has losses 0 and 4.
+    door, start = scoring(tmp_path, [1.0, 3.0])
+    door.begin(0)
+    door.reduce([Order(0, "train", {"0": start}, {trial.KEPT: True})], {0: {0: 1.0}})
+    assert scored(door, start, "a alone", 1, a=2.0) == pytest.approx([1, 1, 2, 1, 4])
+    # It was kept until then, and not for longer: who has none to score says nothing.
+    assert scored(door, start, "a alone", 2, a=2.0) == [0.0] * row_length(2)
+
+
+def test_what_is_trained_is_kept_in_a_trial_only(tmp_path):
+    door, start = scoring(tmp_path, [1.0, 3.0])
+    door.begin(0)
+    door.reduce([Order(0, "train", {"0": start})], {0: {0: 1.0}})
+    assert scored(door, start, "a alone", 1, a=2.0) == [0.0] * row_length(2)
+
+
+def test_a_trial_trains_as_long_as_it_takes_to_tell_clients_apart(tmp_path):
+    door, start = scoring(tmp_path, [1.0])
+    for number, (least, made) in enumerate([(0, 1), (1, 1), (7, 7)]):
+        door.begin(number)
+        order = Order(0, "train", {"0": start}, {trial.STEPS: least})
+        mean = door.reduce([order], {0: {0: 1.0}})[0].arrays["model"]
+        assert float(mean.vector) == pytest.approx(5 * (1 - 0.8**made), abs=1e-5)
+
+
+# --- run: what is averaged ------------------------------------------------------------------------
+
+IDS = [3, 7, 8, 11, 12, 20]  # never a position in any list of them
+SAMPLES = {3: 1, 7: 2, 8: 3, 11: 1, 12: 2, 20: 1}
+MOVES = {3: (0, 1), 7: (8, 0), 8: (0, 2), 11: (9, 1), 12: (0, 4), 20: (7, 7)}
+TREE = [
+    [0, 0, 0, 0, 0, 0],
+    [0, 1, 0, 1, 0, 1],
+    [0, 1, 0, 1, 2, 1],
+    [0, 1, 2, 3, 4, 5],
+]
+
+
+class People(Scripted):
+    """Clients that move what they train by ``MOVES``, and whose loss is the squared distance to it.
+
+    Whoever is in ``silent[task]`` does not answer.
+    """
+
+    def __init__(self, min_group=1, silent=None):
+        super().__init__(self.answer, range(0), SAMPLES, min_group=min_group)
+        self.silent, self.trained = silent or {}, {}
+
+    def answer(self, order):
+        client = order.client
+        if client in self.silent.get(order.task, ()):
+            return None
+        if order.task == "train":
+            (start,) = order.arrays.values()
+            moved = Weights(PLANE, start.vector + torch.tensor(MOVES[client]))
+            self.trained[client] = moved
+            return Upload({"model": moved}, {"loss": 0.0})
+        names = order.config["cuts"].split()
+        used = [order.arrays.get(n, self.trained.get(client)) for n in names]
+        goal = torch.tensor(MOVES[client])
+        return Upload({"scores": row([float((w.vector - goal).square().sum()) for w in used])})
+
+    def orders(self, task):
+        return [orders for _, orders, _ in self.asked if next(iter(orders.values())).task == task]
+
+
+def trains(state, places):
+    return [Order(c, "train", {"model": state.models[s]}) for c, s in places.items()]
+
+
+def offer(models, slots):
+    return {str(s): models[s] for s in slots if s in models}
+
+
+def begun(rounds=1, cuts=TREE, clients=IDS, first=0, **more):
+    """The state of one model before a trial of these cuts."""
+    memory = {
+        "clients": list(clients), "cuts": torch.tensor(cuts), "places": torch.eye(len(clients)),
+        "slot": 0, "own": -1, "decisive": False, "next": first, "rounds": rounds, "again": True,
+        "steps": 0,
+    }  # fmt: skip
+    groups = dict.fromkeys(clients, 0) | more.get("groups", {})
+    models = {0: weights(PLANE, 1, 1)} | more.get("models", {})
+    return State(models, groups, {"trial": memory})
+
+
+def mean(members, start=(1, 1)):
+    """By hand: the start and the mean move of these, by their samples."""
+    total = sum(SAMPLES[c] for c in members)
+    moves = sum(SAMPLES[c] * np.array(MOVES[c], float) for c in members) / total
+    return pytest.approx((np.array(start) + moves).tolist(), rel=1e-6)
+
+
+def group(cut, client, clients=IDS):
+    at = list(clients).index(client)
+    return [c for c, g in zip(clients, cut, strict=True) if g == cut[at]]
+
+
+@pytest.mark.parametrize("min_group", [1, 2])
+def test_every_group_of_every_cut_is_the_mean_of_its_members(min_group):
+    cuts = TREE if min_group == 1 else [TREE[0], [0, 0, 1, 0, 1, 0], [0, 1, 2, 0, 2, 1]]
+    people = People(min_group)
+    trial.run(people, begun(cuts=cuts), Round(0, IDS), trains, offer)
+    (scores,) = people.orders("score-cuts")
+    assert sorted(scores) == IDS
+    for client, order in scores.items():
+        names = order.config["cuts"].split()
+        for cut, name in zip(cuts, names, strict=True):
+            members = group(cut, client)
+            if len(members) == 1:
+                assert name not in order.arrays  # it has that one already
+            else:
+                assert order.arrays[name].vector.tolist() == mean(members)
+        # A group that two cuts have in common has one name, and travels once.
+        assert len(set(names)) == len({tuple(group(cut, client)) for cut in cuts})
+
+
+def test_where_single_clients_are_hidden_only_the_finest_sums_are_asked_for():
+    cuts = [TREE[0], [0, 0, 1, 0, 1, 0], [0, 1, 2, 0, 2, 1]]
+    people = People(min_group=2)
+    trial.run(people, begun(cuts=cuts), Round(0, IDS), trains, offer)
+    assert [kind for kind, _, _ in people.asked] == ["reduce", "reduce"]
+    for _, _, into in people.asked:
+        assert all(len(shares) == 1 for shares in into.values())
+        slots = [next(iter(into[c])) for c in IDS]
+        assert canonical(np.unique(slots, return_inverse=True)[1]).tolist() == cuts[-1]
+    open_ones = People()
+    trial.run(open_ones, begun(cuts=cuts), Round(0, IDS), trains, offer)
+    (ours,), (theirs,) = people.orders("score-cuts"), open_ones.orders("score-cuts")
+    for client in IDS:
+        for name, model in theirs[client].arrays.items():
+            torch.testing.assert_close(ours[client].arrays[name].vector, model.vector)
+
+
+def test_the_verdict_is_of_the_losses_by_hand():
+    people = People()
+    state = trial.run(people, begun(), Round(0, IDS), trains, offer)
+    verdict = state.notes["verdict"]
+    assert verdict["cuts"] == [1, 2, 3, 6]
+    assert verdict["clients"] == 6
+    for k, cut in enumerate(TREE):
+        losses = []
+        for client in IDS:
+            members = group(cut, client)
+            total = sum(SAMPLES[c] for c in members)
+            model = 1 + sum(SAMPLES[c] * np.array(MOVES[c], float) for c in members) / total
+            losses.append(((model - MOVES[client]) ** 2).sum())
+        assert verdict["losses"][k] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_the_groups_of_the_cut_go_on_from_the_models_just_made(cut, monkeypatch):
+    forced(monkeypatch, cut)
+    state = trial.run(People(), begun(), Round(4, IDS), trains, offer)
+    assert state.groups == {c: f"5/{g}" for c, g in zip(IDS, TREE[cut], strict=True)}
+    assert set(state.models) == set(state.groups.values())
+    for client in IDS:
+        members = group(TREE[cut], client)
+        assert state.models[state.groups[client]].vector.tolist() == mean(members)
+    assert "trial" not in state.memory
+    assert state.notes["verdict"]["chosen"] == max(TREE[cut]) + 1
+    assert state.notes["verdict"]["why"] == "by force"
+
+
+def test_a_trial_that_keeps_one_model_is_a_round_of_one_model(monkeypatch):
+    forced(monkeypatch, 0)
+    state = trial.run(People(), begun(), Round(3, IDS), trains, offer)
+    assert state.groups == dict.fromkeys(IDS, 0)
+    assert list(state.models) == [0]
+    assert state.models[0].vector.tolist() == mean(IDS)
+    later = state.memory["trial"]
+    assert later["next"] > 4
+    assert not trial.due(state, Round(4, IDS))
+    assert trial.due(state, Round(later["next"], IDS))
+    over = begun()
+    over.memory["trial"]["again"] = False
+    assert "trial" not in trial.run(People(), over, Round(3, IDS), trains, offer).memory
+
+
+def test_everybody_is_asked_once_whoever_is_in_the_cohort(monkeypatch):
+    forced(monkeypatch, 1)
+    people = People()
+    state = trial.run(people, begun(), Round(0, [7, 20]), trains, offer)
+    assert [sorted(orders) for _, orders, _ in people.asked] == [IDS, IDS]
+    assert state.models["1/0"].vector.tolist() == mean([3, 8, 12])
+
+
+def test_clients_of_other_groups_train_as_ever(monkeypatch):
+    forced(monkeypatch, 1)
+    people = People()
+    clients, cuts = IDS[:4], [c[:4] for c in TREE[:2]]
+    state = begun(
+        cuts=cuts, clients=clients, groups={12: "x", 20: "y"},
+        models={"x": weights(PLANE, 5, 5), "y": weights(PLANE, 6, 6)},
+    )  # fmt: skip
+    after = trial.run(people, state, Round(0, [3, 12]), trains, offer)
+    assert sorted(people.asked[0][1]) == [3, 7, 8, 11, 12]  # 20 is not in the cohort
+    assert sorted(people.asked[1][1]) == [3, 7, 8, 11]
+    assert after.models["x"].vector.tolist() == [5, 9]
+    assert after.models["y"].vector.tolist() == [6, 6]
+    assert after.groups == {12: "x", 20: "y", 3: "1/0", 7: "1/1", 8: "1/0", 11: "1/1"}
+
+
+# --- run: replies that are lost -------------------------------------------------------------------
+
+
+def test_who_is_lost_in_the_training_is_missing_from_the_means(monkeypatch):
+    forced(monkeypatch, 3)
+    people = People(silent={"train": [8]})
+    state = trial.run(people, begun(), Round(0, IDS), trains, offer)
+    (scores,) = people.orders("score-cuts")
+    assert scores[3].arrays[scores[3].config["cuts"].split()[1]].vector.tolist() == mean([3, 12])
+    # Its own group has no model: it scores, and goes on with, the model of all.
+    names = scores[8].config["cuts"].split()
+    assert names[-1] == names[0]
+    assert state.models[state.groups[8]].vector.tolist() == mean([c for c in IDS if c != 8])
+    assert state.models[state.groups[3]].vector.tolist() == mean([3])
+
+
+def test_who_is_lost_in_the_scoring_does_not_count():
+    whole = trial.run(People(), begun(), Round(0, IDS), trains, offer)
+    part = trial.run(People(silent={"score-cuts": [8, 20]}), begun(), Round(0, IDS), trains, offer)
+    assert part.notes["verdict"]["clients"] == 4
+    one = {c: ((np.array(mean(IDS).expected) - MOVES[c]) ** 2).sum() for c in IDS}
+    assert whole.notes["verdict"]["losses"][0] == pytest.approx(
+        np.mean(list(one.values())), rel=1e-5
+    )
+    left = [one[c] for c in IDS if c not in (8, 20)]
+    assert part.notes["verdict"]["losses"][0] == pytest.approx(np.mean(left), rel=1e-5)
+
+
+def test_when_nobody_answers_there_is_another_round():
+    before = begun()
+    state = trial.run(People(silent={"train": IDS}), before, Round(0, IDS), trains, offer)
+    assert same(state.to_tree(), before.to_tree())
+    # Nobody scores: what was trained counts, and the trial is made up for.
+    state = trial.run(People(silent={"score-cuts": IDS}), before, Round(0, IDS), trains, offer)
+    assert state.models[0].vector.tolist() == mean(IDS)
+    assert "verdict" not in state.notes
+    assert trial.due(state, Round(1, IDS))
+    after = trial.run(People(), state, Round(1, IDS), trains, offer)
+    assert after.notes["verdict"]["clients"] == 6
+
+
+def test_without_validation_data_there_is_no_verdict_and_no_further_trial():
+    people = People()
+    nothing = Upload({"scores": torch.zeros(row_length(4))})
+    people.script = lambda o: nothing if o.task == "score-cuts" else people.answer(o)
+    state = trial.run(people, begun(), Round(0, IDS), trains, offer)
+    assert state.notes["verdict"] == {"cuts": [1, 2, 3, 6], "why": trial.NOBODY}
+    assert state.groups == dict.fromkeys(IDS, 0)
+    assert "trial" not in state.memory
+
+
+# --- a trial of several rounds --------------------------------------------------------------------
+
+
+def resumed(state, folder):
+    """The state as a run reads it back."""
+    write_tree(folder, state.to_tree(), PLANE, durable=False)
+    return State.from_tree(read_tree(folder, PLANE))
+
+
+def test_in_two_rounds_every_group_trains_its_own_model_on(monkeypatch, tmp_path):
+    forced(monkeypatch, 2)
+    people = People()
+    state = trial.run(people, begun(rounds=2), Round(0, IDS), trains, offer)
+    assert not people.orders("score-cuts")
+    assert state.models[0].vector.tolist() == mean(IDS)
+    assert trial.due(state, Round(1, IDS))
+    again = People()
+    after = trial.run(again, resumed(state, tmp_path / "state"), Round(1, IDS), trains, offer)
+    # Each group goes on from its own mean, by the same mean move.
+    for client in IDS:
+        members = group(TREE[2], client)
+        start = np.array(mean(members).expected)
+        assert after.models[after.groups[client]].vector.tolist() == mean(members, start)
+    # All train the model of all; then whoever is in a group that the coarser cuts do not have.
+    asked = [sorted(orders) for orders in again.orders("train")]
+    assert asked == [IDS, IDS, [3, 8, 12], [3, 7, 8, 11, 20]]
+    # Nobody has kept a model of its own: those of groups of one travel, too.
+    (scores,) = again.orders("score-cuts")
+    for order in scores.values():
+        assert set(order.config["cuts"].split()) == set(order.arrays)
+
+
+def test_a_resumed_trial_goes_on_as_if_never_stopped(monkeypatch, tmp_path):
+    forced(monkeypatch, 1)
+    ends = []
+    for stop in (False, True):
+        state = begun(rounds=3)
+        for number in range(3):
+            if stop:
+                state = resumed(state, tmp_path / f"{number}")
+            state = trial.run(People(), state, Round(number, IDS), trains, offer)
+        ends.append(state)
+    assert same(ends[0].to_tree(), ends[1].to_tree())
+    assert ends[0].notes == ends[1].notes
+    assert set(ends[0].groups.values()) == {"3/0", "3/1"}
+
+
+def test_a_plan_is_a_tree_that_can_be_saved(tmp_path):
+    evidence, _ = planted((3, 3))
+    plan = proposed(IDS, evidence, torch.eye(6), slot=0, first=2)
+    assert [c.max().item() + 1 for c in plan["cuts"]] == [1, 2, 3, 4, 5, 6]
+    assert plan["cuts"][plan["own"]].tolist() == evidence.labels.tolist()
+    state = State({0: weights(PLANE, 1, 1)}, dict.fromkeys(IDS, 0), {"trial": plan})
+    assert same(resumed(state, tmp_path / "state").to_tree(), state.to_tree())
+    assert not trial.due(state, Round(1, IDS))
+    assert trial.due(state, Round(2, IDS))
+
+
+# --- in methods -----------------------------------------------------------------------------------
+
+ANGLES = {0: (0, 8), 1: (90, 95), 2: (2, 5), 3: (98, 88), 4: (40, 30), 5: (50, 70)}
+
+
+def turned(client):
+    """A client's change of the final layer, half by half."""
+    return [
+        weights(PLANE, math.cos(math.radians(a)), math.sin(math.radians(a))) for a in ANGLES[client]
+    ]
+
+
+def test_newcomers_after_a_split_go_to_the_group_whose_mean_direction_is_nearest(monkeypatch):
+    silent = set()
+
+    def answer(order):
+        if order.client in silent:
+            return None
+        if order.task == "steps":
+            return steps(25)
+        if order.task == "halves":
+            return halves(*turned(order.client))
+        if order.task == "train":
+            return Upload({"model": turned(order.client)[0]}, {"loss": 0.0})
+        return Upload({"scores": row([1.0] * len(order.config["cuts"].split()))})
+
+    forced(monkeypatch, 1)
+    fed, method = Scripted(answer, range(6)), coterie.fedclust()
+    state = method.init(fed, setup(weights(PLANE, 0, 0), range(4)))
+    assert state.groups == dict.fromkeys(range(4), 0)
+    # Before the split a newcomer joins the one group, without a question.
+    fed.asked.clear()
+    assert method.admit(fed, state, Round(0, [4])).groups[4] == 0
+    assert not fed.asked
+    when = state.memory["trial"]["next"]
+    state = method.round(fed, state, Round(when, range(4)))
+    one, two = (f"{when + 1}/{g}" for g in range(2))
+    assert state.groups == {0: one, 1: two, 2: one, 3: two}
+    # Mean directions of about 4° and 93°: 35° is nearer to the first, 60° to the second.
+    assert method.admit(fed, state, Round(9, [4, 5])).groups == {**state.groups, 4: one, 5: two}
+    silent.add(4)
+    assert method.admit(fed, state, Round(9, [4, 5])).groups == {**state.groups, 5: two}
+
+
+ROUNDS = 8  # within these a trial is made
+SMALL = {"warmup_steps": 5, "trial": "always"}
+
+
+def seen_by(name, folder, monkeypatch, cut, parameters=SMALL):
+    """A real run in which the trial takes this cut: its state, door, engine and experiment."""
+    forced(monkeypatch, cut)
+    made = experiment(make(name, parameters), digits(clients=4, samples=240))
+    state, door, engine = drive(made, folder, Spy, rounds=ROUNDS)
+    assert any(s.task == "score-cuts" for s in engine.seen)
+    return made, state, door, engine
+
+
+def test_a_trial_that_keeps_one_model_is_fedavg_to_the_bit(monkeypatch, tmp_path):
+    """A probe of five steps asks for no longer training than a round has."""
+    made, state, door, _ = seen_by("fedclust", tmp_path / "a", monkeypatch, 0)
+    assert set(state.groups.values()) == {0}
+    plain = experiment(coterie.fedavg(), digits(clients=4, samples=240))
+    other, other_door, _ = drive(plain, tmp_path / "b", rounds=ROUNDS)
+    assert same_bits(models(made, state, door), models(plain, other, other_door))
+
+
+@pytest.mark.parametrize("name", ["fedclust", "fedclust+ditto", "fedclust+fedper", "pacfl"])
+@pytest.mark.parametrize("cut", [1, 3])
+def test_methods_and_combinations_split_by_a_trial(name, cut, monkeypatch, tmp_path):
+    parameters = {"trial": "always"} if name == "pacfl" else SMALL
+    made, state, door, engine = seen_by(name, tmp_path, monkeypatch, cut, parameters)
+    assert len(set(state.groups.values())) == cut + 1
+    assert set(state.models) == set(state.groups.values())
+    for found in models(made, state, door):
+        assert torch.isfinite(found).all()
+    shared = {n for s in engine.seen if s.task == "score-cuts" for t in s.down.values() for n in t}
+    head = {"head.weight", "head.bias"}
+    assert (shared & head == set()) == (name == "fedclust+fedper")
+    # What a client trained for the trial is not kept for longer.
+    tried = [s for s in engine.seen if s.task == "train" and s.config.get(trial.KEPT)]
+    assert sorted(s.client for s in tried) == [0, 1, 2, 3]
+
+
+def test_a_trial_of_two_rounds_in_a_real_run_can_be_resumed(monkeypatch, tmp_path):
+    forced(monkeypatch, 1)
+    settings = {"rounds": 4, "cohort": 0.5}
+    method = coterie.fl_hc(rounds=1, trial="always", trial_rounds=2)
+    made = experiment(method, digits(clients=4, samples=160), settings=settings)
+    whole = execute(made, tmp_path / "whole")
+    with pytest.raises(Stop):
+        execute(made, tmp_path / "parts", watch=stop_after(2))  # between the rounds of the trial
+    parts = execute(made, tmp_path / "parts", resume=True)
+    verdicts = [e["notes"]["verdict"] for e in parts.history if "verdict" in e.get("notes", {})]
+    assert len(verdicts) == 1
+    assert {e["round"] for e in parts.history if "verdict" in e.get("notes", {})} == {3}
+    for client in range(4):
+        assert same(whole.weights(client), parts.weights(client))
