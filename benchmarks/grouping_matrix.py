@@ -362,7 +362,8 @@ def tables(rows: Iterable[Mapping[str, Any]], methods: Sequence[str]) -> list[st
         cells = ["–", "–", mean([v for k in kinds for v in values[k]])]
         cells += [mean(values[k]) for k in kinds]
         lines.append(f"| {reference} | " + " | ".join(cells) + " |")
-    lines += ["", *by_kind(sets, methods, kinds), "", *oracle_gaps(sets, methods), ""]
+    lines += ["", *by_schedule(sets, methods), "", *oracle_gaps(sets, methods), ""]
+    lines += [*by_kind(sets, methods, kinds), ""]
     counted = [
         verdict
         for method in methods
@@ -373,6 +374,18 @@ def tables(rows: Iterable[Mapping[str, Any]], methods: Sequence[str]) -> list[st
     gaps = [lost(of, m) for m in methods for of in sets.values() if m in of]
     lines.append(f"right in {sum(counted)} of {len(counted)} cells")
     lines.append(f"points lost to the best fixed choice, mean over {len(gaps)} cells: {mean(gaps)}")
+    return lines
+
+
+def by_schedule(sets: Mapping[Any, Any], methods: Sequence[str]) -> list[str]:
+    """Points lost with each schedule: a trial's training is longer than a round of the first."""
+    lines = ["| points lost | " + " | ".join(SCHEDULES) + " |", "|---|" + "---:|" * len(SCHEDULES)]
+    for method in methods:
+        cells = [
+            mean([lost(of, method) for p, of in sets.items() if p[2] == schedule and method in of])
+            for schedule in SCHEDULES
+        ]
+        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
     return lines
 
 
