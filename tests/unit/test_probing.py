@@ -241,6 +241,22 @@ def test_data_are_represented_by_the_space_that_they_span(tmp_path):
     assert answer.evidence.errors[1] == pytest.approx(np.mean(mean) / 2, abs=1e-6)
 
 
+def test_a_direction_of_inputs_has_no_sign():
+    """Singular vectors have none: halves, and newcomers, may point either way."""
+    angles = {0: 0.0, 1: 1.5, 2: 0.1, 3: 1.4, 4: 0.05, 5: 1.45}
+
+    def answer(order):
+        a = angles[order.client]
+        line = torch.tensor([[math.cos(a)], [math.sin(a)]])
+        return halves(line, -line) if order.client % 3 else halves(-line)
+
+    fed = Scripted(answer, range(6))
+    found = ask(fed, Probe("data"), START, range(4))
+    assert found.spreads == pytest.approx([0.0] * 4, abs=1e-9)
+    middles = centres(found.places, [0, 1, 0, 1])
+    assert place(fed, found.memory, middles, [4, 5]) == {4: 0, 5: 1}
+
+
 def test_inputs_along_two_lines_are_two_groups(tmp_path):
     random = np.random.default_rng(0)
     noisy = [
@@ -423,18 +439,21 @@ def test_the_order_of_clients_changes_nothing(by):
 # --- sketches -------------------------------------------------------------------------------------
 
 
-def test_a_sketch_nearly_keeps_inner_products_and_short_vectors_are_left_as_they_are():
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_a_sketch_nearly_keeps_inner_products(shift):
+    """Also of vectors most of whose numbers are positive: signs make them cancel."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.nn.functional.normalize(
-        torch.randn(6, 60_000, generator=generator, dtype=torch.float64)
-        + 1.5 * torch.randn(1, 60_000, generator=generator, dtype=torch.float64)
-    )
+    noise = torch.randn(7, 60_000, generator=generator, dtype=torch.float64)
+    rows = torch.nn.functional.normalize(noise[1:] + 1.5 * noise[0] + shift)
     small = torch.stack([sketch(r) for r in rows])
     assert small.shape == (6, probing.SKETCH)
     torch.testing.assert_close(small @ small.T, rows @ rows.T, atol=0.08, rtol=0)
     assert 0.5 < float(rows[0] @ rows[1]) < 0.9  # far enough from 0 and 1 for the law to say much
     torch.testing.assert_close(sketch(2 * rows[0] - rows[1]), 2 * small[0] - small[1])
-    short = torch.randn(probing.SKETCH, generator=generator)
+
+
+def test_a_short_vector_is_its_own_sketch():
+    short = torch.randn(probing.SKETCH)
     assert sketch(short) is short
 
 
