@@ -215,7 +215,6 @@ def test_labels_are_represented_by_their_frequencies(tmp_path):
     # Halves of 4 and 3 together have 2, 3 and 2 of each.
     assert (4 * many["first"] + 3 * many["second"]).tolist() == pytest.approx([2, 3, 2])
     assert not engine.of("init.0")[0].down  # no model is needed
-    assert answer.first.shape == (3, 3)
     assert "steps" not in answer.notes
 
 
@@ -274,22 +273,38 @@ def test_gradients_are_those_of_the_halves(tmp_path):
     door, engine, start = door_to([[3.0] * 4, [5.0] * 5], tmp_path, start=1.0)
     answer = ask(door, Probe("gradient"), start, [0, 1])
     assert sent(engine) == {0: [-4, -4], 1: [-8, -8]}
-    assert answer.first.tolist() == [[-4], [-8]]
     assert "steps" not in answer.notes
 
 
 def test_what_is_compared_is_the_change_or_what_the_view_shows(tmp_path):
-    # Three steps from 1 towards 9 go 8·(1 − 0.8³) far.
-    door, _, start = door_to([[9.0] * 4, [9.0] * 5], tmp_path, start=1.0)
-    far = 8 * (1 - 0.8**3)
+    # From 10 three steps go 1 − 0.8³ = 0.488 of the way: to 13.904 towards 18, to 6.096 towards 2.
+    # The models point one way, what changed points in opposite ones: 1 from their mean, which is 0.
+    door, _, start = door_to([[18.0] * 4, [2.0] * 4], tmp_path, start=10.0)
     answer = ask(door, Probe("model", steps=3), start, [0, 1])
-    assert answer.first.tolist() == [[pytest.approx(far, abs=1e-5)]] * 2
+    assert answer.evidence.errors == pytest.approx({1: 1.0, 2: 0.0}, abs=1e-9)
+    assert answer.places.tolist() == [[1.0], [-1.0]]
+    # Seen by a view, numbers count as they are: 3.904 from their mean.
     door.begin(1, stage="view")
-    seen = ask(
-        door, Probe("model", steps=3), start, [0, 1],
-        view=lambda model: np.array([float(model.vector), 100.0]),
-    )  # fmt: skip
-    assert seen.first.tolist() == [[pytest.approx(1 + far, abs=1e-5), 100.0]] * 2
+    probe = Probe("model", steps=3)
+    seen = ask(door, probe, start, [0, 1], view=lambda model: np.array([float(model.vector), 100]))
+    assert seen.evidence.errors == pytest.approx({1: 3.904**2, 2: 0.0}, abs=1e-4)
+
+
+def test_who_said_how_many_steps_it_needs_is_not_sent_the_model_again(tmp_path):
+    def lossy(plan):
+        return Faulty(Spy(plan), lose_reply=lambda c, o: (c, o) == (1, "init.0"))
+
+    door, faulty, start = door_to([[8.0, 9.0], [-8.0, -7.0], [7.0, 8.0]], tmp_path, lossy)
+    answer = ask(door, Probe("model"), start, range(3))
+    asked = faulty.engine.of("init.1")
+    assert {c: list(s.down) for c, s in asked.items()} == {0: [], 1: ["model"], 2: []}
+    # All the same everybody has trained, and keeps nothing: asked again, it is sent the model.
+    assert answer.places.tolist() == [[1.0], [-1.0], [1.0]]
+    door.begin(1, stage="again")
+    assert place(door, answer.memory, torch.tensor([[1.0], [-1.0]]), [0, 1]) == {0: 0, 1: 1}
+    assert {c: list(s.down) for c, s in faulty.engine.of("again.0").items()} == {
+        0: ["model"], 1: ["model"]
+    }  # fmt: skip
 
 
 # --- answers written by hand ----------------------------------------------------------------------
