@@ -38,14 +38,15 @@ class People(Scripted):
 
     def __init__(self, moves, examples=COUNTS, walks=None):
         super().__init__(self.answer, range(0), examples)
-        self.moves, self.walks, self.round = moves, walks or {}, 0
+        self.moves, self.walks, self.round, self.held = moves, walks or {}, 0, {}
 
     def answer(self, order):
         if order.task == "steps":
+            self.held[order.client] = order.arrays["model"]
             return steps(25)
         at = order.config["round"] if order.task == "walk" else self.round
         move = (self.walks if order.task == "walk" else self.moves)[at][order.client]
-        (start,) = order.arrays.values()
+        (start,) = order.arrays.values() or [self.held[order.client]]
         if move is None:
             return None
         moved = Weights(start.layout, start.vector + torch.tensor(move))
@@ -321,7 +322,7 @@ def test_a_group_that_stays_together_is_asked_again_after_twice_as_many_rounds()
     state = method.init(people, setup(weights(PLANE, 1, 1), IDS))
     # Whose halves say the opposite of each other belong nowhere.
     people.script = lambda o: (
-        halves(*[Weights(PLANE, o.arrays["model"].vector + s) for s in (1.0, -1.0)])
+        halves(*[Weights(PLANE, people.held[o.client].vector + s) for s in (1.0, -1.0)])
         if o.task == "halves"
         else people.answer(o)
     )

@@ -215,7 +215,6 @@ def test_labels_are_represented_by_their_frequencies(tmp_path):
     # Halves of 4 and 3 together have 2, 3 and 2 of each.
     assert (4 * many["first"] + 3 * many["second"]).tolist() == pytest.approx([2, 3, 2])
     assert not engine.of("init.0")[0].down  # no model is needed
-    assert answer.first.shape == (3, 3)
     assert "steps" not in answer.notes
 
 
@@ -241,6 +240,22 @@ def test_data_are_represented_by_the_space_that_they_span(tmp_path):
     assert answer.evidence.errors[1] == pytest.approx(np.mean(mean) / 2, abs=1e-6)
 
 
+def test_a_direction_of_inputs_has_no_sign():
+    """Singular vectors have none: halves, and newcomers, may point either way."""
+    angles = {0: 0.0, 1: 1.5, 2: 0.1, 3: 1.4, 4: 0.05, 5: 1.45}
+
+    def answer(order):
+        a = angles[order.client]
+        line = torch.tensor([[math.cos(a)], [math.sin(a)]])
+        return halves(line, -line) if order.client % 3 else halves(-line)
+
+    fed = Scripted(answer, range(6))
+    found = ask(fed, Probe("data"), START, range(4))
+    assert found.spreads == pytest.approx([0.0] * 4, abs=1e-9)
+    middles = centres(found.places, [0, 1, 0, 1])
+    assert place(fed, found.memory, middles, [4, 5]) == {4: 0, 5: 1}
+
+
 def test_inputs_along_two_lines_are_two_groups(tmp_path):
     random = np.random.default_rng(0)
     noisy = [
@@ -258,22 +273,38 @@ def test_gradients_are_those_of_the_halves(tmp_path):
     door, engine, start = door_to([[3.0] * 4, [5.0] * 5], tmp_path, start=1.0)
     answer = ask(door, Probe("gradient"), start, [0, 1])
     assert sent(engine) == {0: [-4, -4], 1: [-8, -8]}
-    assert answer.first.tolist() == [[-4], [-8]]
     assert "steps" not in answer.notes
 
 
 def test_what_is_compared_is_the_change_or_what_the_view_shows(tmp_path):
-    # Three steps from 1 towards 9 go 8·(1 − 0.8³) far.
-    door, _, start = door_to([[9.0] * 4, [9.0] * 5], tmp_path, start=1.0)
-    far = 8 * (1 - 0.8**3)
+    # From 10 three steps go 1 − 0.8³ = 0.488 of the way: to 13.904 towards 18, to 6.096 towards 2.
+    # The models point one way, what changed points in opposite ones: 1 from their mean, which is 0.
+    door, _, start = door_to([[18.0] * 4, [2.0] * 4], tmp_path, start=10.0)
     answer = ask(door, Probe("model", steps=3), start, [0, 1])
-    assert answer.first.tolist() == [[pytest.approx(far, abs=1e-5)]] * 2
+    assert answer.evidence.errors == pytest.approx({1: 1.0, 2: 0.0}, abs=1e-9)
+    assert answer.places.tolist() == [[1.0], [-1.0]]
+    # Seen by a view, numbers count as they are: 3.904 from their mean.
     door.begin(1, stage="view")
-    seen = ask(
-        door, Probe("model", steps=3), start, [0, 1],
-        view=lambda model: np.array([float(model.vector), 100.0]),
-    )  # fmt: skip
-    assert seen.first.tolist() == [[pytest.approx(1 + far, abs=1e-5), 100.0]] * 2
+    probe = Probe("model", steps=3)
+    seen = ask(door, probe, start, [0, 1], view=lambda model: np.array([float(model.vector), 100]))
+    assert seen.evidence.errors == pytest.approx({1: 3.904**2, 2: 0.0}, abs=1e-4)
+
+
+def test_who_said_how_many_steps_it_needs_is_not_sent_the_model_again(tmp_path):
+    def lossy(plan):
+        return Faulty(Spy(plan), lose_reply=lambda c, o: (c, o) == (1, "init.0"))
+
+    door, faulty, start = door_to([[8.0, 9.0], [-8.0, -7.0], [7.0, 8.0]], tmp_path, lossy)
+    answer = ask(door, Probe("model"), start, range(3))
+    asked = faulty.engine.of("init.1")
+    assert {c: list(s.down) for c, s in asked.items()} == {0: [], 1: ["model"], 2: []}
+    # All the same everybody has trained, and keeps nothing: asked again, it is sent the model.
+    assert answer.places.tolist() == [[1.0], [-1.0], [1.0]]
+    door.begin(1, stage="again")
+    assert place(door, answer.memory, torch.tensor([[1.0], [-1.0]]), [0, 1]) == {0: 0, 1: 1}
+    assert {c: list(s.down) for c, s in faulty.engine.of("again.0").items()} == {
+        0: ["model"], 1: ["model"]
+    }  # fmt: skip
 
 
 # --- answers written by hand ----------------------------------------------------------------------
@@ -423,18 +454,21 @@ def test_the_order_of_clients_changes_nothing(by):
 # --- sketches -------------------------------------------------------------------------------------
 
 
-def test_a_sketch_nearly_keeps_inner_products_and_short_vectors_are_left_as_they_are():
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_a_sketch_nearly_keeps_inner_products(shift):
+    """Also of vectors most of whose numbers are positive: signs make them cancel."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.nn.functional.normalize(
-        torch.randn(6, 60_000, generator=generator, dtype=torch.float64)
-        + 1.5 * torch.randn(1, 60_000, generator=generator, dtype=torch.float64)
-    )
+    noise = torch.randn(7, 60_000, generator=generator, dtype=torch.float64)
+    rows = torch.nn.functional.normalize(noise[1:] + 1.5 * noise[0] + shift)
     small = torch.stack([sketch(r) for r in rows])
     assert small.shape == (6, probing.SKETCH)
     torch.testing.assert_close(small @ small.T, rows @ rows.T, atol=0.08, rtol=0)
     assert 0.5 < float(rows[0] @ rows[1]) < 0.9  # far enough from 0 and 1 for the law to say much
     torch.testing.assert_close(sketch(2 * rows[0] - rows[1]), 2 * small[0] - small[1])
-    short = torch.randn(probing.SKETCH, generator=generator)
+
+
+def test_a_short_vector_is_its_own_sketch():
+    short = torch.randn(probing.SKETCH)
     assert sketch(short) is short
 
 

@@ -32,7 +32,7 @@ class People(Scripted):
 
     def __init__(self, moves, examples=None):
         super().__init__(self.answer, range(0), examples or {})
-        self.moves, self.round = moves, 0
+        self.moves, self.round, self.held = moves, 0, {}
 
     def answer(self, order):
         if order.task == "count":
@@ -43,10 +43,11 @@ class People(Scripted):
         if move is None:
             return None
         if order.task == "steps":
+            self.held[order.client] = order.arrays["model"]
             return steps(25)
         if order.task == "score-cuts":
             raise AssertionError("no trial was to be made")
-        (start,) = order.arrays.values()
+        (start,) = order.arrays.values() or [self.held[order.client]]
         moved = Weights(start.layout, start.vector + torch.tensor(move))
         return halves(moved) if order.task == "halves" else Upload({"model": moved})
 
