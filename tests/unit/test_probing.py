@@ -14,7 +14,7 @@ from coterie.data import ClientData, Population, Split
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, TrainingError
-from coterie.federation import Upload
+from coterie.federation import Order, Upload
 from coterie.grouping import canonical
 from coterie.method import Round
 from coterie.probing import Probe, ask, centres, directions_of, place, sketch
@@ -28,9 +28,16 @@ START = weights(TWO, 0, 0, 0, 0)
 # --- clients that really train --------------------------------------------------------------------
 
 
+def look(client, arrays, config):
+    """How much a client keeps."""
+    return Upload(metrics={"kept": float(len(client.state))})
+
+
 def door_to(targets, folder, engine=Spy, **changes):
     """A door to clients on quadratics, the engine behind it, and the start."""
-    made = on_quadratics(coterie.fedclust(), targets, **changes)
+    method = coterie.fedclust()
+    method = replace(method, tasks={**method.tasks, "look": look})
+    made = on_quadratics(method, targets, **changes)
     door, running, plan = opened(made, folder, engine)
     door.begin(0, stage="init")
     return door, running, plan.start
@@ -300,6 +307,8 @@ def test_who_said_how_many_steps_it_needs_is_not_sent_the_model_again(tmp_path):
     assert {c: list(s.down) for c, s in asked.items()} == {0: [], 1: ["model"], 2: []}
     # All the same everybody has trained, and keeps nothing: asked again, it is sent the model.
     assert answer.places.tolist() == [[1.0], [-1.0], [1.0]]
+    door.begin(0, stage="look")
+    assert [r.metrics["kept"] for r in door.gather([Order(c, "look") for c in range(3)])] == [0] * 3
     door.begin(1, stage="again")
     assert place(door, answer.memory, torch.tensor([[1.0], [-1.0]]), [0, 1]) == {0: 0, 1: 1}
     assert {c: list(s.down) for c, s in faulty.engine.of("again.0").items()} == {

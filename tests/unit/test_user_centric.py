@@ -326,11 +326,13 @@ def test_auto_is_one_stream_until_the_trial():
 
 
 def test_weights_of_directions_by_hand():
-    # Halves are 10°, 6°, 2° and 8° apart: they agree by the cosine ρ of that, their mean is
+    # Halves are 60°, 40°, 50° and 36° apart: they agree by the cosine ρ of that, their mean is
     # reliable by 2ρ/(1 + ρ), and deviates from either half by σ² = sin²(gap/2). Directions are at
-    # 5°, 93°, 1° and 88°; cosines are divided by the root of both reliabilities, σ² by 4.
-    _, state = start(turned(samples={0: 1, 1: 2, 2: 3, 3: 4}), streams="auto", trial="off")
-    gap, at, n = np.deg2rad([10, 6, 2, 8]), np.deg2rad([5, 93, 1, 88]), np.array([1, 2, 3, 4])
+    # 0°, 60°, 25° and 88°; cosines are divided by the root of both reliabilities, σ² by 4.
+    wide = {0: (-30, 30), 1: (40, 80), 2: (0, 50), 3: (70, 106)}
+    fed = turned(wide, samples={0: 1, 1: 2, 2: 3, 3: 4})
+    _, state = start(fed, probe="update")
+    gap, at, n = np.deg2rad([60, 40, 50, 36]), np.deg2rad([0, 60, 25, 88]), np.array([1, 2, 3, 4])
     reliable, sigma = 2 * np.cos(gap) / (1 + np.cos(gap)), np.sin(gap / 2) / 2
     wanted = np.zeros((4, 4))
     for i in range(4):
@@ -339,11 +341,18 @@ def test_weights_of_directions_by_hand():
             square = 0 if i == j else 2 - 2 * alike
             wanted[i, j] = n[j] * math.exp(-square / (2 * sigma[i] * sigma[j]))
     wanted /= wanted.sum(1, keepdims=True)
-    assert np.allclose(state.notes["mixing"], wanted, atol=1e-4)
-    assert wanted[0, 2] > 0.1  # so the numbers say something
-    assert np.allclose(mixing(state), [wanted[[0, 2]].mean(0), wanted[[1, 3]].mean(0)], atol=1e-4)
-    # The weight that clients give their own group.
-    inside = (wanted[[0, 2]][:, [0, 2]].sum() + wanted[[1, 3]][:, [1, 3]].sum()) / 4
+    assert np.allclose(mixing(state), wanted, atol=1e-6)
+    assert ((wanted > 0.01) & (wanted < 0.5)).sum() > 4  # so the numbers say something
+    assert state.groups == {c: c for c in range(4)}
+    assert state.notes["own_group"] == pytest.approx(wanted.diagonal().mean(), abs=1e-4)
+
+
+def test_streams_by_evidence_share_the_mean_row_of_their_clients():
+    _, state = start(turned(), streams="auto", trial="off")
+    everybody = np.array(state.notes["mixing"])
+    wanted = [everybody[[0, 2]].mean(0), everybody[[1, 3]].mean(0)]
+    assert np.allclose(mixing(state), wanted, atol=1e-5)
+    inside = (everybody[[0, 2]][:, [0, 2]].sum() + everybody[[1, 3]][:, [1, 3]].sum()) / 4
     assert state.notes["own_group"] == pytest.approx(inside, abs=1e-3)
 
 
