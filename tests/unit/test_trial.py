@@ -625,3 +625,42 @@ def test_a_trial_of_two_rounds_in_a_real_run_can_be_resumed(monkeypatch, tmp_pat
     assert {e["round"] for e in parts.history if "verdict" in e.get("notes", {})} == {3}
     for client in range(4):
         assert same(whole.weights(client), parts.weights(client))
+
+
+# --- which cut is taken -------------------------------------------------------------------------
+
+
+COUNTS = [1, 2, 4, 8]
+
+
+def said(losses, errors, chosen):
+    return trial.Verdict(losses, errors, chosen, clients=20)
+
+
+def test_the_cut_chosen_is_taken_when_the_evidence_has_not_decided():
+    verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 2)
+    chosen, why = trial.decide(verdict, COUNTS)
+    assert chosen == 2
+    assert why == "4 groups have a validation loss of 0.500, one model has 1.000"
+
+
+def test_groups_that_the_evidence_has_decided_for_stand_against_finer_ones():
+    verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3)
+    chosen, why = trial.decide(verdict, COUNTS, own=1)
+    assert chosen == 1
+    assert why.startswith("2 groups have a validation loss of 0.600")
+    assert why.endswith("these are the groups that the evidence finds")
+
+
+def test_they_do_not_stand_against_coarser_ones_nor_if_one_model_is_better():
+    assert trial.decide(said([1.0, 0.6, 0.6, 0.6], [0.1] * 4, 1), COUNTS, own=2)[0] == 1
+    worse = said([1.0, 1.1, 0.5, 0.4], [0.2, 0.2, 0.05, 0.0], 2)
+    assert trial.decide(worse, COUNTS, own=1)[0] == 2
+
+
+def test_one_model_stays_where_no_grouping_is_better():
+    verdict = said([0.41, 0.4, 0.5, 0.6], [0.02, 0.0, 0.1, 0.1], 0)
+    for own in (-1, 2):
+        chosen, why = trial.decide(verdict, COUNTS, own)
+        assert chosen == 0
+        assert why == "no grouping is better than one model on validation data (loss 0.410)"

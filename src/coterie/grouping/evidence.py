@@ -339,12 +339,12 @@ def cohen_kappa(one: ArrayLike, two: ArrayLike) -> float:
     >>> cohen_kappa([0, 0, 1, 1], [0, 0, 1, 1]), cohen_kappa([0, 0, 1, 1], [0, 1, 0, 1])
     (1.0, 0.0)
     """
-    from sklearn.metrics import cohen_kappa_score
-
     left, right = np.asarray(one), np.asarray(two)
-    if (left == right).all():  # also when there is one group only, where κ is not defined
-        return 1.0
-    return float(cohen_kappa_score(left, right))
+    agreement = float((left == right).mean())
+    groups = np.union1d(left, right)
+    chance = float(sum((left == g).mean() * (right == g).mean() for g in groups))
+    # Where there is one group only, κ is not defined.
+    return 1.0 if chance == 1.0 else (agreement - chance) / (1 - chance)
 
 
 def _squares(rows: Array, centres: Array) -> Array:

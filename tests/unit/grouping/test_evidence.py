@@ -337,3 +337,14 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence():
             find_evidence(FIRST, SECOND, counts)
     with pytest.raises(ConfigError, match="square"):
         find_evidence_in_products(np.ones((3, 4)), [1])
+
+
+def test_kappa_is_scikit_learns():
+    from sklearn.metrics import cohen_kappa_score
+
+    random = np.random.default_rng(4)
+    for groups in (2, 3, 7):
+        one, two = random.integers(0, groups, (2, 30))
+        two[:12] = one[:12]
+        assert cohen_kappa(one, two) == pytest.approx(cohen_kappa_score(one, two), abs=1e-12)
+    assert cohen_kappa([0, 0], [0, 0]) == 1.0
