@@ -43,8 +43,11 @@ def test_all_methods_in_one_table(cli, small):
     assert rows["oracle"].split()[6:8] == ["2", "1.00"]
     assert rows["local"].split()[-1] == "nothing"
     lines = ended.err.splitlines()
-    assert len(lines) == 12
-    assert lines[0].startswith("local         round 1/2")
+    assert [line.split(":")[0] for line in lines] == [
+        f"{number}/6  {title}" for number, title in enumerate(titles, 1)
+    ]
+    score = 100 * alone["accuracy"]
+    assert re.fullmatch(rf"1/6  local: received {score:.1f} %, 8 groups, 0 B, \d+ s", lines[0])
 
 
 def test_the_same_clients_and_start_for_every_method(cli, small):
@@ -223,7 +226,7 @@ def test_all_with_others(cli, small, few):
 
 # --- stopped and continued ----------------------------------------------------------------------
 
-LONG = ("--clients", 4, "--set", "data.samples=400", "--batch-size", 8, "--epochs", 12)
+LONG = ("--clients", 4, "--set", "data.samples=400", "--batch-size", 8, "--epochs", 12, "-v")
 LONG = (*LONG, "--rounds", 4, "--engine", "loop", "--shift", "rotation", "--set", "shift.groups=2")
 FOUR = "local,fedavg,fedper,ifca:k=2"
 
@@ -245,7 +248,7 @@ def test_killed_and_continued_as_if_never_stopped(cli, start, name, number):
     begun = {p.name for p in Path("c").iterdir() if p.is_dir()}
     assert finished
     assert len(begun) == len(finished) + 1
-    resumed = cli("compare", "--resume", "c")
+    resumed = cli("compare", "--resume", "c", "--verbose")
     assert resumed.code == 0, resumed.err
     for path, when in finished.items():
         assert path.stat().st_mtime_ns == when  # read, not done again

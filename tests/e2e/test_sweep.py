@@ -209,7 +209,7 @@ def test_mistakes_in_a_sweep_are_said_before_anything_runs(cli):
 # --- killed, stopped, failed ---------------------------------------------------------------------
 
 LONG = ("--clients", 4, "--set", "data.samples=400", "--batch-size", 8, "--epochs", 8)
-LONG = (*LONG, "--rounds", 4, "--methods", "local,fedavg", "--seeds", 2, "--jobs", 2)
+LONG = (*LONG, "--rounds", 4, "--methods", "local,fedavg", "--seeds", 2, "--jobs", 2, "--verbose")
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def test_killed_and_stopped_and_continued_as_if_never_stopped(cli, start, whole)
     process.wait(timeout=20)
     assert alone_soon(process.pid)  # nobody is left at work
     assert not Path("c/comparison.json").exists()
-    process = start("compare", "--resume", "c", "--jobs", 2)
+    process = start("compare", "--resume", "c", "--jobs", 2, "--verbose")
     until(process, "seed 1 +round 1/4")
     finished = {p: p.stat().st_mtime_ns for p in Path("c").glob("*/*/result.json")}
     os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group

@@ -1,6 +1,6 @@
 """Progress of several runs: on a terminal a bar over all and a line for each that is at work.
 
-Elsewhere a line for each run that is over; of a single run, a line a round.
+Elsewhere a line for each run that is over; of a single run, or on request, a line a round.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _REFRESH = 4  # times a second
 
 
 @contextmanager
-def runs_progress(console: Console, quiet: bool = False) -> Iterator[Look]:
-    """Something to tell what runs do."""
+def runs_progress(console: Console, quiet: bool = False, verbose: bool = False) -> Iterator[Look]:
+    """Something to tell what runs do; ``verbose``, of every round where there is no terminal."""
     if quiet:
         yield Look()
         return
     with ExitStack() as stack:
-        yield Screen(console, stack) if console.is_terminal else Lines(console, stack)
+        yield Screen(console, stack) if console.is_terminal else Lines(console, stack, verbose)
 
 
 class Lines(Look):
     """Plain lines, for files and pipes."""
 
-    def __init__(self, console: Console, stack: ExitStack) -> None:
-        self._console, self._stack = console, stack
+    def __init__(self, console: Console, stack: ExitStack, verbose: bool = False) -> None:
+        self._console, self._stack, self._verbose = console, stack, verbose
         self._watches: dict[str, Watch] = {}
         self._last: dict[str, str] = {}
         self._runs = self._over = 0
@@ -55,7 +55,7 @@ class Lines(Look):
     def begin(self, name: str, rounds: int, judged_by: str) -> None:
         """A run begins."""
         line: Watch = lambda _: None  # noqa: E731
-        if self._runs < 2:
+        if self._runs < 2 or self._verbose:
             shown = progress(self._console, f"{name:{_NAME}}", rounds, judged_by)
             line = self._stack.enter_context(shown)
         unit = " %" if judged_by == "accuracy" else ""

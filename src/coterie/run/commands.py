@@ -140,6 +140,9 @@ def compare(
     ] = None,
     track: Track = None,
     quiet: Quiet = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A line a round where there is no terminal.")
+    ] = False,
     form: Annotated[
         Format | None, typer.Option("--format", help="What is printed (default: table).")
     ] = None,
@@ -162,9 +165,11 @@ def compare(
             more = any((config, methods, partitions, shifts, vary, sets, scenario, directory))
             free = ("engine", "workers", "address")
             refuse_with_resume("comparison", more, flags, *free, "seeds", "jobs", "track")
-            made = _continued(place, asked, quiet, names, {key: flags[key] for key in free})
+            made = _continued(
+                place, asked, (quiet, verbose), names, {key: flags[key] for key in free}
+            )
         else:
-            made = _begun(place, asked, quiet, config, sets, scenario, names, flags)
+            made = _begun(place, asked, (quiet, verbose), config, sets, scenario, names, flags)
     _print(made, place, shape)
     _say_what_is_missing(made, place, names)
 
@@ -178,7 +183,7 @@ def _form(form: Format | None, as_json: bool) -> Format:
 def _begun(
     place: Path,
     flagged: Sweep,
-    quiet: bool,
+    quiet_verbose: tuple[bool, bool],
     file: Path | None,
     sets: list[str] | None,
     scenario: str | None,
@@ -217,7 +222,7 @@ def _begun(
         if text:
             warn(text)
     told = {e.name: abouts[e.config.model_dump_json()] for e in entries} if abouts else None
-    with runs_progress(err, quiet) as look:
+    with runs_progress(err, *quiet_verbose) as look:
         return run_all(
             entries,
             people,
@@ -280,12 +285,16 @@ def _swept(
 
 
 def _continued(
-    place: Path, asked: Sweep, quiet: bool, track: list[str], changes: dict[str, Any]
+    place: Path,
+    asked: Sweep,
+    quiet_verbose: tuple[bool, bool],
+    track: list[str],
+    changes: dict[str, Any],
 ) -> Comparison:
     from coterie.report.runs_progress import runs_progress
     from coterie.run.compare import go_on
 
-    with runs_progress(err, quiet) as look:
+    with runs_progress(err, *quiet_verbose) as look:
         return go_on(place, look, asked.jobs, _note, asked.seeds, track, **changes)
 
 
