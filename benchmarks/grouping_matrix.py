@@ -15,7 +15,7 @@ Exchanged pairs and Dirichlet sets have no right number and count under points l
 accuracy of the best of {FedAvg, local, 2, 4, 8 groups} minus the method's.
 
 Results are appended to a file as they come; what was stopped goes on when called again. Seeds 0 to
-9 chose the defaults; the seeds reported are others.
+5 chose the defaults; the seeds reported are others.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ def cells(asked: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 
 def key_of(cell: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = ("set", "kind", "sizes", "schedule", "seed", "method", "rounds")
-    return tuple(cell[name] for name in names)
+    names = ("set", "kind", "sizes", "schedule", "seed", "method", "rounds", "model")
+    return tuple(cell.get(name) for name in names)
 
 
 def read(place: Path) -> list[dict[str, Any]]:

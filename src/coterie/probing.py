@@ -35,7 +35,8 @@ STEPS = (25, 50, 100, 200, 300)
 FALLEN = 0.2  # of the loss at the start: below it, a client has learnt what its data say
 TOO_SHORT = (
     "too little training to tell: after {steps} steps the loss of most clients is still above a "
-    "fifth of its start. Raise train.lr"
+    "fifth of its start. Choose another learning rate (train.lr): usually a higher one, a lower "
+    "one if losses grow"
 )
 KEPT = "probe"  # where a client keeps the model that it was asked to train
 SKETCH = 4096  # numbers kept of a longer direction, to place newcomers by

@@ -66,6 +66,7 @@ def proposed(
         "decisive": evidence.decisive,
         "next": first,
         "rounds": rounds,
+        "asked_rounds": rounds,
         "again": again,
         "steps": steps,
     }
@@ -81,7 +82,8 @@ def candidates(evidence: Evidence, min_group: int = 1) -> list[Labels]:
     tree = evidence.tree or Dendrogram(clients, np.empty((0, 4)))
     counts = _ladder(clients) if evidence.tree is not None else [1]
     cuts = [tree.cut_count(k) for k in counts] if counts != [1] else [np.zeros(clients, np.int64)]
-    cuts = [c for c in cuts if np.bincount(c).min() >= min_group]
+    one, *finer = cuts  # one group stays a candidate however few clients there are
+    cuts = [one, *(c for c in finer if np.bincount(c).min() >= min_group)]
     own = evidence.labels
     nested = min_group == 1 or _refines(cuts[-1], own)
     if nested and not any((own == c).all() for c in cuts):
@@ -364,6 +366,7 @@ def _settle(
         "errors": [float(f"{v:.6g}") for v in verdict.errors],
         "chosen": counts[chosen],
         "clients": round(verdict.clients),
+        "steps": plan.memory["steps"],
         "why": why,
     }
     state = replace(state, notes={**state.notes, "verdict": notes})
@@ -371,7 +374,7 @@ def _settle(
         return _split(state, info, plan, models, chosen)
     if not plan.memory["again"]:
         return _ended(state)
-    later = {**plan.memory, "next": 2 * info.number + 1}
+    later = {**plan.memory, "next": 2 * info.number + 1, "rounds": plan.memory["asked_rounds"]}
     later.pop("models", None)
     return state.joined({}, trial=later)
 
@@ -383,14 +386,15 @@ def decide(verdict: Verdict, counts: Sequence[int], own: int = -1) -> tuple[int,
     """Which cut is taken, and the sentence that says why.
 
     ``own`` is the cut that the evidence has decided for, if it has: then the question is only
-    whether it is better than one model. That a finer cut has a still lower loss says little: it is
-    the luckiest of many, and models that were averaged once are not at their best yet.
+    whether it is better than one model, by more than its standard error. That a finer cut has a
+    still lower loss says little: it is the luckiest of many, and models that were averaged once are
+    not at their best yet.
     """
     chosen, losses = verdict.chosen, verdict.losses
     one = f"one model has {losses[0]:.3f}"
     if chosen == 0:
         return 0, f"no grouping is better than one model on validation data (loss {losses[0]:.3f})"
-    if 0 < own < chosen and losses[own] < losses[0]:
+    if 0 < own < chosen and losses[0] - losses[own] > verdict.errors[own]:
         chosen = own
     sentence = f"{counts[chosen]} groups have a validation loss of {losses[chosen]:.3f}, {one}"
     if chosen == own:

@@ -23,7 +23,7 @@ from coterie.run.admit import admit_client, newcomer_data
 from coterie.run.export import reopen
 
 KINDS = ("--clients", 12, "--shift", "rotation", "--set", "shift.groups=2", "--engine", "loop")
-FEDCLUST = ("--method", "fedclust", "--set", "method.warmup_epochs=10", "-q")
+FEDCLUST = ("--method", "fedclust", "--set", "method.clusters=2", "-q")
 
 
 def tree(folder):

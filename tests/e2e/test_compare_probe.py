@@ -47,7 +47,7 @@ def test_all_methods_in_one_table(cli, small):
         f"{number}/6  {title}" for number, title in enumerate(titles, 1)
     ]
     score = 100 * alone["accuracy"]
-    assert re.fullmatch(rf"1/6  local: received {score:.1f} %, 8 groups, 0 B, \d+ s", lines[0])
+    assert re.fullmatch(rf"1/6  local: received {score:.1f} %, 4 groups, 0 B, \d+ s", lines[0])
 
 
 def test_the_same_clients_and_start_for_every_method(cli, small):
@@ -278,7 +278,7 @@ def begun(cli, small, monkeypatch):
     words = ("compare", *small, "--rounds", 2, "--methods", "local,fedavg,fedper", "--dir", "c")
     with monkeypatch.context() as patch:
         patch.setattr(progress, "round_line", stop)
-        cli(*words).says(130, "kept in c", "continue with: coterie compare --resume c")
+        cli(*words, "-v").says(130, "kept in c", "continue with: coterie compare --resume c")
 
 
 @pytest.mark.usefixtures("begun")

@@ -26,7 +26,8 @@ def test_the_answer_is_said_in_words_and_can_be_used(cli):
         assert re.search(rf"│ +{group} │ +2 │ .*│ {own} +│", ended.out)
     assert re.search(r"│ 4 \(chosen\) │ +0\.\d+", ended.out)
     assert re.search(r"cost  .* MB down, .* up; [\d,]+ samples gone through .* 3 rounds", ended.out)
-    assert "exposed  The server looked at every client's 'first' and 'second'" in ended.out
+    shown = "exposed  The server looked at every client's answers from two halves of its data"
+    assert shown in ended.out
     html = Path("p.html").read_text()
     assert verdict.split(" (")[0] in html
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)\s*=", html)

@@ -125,7 +125,7 @@ def test_a_stopped_comparison_keeps_what_is_finished(cli, small, monkeypatch):
 
     monkeypatch.setattr(progress, "round_line", stop)
     words = ("compare", *small, "--rounds", 2, "--methods", "local,fedavg,fedper", "--dir", "c")
-    cli(*words).says(130, "Finished methods are kept in c")
+    cli(*words, "--verbose").says(130, "Finished methods are kept in c")
     assert Path("c/local/result.json").exists()
     assert not Path("c/fedper").exists()
     assert cli("export", "c/local", "--client", 0).code == 0

@@ -420,7 +420,7 @@ def test_a_run_that_is_asked_to_stop_does_not_stop_the_others(cli, small, monkey
     words = ("compare", *small, "--rounds", 2, "--seeds", 2, "--methods", "local", "--dir", "c")
     with monkeypatch.context() as patch:
         patch.setattr(progress, "round_line", ask)
-        ended = cli(*words)
+        ended = cli(*words, "--verbose")
     ended.says(130, "asked to stop: local, seed 0", "compare --resume c")
     assert Path("c/local/seed-1/result.json").exists()
     assert not Path("c/local/seed-0/result.json").exists()

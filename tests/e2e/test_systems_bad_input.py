@@ -276,7 +276,7 @@ def test_a_client_that_diverges_stops_the_run_and_what_was_saved_goes_on(name, t
     assert [e["groups"] for e in well.history] == [e["groups"] for e in whole.history]
 
 
-@pytest.mark.parametrize(("name", "task"), [("fedclust", "warm-up"), ("user-centric", "probe")])
+@pytest.mark.parametrize(("name", "task"), [("fedclust", "halves"), ("user-centric", "gradient")])
 def test_a_first_answer_with_nan_stops_the_run(name, task, tmp_path):
     method, people = make(name, SYSTEMS[name]), various()
     with pytest.raises(TrainingError, match=f"client 2, round 1: '.*' from task '{task}'"):

@@ -26,7 +26,7 @@ def test_the_headline_of_a_finished_run():
         "mean's error explained; fewer groups and more both predict clearly worse. dee sits "
         "between two groups.",
         "It cost 5.24 kB (down and up together) and 14.5 s of simulated time; 15 B more were "
-        "wasted.",
+        "wasted. The probe took as much local training as 100 rounds of all clients.",
     ]
     assert headline(finished())[-1] == "Privacy: ε = 4 at δ = 1e-05."
     assert "The server looked at every client's 'final'" in headline(finished())[-2]

@@ -74,7 +74,8 @@ def cfl(
     "auto" also a model down and two up for the evidence, and in a trial the models of all a
     client's groups down.
     Newcomers: walk down the splits. At each they train the model that was split, once, and send
-    the result; they go to the part whose mean direction is nearer. 1 model down and 1 up a split.
+    the result (with "auto" two, of two halves of their data); they go to the part whose mean
+    direction is nearer. 1 model down and 1 (2) up a split.
     Departs: "auto" is ours: with fixed shares of the largest norms (0.1 and 0.6) nothing was ever
     split, because the noise of 20 clients alone keeps the mean update above a fifth of theirs.
     Relative thresholds are ours, as absolute ones depend on the learning rate, the steps

@@ -17,7 +17,7 @@ from coterie.errors import ConfigError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
 from coterie.grouping import adjusted_rand
 from coterie.method import Count, Method, Setup, State, method
-from coterie.methods.evidenced import FIRST, ROOT, Evidenced, Try, everybody
+from coterie.methods.evidenced import FIRST, NO_NOISE, ROOT, Evidenced, Try, everybody
 from coterie.probing import Answer, By, Probe
 
 NAME = "group-evidence"
@@ -59,7 +59,7 @@ def group_evidence(
             fallen to a fifth of its start.
         trial: whether a trial follows: "auto" where there are groups, "always", or "off".
     Server sees: each client's final layer (or what else is compared), twice for each division into
-    halves; then means, and in a trial the mean of each group.
+    halves; then means; in a trial each client's model.
     Travels: before the first round θ⁰ down and two final layers up for each division; in a round 1
     model down, 1 up; in a trial the models of all a client's groups down.
     Newcomers: are probed alike and join the group whose mean direction is nearest.
@@ -106,7 +106,7 @@ def group_evidence(
 
     tasks = {**probing.TASKS, "kinds": kinds_of_data}
     rule = Assign(start, how.admitted, tasks=tasks, sees="each", check=check, regrouped=regrouped)
-    return grouped(NAME, rule)
+    return grouped(NAME, replace(rule, no_noise=NO_NOISE))
 
 
 def kinds_of_data(

@@ -75,7 +75,7 @@ def given_groups(groups: Groups) -> Assign:
     def admit(_: Federation, state: State, info: Round) -> State:
         home = {**state.memory["home"], **info.metadata.get(column, {})}
         known = {c: home[c] for c in info.cohort if home.get(c) in state.models}
-        if not known:
+        if not known:  # in a real federation, one that is not known keeps nobody else out
             raise ConfigError(_refusal(info.cohort[0], home, state, column))
         return state.joined(known)
 

@@ -105,7 +105,7 @@ def user_centric(
         sees="each",
         check=no_more("user-centric", "streams", streams if isinstance(streams, int) else None),
         regrouped=weighing.regrouped,
-        no_noise=NO_NOISE if found else "",
+        no_noise=NO_NOISE if by == "update" else "",
     )
     return grouped("user-centric", assign)
 

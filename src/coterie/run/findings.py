@@ -41,6 +41,7 @@ def grouping_of(
     if verdict is not None:
         found["verdict"] = {
             "chosen": verdict[1].get("chosen"),
+            **({"steps": verdict[1]["steps"]} if verdict[1].get("steps") else {}),
             "why": str(verdict[1].get("why", "")),
             "round": verdict[0],
         }
@@ -126,7 +127,13 @@ def between_groups(grouping: Mapping[str, Any], name: Callable[[int], str] | Non
 
 
 def probing_cost(grouping: Mapping[str, Any]) -> str:
-    """What the evidence took of clients' own computing."""
+    """What the evidence, and the trial that decided, took of clients' own computing."""
+    steps = (grouping.get("verdict") or {}).get("steps")
+    trial = f"In the trial every client made at least {steps} training steps." if steps else ""
+    return " ".join(filter(None, (_probes_cost(grouping), trial)))
+
+
+def _probes_cost(grouping: Mapping[str, Any]) -> str:
     probes = grouping.get("probes") or {}
     if not probes.get("samples"):
         return ""
