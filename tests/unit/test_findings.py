@@ -19,6 +19,7 @@ from coterie.run.findings import (
     grouping_lines,
     grouping_of,
     news_of,
+    probing_cost,
     round_samples,
     warnings_of,
 )

@@ -293,7 +293,7 @@ def begun(rounds=1, cuts=TREE, clients=IDS, first=0, **more):
     """The state of one model before a trial of these cuts."""
     memory = {
         "clients": list(clients), "cuts": torch.tensor(cuts), "places": torch.eye(len(clients)),
-        "slot": 0, "own": -1, "decisive": False, "next": first, "rounds": rounds, "again": True,
+        "slot": 0, "own": -1, "decisive": False, "next": first, "rounds": rounds, "asked_rounds": rounds, "again": True,
         "steps": 0,
     }  # fmt: skip
     groups = dict.fromkeys(clients, 0) | more.get("groups", {})
