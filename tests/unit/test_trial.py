@@ -293,8 +293,8 @@ def begun(rounds=1, cuts=TREE, clients=IDS, first=0, **more):
     """The state of one model before a trial of these cuts."""
     memory = {
         "clients": list(clients), "cuts": torch.tensor(cuts), "places": torch.eye(len(clients)),
-        "slot": 0, "own": -1, "decisive": False, "next": first, "rounds": rounds, "asked_rounds": rounds, "again": True,
-        "steps": 0,
+        "slot": 0, "own": -1, "decisive": False, "next": first, "rounds": rounds,
+        "asked_rounds": rounds, "again": True, "steps": 0,
     }  # fmt: skip
     groups = dict.fromkeys(clients, 0) | more.get("groups", {})
     models = {0: weights(PLANE, 1, 1)} | more.get("models", {})
