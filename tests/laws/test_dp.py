@@ -541,6 +541,7 @@ REFUSED = {
     "flis": EACH,
     "adaptive": EACH,
     "k-fed": EACH,
+    "group-evidence": "not in the calibration of the noise",
     "median": EACH,
     "trimmed-mean": EACH,
     "krum": EACH,

@@ -407,7 +407,7 @@ def _with_groups(config: Config, before: Mapping[str, Any] | None) -> Config:
     if before is None:
         return groups_inlined(config)
     section, first = config.method, []  # type: tuple[Any, list[Any]]
-    with_groups(section.name, before["config"]["method"], first.append)
+    with_groups(section.name, before["config"].get("method", {}), first.append)
 
     def kept(groups: Any) -> Any:
         return first[0] if first and isinstance(groups, str) and names_file(groups) else groups
