@@ -395,6 +395,16 @@ def test_a_trial_that_keeps_one_model_is_a_round_of_one_model(monkeypatch):
     assert "trial" not in trial.run(People(), over, Round(3, IDS), trains, offer).memory
 
 
+def test_another_trial_takes_as_many_rounds_as_the_first(monkeypatch):
+    forced(monkeypatch, 0)
+    state = begun(rounds=2)
+    for number in (0, 1):
+        state = trial.run(People(), state, Round(number, IDS), trains, offer)
+    assert state.notes["verdict"]["why"] == "by force"
+    assert state.memory["trial"]["rounds"] == 2
+    assert "models" not in state.memory["trial"]
+
+
 def test_everybody_is_asked_once_whoever_is_in_the_cohort(monkeypatch):
     forced(monkeypatch, 1)
     people = People()
@@ -656,6 +666,8 @@ def test_they_do_not_stand_against_coarser_ones_nor_if_one_model_is_better():
     assert trial.decide(said([1.0, 0.6, 0.6, 0.6], [0.1] * 4, 1), COUNTS, own=2)[0] == 1
     worse = said([1.0, 1.1, 0.5, 0.4], [0.2, 0.2, 0.05, 0.0], 2)
     assert trial.decide(worse, COUNTS, own=1)[0] == 2
+    hardly = said([1.0, 0.99, 0.5, 0.4], [0.2, 0.05, 0.05, 0.0], 2)
+    assert trial.decide(hardly, COUNTS, own=1)[0] == 2
 
 
 def test_one_model_stays_where_no_grouping_is_better():

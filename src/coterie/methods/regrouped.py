@@ -122,7 +122,7 @@ def flis(
             the threshold; or "threshold", clients of at least that similarity are linked, and
             whoever is linked through others belongs to the same group.
         every: rounds from one clustering to the next, 0 or more; 0 clusters once. With "auto" the
-            clients are asked again only while there is one group, and ever less often.
+            clients are asked again only while the evidence finds one group, and ever less often.
         trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
             the evidence finds.
         trial_rounds: rounds that a trial takes, 1 or more.
@@ -179,7 +179,7 @@ def adaptive(
         threshold: T, the mean similarity down to which groups merge, -1 to 1; -1 is one group, and
             with clients of one size FedAvg to the bit. "auto" is evidence and trial.
         every: rounds from one clustering to the next, 1 or more. With "auto" clients are asked
-            again only while there is one group, after ``every`` rounds, twice as many, and so on.
+            again only while the evidence finds one group: after ``every`` rounds, twice as many, …
         trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
             the evidence finds.
         trial_rounds: rounds that a trial takes, 1 or more.
