@@ -113,7 +113,7 @@ def steps(enough, samples=1.0):
 def halves(first, second=None, count=2, validation=1, samples=1.0):
     """An answer to a probe: a client's representation from each half of its data."""
     arrays = {"first": first, "second": first if second is None else second}
-    metrics = {"halves": count, "samples": samples, "validation": validation}
+    metrics = {"halves": count, "samples": samples, "validation": validation, "round_steps": 1}
     return Upload(arrays, {k: float(v) for k, v in metrics.items()})
 
 

@@ -311,13 +311,16 @@ def grouped(
 
     def task(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         slot, start = sharing.received(client, arrays)
-        client.take_steps(int(config.get(trial.STEPS, 0)))
+        steps = int(config.get(trial.STEPS, 0))
+        longer = trial.trained_for_longer(client, steps, start, train.train) if steps else None
         result = train.train(client, start)
-        travels = sharing.keep(client, result.weights)
-        if config.get(trial.KEPT):
-            trial.keep(client, travels)
+        sent = {"model": sharing.keep(client, result.weights)}
+        if longer is not None:
+            sent[trial.SCORED] = longer.part(sharing.travelling(longer.layout))
+        if trial.STEPS in config:
+            trial.keep(client, longer or result.weights)
         metrics = {"loss": result.loss} | ({"slot": float(slot or 0)} if assign.picks else {})
-        return Upload({"model": travels}, metrics, {"model": slot}) if slot else Upload({}, metrics)
+        return Upload(sent, metrics, dict.fromkeys(sent, slot)) if slot else Upload({}, metrics)
 
     def pick(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         best = sharing.received(client, arrays)[0]

@@ -78,7 +78,8 @@ class Answer:
 
     ``places`` are the clients' directions, ``spreads`` how much their halves differ: the squared
     deviation of each from their mean. ``memory`` is what must be kept to ask newcomers the same;
-    ``notes`` are for the run's events. ``validated`` says whether any client has validation data.
+    ``notes`` are for the run's events. ``validated`` says whether any client has validation data,
+    ``round_steps`` how many steps the client with the fewest takes in a round.
     """
 
     clients: list[ClientId]
@@ -89,6 +90,7 @@ class Answer:
     memory: dict[str, Tree]
     notes: dict[str, Any] = field(default_factory=dict)
     validated: bool = True
+    round_steps: int = 0
 
 
 def ask(
@@ -204,8 +206,8 @@ def _orders(
 ) -> list[Order]:
     """What is asked of these clients; who holds the model already is not sent it again."""
     start: Weights = memory["start"]
-    keys = ("by", "round", "steps", "draw", "epochs", "vectors")
-    config = {k: memory[k] for k in keys if k in memory}
+    keys = ("by", "round", "draw", "epochs", "vectors")
+    config = {k: memory[k] for k in keys if k in memory} | {"probe_steps": memory["steps"]}
     arrays: dict[str, Array] = {}
     if memory["by"] in ("final-layer", "model", "gradient"):
         arrays["model"] = start.only(start.layout.shareable)
@@ -244,7 +246,8 @@ def _compare(
         notes["too_small"] = small
     validated = any(r.metrics["validation"] > 0 for r in replies)
     spreads = [_spread(memory, r, view) for r in whole]
-    return Answer(people, counts, evidence, places, spreads, memory, notes, validated)
+    fewest = min(int(r.metrics["round_steps"]) for r in replies)
+    return Answer(people, counts, evidence, places, spreads, memory, notes, validated, fewest)
 
 
 def _row(memory: Mapping[str, Tree], reply: Reply, name: str, view: View | None) -> Matrix:
@@ -345,6 +348,7 @@ def send_halves(client: Client, arrays: Mapping[str, Any], config: Mapping[str, 
         "halves": 2.0 if len(client.train) > 1 else 1.0,
         "samples": client.samples,
         "validation": float(len(client.val)),
+        "round_steps": float(client.steps()),
     }
     return Upload(sides, metrics)
 
@@ -375,7 +379,7 @@ def _represent(
     if by == "gradient":
         weights = client.gradient(start, rows)
     else:
-        changes: dict[str, Any] = {"epochs": 1, "steps": int(config["steps"])}
+        changes: dict[str, Any] = {"epochs": 1, "steps": int(config["probe_steps"])}
         if "epochs" in config:
             changes = {"epochs": int(config["epochs"]), "steps": None}
         stream = f"halves {config['draw']} {name}"

@@ -4,6 +4,10 @@ One model trains for a while. Then its clients train it once more, and the same 
 for every cut: from one model for all to everybody alone. Each client scores the models of its
 groups on its validation data. The coarsest cut whose loss is within one standard error of the
 lowest is taken, and its groups go on from the models just made.
+
+Where a round is too short to tell clients apart, clients train a second copy for longer, and the
+longer-trained models are scored. The groups still go on from models of an ordinary round, so a
+trial changes who trains together and not how much anybody trains.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.client import Client
+from coterie.client import Client, Fit
 from coterie.federation import (
     Array,
     ClientId,
@@ -35,13 +39,15 @@ from coterie.method import Round, State
 from coterie.tree import Tree
 from coterie.weights import Weights
 
-KEPT = "trial"  # where a client keeps what it trained until it has been scored
-STEPS = "at_least"  # in an order to train: how many steps it takes to tell clients apart
+KEPT = "trial"  # where a client keeps the model it trained until it has been scored
+STEPS = "trial_steps"  # in an order to train: the least number of steps before a model is scored
+SCORED = "scored"  # in an upload: the longer-trained copy that is averaged and scored
 EVERY = 16  # up to so many groups every cut is a candidate, beyond it a ladder of them
 Labels = np.ndarray[Any, Any]
 Trains = Callable[[State, Mapping[ClientId, Slot]], list[Order]]
 Offer = Callable[[Mapping[Any, Weights], Collection[Slot]], dict[str, Array]]
 Score = Callable[[Client, Mapping[str, Array]], Weights]
+Train = Callable[[Client, Weights], Fit]
 
 
 def proposed(
@@ -119,25 +125,32 @@ def run(fed: Federation, state: State, info: Round, trains: Trains, offer: Offer
     plan = _Plan(state.memory["trial"], fed.min_group)
     people = [c for c in plan.clients if state.groups.get(c) == plan.slot]
     others = [c for c in info.cohort if state.groups.get(c, plan.slot) != plan.slot]
-    if "models" not in plan.memory:
-        models, rest = _begin(fed, state, plan, people, others, trains)
-    else:
-        models, rest = _go_on(fed, state, plan, people, others, trains)
-    state = state.moved(rest)
-    if plan.root not in models:  # nobody answered
+    train = _begin if "models" not in plan.memory else _go_on
+    trained = train(fed, state, plan, people, others, trains)
+    state = state.moved(trained.others)
+    if plan.root not in trained.models:  # nobody answered
         return state
-    state = replace(state, models={**state.models, plan.slot: models[plan.root]})
-    left = plan.memory["rounds"] - 1
-    if left:
-        memory = {**plan.memory, "rounds": left, "models": dict(models)}
+    state = replace(state, models={**state.models, plan.slot: trained.models[plan.root]})
+    if not plan.last:
+        memory = {**plan.memory, "rounds": plan.memory["rounds"] - 1, "models": trained.models}
         return state.joined({}, trial=memory)
-    scores = _scores(fed, plan, people, models, offer)
-    return _settle(state, info, plan, models, scores)
+    scores = _scores(fed, plan, people, trained.scored, offer)
+    return _settle(state, info, plan, trained.models, scores)
+
+
+def trained_for_longer(client: Client, least: int, start: Weights, train: Train) -> Weights:
+    """What this client's training gives after at least so many steps; its state is left alone."""
+    aside = client.aside(steps=max(least, client.steps()))
+    weights = train(aside, start).weights
+    client.samples += aside.samples
+    client.trained += aside.trained
+    return weights
 
 
 def keep(client: Client, weights: Weights) -> None:
-    """Keep what was trained until it has been scored."""
-    client.state[KEPT] = weights
+    """Keep the model just trained until it has been scored."""
+    layout = weights.layout
+    client.state[KEPT] = weights.only([e.name for e in layout.entries if e.kind != "frozen"])
 
 
 def score_cuts(
@@ -150,15 +163,19 @@ def score_cuts(
     comes of having no more validation data. Sums of such rows are all that a verdict needs.
     """
     names = str(config["cuts"]).split()
-    own = client.kept(KEPT)
-    if KEPT in client.state:
+    kept = client.kept(KEPT)
+    if kept is not None:
         del client.state[KEPT]
+        kept = kept.onto(client.base)
     losses = {}
     for name in dict.fromkeys(names):
-        part = arrays.get(name, own)
-        if part is None:  # its own model is gone: it was not there when the others trained
+        if kept is None and name not in arrays:  # it was not there when the others trained
             return Upload({"scores": torch.zeros(row_length(len(names)))})
-        losses[name] = client.losses(received(client, {name: part}))
+        if kept is None:
+            model = received(client, {name: arrays[name]})
+        else:  # with the personal layers that were trained along with it
+            model = arrays[name].onto(kept) if name in arrays else kept
+        losses[name] = client.losses(model)
     table = torch.stack([losses[name] for name in names])
     if not table.shape[1]:
         return Upload({"scores": torch.zeros(row_length(len(names)))})
@@ -238,6 +255,8 @@ class _Plan:
                 self.members[names[g]] = [self.clients[i] for i in inside]
             self.names.append([names[int(g)] for g in labels])
         self.root = self.names[0][0]
+        self.first = "models" not in memory
+        self.last = memory["rounds"] == 1
         self.place = {c: i for i, c in enumerate(self.clients)}
 
     def path(self, client: ClientId) -> list[str]:
@@ -255,6 +274,15 @@ class _Plan:
         return dict.fromkeys(names, 1.0)
 
 
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """The models of groups after a round, those to score, and the means of groups not on trial."""
+
+    models: dict[str, Weights]
+    scored: dict[str, Weights]
+    others: dict[Slot, Mean]
+
+
 def _begin(
     fed: Federation,
     state: State,
@@ -262,21 +290,19 @@ def _begin(
     people: Sequence[ClientId],
     others: Sequence[ClientId],
     trains: Trains,
-) -> tuple[dict[str, Weights], dict[Slot, Mean]]:
+) -> _Trained:
     """Everybody trains the one model, and every group of every cut gets the mean of its members."""
-    orders = trains(state, {c: state.groups[c] for c in [*people, *others]})
-    asked = set(people)
-    tells: dict[str, Scalar] = {KEPT: True, STEPS: plan.memory["steps"]}
-    orders = [replace(o, config={**o.config, **tells}) if o.client in asked else o for o in orders]
     into: dict[ClientId, Mapping[Slot, float]] = {c: plan.slots(c) for c in people}
     into |= {c: {state.groups[c]: 1.0} for c in others}
+    orders = _told(plan, people, trains(state, {c: state.groups[c] for c in [*people, *others]}))
     means = fed.reduce(orders, into)
     base = state.models[plan.slot]
-    found: dict[Slot, Mean] = {s: m for s, m in means.items() if s in plan.members}
+    ours: dict[Slot, Mean] = {s: m for s, m in means.items() if s in plan.members}
     if not plan.nested:
-        found = _added_up(plan, found)
-    models = {str(s): _model(m, base) for s, m in found.items()}
-    return models, {s: m for s, m in means.items() if s not in plan.members}
+        ours = _added_up(plan, ours)
+    models = {str(s): _model(m, base) for s, m in ours.items()}
+    scored = {str(s): _model(m, base, SCORED) for s, m in ours.items()}
+    return _Trained(models, scored, {s: m for s, m in means.items() if s not in plan.members})
 
 
 def _go_on(
@@ -286,25 +312,38 @@ def _go_on(
     people: Sequence[ClientId],
     others: Sequence[ClientId],
     trains: Trains,
-) -> tuple[dict[str, Weights], dict[Slot, Mean]]:
+) -> _Trained:
     """Every group of every cut trains its own model for one more round."""
     models: dict[str, Weights] = dict(plan.memory["models"])
-    rest = dict[Slot, Mean]()
+    trained = _Trained(models, dict(models), {})
+    begun: dict[Slot, Weights] = {**state.models, **plan.memory["models"]}
+    apart = replace(state, models=begun)
     for k in range(len(plan.names)):
-        names = {c: plan.path(c)[k] for c in people}
-        names = {c: n for c, n in names.items() if n.startswith(f"{k}.") and n in models}
-        also = {c: state.groups[c] for c in others} if k == 0 else {}
-        apart = replace(state, models={**state.models, **plan.memory["models"]})
-        orders = trains(apart, {**names, **also})
+        slots: dict[ClientId, Slot] = {c: plan.path(c)[k] for c in people}
+        slots = {c: s for c, s in slots.items() if str(s).startswith(f"{k}.") and s in models}
+        if k == 0:
+            slots |= {c: state.groups[c] for c in others}
+        orders = _told(plan, people, trains(apart, slots))
         if not orders:
             continue
-        means = fed.reduce(orders, {c: {s: 1.0} for c, s in {**names, **also}.items()})
-        for slot, mean in means.items():
-            if slot in plan.members:
-                models[str(slot)] = _model(mean, models[str(slot)])
-            else:
-                rest[slot] = mean
-    return models, rest
+        for slot, mean in fed.reduce(orders, {c: {s: 1.0} for c, s in slots.items()}).items():
+            if slot not in plan.members:
+                trained.others[slot] = mean
+                continue
+            base = begun[slot]
+            trained.models[str(slot)] = _model(mean, base)
+            trained.scored[str(slot)] = _model(mean, base, SCORED)
+    return trained
+
+
+def _told(plan: _Plan, people: Collection[ClientId], orders: Sequence[Order]) -> list[Order]:
+    """Orders to train; in the last round of a trial, its clients' models will be scored."""
+    if not plan.last:
+        return list(orders)
+    asked, steps = set(people), plan.memory["steps"]
+    return [
+        replace(o, config={**o.config, STEPS: steps}) if o.client in asked else o for o in orders
+    ]
 
 
 def _added_up(plan: _Plan, means: Mapping[Slot, Mean]) -> dict[Slot, Mean]:
@@ -316,8 +355,9 @@ def _added_up(plan: _Plan, means: Mapping[Slot, Mean]) -> dict[Slot, Mean]:
     return mix(replies, into)
 
 
-def _model(mean: Mean, base: Weights) -> Weights:
-    model = mean.arrays.get("model")
+def _model(mean: Mean, base: Weights, name: str = "model") -> Weights:
+    """A group's model; the one to score is the same unless it was trained for longer."""
+    model = mean.arrays.get(name, mean.arrays.get("model"))
     return model.onto(base) if isinstance(model, Weights) else base
 
 
@@ -329,7 +369,7 @@ def _scores(
     offer: Offer,
 ) -> tuple[Tensor, int] | None:
     """The mean of all clients' rows, and how many clients it is of."""
-    kept = plan.memory["rounds"] == 1 and "models" not in plan.memory
+    kept = plan.first  # what a client trained alone is with it already
     orders = []
     for client in people:
         names = [n if n in models else plan.root for n in plan.path(client)]

@@ -140,7 +140,7 @@ def test_the_number_of_steps_is_found_once_and_used_for_every_draw():
     result = execute(experiment(method, turned(), schedule={"batch_size": 16}))
     assert sorted(c for c, _ in asked) == list(range(8))
     steps = result.begun["notes"]["evidence"]["steps"]
-    assert {config["steps"] for _, config in halves} == {steps}
+    assert {config["probe_steps"] for _, config in halves} == {steps}
     assert [config["draw"] for c, config in halves if c == 0] == [0, 1, 2]
 
 

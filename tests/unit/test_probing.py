@@ -364,7 +364,7 @@ def test_the_median_client_decides_about_the_steps():
         fed = Answers(dict.fromkeys(range(len(needed)), (0, 1)), needed=dict(enumerate(needed)))
         answer = asked(fed, fallback=False)
         assert answer.notes["steps"] == wanted
-        assert {o.config["steps"] for o in fed.asked[1][1].values()} == {wanted}
+        assert {o.config["probe_steps"] for o in fed.asked[1][1].values()} == {wanted}
         assert answer.notes["samples"] == 13.0 * len(needed)
         assert answer.evidence.enough
 

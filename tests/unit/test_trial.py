@@ -19,6 +19,8 @@ from coterie.federation import Order, Upload
 from coterie.grouping import canonical, find_evidence
 from coterie.method import Round, State
 from coterie.methods import make
+from coterie.methods.evidenced import Evidenced
+from coterie.probing import Answer
 from coterie.run.experiment import execute
 from coterie.tree import read_tree, same, write_tree
 from coterie.trial import candidates, judge, proposed, row_length
@@ -218,7 +220,7 @@ def test_a_group_of_one_is_scored_with_the_model_that_its_client_kept(tmp_path):
     # From 0 a step goes a fifth of the way to 5: to 1. On 1 and 3 it has losses 0 and 4.
     door, start = scoring(tmp_path, [1.0, 3.0])
     door.begin(0)
-    door.reduce([Order(0, "train", {"0": start}, {trial.KEPT: True})], {0: {0: 1.0}})
+    door.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
     assert scored(door, start, "a alone", 1, a=2.0) == pytest.approx([1, 1, 2, 1, 4])
     # It was kept until then, and not for longer: who has none to score says nothing.
     assert scored(door, start, "a alone", 2, a=2.0) == [0.0] * row_length(2)
@@ -231,13 +233,37 @@ def test_what_is_trained_is_kept_in_a_trial_only(tmp_path):
     assert scored(door, start, "a alone", 1, a=2.0) == [0.0] * row_length(2)
 
 
-def test_a_trial_trains_as_long_as_it_takes_to_tell_clients_apart(tmp_path):
+def test_what_is_scored_trains_as_long_as_it_takes_and_what_goes_on_as_a_round(tmp_path):
     door, start = scoring(tmp_path, [1.0])
-    for number, (least, made) in enumerate([(0, 1), (1, 1), (7, 7)]):
+    for number, (least, scored_steps) in enumerate([(1, 1), (7, 7)]):
         door.begin(number)
         order = Order(0, "train", {"0": start}, {trial.STEPS: least})
-        mean = door.reduce([order], {0: {0: 1.0}})[0].arrays["model"]
-        assert float(mean.vector) == pytest.approx(5 * (1 - 0.8**made), abs=1e-5)
+        arrays = door.reduce([order], {0: {0: 1.0}})[0].arrays
+        assert float(arrays["model"].vector) == pytest.approx(5 * (1 - 0.8), abs=1e-5)
+        longer = 5 * (1 - 0.8**scored_steps)
+        assert float(arrays[trial.SCORED].vector) == pytest.approx(longer, abs=1e-5)
+        # The client keeps the longer-trained one: alone, its loss on 1 is that model's.
+        alone = scored(door, start, "a alone", number + 10, a=2.0)
+        assert alone[2] == pytest.approx((longer - 1) ** 2, abs=1e-4)
+
+
+def test_where_a_round_is_long_enough_one_model_is_sent(tmp_path):
+    door, start = scoring(tmp_path, [1.0])
+    door.begin(0)
+    order = Order(0, "train", {"0": start}, {trial.STEPS: 0})
+    assert set(door.reduce([order], {0: {0: 1.0}})[0].arrays) == {"model"}
+
+
+@pytest.mark.parametrize(("needed", "shortest", "asked"), [(25, 24, 25), (25, 25, 0), (25, 99, 0)])
+def test_longer_training_is_asked_for_where_the_shortest_round_is_too_short(
+    needed, shortest, asked
+):
+    evidence, _ = planted((3, 3))
+    memory = {"start": weights(PLANE, 0, 0), "round": 0, "steps": needed, "draw": 0, "by": "model"}
+    answer = Answer(IDS, [1] * 6, evidence, torch.eye(6), [0.0] * 6, memory, round_steps=shortest)
+    state = State({0: weights(PLANE, 0, 0)}, dict.fromkeys(IDS, 0))
+    after = Evidenced().concluded(People(), state, answer)
+    assert after.memory["trial"]["steps"] == asked
 
 
 # --- run: what is averaged ------------------------------------------------------------------------
@@ -245,6 +271,7 @@ def test_a_trial_trains_as_long_as_it_takes_to_tell_clients_apart(tmp_path):
 IDS = [3, 7, 8, 11, 12, 20]  # never a position in any list of them
 SAMPLES = {3: 1, 7: 2, 8: 3, 11: 1, 12: 2, 20: 1}
 MOVES = {3: (0, 1), 7: (8, 0), 8: (0, 2), 11: (9, 1), 12: (0, 4), 20: (7, 7)}
+LONGER = 3  # times as far do they move when they train for longer
 TREE = [
     [0, 0, 0, 0, 0, 0],
     [0, 1, 0, 1, 0, 1],
@@ -270,8 +297,11 @@ class People(Scripted):
         if order.task == "train":
             (start,) = order.arrays.values()
             moved = Weights(PLANE, start.vector + torch.tensor(MOVES[client]))
-            self.trained[client] = moved
-            return Upload({"model": moved}, {"loss": 0.0})
+            longer = Weights(PLANE, start.vector + LONGER * torch.tensor(MOVES[client]))
+            more = bool(order.config.get(trial.STEPS))
+            self.trained[client] = longer if more else moved
+            sent = {"model": moved} | ({trial.SCORED: longer} if more else {})
+            return Upload(sent, {"loss": 0.0})
         names = order.config["cuts"].split()
         used = [order.arrays.get(n, self.trained.get(client)) for n in names]
         goal = torch.tensor(MOVES[client])
@@ -294,7 +324,7 @@ def begun(rounds=1, cuts=TREE, clients=IDS, first=0, **more):
     memory = {
         "clients": list(clients), "cuts": torch.tensor(cuts), "places": torch.eye(len(clients)),
         "slot": 0, "own": -1, "decisive": False, "next": first, "rounds": rounds,
-        "asked_rounds": rounds, "again": True, "steps": 0,
+        "asked_rounds": rounds, "again": True, "steps": more.get("steps", 0),
     }  # fmt: skip
     groups = dict.fromkeys(clients, 0) | more.get("groups", {})
     models = {0: weights(PLANE, 1, 1)} | more.get("models", {})
@@ -378,6 +408,29 @@ def test_the_groups_of_the_cut_go_on_from_the_models_just_made(cut, monkeypatch)
     assert "trial" not in state.memory
     assert state.notes["verdict"]["chosen"] == max(TREE[cut]) + 1
     assert state.notes["verdict"]["why"] == "by force"
+
+
+@pytest.mark.parametrize("min_group", [1, 2])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_longer_trained_models_are_scored_and_groups_go_on_from_ordinary_ones(
+    min_group, rounds, monkeypatch
+):
+    forced(monkeypatch, 1)
+    cuts = TREE if min_group == 1 else [TREE[0], [0, 0, 1, 0, 1, 0], [0, 1, 2, 0, 2, 1]]
+    state, people = begun(rounds, cuts, steps=50), People(min_group)
+    for number in range(rounds):
+        state = trial.run(people, state, Round(number, IDS), trains, offer)
+    (scores,) = people.orders("score-cuts")
+    for client in IDS:
+        members = group(cuts[1], client)
+        total = sum(SAMPLES[c] for c in members)
+        step = sum(SAMPLES[c] * np.array(MOVES[c], float) for c in members) / total
+        before = 1 + (rounds - 1) * step  # a longer training is the last round's only
+        name = scores[client].config["cuts"].split()[1]
+        offered = scores[client].arrays[name].vector.tolist()
+        assert offered == pytest.approx((before + LONGER * step).tolist(), rel=1e-6)
+        ordinary = state.models[state.groups[client]].vector.tolist()
+        assert ordinary == pytest.approx((before + step).tolist(), rel=1e-6)
 
 
 def test_a_trial_that_keeps_one_model_is_a_round_of_one_model(monkeypatch):
@@ -595,13 +648,19 @@ def seen_by(name, folder, monkeypatch, cut, parameters=SMALL):
     return made, state, door, engine
 
 
-def test_a_trial_that_keeps_one_model_is_fedavg_to_the_bit(monkeypatch, tmp_path):
-    """A probe of five steps asks for no longer training than a round has."""
-    made, state, door, _ = seen_by("fedclust", tmp_path / "a", monkeypatch, 0)
+@pytest.mark.parametrize("plain", ["fedavg", "ditto", "fedper"])
+@pytest.mark.parametrize("needed", [5, 40])
+def test_a_trial_that_keeps_one_model_changes_no_bit(plain, needed, monkeypatch, tmp_path):
+    """A round is shorter than 40 steps: then clients train longer for the trial, without a mark."""
+    name = "fedclust" if plain == "fedavg" else f"fedclust+{plain}"
+    parameters = {**SMALL, "warmup_steps": needed}
+    made, state, door, engine = seen_by(name, tmp_path / "a", monkeypatch, 0, parameters)
     assert set(state.groups.values()) == {0}
-    plain = experiment(coterie.fedavg(), digits(clients=4, samples=240))
-    other, other_door, _ = drive(plain, tmp_path / "b", rounds=ROUNDS)
-    assert same_bits(models(made, state, door), models(plain, other, other_door))
+    tried = [s for s in engine.seen if s.task == "train" and trial.STEPS in s.config]
+    assert {s.config[trial.STEPS] for s in tried} == {40 if needed == 40 else 0}
+    other = experiment(make(plain, {}), digits(clients=4, samples=240))
+    end, other_door, _ = drive(other, tmp_path / "b", rounds=ROUNDS)
+    assert same_bits(models(made, state, door), models(other, end, other_door))
 
 
 @pytest.mark.parametrize("name", ["fedclust", "fedclust+ditto", "fedclust+fedper", "pacfl"])
@@ -617,7 +676,7 @@ def test_methods_and_combinations_split_by_a_trial(name, cut, monkeypatch, tmp_p
     head = {"head.weight", "head.bias"}
     assert (shared & head == set()) == (name == "fedclust+fedper")
     # What a client trained for the trial is not kept for longer.
-    tried = [s for s in engine.seen if s.task == "train" and s.config.get(trial.KEPT)]
+    tried = [s for s in engine.seen if s.task == "train" and trial.STEPS in s.config]
     assert sorted(s.client for s in tried) == [0, 1, 2, 3]
 
 

@@ -107,12 +107,17 @@ class Client:
             own["steps"] = int(self.told["steps"])
         return replace(base, **(own | changes))
 
-    def take_steps(self, least: int) -> None:
-        """Make at least so many steps in this order's training, if the schedule has fewer."""
+    def steps(self) -> int:
+        """How many steps this order's training takes."""
         now = self.schedule()
         batches = -(-len(self.train) // now.batch_size) * now.epochs
-        if (batches if now.steps is None else now.steps) < least:
-            self.told = {**self.told, "steps": least}
+        return batches if now.steps is None else now.steps
+
+    def aside(self, steps: int) -> Client:
+        """This client for a training of so many steps that leaves nothing in its state."""
+        told = {**self.told, "steps": steps}
+        state = Staged(self.state)
+        return Client(self.id, self.train, self.val, state, self.round, self._bench, told)
 
     def fit(
         self,

@@ -77,7 +77,7 @@ class Evidenced:
                 fed.min_group,
                 self.rounds,
                 self.again,
-                answer.memory["steps"],
+                steps if (steps := answer.memory["steps"]) > answer.round_steps else 0,
             )
             return state.joined({}, trial={**plan, "probe": answer.memory})
         if not answer.validated:
