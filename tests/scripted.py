@@ -14,6 +14,7 @@ from coterie.door.wire import Wire
 from coterie.engines.loop import Loop
 from coterie.federation import Order, Reply, Upload, mix
 from coterie.method import Setup
+from coterie.probing import HALVES, array_name
 from coterie.weights import Layout, Weights
 
 
@@ -110,9 +111,10 @@ def steps(enough, samples=1.0):
     return Upload(metrics={"enough": float(enough), "samples": samples})
 
 
-def halves(first, second=None, count=2, validation=1, samples=1.0):
+def halves(first, second=None, count=2, validation=1, samples=1.0, by="model"):
     """An answer to a probe: a client's representation from each half of its data."""
-    arrays = {"first": first, "second": first if second is None else second}
+    sides = (first, first if second is None else second)
+    arrays = {array_name(by, n): side for n, side in zip(HALVES, sides, strict=True)}
     metrics = {"halves": count, "samples": samples, "validation": validation, "round_steps": 1}
     return Upload(arrays, {k: float(v) for k, v in metrics.items()})
 

@@ -19,10 +19,12 @@ from coterie.client.fit import decode
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import Array, ClientId, Federation, Order, Reply, Scalar, Upload
 from coterie.grouping import (
+    SAMPLE,
     Evidence,
     basis,
     find_evidence,
     find_evidence_in_products,
+    one_thread,
     too_few,
 )
 from coterie.tree import Tree
@@ -39,6 +41,7 @@ TOO_SHORT = (
     "one if losses grow"
 )
 KEPT = "probe"  # where a client keeps the model that it was asked to train
+HALVES = ("first", "second")
 SKETCH = 4096  # numbers kept of a longer direction, to place newcomers by
 _ROUNDING = float(np.finfo(np.float32).eps)  # of inputs and of what is sent: both are float32
 
@@ -55,8 +58,9 @@ class Probe:
     steps, the "gradient" at the start, the frequencies of "labels", or the subspace of the inputs
     ("data"). ``steps`` is how many steps everybody makes; "auto" asks clients when their loss has
     fallen to a fifth. ``epochs`` is a number of epochs instead. With ``fallback`` the whole change
-    is asked for when the final layer tells nothing. ``vectors`` is how many directions a subspace
-    has at most. Another ``draw`` divides the data into other halves.
+    is asked for when the final layer tells nothing; where the whole change tells nothing, its final
+    layer is looked at. ``vectors`` is how many directions a subspace has at most. Another ``draw``
+    divides the data into other halves.
     """
 
     by: By = "final-layer"
@@ -111,12 +115,19 @@ def ask(
         memory["epochs"] = probe.epochs
     if probe.by == "data":
         memory["vectors"] = probe.vectors
-    answer = _compare(fed, {**memory, "by": probe.by}, clients, view, holding)
-    if answer.evidence.groups == 1 and _falls_back(fed, probe, start, answer):
-        whole = _compare(fed, {**memory, "by": "model"}, clients, view)
-        samples += answer.notes["samples"]
-        notes = {**whole.notes, "fallback": answer.evidence.why}
-        answer = replace(whole, notes=notes)
+    memory = {**memory, "by": probe.by}
+    replies = _answers(fed, memory, clients, holding)
+    answer = _compare(replies, memory, view)
+    if answer.evidence.groups == 1 and len(answer.clients) > 1 and view is None:
+        other = _other_view(fed, probe, start)
+        if other == "model":
+            samples += answer.notes["samples"]
+            replies = _answers(fed, {**memory, "by": other}, clients)
+        if other:
+            second = _compare(replies, {**memory, "by": other}, view)
+            if other == "model" or second.evidence.groups > 1:
+                notes = {**second.notes, "fallback": answer.evidence.why}
+                answer = replace(second, notes=notes)
     evidence = answer.evidence
     if evidence.groups == 1 and short:
         why = TOO_SHORT.format(steps=steps)
@@ -189,16 +200,15 @@ def _count(
     return min(median, STEPS[-1]), median > STEPS[-1], samples, holding
 
 
-def _falls_back(fed: Federation, probe: Probe, start: Weights, answer: Answer) -> bool:
-    """Whether the whole change can say more than the final layer did."""
+def _other_view(fed: Federation, probe: Probe, start: Weights) -> By | None:
+    """What else could tell clients apart: the whole change, or only its final layer."""
     whole = start.only(start.layout.shareable).layout.trainable
-    return (
-        probe.fallback
-        and probe.by == "final-layer"
-        and len(answer.clients) > 1
-        and fed.min_group == 1  # where single clients are hidden, no more than that is shown
-        and final_layer(start.layout).size < whole
-    )
+    if not probe.fallback or final_layer(start.layout).size == whole:
+        return None
+    if probe.by == "model":
+        return "final-layer"
+    # Where single clients are hidden, no more than the final layer is shown.
+    return "model" if probe.by == "final-layer" and fed.min_group == 1 else None
 
 
 def _orders(
@@ -214,29 +224,35 @@ def _orders(
     return [Order(c, "halves", {} if c in holding else arrays, config) for c in clients]
 
 
-def _compare(
+def _answers(
     fed: Federation,
-    memory: dict[str, Tree],
+    memory: Mapping[str, Tree],
     clients: Sequence[ClientId],
-    view: View | None,
     holding: Collection[ClientId] = (),
-) -> Answer:
-    """One exchange: both halves of everybody, and the evidence from them."""
+) -> list[Reply]:
+    """One exchange: both halves of everybody."""
     replies = fed.gather(_orders(memory, clients, holding))
     if not replies:
         raise NobodyAnswered("no client answered the probe: nobody can be grouped")
+    return replies
+
+
+def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | None) -> Answer:
+    """The evidence from both halves of everybody."""
     whole = [r for r in replies if r.metrics["halves"] == 2]
     # A client too small for two halves says nothing about groups; it is placed afterwards.
     people = [r.client for r in whole]
-    rows = [_row(memory, r, n, view) for n in ("first", "second") for r in whole]
+    rows = [_row(memory, r, n, view) for n in HALVES for r in whole]
     first, second = rows[: len(whole)], rows[len(whole) :]
     counts = [r.examples for r in whole]
     if len(whole) < 2:
         evidence = too_few(len(whole))
-    elif memory["by"] == "data":
+    elif memory["by"] == "data" and len(whole) <= SAMPLE:
         evidence = find_evidence_in_products(_overlaps([*first, *second]), counts)
     else:
         directions = memory["by"] != "labels" and view is None
+        if len(whole) > SAMPLE:  # what would not fit into memory is compared by sketches
+            first, second = ([_sketched(memory, row) for row in side] for side in (first, second))
         sides = np.stack(first), np.stack(second)
         evidence = find_evidence(*sides, counts, directions=directions)
     places = torch.stack([_place(memory, r, view) for r in whole]) if whole else torch.empty(0, 0)
@@ -252,10 +268,12 @@ def _compare(
 
 def _row(memory: Mapping[str, Tree], reply: Reply, name: str, view: View | None) -> Matrix:
     """One half of a client's answer: what it changed, or what it sent as it is."""
-    array = reply.arrays[name]
+    array = reply.arrays[array_name(str(memory["by"]), name)]
     if isinstance(array, Weights):
         if view is not None:
             return view(array.onto(memory["start"]))
+        if memory["by"] == "final-layer":  # also where the whole change was sent
+            array = array.part(final_layer(array.layout))
         numbers = array.parameters
         if memory["by"] != "gradient":
             numbers = numbers - memory["start"].part(array.layout).parameters
@@ -265,11 +283,19 @@ def _row(memory: Mapping[str, Tree], reply: Reply, name: str, view: View | None)
 
 def _units(memory: Mapping[str, Tree], reply: Reply, view: View | None) -> Tensor:
     """Both halves of a client's answer, each of length 1."""
-    halves = [_row(memory, reply, name, view) for name in ("first", "second")]
-    if memory["by"] == "data":  # a subspace: its projection matrix, which has no signs
-        halves = [h @ h.T for h in halves]
-    rows = torch.from_numpy(np.stack([h.reshape(-1) for h in halves]))
-    return torch.nn.functional.normalize(rows.double())
+    halves = [_flat(memory, _row(memory, reply, name, view)) for name in HALVES]
+    return torch.nn.functional.normalize(torch.from_numpy(np.stack(halves)).double())
+
+
+def _flat(memory: Mapping[str, Tree], row: Matrix) -> Matrix:
+    """A representation as one vector; of a subspace its projection matrix, which has no signs."""
+    flat: Matrix = (row @ row.T if memory["by"] == "data" else row).reshape(-1)
+    return flat
+
+
+def _sketched(memory: Mapping[str, Tree], row: Matrix) -> Matrix:
+    short: Matrix = sketch(torch.from_numpy(_flat(memory, row)).float()).numpy()
+    return short
 
 
 def _place(memory: Mapping[str, Tree], reply: Reply, view: View | None) -> Tensor:
@@ -284,11 +310,12 @@ def _spread(memory: Mapping[str, Tree], reply: Reply, view: View | None) -> floa
     return float((first - second).square().sum()) / 4
 
 
-def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
+def sketch(vector: Tensor, size: int | None = None) -> Tensor:
     """A vector in ``size`` numbers whose inner products are nearly those of the vector itself.
 
     Every number is added, with a sign, to one of ``size`` sums; places and signs are fixed.
     """
+    size = size or SKETCH
     if len(vector) <= size:
         return vector
     generator = torch.Generator().manual_seed(0)
@@ -299,10 +326,24 @@ def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
 
 def _overlaps(bases: Sequence[Matrix]) -> Matrix:
     """Inner products of the projection matrices of subspaces: ‖QᵀR‖², 0 to their dimension."""
-    return np.array([[float(np.square(a.T @ b).sum()) for b in bases] for a in bases])
+    columns = np.concatenate(bases, axis=1).astype(np.float64)
+    starts = np.cumsum([0, *(basis.shape[1] for basis in bases[:-1])])
+    with one_thread():
+        squares = np.square(columns.T @ columns)
+    overlaps: Matrix = np.add.reduceat(np.add.reduceat(squares, starts, axis=0), starts, axis=1)
+    return overlaps
 
 
 # --- the client's half --------------------------------------------------------------------------
+
+
+def array_name(by: str, half: str) -> str:
+    """What a client's answer from one half is called; only models go by the half alone.
+
+    >>> array_name("model", "first"), array_name("labels", "second")
+    ('first', 'second labels')
+    """
+    return half if by in ("final-layer", "model") else f"{half} {by}"
 
 
 def final_layer(layout: Layout) -> Layout:
@@ -342,8 +383,11 @@ def send_halves(client: Client, arrays: Mapping[str, Any], config: Mapping[str, 
         arrays = {"model": kept, **arrays}
         del client.state[KEPT]
     first, second = _halves(client, config)
-    halves = {"first": first, "second": second}
-    sides = {name: _represent(client, arrays, config, name, r) for name, r in halves.items()}
+    by = str(config["by"])
+    sides = {
+        array_name(by, name): _represent(client, arrays, config, name, rows)
+        for name, rows in zip(HALVES, (first, second), strict=True)
+    }
     metrics = {
         "halves": 2.0 if len(client.train) > 1 else 1.0,
         "samples": client.samples,

@@ -314,6 +314,9 @@ def test_a_group_is_probed_when_its_mean_update_is_little_more_than_noise():
         assert asked_for(people) == ["train", *["steps", "halves"] * at_rest, "train"]
         parted = {3: "1/0", 8: "1/0", 20: "1/0", 7: "1/1", 11: "1/1", 12: "1/1"}
         assert state.groups == (parted if at_rest else dict.fromkeys(IDS, 0))
+        # Who was never asked is told why: √6·cos 35° is 2.0 times the noise.
+        said = "is 2.0 times as long as noise alone would be, and a group is asked below 2 times"
+        assert (said in state.notes.get("why", "")) == (not at_rest)
 
 
 def test_a_group_that_stays_together_is_asked_again_after_twice_as_many_rounds():

@@ -468,7 +468,7 @@ def test_consent_in_words():
         ledger.single(client, 0, {"head": ["c"]}, CONSENT)
     add(ledger, 1, range(10), range(10, 20))
     assert ledger.sentences() == [
-        "By consent (--reveal final-layer) the server saw every client's 'head' (layer c) once, "
+        "By consent (--reveal final-layer) the server saw every client's 'head' (layer c) "
         "before round 1.",
         "Otherwise the server saw sums only, of 10 clients, once, in round 1.",
     ]

@@ -202,6 +202,14 @@ def test_the_lines_under_a_run():
     assert len(grouping_lines(grouping_of([at(0, evidence=ONE)], 1))) == 2
 
 
+def test_the_weight_of_ones_own_group_is_said_where_there_are_several():
+    events = [at(0, evidence=EVIDENCE, own_group=1.0), at(2, verdict=VERDICT, own_group=0.914)]
+    line = "On average a client's model is made 91 % of models of its own group."
+    assert line in grouping_lines(grouping_of(events, 2))
+    assert "own_group" not in grouping_of(events, 1)
+    assert "own_group" not in grouping_of([at(0, evidence=EVIDENCE)], 2)
+
+
 def test_samples_of_a_round_by_hand():
     assert round_samples([10, 30], {"epochs": 3}) == 120
     assert round_samples([10, 30], {"epochs": 1, "steps": 4, "batch_size": 20}) == 4 * (10 + 20)

@@ -232,7 +232,7 @@ def test_each_client_sends_p_vectors_and_three_by_default(asked_for, tmp_path):
     assert {tuple(s["basis"].shape) for s in sent.values()} == {shape}
     sent = asked(pacfl(**asked_for), digits(), tmp_path / "b")
     assert {tuple(v.shape) for s in sent.values() for v in s.values()} == {shape}
-    assert {tuple(s) for s in sent.values()} == {("first", "second")}
+    assert {tuple(s) for s in sent.values()} == {("first data", "second data")}
 
 
 def test_bytes_are_seen_as_the_model_sees_them(tmp_path):

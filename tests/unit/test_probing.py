@@ -15,9 +15,10 @@ from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import Order, Upload
-from coterie.grouping import canonical
+from coterie.grouping import canonical, find_evidence
 from coterie.method import Round
 from coterie.probing import Probe, ask, centres, directions_of, place, sketch
+from coterie.weights import Weights
 from scripted import Scripted, Spy, halves, linears, opened, setup, steps, weights
 from support import drive, experiment, on_quadratics
 
@@ -46,7 +47,7 @@ def door_to(targets, folder, engine=Spy, **changes):
 def sent(engine, name="init.0"):
     """Both halves' numbers that each client sent, in its order."""
     answers = engine.of(name).items()
-    return {c: [float(s.sent[n].vector) for n in ("first", "second")] for c, s in sorted(answers)}
+    return {c: [float(a.vector) for a in s.sent.values()] for c, s in sorted(answers)}
 
 
 def bits(total):
@@ -218,9 +219,11 @@ def test_labels_are_represented_by_their_frequencies(tmp_path):
     door, engine, start = on_classes(people, tmp_path)
     answer = ask(door, Probe("labels"), start, range(3))
     one, many, _ = (engine.of("init.0")[c].sent for c in range(3))
-    assert one["first"].tolist() == one["second"].tolist() == [0, 1, 0]
+    assert one["first labels"].tolist() == one["second labels"].tolist() == [0, 1, 0]
     # Halves of 4 and 3 together have 2, 3 and 2 of each.
-    assert (4 * many["first"] + 3 * many["second"]).tolist() == pytest.approx([2, 3, 2])
+    assert (4 * many["first labels"] + 3 * many["second labels"]).tolist() == pytest.approx(
+        [2, 3, 2]
+    )
     assert not engine.of("init.0")[0].down  # no model is needed
     assert "steps" not in answer.notes
 
@@ -237,7 +240,7 @@ def test_data_are_represented_by_the_space_that_they_span(tmp_path):
     door, engine, start = on_classes(people, tmp_path)
     answer = ask(door, Probe("data", vectors=3), start, range(6))
     for client, angle in enumerate(angles):
-        for name in ("first", "second"):  # data on a line have one direction, not three
+        for name in ("first data", "second data"):  # data on a line have one direction, not three
             vector = engine.of("init.0")[client].sent[name]
             line = torch.tensor([[math.cos(angle)], [math.sin(angle)]])
             torch.testing.assert_close(vector * vector[0].sign(), line, atol=1e-5, rtol=0)
@@ -247,6 +250,42 @@ def test_data_are_represented_by_the_space_that_they_span(tmp_path):
     assert answer.evidence.errors[1] == pytest.approx(np.mean(mean) / 2, abs=1e-6)
 
 
+def test_overlaps_of_subspaces_are_squared_norms_of_products():
+    random = np.random.default_rng(0)
+    bases = [np.linalg.qr(random.normal(size=(9, p)))[0] for p in (3, 1, 2)] + [np.zeros((9, 1))]
+    by_hand = [[np.linalg.norm(a.T @ b) ** 2 for b in bases] for a in bases]
+    np.testing.assert_allclose(probing._overlaps(bases), by_hand, atol=1e-12)
+
+
+@pytest.mark.parametrize("by", ["model", "data"])
+def test_many_clients_with_long_representations_are_compared_by_sketches(by, monkeypatch):
+    monkeypatch.setattr(probing, "SAMPLE", 11)
+    monkeypatch.setattr(probing, "SKETCH", 64)
+    wide = linears((1, 150))
+    random = np.random.default_rng(1)
+    means = random.normal(size=(2, 300))
+    rows = {c: means[c % 2] + 0.5 * random.normal(size=(2, 300)) for c in range(12)}
+
+    def answer(order):
+        sides = torch.tensor(rows[order.client], dtype=torch.float32)
+        if by == "data":
+            sides = torch.nn.functional.normalize(sides)
+            return halves(*[side[:, None] for side in sides], by=by)
+        return halves(*[Weights(wide, side) for side in sides])
+
+    start = Weights(wide, torch.zeros(300))
+    lengths = []
+
+    def noting(first, *rest, **more):
+        lengths.append(first.shape[1])
+        return find_evidence(first, *rest, **more)
+
+    monkeypatch.setattr(probing, "find_evidence", noting)
+    found = ask(Scripted(answer, range(12)), Probe(by, steps=5), start, range(12))
+    assert found.evidence.labels.tolist() == [0, 1] * 6
+    assert lengths == [64]
+
+
 def test_a_direction_of_inputs_has_no_sign():
     """Singular vectors have none: halves, and newcomers, may point either way."""
     angles = {0: 0.0, 1: 1.5, 2: 0.1, 3: 1.4, 4: 0.05, 5: 1.45}
@@ -254,7 +293,7 @@ def test_a_direction_of_inputs_has_no_sign():
     def answer(order):
         a = angles[order.client]
         line = torch.tensor([[math.cos(a)], [math.sin(a)]])
-        return halves(line, -line) if order.client % 3 else halves(-line)
+        return halves(line, -line if order.client % 3 else line, by="data")
 
     fed = Scripted(answer, range(6))
     found = ask(fed, Probe("data"), START, range(4))
@@ -410,6 +449,24 @@ def test_the_whole_change_is_not_asked_for_where_it_may_not_be():
     ):
         assert asked(fed, **given).evidence.groups == 1
         assert fed.conversation == ["steps", "final-layer"]
+
+
+def test_of_a_whole_change_that_tells_nothing_the_final_layer_is_looked_at():
+    def answer(order):
+        # The first layer's noise is twenty times as long as what the last one has to say.
+        angles = zip(NOISE[order.client], APART[order.client], strict=True)
+        sides = [(*(20 * v for v in direction(a)[2:]), *direction(b)[2:]) for a, b in angles]
+        return halves(*[weights(TWO, *side) for side in sides])
+
+    fed = Scripted(answer, range(4))
+    found = ask(fed, Probe("model", steps=5), START, range(4))
+    assert found.evidence.labels.tolist() == [0, 1, 0, 1]
+    assert found.memory["by"] == found.notes["by"] == "final-layer"
+    assert "fallback" in found.notes
+    assert len(fed.asked) == 1  # nothing more was asked for
+    assert found.places.shape == (4, 2)
+    alone = ask(fed, Probe("model", steps=5, fallback=False), START, range(4))
+    assert (alone.evidence.groups, alone.memory["by"]) == (1, "model")
 
 
 def test_a_model_of_one_layer_has_no_more_to_tell(tmp_path):

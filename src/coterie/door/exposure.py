@@ -478,8 +478,15 @@ def _what(seen: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> s
 # What arrays that many methods have in common are called; others stand in quotes.
 _TITLES = {
     "model": "model",
-    "halves": "answers from two halves of its data",
+    "scored": "longer-trained model",
     "scores": "validation losses",
+}
+# What a probe asks of both halves of a client's data, by the second word of the arrays' names.
+_HALVES = {
+    "": "models trained on two halves of its data",
+    "gradient": "gradients on two halves of its data",
+    "labels": "label frequencies in two halves of its data",
+    "data": "input subspaces of two halves of its data",
 }
 
 
@@ -487,11 +494,17 @@ def _titles(names: Sequence[str]) -> list[str]:
     """Arrays as they are called in a sentence.
 
     >>> _titles(["first", "second", "model"]), _titles(["first"])
-    (['answers from two halves of its data', 'model'], ["'first'"])
+    (['models trained on two halves of its data', 'model'], ["'first'"])
+    >>> _titles(["first labels", "second labels"])
+    ['label frequencies in two halves of its data']
     """
-    if {"first", "second"} <= set(names):  # a probe asks for both
-        names = ["halves", *(n for n in names if n not in ("first", "second"))]
-    return [_TITLES.get(name, f"'{name}'") for name in names]
+    titles = []
+    for word, title in _HALVES.items():
+        pair = [f"{which} {word}".strip() for which in ("first", "second")]
+        if set(pair) <= set(names):
+            titles.append(title)
+            names = [n for n in names if n not in pair]
+    return titles + [_TITLES.get(name, f"'{name}'") for name in names]
 
 
 def _which(layers: Sequence[str], of: Sequence[str]) -> str:
@@ -545,10 +558,10 @@ def _when(rounds: int, first: int) -> str:
     """In which rounds; 0 is before the first.
 
     >>> _when(1, 0), _when(1, 3), _when(2, 0), _when(4, 1)
-    ('once, before round 1', 'once, in round 3', 'before round 1 and in 1 round', 'in 4 rounds')
+    ('before round 1', 'once, in round 3', 'before round 1 and in 1 round', 'in 4 rounds')
     """
     if rounds == 1:
-        return f"once, in round {first}" if first else "once, before round 1"
+        return f"once, in round {first}" if first else "before round 1"
     if first:
         return f"in {rounds} rounds"
     return f"before round 1 and in {rounds - 1} round{'s' * (rounds > 2)}"

@@ -13,6 +13,7 @@ from coterie.grouping.angles import (
     principal_angles,
     smallest_angle_matrix,
 )
+from coterie.grouping.arrays import one_thread
 from coterie.grouping.bipartition import Halves, bipartition
 from coterie.grouping.density import dbscan, hopkins
 from coterie.grouping.distances import (
@@ -24,6 +25,7 @@ from coterie.grouping.distances import (
     scaled_l1,
 )
 from coterie.grouping.evidence import (
+    SAMPLE,
     Evidence,
     find_evidence,
     find_evidence_in_products,
@@ -42,6 +44,7 @@ from coterie.grouping.one_shot import local_centres, nearest_seed, seed_centres
 
 __all__ = [
     "LINKAGES",
+    "SAMPLE",
     "Cut",
     "Dendrogram",
     "Evidence",
@@ -67,6 +70,7 @@ __all__ = [
     "manhattan",
     "min_max",
     "nearest_seed",
+    "one_thread",
     "paired_angle_matrix",
     "principal_angles",
     "scaled_l1",

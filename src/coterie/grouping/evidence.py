@@ -83,7 +83,7 @@ class Evidence:
 
     @property
     def between(self) -> list[int]:
-        """The clients, by position, whose halves fall into different groups."""
+        """The clients, by position, that are nearer to another group than to their own."""
         return [int(i) for i in np.flatnonzero(self.certainty < 0)]
 
     def to_notes(self) -> dict[str, Any]:

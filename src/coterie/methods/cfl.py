@@ -32,6 +32,10 @@ from coterie.weights import Weights
 ROOT = "0"  # the group that all begin in; a part of a group adds a digit to its name
 WHOLE = "compares whole updates in each round"
 AT_REST = 2.0  # times the noise: a mean update below it no longer leads anywhere
+NOT_AT_REST = (
+    "clients still pull in one direction, so they were not asked for evidence: their mean update "
+    "is {:.1f} times as long as noise alone would be, and a group is asked below {:.0f} times"
+)
 
 
 @method
@@ -171,7 +175,7 @@ def at_rest(how: Evidenced) -> Assign:
         state: State, info: Round, replies: list[Reply], more: More
     ) -> tuple[State, list[Reply]]:
         asks: dict[Slot, int] = dict(state.memory.get("asks", {}))
-        norms, resting = {}, []
+        norms, resting, calmest = {}, [], math.inf
         for slot in state.models:
             if len(state.models) > 1:  # a group that was just found is left alone for a while
                 asks.setdefault(slot, 2 * info.number + 2)
@@ -181,10 +185,13 @@ def at_rest(how: Evidenced) -> Assign:
             mean, most = sent.norms()
             noise = sent.noise()
             norms[str(slot)] = [mean, most, noise]
+            calmest = min(calmest, mean / noise if noise else math.inf)
             if mean < AT_REST * noise and info.number >= asks.get(slot, 0):
                 resting.append(slot)
-        state = state.joined({}, resting=resting, asks=asks)
-        return replace(state, notes={**state.notes, "norms": norms}), replies
+        notes = {**state.notes, "norms": norms}
+        if not asks and AT_REST <= calmest < math.inf:
+            notes["why"] = NOT_AT_REST.format(calmest, AT_REST)
+        return replace(state.joined({}, resting=resting, asks=asks), notes=notes), replies
 
     return replace(by_evidence(how, probes), sorts=sorts)
 

@@ -67,7 +67,8 @@ def group_evidence(
     Reference: none.
     """
     first: By = EVERY[0] if by == "all" else by
-    how = Evidenced(Probe(first, steps), trial, later=FIRST, again=False)
+    probe = Probe(first, steps, fallback=by == "final-layer")
+    how = Evidenced(probe, trial, later=FIRST, again=False)
 
     def check(setup: Setup) -> None:
         if len(setup.clients) < 2:

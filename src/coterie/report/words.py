@@ -14,7 +14,7 @@ from coterie.report.figures.scores import at_bytes, at_seconds, curve
 from coterie.report.figures.style import Event
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, number
 from coterie.report.tables import score, size
-from coterie.run.findings import between_groups, how_sure, probing_cost
+from coterie.run.findings import between_groups, how_sure, own_weight, probing_cost
 
 # What a run's files can hold in place of what they should: notes may be damaged, or another's.
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
@@ -185,7 +185,8 @@ def _groups(reading: Reading) -> list[str]:
 def grouping(reading: Reading) -> list[str]:
     """How the run came to its groups, how sure they are, and who is between two of them."""
     told = reading.grouping
-    parts = (told.get("sentence"), how_sure(told), between_groups(told, _called(reading)))
+    who = between_groups(told, _called(reading))
+    parts = (told.get("sentence"), how_sure(told), who, own_weight(told))
     text = " ".join(str(part) for part in parts if part)
     return [text] if text else []
 

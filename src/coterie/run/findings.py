@@ -45,6 +45,9 @@ def grouping_of(
             "why": str(verdict[1].get("why", "")),
             "round": verdict[0],
         }
+    shares = [w for e in events if isinstance(w := _notes(e).get("own_group"), float)]
+    if groups > 1 and shares:
+        found["own_group"] = shares[-1]
     found["sentence"] = _ended(_sentence(groups, evidence, verdict, over))
     return found
 
@@ -90,7 +93,12 @@ def grouping_lines(
 ) -> list[str]:
     """A grouping in sentences: how it came about, how sure it is, who is between, what it took."""
     found = [str(grouping["sentence"])] if grouping.get("sentence") else []
-    parts = (how_sure(grouping), between_groups(grouping, name), probing_cost(grouping))
+    parts = (
+        how_sure(grouping),
+        between_groups(grouping, name),
+        own_weight(grouping),
+        probing_cost(grouping),
+    )
     return found + [text for text in parts if text]
 
 
@@ -105,9 +113,7 @@ def how_sure(grouping: Mapping[str, Any]) -> str:
     if evidence.get("decisive"):
         decided = "fewer groups and more both predict clearly worse"
     elif others:
-        shown = f"{', '.join(others[:-1])} and {others[-1]}" if others[1:] else others[0]
-        shown = shown if len(others) < _NAMED else f"{others[0]} to {others[-1]}"
-        decided = f"{shown} groups predict about as well"
+        decided = f"{spoken(others)} groups predict about as well"
     return (
         f"Evidence for {groups} groups: reproducibility κ {evidence['kappa']:.2f}, "
         f"{100 * evidence['explained']:.0f} % of one mean's error explained; {decided}."
@@ -124,6 +130,18 @@ def between_groups(grouping: Mapping[str, Any], name: Callable[[int], str] | Non
         return "No client sits between two groups."
     verb = "sits" if len(between) == 1 else "sit"
     return f"{_people(between, name)} {verb} between two groups."
+
+
+def own_weight(grouping: Mapping[str, Any]) -> str:
+    """How much weight clients give their own group, where each weighs all the others.
+
+    >>> own_weight({"own_group": 0.987})
+    "On average a client's model is made 99 % of models of its own group."
+    """
+    share = grouping.get("own_group")
+    if share is None:
+        return ""
+    return f"On average a client's model is made {100 * share:.0f} % of models of its own group."
 
 
 def probing_cost(grouping: Mapping[str, Any]) -> str:
@@ -179,7 +197,7 @@ def _evidence(number: int, notes: Mapping[str, Any]) -> dict[str, Any]:
         "kappa": (notes.get("kappa") or {}).get(str(groups)),
         "explained": notes.get("explained", 0.0),
         "decisive": bool(notes.get("decisive")),
-        "plausible": _plausible(notes),
+        "plausible": plausible(notes),
         "by": notes.get("by"),
         "steps": notes.get("steps"),
         "samples": notes.get("samples"),
@@ -189,11 +207,23 @@ def _evidence(number: int, notes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _plausible(notes: Mapping[str, Any]) -> list[int]:
+def plausible(notes: Mapping[str, Any]) -> list[int]:
     """The numbers of groups whose error is within one standard error of the lowest."""
     errors, deviations = notes.get("errors") or {}, notes.get("deviations") or {}
     lowest = min(errors.values(), default=0.0)
     return [int(k) for k, error in errors.items() if error <= lowest + deviations.get(k, 0.0)]
+
+
+def spoken(numbers: Sequence[str]) -> str:
+    """Numbers in a sentence; of many, the first and the last.
+
+    >>> spoken(["3"]), spoken(["3", "5", "6"])
+    ('3', '3, 5 and 6')
+    """
+    if len(numbers) >= _NAMED:
+        return f"{numbers[0]} to {numbers[-1]}"
+    *most, last = numbers
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _sentence(groups: int, evidence: Noted | None, verdict: Noted | None, over: bool) -> str:

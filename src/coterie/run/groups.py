@@ -19,6 +19,7 @@ from coterie.methods.group_evidence import ROUNDS, Asked, group_evidence
 from coterie.report.notebook import Notebook
 from coterie.report.tables import exposure_lines
 from coterie.run.api import simulate
+from coterie.run.findings import plausible, spoken
 from coterie.run.result import Result
 from coterie.run.rundir import finite
 
@@ -176,7 +177,7 @@ class FoundGroups(Notebook):
 
     @property
     def between(self) -> list[ClientId]:
-        """The clients that sit between two groups: their halves fall into different ones."""
+        """The clients that sit between two groups: they are nearer to another than to their own."""
         return [c for c, certainty in self.certainty.items() if certainty < 0]
 
     @property
@@ -204,7 +205,9 @@ class FoundGroups(Notebook):
             agree += f", agreement {stable['agreement']:.2f}"
         if k > 1:
             kappa = evidence["kappa"][str(k)]
-            return f"There are {k} groups (reproducibility {kappa:.2f}, {agree})."
+            others = [str(n) for n in plausible(evidence) if n != k]
+            unsure = f" {spoken(others)} groups predict about as well." if others else ""
+            return f"There are {k} groups (reproducibility {kappa:.2f}, {agree}).{unsure}"
         if not evidence["enough"]:
             little, _, why = evidence["why"].partition(" to tell: ")
             return f"There is {little} to tell whether there are groups: {why}."
