@@ -388,7 +388,7 @@ def test_what_a_trial_takes_is_said_beside_what_the_probe_took():
     tried = at(2, verdict={**VERDICT, "steps": 50})
     grouping = grouping_of([at(0, evidence=EVIDENCE), tried], 2, round_samples=240)
     assert grouping["verdict"]["steps"] == 50
-    assert "every client made at least 50 training steps" in probing_cost(grouping)
+    assert "every client trained a copy for at least 50 steps" in probing_cost(grouping)
 
 
 def test_a_real_run_says_the_same_everywhere_and_after_it_was_stopped(tmp_path):

@@ -76,8 +76,8 @@ def user_centric(
     a trial each client's model. With "all" there are as many means as clients and their weights are
     known: every model can be computed from them.
     Travels: 1 model down, 1 up; ``parallel``: as many as streams, both ways. Before the first
-    round θ⁰ down and a gradient (or two updates) up; in a trial the models of all a client's groups
-    down.
+    round θ⁰ down and a gradient (or two updates) up; in a trial one more model up and those of all
+    a client's groups down.
     Newcomers: send the same and get a row of their own ("all") or the stream with the nearest row;
     with "update", the stream whose mean direction is nearest.
     Departs: "update", the evidence and the trial are ours; with "auto" there is one stream until

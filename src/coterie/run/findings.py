@@ -147,7 +147,9 @@ def own_weight(grouping: Mapping[str, Any]) -> str:
 def probing_cost(grouping: Mapping[str, Any]) -> str:
     """What the evidence, and the trial that decided, took of clients' own computing."""
     steps = (grouping.get("verdict") or {}).get("steps")
-    trial = f"In the trial every client made at least {steps} training steps." if steps else ""
+    trial = (
+        f"For the trial every client trained a copy for at least {steps} steps." if steps else ""
+    )
     return " ".join(filter(None, (_probes_cost(grouping), trial)))
 
 
