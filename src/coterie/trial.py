@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from coterie.weights import Weights
 KEPT = "trial"  # where a client keeps the model it trained until it has been scored
 STEPS = "trial_steps"  # in an order to train: the least number of steps before a model is scored
 SCORED = "scored"  # in an upload: the longer-trained copy that is averaged and scored
+MOST = 0.9  # of the gain of the best cut: so much makes a coarser one good enough
 EVERY = 16  # up to so many groups every cut is a candidate, beyond it a ladder of them
 Labels = np.ndarray[Any, Any]
 Trains = Callable[[State, Mapping[ClientId, Slot]], list[Order]]
@@ -134,7 +135,7 @@ def run(fed: Federation, state: State, info: Round, trains: Trains, offer: Offer
     if not plan.last:
         memory = {**plan.memory, "rounds": plan.memory["rounds"] - 1, "models": trained.models}
         return state.joined({}, trial=memory)
-    scores = _scores(fed, plan, people, trained.scored, offer)
+    scores = _scores(fed, plan, people, trained, offer)
     return _settle(state, info, plan, trained.models, scores)
 
 
@@ -158,16 +159,18 @@ def score_cuts(
 ) -> Upload:
     """Score the model of each cut on this client's validation data.
 
-    What leaves the client is one row: whether it has validation data; the loss of every cut; for
-    every pair of cuts the squared difference of losses, and the variance of that difference that
-    comes of having no more validation data. Sums of such rows are all that a verdict needs.
+    What leaves the client is one row: whether it has validation data; the loss of every cut; the
+    same without its own contribution; for every pair of cuts the squared difference of losses, and
+    the variance of that difference that comes of having no more validation data. Sums of such rows
+    are all that a verdict needs.
     """
     names = str(config["cuts"]).split()
+    totals = [int(n) for n in str(config.get("totals", "")).split()]
     kept = client.kept(KEPT)
     if kept is not None:
         del client.state[KEPT]
         kept = kept.onto(client.base)
-    losses = {}
+    losses, models = dict[str, Tensor](), dict[str, Weights]()
     for name in dict.fromkeys(names):
         if kept is None and name not in arrays:  # it was not there when the others trained
             return Upload({"scores": torch.zeros(row_length(len(names)))})
@@ -176,6 +179,7 @@ def score_cuts(
         else:  # with the personal layers that were trained along with it
             model = arrays[name].onto(kept) if name in arrays else kept
         losses[name] = client.losses(model)
+        models[name] = model
     table = torch.stack([losses[name] for name in names])
     if not table.shape[1]:
         return Upload({"scores": torch.zeros(row_length(len(names)))})
@@ -184,26 +188,59 @@ def score_cuts(
     gaps = table[a] - table[b]
     blocks = table.shape[1]
     within = gaps.var(1, unbiased=blocks > 1) / blocks
-    row = torch.cat([torch.ones(1), mean, (mean[a] - mean[b]) ** 2, within])
+    others = mean
+    if kept is not None and totals:
+        others = _without_own(client, kept, names, totals, models, mean)
+    row = torch.cat([torch.ones(1), mean, others, (mean[a] - mean[b]) ** 2, within])
     return Upload({"scores": row.float()})
+
+
+def _without_own(
+    client: Client,
+    own: Weights,
+    names: Sequence[str],
+    totals: Sequence[int],
+    models: Mapping[str, Weights],
+    losses: Tensor,
+) -> Tensor:
+    """The loss of every cut's model without this client's own contribution to it.
+
+    ``totals`` are the samples that went into each model. Who is alone has nobody else's model, and
+    is scored with that of the next coarser cut, so that leaving is no gain by itself.
+    """
+    examples, found = len(client.train), dict[str, float]()
+    row: list[float] = []
+    for name, total, loss in zip(names, totals, losses.tolist(), strict=True):
+        rest = total - examples
+        if rest <= 0:
+            row.append(row[-1] if row else loss)
+            continue
+        if name not in found:
+            sum_of_others = total * models[name].vector.double() - examples * own.vector.double()
+            others = Weights(own.layout, (sum_of_others / rest).float())
+            found[name] = float(client.losses(others).mean())
+        row.append(found[name])
+    return torch.tensor(row, dtype=losses.dtype)
 
 
 def row_length(cuts: int) -> int:
     """How many numbers a client sends for so many cuts."""
-    return 1 + cuts + cuts * (cuts - 1)
+    return 1 + 2 * cuts + cuts * (cuts - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """What a trial said: the mean validation loss of every cut, and which one was chosen.
 
-    ``errors`` are the standard errors of the differences from the lowest.
+    ``errors`` are the standard errors of the differences from the lowest; ``others`` are the losses
+    of the models that a client's groups would have without the client's own contribution.
     """
 
     losses: list[float]
     errors: list[float]
     chosen: int
     clients: float
+    others: list[float]
 
 
 def judge(total: Tensor, count: float, cuts: int) -> Verdict:
@@ -215,9 +252,8 @@ def judge(total: Tensor, count: float, cuts: int) -> Verdict:
     row = total.double()
     clients = float(row[0]) * count
     row = row / row[0]
-    losses = row[1 : 1 + cuts]
-    pairs = cuts * (cuts - 1) // 2
-    squares, within = row[1 + cuts : 1 + cuts + pairs], row[1 + cuts + pairs :]
+    losses, others, pairs = row[1 : 1 + cuts], row[1 + cuts : 1 + 2 * cuts], row[1 + 2 * cuts :]
+    squares, within = pairs.tensor_split(2)
     both = torch.zeros(2, cuts, cuts, dtype=torch.float64)
     a, b = torch.triu_indices(cuts, cuts, 1)
     both[0, a, b], both[1, a, b] = squares, within
@@ -227,7 +263,7 @@ def judge(total: Tensor, count: float, cuts: int) -> Verdict:
     between = (both[0, best] - gaps**2).clamp(min=0) * clients / max(clients - 1, 1)
     errors = ((between + both[1, best]) / max(clients, 1)).sqrt()
     chosen = next(k for k in range(cuts) if float(gaps[k]) <= float(errors[k]))
-    return Verdict(losses.tolist(), errors.tolist(), chosen, clients)
+    return Verdict(losses.tolist(), errors.tolist(), chosen, clients, others.tolist())
 
 
 # --- the smaller steps --------------------------------------------------------------------------
@@ -276,11 +312,15 @@ class _Plan:
 
 @dataclass(frozen=True, eq=False)
 class _Trained:
-    """The models of groups after a round, those to score, and the means of groups not on trial."""
+    """The models of groups after a round, those to score, and the means of groups not on trial.
+
+    ``totals`` are the samples that went into each model, after the first round of a trial.
+    """
 
     models: dict[str, Weights]
     scored: dict[str, Weights]
     others: dict[Slot, Mean]
+    totals: Mapping[str, int] = field(default_factory=dict)
 
 
 def _begin(
@@ -302,7 +342,8 @@ def _begin(
         ours = _added_up(plan, ours)
     models = {str(s): _model(m, base) for s, m in ours.items()}
     scored = {str(s): _model(m, base, SCORED) for s, m in ours.items()}
-    return _Trained(models, scored, {s: m for s, m in means.items() if s not in plan.members})
+    rest = {s: m for s, m in means.items() if s not in plan.members}
+    return _Trained(models, scored, rest, {str(s): m.examples for s, m in ours.items()})
 
 
 def _go_on(
@@ -365,16 +406,19 @@ def _scores(
     fed: Federation,
     plan: _Plan,
     people: Sequence[ClientId],
-    models: Mapping[str, Weights],
+    trained: _Trained,
     offer: Offer,
 ) -> tuple[Tensor, int] | None:
     """The mean of all clients' rows, and how many clients it is of."""
-    kept = plan.first  # what a client trained alone is with it already
+    kept, models = plan.first, trained.scored  # what a client trained alone is with it already
     orders = []
     for client in people:
         names = [n if n in models else plan.root for n in plan.path(client)]
         sent = [n for n in dict.fromkeys(names) if not (kept and len(plan.members[n]) == 1)]
-        orders.append(Order(client, "score-cuts", offer(models, sent), {"cuts": " ".join(names)}))
+        config: dict[str, Scalar] = {"cuts": " ".join(names)}
+        if kept:
+            config["totals"] = " ".join(str(trained.totals[n]) for n in names)
+        orders.append(Order(client, "score-cuts", offer(models, sent), config))
     means = fed.reduce(orders, {c: {plan.finest(c): 1.0} for c in people}, by_examples=False)
     rows = [(m.arrays["scores"], len(m.clients)) for m in means.values() if m.arrays]
     count = sum(n for _, n in rows)
@@ -404,6 +448,7 @@ def _settle(
         "cuts": counts,
         "losses": [float(f"{v:.6g}") for v in verdict.losses],
         "errors": [float(f"{v:.6g}") for v in verdict.errors],
+        "others": [float(f"{v:.6g}") for v in verdict.others],
         "chosen": counts[chosen],
         "clients": round(verdict.clients),
         "steps": plan.memory["steps"],
@@ -425,21 +470,32 @@ NOBODY = "no client has validation data: there is no way to tell whether groups 
 def decide(verdict: Verdict, counts: Sequence[int], own: int = -1) -> tuple[int, str]:
     """Which cut is taken, and the sentence that says why.
 
-    ``own`` is the cut that the evidence has decided for, if it has: then the question is only
-    whether it is better than one model, by more than its standard error. That a finer cut has a
-    still lower loss says little: it is the luckiest of many, and models that were averaged once are
-    not at their best yet.
+    ``own`` is the cut that the evidence has decided for, if it has: then clients differ in kind,
+    and the question is who belongs together. That is answered by how well a client's group does
+    without the client: ``own`` is taken, or the first finer cut that has nine tenths of what the
+    best one gains. With its own contribution everything finer looks better early on: models that
+    were averaged once are not at their best yet.
     """
     chosen, losses = verdict.chosen, verdict.losses
     one = f"one model has {losses[0]:.3f}"
     if chosen == 0:
         return 0, f"no grouping is better than one model on validation data (loss {losses[0]:.3f})"
     if 0 < own < chosen and losses[0] - losses[own] > verdict.errors[own]:
-        chosen = own
+        chosen = own + _first_with_most(verdict.others[0], verdict.others[own : chosen + 1])
     sentence = f"{counts[chosen]} groups have a validation loss of {losses[chosen]:.3f}, {one}"
     if chosen == own:
         return own, f"{sentence}; these are the groups that the evidence finds"
     return chosen, sentence
+
+
+def _first_with_most(one: float, losses: Sequence[float]) -> int:
+    """The first of these losses that has nine tenths of the gain of the lowest over ``one``.
+
+    >>> _first_with_most(1.0, [0.7, 0.63, 0.6]), _first_with_most(1.0, [0.7, 0.65, 0.6])
+    (1, 2)
+    """
+    enough = MOST * (one - min(losses))
+    return next(k for k, loss in enumerate(losses) if one - loss >= enough)
 
 
 def _split(
