@@ -26,6 +26,9 @@ from typing import Any
 from PIL import Image
 
 from coterie.report import figures
+from coterie.report.figures import matrices
+from coterie.report.figures import verdict as verdicts
+from coterie.report.figures.style import untitled
 from coterie.run.rundir import RunDir
 
 Events = list[dict[str, Any]]
@@ -37,10 +40,10 @@ TSDP = (
     "--set train.lr_decay=0.95 --rounds 60"
 )
 RUNS = {  # each is `coterie run` with COMMON and these
-    "fedclust": f"{PERMUTED} --method fedclust --set method.warmup_epochs=5 --epochs 5 --rounds 20",
-    "fedclust-short": "--shift label-permutation --set data.samples=6000 --model cnn5 --lr 0.01 "
-    "--momentum 0.5 --method fedclust --set method.warmup_epochs=5 --rounds 1",
+    "fedclust": f"{PERMUTED} --method fedclust --epochs 5 --rounds 20",
     "user-centric": f"{PERMUTED} --method user-centric --set method.streams=auto --epochs 2 "
+    "--rounds 20",
+    "user-centric-gradient": f"{PERMUTED} --method user-centric --set method.streams=4 --epochs 2 "
     "--rounds 20",
     "dc-pfl": "--partition primary-secondary --set data.samples=6000 --model cnn5 --lr 0.05 "
     "--momentum 0.5 --method dc-pfl --epochs 5 --rounds 60",
@@ -54,27 +57,26 @@ RUNS = {  # each is `coterie run` with COMMON and these
 
 
 def tree(events: Events) -> Any:
-    """The merge tree, with DC-PFL's later cuts."""
+    """The merge tree: FedClust's by the groups of the last round, DC-PFL's with its later cuts."""
     event = noting(events, "dendrogram")
-    groups = event["groups"] if event.get("event") == "init" else None
+    groups = events[-1]["groups"] if event.get("event") == "init" else None
     return figures.dendrogram(event["notes"], groups, figures.split_levels(events))
 
 
-def true_tree(events: Events) -> Any:
-    """The merge tree, coloured by the true groups, which a shift deals out in turn."""
-    notes = noting(events, "dendrogram")["notes"]
-    return figures.dendrogram(notes, [c % 4 for c in range(20)])
-
-
 def mixing(events: Events) -> Any:
-    """The weights, by the groups found."""
-    event = noting(events, "mixing")
-    return figures.mixing_matrix(event["notes"], event["groups"])
+    """The weights, by the groups of the last round; a title would overlap the colour bar."""
+    notes = noting(events, "mixing")["notes"]
+    return untitled(matrices.mixing_matrix(notes, events[-1]["groups"])).figure()
 
 
-def silhouettes(events: Events) -> Any:
-    """The silhouette by number of groups."""
-    return figures.silhouette(noting(events, "silhouette")["notes"])
+def evidence(events: Events) -> Any:
+    """Held-out error and reproducibility by number of groups."""
+    return figures.evidence_by_number(noting(events, "evidence")["notes"])
+
+
+def verdict(events: Events) -> Any:
+    """The validation losses of the first trial."""
+    return verdicts.verdict(noting(events, "verdict")["notes"]["verdict"]).figure()
 
 
 def noting(events: Events, key: str) -> dict[str, Any]:
@@ -84,10 +86,10 @@ def noting(events: Events, key: str) -> dict[str, Any]:
 
 PICTURES: dict[str, tuple[str, Callable[[Events], Any], int]] = {  # run, figure, width
     "fedclust-tree": ("fedclust", tree, 860),
-    "fedclust-silhouette": ("fedclust", silhouettes, 860),
-    "fedclust-short-tree": ("fedclust-short", true_tree, 860),
+    "fedclust-evidence": ("fedclust", evidence, 860),
+    "fedclust-trial": ("fedclust", verdict, 860),
     "user-centric-mixing": ("user-centric", mixing, 680),
-    "user-centric-silhouette": ("user-centric", silhouettes, 860),
+    "user-centric-gradient": ("user-centric-gradient", mixing, 680),
     "dc-pfl-loss": ("dc-pfl", figures.loss_and_trials, 860),
     "dc-pfl-tree": ("dc-pfl", tree, 860),
     "dc-pfl-groups": ("dc-pfl", figures.groups_over_rounds, 860),

@@ -491,11 +491,13 @@ def decide(verdict: Verdict, counts: Sequence[int], own: int = -1) -> tuple[int,
 def _first_with_most(one: float, losses: Sequence[float]) -> int:
     """The first of these losses that has nine tenths of the gain of the lowest over ``one``.
 
+    Where nothing is gained, it is the first of all.
+
     >>> _first_with_most(1.0, [0.7, 0.63, 0.6]), _first_with_most(1.0, [0.7, 0.65, 0.6])
     (1, 2)
     """
-    enough = MOST * (one - min(losses))
-    return next(k for k, loss in enumerate(losses) if one - loss >= enough)
+    gain = one - min(losses)
+    return next((k for k, loss in enumerate(losses) if one - loss >= MOST * gain > 0), 0)
 
 
 def _split(

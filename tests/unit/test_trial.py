@@ -40,10 +40,14 @@ from support import (
 PLANE = linears((1, 1))
 
 
-def row(losses, within=0.0):
-    """What a client with validation data sends: these losses, and this variance of all gaps."""
+def row(losses, within=0.0, others=None):
+    """What a client with validation data sends: these losses, and this variance of all gaps.
+
+    ``others`` are the losses without its own contribution, the same if not given.
+    """
     pairs = [(a - b) ** 2 for i, a in enumerate(losses) for b in losses[i + 1 :]]
-    return torch.tensor([1.0, *losses, *pairs, *[within] * len(pairs)], dtype=torch.float64)
+    both = [*losses, *(losses if others is None else others)]
+    return torch.tensor([1.0, *both, *pairs, *[within] * len(pairs)], dtype=torch.float64)
 
 
 def forced(monkeypatch, cut):
@@ -63,7 +67,7 @@ def test_two_cuts_and_three_clients_by_hand():
     assert found.errors == pytest.approx([0.1, 0.0])
     assert (found.chosen, found.clients) == (1, 3)
     # With 0.12 more it is √(0.15/3) = 0.224: then 0.2 is no difference.
-    rows = [replaced + torch.tensor([0, 0, 0, 0, 0.12]) for replaced in rows]
+    rows = [replaced + torch.tensor([0, 0, 0, 0, 0, 0, 0.12]) for replaced in rows]
     found = judge(torch.stack(rows).mean(0), 3, 2)
     assert found.errors[0] == pytest.approx(math.sqrt(0.05))
     assert found.chosen == 0
@@ -104,7 +108,15 @@ def test_clients_without_validation_data_do_not_count():
     assert five.clients == pytest.approx(3)
     assert five.losses == pytest.approx(three.losses)
     assert five.errors == pytest.approx(three.errors)
-    assert len(row((1.0, 2.0, 3.0))) == row_length(3) == 10
+    assert len(row((1.0, 2.0, 3.0))) == row_length(3) == 13
+
+
+def test_losses_without_ones_own_contribution_are_averaged_alike():
+    rows = [row((1.0, 0.7), others=(1.1, 0.9)), row((1.2, 1.0), others=(1.5, 1.1))]
+    nothing = torch.zeros(row_length(2), dtype=torch.float64)
+    found = judge(torch.stack([*rows, nothing]).mean(0), 3, 2)
+    assert found.others == pytest.approx([1.3, 1.0])
+    assert found.losses == pytest.approx([1.1, 0.85])
 
 
 # --- candidates -----------------------------------------------------------------------------------
@@ -188,11 +200,12 @@ def scoring(folder, validation, targets=(5.0, 5.0)):
     return door, plan.start
 
 
-def scored(door, start, cuts, number, **offered):
+def scored(door, start, cuts, number, totals=None, **offered):
     """The row that the client sends for these cuts, when it is offered these models."""
     door.begin(number)
     arrays = {n: Weights(start.layout, torch.tensor([v])) for n, v in offered.items()}
-    (reply,) = door.gather([Order(0, "score-cuts", arrays, {"cuts": cuts})])
+    config = {"cuts": cuts} | ({} if totals is None else {"totals": totals})
+    (reply,) = door.gather([Order(0, "score-cuts", arrays, config)])
     return reply.arrays["scores"].tolist()
 
 
@@ -200,15 +213,15 @@ def test_a_row_by_hand(tmp_path):
     # On 1 and 3 the model 2 has losses 1 and 1, the model 1 losses 0 and 4. The squared difference
     # of the means is 1; the gaps are 1 and −3, of variance 8, that of their mean 4.
     door, start = scoring(tmp_path, [1.0, 3.0])
-    assert scored(door, start, "a b", 0, a=2.0, b=1.0) == pytest.approx([1, 1, 2, 1, 4])
+    assert scored(door, start, "a b", 0, a=2.0, b=1.0) == pytest.approx([1, *[1, 2] * 2, 1, 4])
     # A group that two cuts have in common is sent once, and scored alike.
     again = scored(door, start, "a b b", 1, a=2.0, b=1.0)
-    assert again == pytest.approx([1, 1, 2, 2, 1, 1, 0, 4, 4, 0])
+    assert again == pytest.approx([1, *[1, 2, 2] * 2, 1, 1, 0, 4, 4, 0])
 
 
 def test_one_validation_sample_has_no_variance(tmp_path):
     door, start = scoring(tmp_path, [1.0])
-    assert scored(door, start, "a b", 0, a=2.0, b=4.0) == pytest.approx([1, 1, 9, 64, 0])
+    assert scored(door, start, "a b", 0, a=2.0, b=4.0) == pytest.approx([1, *[1, 9] * 2, 64, 0])
 
 
 def test_without_validation_data_a_client_sends_zeros(tmp_path):
@@ -221,9 +234,27 @@ def test_a_group_of_one_is_scored_with_the_model_that_its_client_kept(tmp_path):
     door, start = scoring(tmp_path, [1.0, 3.0])
     door.begin(0)
     door.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
-    assert scored(door, start, "a alone", 1, a=2.0) == pytest.approx([1, 1, 2, 1, 4])
+    assert scored(door, start, "a alone", 1, a=2.0) == pytest.approx([1, *[1, 2] * 2, 1, 4])
     # It was kept until then, and not for longer: who has none to score says nothing.
     assert scored(door, start, "a alone", 2, a=2.0) == [0.0] * row_length(2)
+
+
+def test_the_loss_without_ones_own_contribution_by_hand(tmp_path):
+    # It has two samples and trained from 0 to 1. Of 8 samples the mean is 2: the six others' is
+    # (8·2 − 2·1)/6 = 7/3. Of 4 the mean is 1.5: the other two's is (4·1.5 − 2·1)/2 = 2. On 1 and 3
+    # these have losses (16/9 + 4/9)/2 = 10/9 and 1. Alone it is scored with the coarser one's, 1.
+    door, start = scoring(tmp_path, [1.0, 3.0])
+    door.begin(0)
+    door.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
+    found = scored(door, start, "a b alone", 1, totals="8 4 2", a=2.0, b=1.5)
+    assert found[1:4] == pytest.approx([1, 1.25, 2])
+    assert found[4:7] == pytest.approx([10 / 9, 1, 1])
+
+
+def test_who_has_no_model_of_its_own_contributed_nothing(tmp_path):
+    door, start = scoring(tmp_path, [1.0, 3.0])
+    found = scored(door, start, "a b", 0, totals="8 4", a=2.0, b=1.5)
+    assert found[3:5] == found[1:3] == pytest.approx([1, 1.25])
 
 
 def test_what_is_trained_is_kept_in_a_trial_only(tmp_path):
@@ -702,8 +733,8 @@ def test_a_trial_of_two_rounds_in_a_real_run_can_be_resumed(monkeypatch, tmp_pat
 COUNTS = [1, 2, 4, 8]
 
 
-def said(losses, errors, chosen):
-    return trial.Verdict(losses, errors, chosen, clients=20)
+def said(losses, errors, chosen, others=None):
+    return trial.Verdict(losses, errors, chosen, 20, losses if others is None else others)
 
 
 def test_the_cut_chosen_is_taken_when_the_evidence_has_not_decided():
@@ -714,11 +745,30 @@ def test_the_cut_chosen_is_taken_when_the_evidence_has_not_decided():
 
 
 def test_groups_that_the_evidence_has_decided_for_stand_against_finer_ones():
-    verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3)
+    # Without the client itself, finer groups gain little: 0.4 instead of 0.37.
+    verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, [1.1, 0.73, 0.72, 0.7])
     chosen, why = trial.decide(verdict, COUNTS, own=1)
     assert chosen == 1
     assert why.startswith("2 groups have a validation loss of 0.600")
     assert why.endswith("these are the groups that the evidence finds")
+
+
+@pytest.mark.parametrize(
+    ("others", "taken"),
+    [
+        ([1.1, 0.75, 0.72, 0.7], 2),  # 0.35 is less than nine tenths of 0.4, 0.38 is not
+        ([1.1, 0.75, 0.75, 0.7], 3),
+        ([1.1, 0.70, 0.75, 0.9], 1),  # finer groups are worse
+        ([1.1, 1.2, 1.2, 1.2], 1),  # nobody gains by others: the evidence stands
+    ],
+)
+def test_they_give_way_to_finer_ones_that_do_better_without_the_client_itself(others, taken):
+    verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, others)
+    chosen, why = trial.decide(verdict, COUNTS, own=1)
+    assert chosen == taken
+    assert ("that the evidence finds" in why) == (taken == 1)
+    # Where the evidence has not decided, own contributions count.
+    assert trial.decide(verdict, COUNTS)[0] == 3
 
 
 def test_they_do_not_stand_against_coarser_ones_nor_if_one_model_is_better():
