@@ -24,7 +24,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -71,6 +70,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 FIXED = (2, 4, 8)
 REFERENCES = ("fedavg", "local", *(f"fixed-{k}" for k in FIXED))
 ROUNDS = 40
+SEEDS = "10,11,12,13,14"
 
 
 # --- the sets -----------------------------------------------------------------------------------
@@ -203,8 +203,11 @@ def run(
     )
     labels = [str(result.groups[i]) for i in range(len(truth))]
     notes = [e["notes"] for e in (result.begun, *result.history) if e.get("notes")]
+    own_group = result.summary.get("grouping", {}).get("own_group")
     return {
         **cell,
+        "commit": commit(),
+        **({} if own_group is None else {"own_group": own_group}),
         "rand": float(adjusted_rand_score(truth, labels)),
         "groups": len(set(labels)),
         "received": result.summary["received"]["accuracy"],
@@ -363,7 +366,7 @@ def tables(rows: Iterable[Mapping[str, Any]], methods: Sequence[str]) -> list[st
         cells += [mean(values[k]) for k in kinds]
         lines.append(f"| {reference} | " + " | ".join(cells) + " |")
     lines += ["", *by_schedule(sets, methods), "", *oracle_gaps(sets, methods), ""]
-    lines += [*by_kind(sets, methods, kinds), ""]
+    lines += [*received(sets, methods, kinds), "", *by_kind(sets, methods, kinds), ""]
     counted = [
         verdict
         for method in methods
@@ -389,6 +392,31 @@ def by_schedule(sets: Mapping[Any, Any], methods: Sequence[str]) -> list[str]:
     return lines
 
 
+def received(sets: Mapping[Any, Any], methods: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """The accuracy received, mean over seeds, and how far the groups agree with the true ones."""
+    others = ("oracle", "fedavg", "local", "best fixed")
+    head = [*others, *(f"{m} (agreement)" for m in methods)]
+    lines = ["| received % | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head)]
+    for kind, size, schedule in product(kinds, SIZES, SCHEDULES):
+        some = [of for p, of in sets.items() if p[:3] == (kind, size, schedule)]
+        if not some:
+            continue
+        best = [max(of[f"fixed-{k}"]["received"] for k in FIXED) for of in some]
+        cells = [accuracy([of[m]["received"] for of in some if m in of]) for m in others[:3]]
+        cells.append(accuracy(best))
+        for method in methods:
+            rows = [of[method] for of in some if method in of]
+            agreement = np.mean([r["rand"] for r in rows]) if rows else 0.0
+            known = f" ({agreement:.2f})" if kind in (*PLANTED, "pair") and rows else ""
+            cells.append(accuracy([r["received"] for r in rows]) + known)
+        lines.append(f"| {kind}, {size}, {schedule} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def accuracy(values: Sequence[float]) -> str:
+    return f"{100 * np.mean(values):.1f}" if values else "–"
+
+
 def groups_found(rows: Iterable[Mapping[str, Any]], methods: Sequence[str]) -> list[str]:
     """Numbers of groups and agreement, a line for each method and set."""
     lines = []
@@ -404,11 +432,12 @@ def groups_found(rows: Iterable[Mapping[str, Any]], methods: Sequence[str]) -> l
             continue
         right = [bool(is_right(place[0], r, 100.0)) for r in some]
         numbers = ", ".join(f"{r['groups']} ({r['rand']:.2f})" for r in some)
+        weights = [r["own_group"] for r in some if "own_group" in r]
+        own = f", weight of the own group {np.mean(weights):.2f}" if weights else ""
         moved = np.mean([r["bytes"] for r in some]) / 1e6
-        received = np.mean([100 * r["received"] for r in some])
         lines.append(
             f"{method}, {', '.join(place)}: right in {percent(right)}; groups (agreement) "
-            f"{numbers}; received {received:.1f} %, {moved:.1f} MB"
+            f"{numbers}; received {accuracy([r['received'] for r in some])} %, {moved:.1f} MB{own}"
         )
     return lines
 
@@ -455,7 +484,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", choices=("digits", "fashion-mnist"), default="digits", dest="name")
     parser.add_argument("--folder", default=os.environ.get("COTERIE_DATA"))
-    parser.add_argument("--seeds", default="10,11,12,13,14")
+    parser.add_argument("--seeds", default=SEEDS)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--schedules")
@@ -475,6 +504,23 @@ def arguments() -> argparse.Namespace:
     return asked
 
 
+def command(asked: argparse.Namespace) -> str:
+    """The command that makes these figures, wherever the files are."""
+    words = ["python", "benchmarks/grouping_matrix.py"]
+    if asked.name != "digits":
+        words += ["--set", asked.name, "--folder", "DATA"]
+    for option, given, usual in (
+        ("--seeds", ",".join(map(str, asked.seeds)), SEEDS),
+        ("--kinds", asked.kinds, ",".join(KINDS)),
+        ("--sizes", asked.sizes, ",".join(SIZES)),
+        ("--methods", asked.methods, ",".join(METHODS)),
+        ("--rounds", asked.rounds, ROUNDS),
+    ):
+        words += [option, str(given)] if given != usual else []
+    return " ".join(words)
+
+
+@cache
 def commit() -> str:
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
@@ -494,10 +540,11 @@ def main() -> None:
         return
     title = f"# Groups at the defaults: {asked.name}"
     seeds = ", ".join(map(str, asked.seeds))
+    commits = ", ".join(dict.fromkeys(r.get("commit", commit()) for r in rows))
     head = [
         title,
         "",
-        f"`python {' '.join(sys.argv)}`, commit {commit()}, seeds {seeds}, {date.today()}. "
+        f"`{command(asked)}`, commit {commits}, seeds {seeds}, {date.today()}. "
         "Points lost: received accuracy below the best of FedAvg, local, and 2, 4 or 8 groups.",
         "",
     ]
