@@ -232,8 +232,9 @@ def row_length(cuts: int) -> int:
 class Verdict:
     """What a trial said: the mean validation loss of every cut, and which one was chosen.
 
-    ``errors`` are the standard errors of the differences from the lowest; ``others`` are the losses
-    of the models that a client's groups would have without the client's own contribution.
+    ``errors`` are the standard errors of the differences from the lowest, ``from_one`` of those
+    from one model; ``others`` are the losses of the models that a client's groups would have
+    without the client's own contribution.
     """
 
     losses: list[float]
@@ -241,6 +242,7 @@ class Verdict:
     chosen: int
     clients: float
     others: list[float]
+    from_one: list[float]
 
 
 def judge(total: Tensor, count: float, cuts: int) -> Verdict:
@@ -258,12 +260,17 @@ def judge(total: Tensor, count: float, cuts: int) -> Verdict:
     a, b = torch.triu_indices(cuts, cuts, 1)
     both[0, a, b], both[1, a, b] = squares, within
     both = both + both.transpose(1, 2)
+
+    def errors_from(k: int) -> Tensor:
+        gaps = losses - losses[k]
+        between = (both[0, k] - gaps**2).clamp(min=0) * clients / max(clients - 1, 1)
+        return ((between + both[1, k]) / max(clients, 1)).sqrt()
+
     best = int(losses.argmin())
-    gaps = losses - losses[best]
-    between = (both[0, best] - gaps**2).clamp(min=0) * clients / max(clients - 1, 1)
-    errors = ((between + both[1, best]) / max(clients, 1)).sqrt()
+    errors, gaps = errors_from(best), losses - losses[best]
     chosen = next(k for k in range(cuts) if float(gaps[k]) <= float(errors[k]))
-    return Verdict(losses.tolist(), errors.tolist(), chosen, clients, others.tolist())
+    found = [v.tolist() for v in (losses, errors, others, errors_from(0))]
+    return Verdict(found[0], found[1], chosen, clients, *found[2:])
 
 
 # --- the smaller steps --------------------------------------------------------------------------
@@ -480,7 +487,7 @@ def decide(verdict: Verdict, counts: Sequence[int], own: int = -1) -> tuple[int,
     one = f"one model has {losses[0]:.3f}"
     if chosen == 0:
         return 0, f"no grouping is better than one model on validation data (loss {losses[0]:.3f})"
-    if 0 < own < chosen and losses[0] - losses[own] > verdict.errors[own]:
+    if 0 < own < chosen and losses[0] - losses[own] > verdict.from_one[own]:
         chosen = own + _first_with_most(verdict.others[0], verdict.others[own : chosen + 1])
     sentence = f"{counts[chosen]} groups have a validation loss of {losses[chosen]:.3f}, {one}"
     if chosen == own:

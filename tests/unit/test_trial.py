@@ -96,8 +96,9 @@ def test_standard_errors_are_those_of_the_gap_to_the_lowest():
     losses = random.normal(1, 0.2, (7, 4))
     losses[:, 2] -= 0.5
     found = judge(torch.stack([row(tuple(r)) for r in losses]).mean(0), 7, 4)
-    gaps = losses - losses[:, [2]]
-    assert found.errors == pytest.approx(gaps.std(axis=0, ddof=1) / math.sqrt(7), abs=1e-9)
+    for errors, cut in ((found.errors, 2), (found.from_one, 0)):
+        gaps = losses - losses[:, [cut]]
+        assert errors == pytest.approx(gaps.std(axis=0, ddof=1) / math.sqrt(7), abs=1e-9)
 
 
 def test_clients_without_validation_data_do_not_count():
@@ -733,8 +734,9 @@ def test_a_trial_of_two_rounds_in_a_real_run_can_be_resumed(monkeypatch, tmp_pat
 COUNTS = [1, 2, 4, 8]
 
 
-def said(losses, errors, chosen, others=None):
-    return trial.Verdict(losses, errors, chosen, 20, losses if others is None else others)
+def said(losses, errors, chosen, others=None, from_one=None):
+    others = losses if others is None else others
+    return trial.Verdict(losses, errors, chosen, 20, others, from_one or errors)
 
 
 def test_the_cut_chosen_is_taken_when_the_evidence_has_not_decided():
@@ -775,7 +777,7 @@ def test_they_do_not_stand_against_coarser_ones_nor_if_one_model_is_better():
     assert trial.decide(said([1.0, 0.6, 0.6, 0.6], [0.1] * 4, 1), COUNTS, own=2)[0] == 1
     worse = said([1.0, 1.1, 0.5, 0.4], [0.2, 0.2, 0.05, 0.0], 2)
     assert trial.decide(worse, COUNTS, own=1)[0] == 2
-    hardly = said([1.0, 0.99, 0.5, 0.4], [0.2, 0.05, 0.05, 0.0], 2)
+    hardly = said([1.0, 0.99, 0.5, 0.4], [0.2, 0.0, 0.05, 0.0], 2, from_one=[0.0, 0.05, 0.1, 0.2])
     assert trial.decide(hardly, COUNTS, own=1)[0] == 2
 
 

@@ -344,7 +344,12 @@ def test_weights_of_directions_by_hand():
     assert np.allclose(mixing(state), wanted, atol=1e-6)
     assert ((wanted > 0.01) & (wanted < 0.5)).sum() > 4  # so the numbers say something
     assert state.groups == {c: c for c in range(4)}
-    assert state.notes["own_group"] == pytest.approx(wanted.diagonal().mean(), abs=1e-4)
+    assert "own_group" not in state.notes  # everybody is a group
+    _, state = start(turned(wide, samples={0: 1, 1: 2, 2: 3, 3: 4}), probe="update", streams=2)
+    slots = np.array([state.groups[c] for c in range(4)])
+    assert len(set(slots)) == 2
+    shares = (wanted * (slots[:, None] == slots)).sum(1)
+    assert state.notes["own_group"] == pytest.approx(shares.mean(), abs=1e-4)
 
 
 def test_streams_by_evidence_share_the_mean_row_of_their_clients():

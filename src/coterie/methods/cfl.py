@@ -75,8 +75,8 @@ def cfl(
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each update, every round.
     Travels: 1 model down, 1 up; in a round in which a group may split, for all its members. With
-    "auto" also a model down and two up for the evidence, and in a trial one more model up and those
-    of all a client's groups down.
+    "auto" also a model down and two up for the evidence, and in a trial at most one more model up
+    and those of all a client's groups down.
     Newcomers: walk down the splits. At each they train the model that was split, once, and send
     the result (with "auto" two, of two halves of their data); they go to the part whose mean
     direction is nearer. 1 model down and 1 (2) up a split.

@@ -62,7 +62,8 @@ def fedclust(
     Server sees: each client's final layer, once (with "auto" those of two halves, and the whole
     change where they tell nothing); then means; in a trial each client's model.
     Travels: 1 model down, 1 up; before the first round θ⁰ down and a final layer up (with "auto"
-    two, and a number); in a trial one more model up and those of all a client's groups down.
+    two, and a number); in a trial at most one more model up and those of all a client's groups
+    down.
     Newcomers: warm up from θ⁰ alike, send their final layer and join the group whose mean warm-up
     layer is nearest; with "auto", whose mean direction is.
     Departs: "auto" is ours (the paper leaves the choice of λ open). A client whose first reply was

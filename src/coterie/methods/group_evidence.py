@@ -61,7 +61,7 @@ def group_evidence(
     Server sees: each client's final layer (or what else is compared), twice for each division into
     halves; then means; in a trial each client's model.
     Travels: before the first round θ⁰ down and two final layers up for each division; in a round 1
-    model down, 1 up; in a trial one more model up and those of all a client's groups down.
+    model down, 1 up; in a trial at most one more model up and those of all a client's groups down.
     Newcomers: are probed alike and join the group whose mean direction is nearest.
     Departs: no paper; what methods such as fedclust do at "auto", as a question of its own.
     Reference: none.

@@ -61,8 +61,8 @@ def pacfl(
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's singular vectors, once; then means; in a trial each client's model.
     Travels: one model down and one up; before the first round each client once sends p vectors of
-    as many numbers as a sample has (with "auto" twice p); in a trial one more model up and those of
-    all a client's groups down.
+    as many numbers as a sample has (with "auto" twice p); in a trial at most one more model up and
+    those of all a client's groups down.
     Newcomers: send their vectors and join the group whose first members are at the smallest mean
     angle (with "auto", whose mean projection is nearest); nobody is clustered again.
     Departs: "auto" is ours. The vectors are those of all data, as in the paper; its published code

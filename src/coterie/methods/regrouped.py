@@ -74,8 +74,8 @@ def fl_hc(
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's model, once or twice; otherwise means.
     Travels: 1 model down, 1 up; in the round of the clustering, for all clients. With "auto" also a
-    model down and two up for the evidence, and in a trial one more model up and those of all a
-    client's groups down.
+    model down and two up for the evidence, and in a trial at most one more model up and those of
+    all a client's groups down.
     Newcomers: get every group's model and join the one with the lowest loss on their training data.
     With "auto" they train the model of the clustering alike and join the group whose mean direction
     is nearest.
@@ -129,8 +129,8 @@ def flis(
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's model, once or in every clustering; otherwise means.
     Travels: 1 model down, 1 up; in a round with a clustering, for all clients. With "auto" also a
-    model down and two up for the evidence, and in a trial one more model up and those of all a
-    client's groups down.
+    model down and two up for the evidence, and in a trial at most one more model up and those of
+    all a client's groups down.
     Newcomers: get every group's model and join the one with the lowest loss on their training data.
     With "auto" they train θ⁰ alike and join the group whose mean answers are nearest.
     Departs: "auto" is ours. The paper compares predicted labels, this probabilities. The training

@@ -75,9 +75,9 @@ def user_centric(
     Server sees: each client's gradient at θ⁰ (or two short updates), once; then weighted means; in
     a trial each client's model. With "all" there are as many means as clients and their weights are
     known: every model can be computed from them.
-    Travels: 1 model down, 1 up; ``parallel``: as many as streams, both ways. Before the first
-    round θ⁰ down and a gradient (or two updates) up; in a trial one more model up and those of all
-    a client's groups down.
+    Travels: 1 model down, 1 up; ``parallel``: as many as streams, both ways. Before the first round
+    θ⁰ down and a gradient (or two updates) up; in a trial at most one more model up and those of
+    all a client's groups down.
     Newcomers: send the same and get a row of their own ("all") or the stream with the nearest row;
     with "update", the stream whose mean direction is nearest.
     Departs: "update", the evidence and the trial are ours; with "auto" there is one stream until
@@ -242,7 +242,9 @@ def mixed(state: State, seen: Mapping[ClientId, Seen], weights: Matrix) -> State
     slots = np.array([str(state.groups[c]) for c in people])
     same = (slots[:, None] == slots) * weights
     mixing = rows_of(state.models, {c: state.groups[c] for c in people}, weights)
-    notes = {"streams": len(state.models), "own_group": round(float(same.sum(1).mean()), 4)}
+    notes: dict[str, Any] = {"streams": len(state.models)}
+    if 1 < len(state.models) < len(people):
+        notes["own_group"] = round(float(same.sum(1).mean()), 4)
     state = replace(state, notes={**state.notes, **notes})
     return state.joined({}, seen=dict(seen), mixing=mixing)
 

@@ -210,6 +210,7 @@ class Live:
 
     def _init(self) -> None:
         self.door.begin(0, stage="init")
+        began = time.perf_counter()
         setup = self.experiment.setup(self.plan.start)
         try:
             self.state = self.experiment.method.init(self.federation, setup)
@@ -226,6 +227,7 @@ class Live:
             "groups": self._groups(),
             "bytes": asdict(self.ledger.total),
             "wasted": asdict(self.ledger.total_wasted),
+            "seconds": {"train": round(time.perf_counter() - began, 4)},
         }
         if self.terms.clock is not None:
             self.begun["clock"] = asdict(self.door.lasted)
@@ -274,6 +276,11 @@ class Live:
     def _events(self) -> list[dict[str, Any]]:
         """The events so far: what was before the first round, and the rounds."""
         return [e for e in (self.begun, *self.history) if e]
+
+    @property
+    def _seconds(self) -> list[dict[str, float]]:
+        """What the beginning took, unless an older version began the run, and every round."""
+        return [e["seconds"] for e in self._events if "seconds" in e]
 
     def _round(self, number: int) -> None:
         # Whom the last round is scored for, and with what: as it left them.
@@ -641,8 +648,8 @@ class Live:
             },
             "groups": groups,
             "sees": self.experiment.method.sees,
-            "seconds": round(sum(sum(e["seconds"].values()) for e in self.history), 3),
-            "train_seconds": round(sum(e["seconds"]["train"] for e in self.history), 3),
+            "seconds": round(sum(sum(s.values()) for s in self._seconds), 3),
+            "train_seconds": round(sum(s["train"] for s in self._seconds), 3),
             "lost": self.ledger.lost,
             "late": self.ledger.late,
             "abandoned": sum("abandoned" in e for e in self.history),

@@ -26,7 +26,15 @@ METHODS = {
     "fedclust": {"clusters": 2},
     "ditto": {},
     "scaffold": {},
-    "dc-pfl": {"start": 1, "alpha": 2, "share": 0.9, "gamma": 0.9, "observe": 1, "smooth": 1},
+    "dc-pfl": {
+        "start": 1,
+        "alpha": 2,
+        "share": 0.9,
+        "gamma": 0.9,
+        "observe": 1,
+        "smooth": 1,
+        "bend": "absolute",
+    },
     "user-centric": {},
     "fedper": {"k": 1},
 }
