@@ -330,6 +330,10 @@ def test_the_picture_of_a_trial_has_its_losses_errors_and_choice():
     assert (finest["x"], finest["y"], finest["name"]) == ([4], [1.45], "chosen: 4 groups")
     with pytest.raises(ConfigError, match="no losses"):
         verdict(NOBODY)
+    others = verdict({**VERDICT, "others": [2.1, 1.6, 1.6, 1.7]}).data[2]
+    assert (others["x"], others["y"]) == ([1, 2, 3, 4], [2.1, 1.6, 1.6, 1.7])
+    assert len(verdict({**VERDICT, "others": VERDICT["losses"]}).data) == 3  # they say no more
+    assert len(verdict({**VERDICT, "others": [2.1]}).data) == 3
     assert drawn.words == (
         "In round 2, 4 clients scored 4 numbers of groups on their validation data; 3 groups had "
         "the lowest mean loss, 1.400. Bars are standard errors of the difference from it. The "

@@ -13,7 +13,7 @@ from coterie.report.figures.methods import rapid_ends
 from coterie.report.figures.streams import streams
 from coterie.report.figures.style import having, series
 from coterie.report.figures.trees import cut_height, later_cuts
-from coterie.report.figures.verdict import tried
+from coterie.report.figures.verdict import tried, without_own
 from coterie.report.reading import Reading
 from coterie.report.words import count, noted_round
 from coterie.run.findings import Noted, deciding, noted
@@ -167,10 +167,12 @@ def verdict(reading: Reading) -> str:
     said = str(notes.get("why", "")).rstrip(".")
     before = len(noted(reading.events, "verdict")) - 1
     more = f" {count(before, 'other trial')} can be read below." if before else ""
+    drawn = without_own(notes)
+    others = " Dashed: how a client's group does without what the client sent." if drawn else ""
     return (
         f"In round {number}, {count(int(notes['clients']), 'client')} scored {len(points)} numbers "
         f"of groups on their validation data; {word} had the lowest mean loss, {best[1]:.3f}. Bars "
-        f"are standard errors of the difference from it. The verdict: {said}.{more}"
+        f"are standard errors of the difference from it.{others} The verdict: {said}.{more}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from coterie.errors import ConfigError
 from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import clear, dots, figure_of, level, line, plain, styled
-from coterie.report.palette import BLUE, INK, RED
+from coterie.report.palette import BLUE, GREEN, INK, RED
 
 
 def verdict(notes: Mapping[str, Any]) -> Sketch:
@@ -16,7 +16,8 @@ def verdict(notes: Mapping[str, Any]) -> Sketch:
 
     ``notes`` are a trial's verdict. An error bar is the standard error of the difference from the
     lowest loss, which itself has none: the fewest groups whose bar reaches down to the lowest loss
-    are chosen, or those that the evidence had decided for.
+    are chosen. Where the evidence had decided for some, it is those, or the first finer ones that
+    have nine tenths of what the best gain without the client that scores them.
     """
     points = tried(notes)
     heights = [(groups, loss) for groups, loss, _ in points]
@@ -33,6 +34,10 @@ def verdict(notes: Mapping[str, Any]) -> Sketch:
         line(heights, "validation loss", BLUE, error_y=bars, hovertemplate=hover),
         level(heights, lowest, "lowest loss", INK, "dot"),
     ]
+    if others := without_own(notes):
+        name = "without the client itself"
+        hover = f"%{{x}} groups, {name}: %{{y:.4g}}<extra></extra>"
+        traces.append(line(others, name, GREEN, "dash", hovertemplate=hover))
     chosen = [each for each in heights if each[0] == notes.get("chosen")]
     if chosen:
         word = "one model" if chosen[0][0] == 1 else f"{chosen[0][0]} groups"
@@ -45,6 +50,15 @@ def verdict(notes: Mapping[str, Any]) -> Sketch:
     figure.y(title="mean validation loss")
     said = [plain(notes["why"])] if notes.get("why") else []
     return styled(figure, "Trial: validation loss by number of groups", 400, *said)
+
+
+def without_own(notes: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """The losses of clients' groups without their own contribution, where a trial has them."""
+    others = notes.get("others") or ()
+    if len(others) != len(notes["cuts"]) or list(others) == list(notes["losses"]):
+        return []
+    pairs = zip(notes["cuts"], others, strict=True)
+    return sorted((int(groups), float(loss)) for groups, loss in pairs)
 
 
 def tried(notes: Mapping[str, Any]) -> list[tuple[int, float, float]]:
