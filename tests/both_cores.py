@@ -44,6 +44,7 @@ def run(paths: list[str], counted: bool) -> int:
         "COVERAGE_FILE": str(HERE.parent / ".coverage"),  # they work in folders of their own
     }
     command = [sys.executable, *counting, "-m", "pytest", "-m", "not e2e", "-p", "no:cacheprovider"]
+    command += ["--durations=5", "--durations-min=3"]
     began = time.monotonic()
     done = subprocess.run(
         [*command, *paths],
