@@ -30,6 +30,7 @@ class Scripted:
     examples: Mapping[int, int] = field(default_factory=dict)
     asked: list[tuple[str, dict[int, Order], Any]] = field(default_factory=list)
     min_group: int = 1
+    plain_means: bool = True
 
     def gather(self, orders):
         return self._exchange("gather", orders, None)
@@ -115,7 +116,7 @@ def halves(first, second=None, count=2, validation=1, samples=1.0, by="model"):
     """An answer to a probe: a client's representation from each half of its data."""
     sides = (first, first if second is None else second)
     arrays = {array_name(by, n): side for n, side in zip(HALVES, sides, strict=True)}
-    metrics = {"halves": count, "samples": samples, "validation": validation, "round_steps": 1}
+    metrics = {"halves": count, "samples": samples, "validation": validation}
     return Upload(arrays, {k: float(v) for k, v in metrics.items()})
 
 

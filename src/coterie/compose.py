@@ -311,14 +311,12 @@ def grouped(
 
     def task(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         slot, start = sharing.received(client, arrays)
-        steps = int(config.get(trial.STEPS, 0))
-        longer = trial.trained_for_longer(client, steps, start, train.train) if steps else None
+        copy = trial.longer_trained(client, config, start, train.train)
         result = train.train(client, start)
         sent = {"model": sharing.keep(client, result.weights)}
-        if longer is not None:
-            sent[trial.SCORED] = longer.part(sharing.travelling(longer.layout))
-        if trial.STEPS in config:
-            trial.keep(client, longer or result.weights)
+        if copy is not None:
+            trial.keep(client, copy)
+            sent[trial.SCORED] = copy.part(sharing.travelling(copy.layout))
         metrics = {"loss": result.loss} | ({"slot": float(slot or 0)} if assign.picks else {})
         return Upload(sent, metrics, dict.fromkeys(sent, slot)) if slot else Upload({}, metrics)
 

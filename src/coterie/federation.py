@@ -113,6 +113,14 @@ class Federation(Protocol):
         """The fewest clients that a mean may be of: 1 unless single clients are hidden."""
         ...
 
+    @property
+    def plain_means(self) -> bool:
+        """Whether a mean is the plain mean of just what clients sent.
+
+        With lossy codecs, noise, robust means or layers at rest it is not.
+        """
+        ...
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, in client-id order; lost ones are missing."""
         ...

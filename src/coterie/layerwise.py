@@ -174,6 +174,10 @@ class _Paced:
     def min_group(self) -> int:
         return self.fed.min_group
 
+    @property
+    def plain_means(self) -> bool:
+        return False
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Whoever wants to see each reply gets whole models; all layers count as averaged."""
         replies = self.fed.gather(orders)

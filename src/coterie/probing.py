@@ -82,8 +82,7 @@ class Answer:
 
     ``places`` are the clients' directions, ``spreads`` how much their halves differ: the squared
     deviation of each from their mean. ``memory`` is what must be kept to ask newcomers the same;
-    ``notes`` are for the run's events. ``validated`` says whether any client has validation data,
-    ``round_steps`` how many steps the client with the fewest takes in a round.
+    ``notes`` are for the run's events. ``validated`` says whether any client has validation data.
     """
 
     clients: list[ClientId]
@@ -94,7 +93,6 @@ class Answer:
     memory: dict[str, Tree]
     notes: dict[str, Any] = field(default_factory=dict)
     validated: bool = True
-    round_steps: int = 0
 
 
 def ask(
@@ -139,6 +137,14 @@ def ask(
     return replace(answer, evidence=evidence, notes=notes)
 
 
+def steps_needed(
+    fed: Federation, start: Weights, clients: Sequence[ClientId], round: int = 0
+) -> tuple[int, float]:
+    """How many steps it takes to learn what clients' data say, and the samples that took to ask."""
+    steps, _, samples, _ = _count(Probe(), fed, start, clients, round, keep=False)
+    return steps, samples
+
+
 def place(
     fed: Federation,
     memory: Mapping[str, Tree],
@@ -177,7 +183,12 @@ def centres(places: Tensor, labels: Sequence[int]) -> Tensor:
 
 
 def _count(
-    probe: Probe, fed: Federation, start: Weights, clients: Sequence[ClientId], round: int
+    probe: Probe,
+    fed: Federation,
+    start: Weights,
+    clients: Sequence[ClientId],
+    round: int,
+    keep: bool = True,
 ) -> tuple[int, bool, float, set[ClientId]]:
     """How many steps everybody makes; 0 stand for a number of epochs.
 
@@ -188,7 +199,7 @@ def _count(
     if probe.steps != "auto":
         return probe.steps, False, 0.0, set()
     whole = start.only(start.layout.shareable)
-    config: dict[str, Scalar] = {"round": round, "draw": probe.draw}
+    config: dict[str, Scalar] = {"round": round, "draw": probe.draw, "keep": keep}
     orders = [Order(c, "steps", {"model": whole}, config) for c in clients]
     replies = fed.gather(orders)
     if not replies:
@@ -262,8 +273,7 @@ def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | Non
         notes["too_small"] = small
     validated = any(r.metrics["validation"] > 0 for r in replies)
     spreads = [_spread(memory, r, view) for r in whole]
-    fewest = min(int(r.metrics["round_steps"]) for r in replies)
-    return Answer(people, counts, evidence, places, spreads, memory, notes, validated, fewest)
+    return Answer(people, counts, evidence, places, spreads, memory, notes, validated)
 
 
 def _row(memory: Mapping[str, Tree], reply: Reply, name: str, view: View | None) -> Matrix:
@@ -359,7 +369,8 @@ def count_steps(client: Client, arrays: Mapping[str, Any], config: Mapping[str, 
     """After how many steps on its first half this client's loss is below a fifth of its start."""
     client.round = int(config["round"])  # a newcomer does what everybody did
     rows, _ = _halves(client, config)
-    client.state[KEPT] = arrays["model"]  # what follows starts from it, too
+    if config["keep"]:
+        client.state[KEPT] = arrays["model"]  # what follows starts from it, too
     weights = arrays["model"].onto(client.base)
     before, done, enough = client.loss(weights, rows=rows) if len(rows) else 0.0, 0, 0
     for steps in STEPS:
@@ -392,7 +403,6 @@ def send_halves(client: Client, arrays: Mapping[str, Any], config: Mapping[str, 
         "halves": 2.0 if len(client.train) > 1 else 1.0,
         "samples": client.samples,
         "validation": float(len(client.val)),
-        "round_steps": float(client.steps()),
     }
     return Upload(sides, metrics)
 

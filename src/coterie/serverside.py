@@ -109,6 +109,10 @@ class _Robust:
     def min_group(self) -> int:
         return self.fed.min_group
 
+    @property
+    def plain_means(self) -> bool:
+        return False
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         return self.fed.gather(orders)
 

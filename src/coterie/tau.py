@@ -470,6 +470,10 @@ class _Asking:
     def min_group(self) -> int:
         return self.fed.min_group
 
+    @property
+    def plain_means(self) -> bool:
+        return self.fed.plain_means
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         replies = self.fed.gather([self._order(o) for o in orders])
         offered = {o.client: _models(o) for o in orders}

@@ -5,9 +5,12 @@ for every cut: from one model for all to everybody alone. Each client scores the
 groups on its validation data. The coarsest cut whose loss is within one standard error of the
 lowest is taken, and its groups go on from the models just made.
 
-Where a round is too short to tell clients apart, clients train a second copy for longer, and the
-longer-trained models are scored. The groups still go on from models of an ordinary round, so a
-trial changes who trains together and not how much anybody trains.
+What is scored has trained for as many steps as it takes to tell clients apart: each client trains a
+second copy for that. The groups still go on from models of an ordinary round, so a trial changes
+who trains together and not how much anybody trains.
+
+Where the evidence has decided for a grouping, finer cuts are judged by how well a client's group
+does without what the client itself has sent.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from coterie.tree import Tree
 from coterie.weights import Weights
 
 KEPT = "trial"  # where a client keeps the model it trained until it has been scored
+KEPT_IN = "trial_round"  # and the round in which it was trained
 STEPS = "trial_steps"  # in an order to train: the least number of steps before a model is scored
 SCORED = "scored"  # in an upload: the longer-trained copy that is averaged and scored
 MOST = 0.9  # of the gain of the best cut: so much makes a coarser one good enough
@@ -136,12 +140,19 @@ def run(fed: Federation, state: State, info: Round, trains: Trains, offer: Offer
         memory = {**plan.memory, "rounds": plan.memory["rounds"] - 1, "models": trained.models}
         return state.joined({}, trial=memory)
     scores = _scores(fed, plan, people, trained, offer)
-    return _settle(state, info, plan, trained.models, scores)
+    return _settle(state, info, plan, trained, scores)
 
 
-def trained_for_longer(client: Client, least: int, start: Weights, train: Train) -> Weights:
-    """What this client's training gives after at least so many steps; its state is left alone."""
-    aside = client.aside(steps=max(least, client.steps()))
+def longer_trained(
+    client: Client, config: Mapping[str, Scalar], start: Weights, train: Train
+) -> Weights | None:
+    """The copy that is to be scored, after as many steps as a trial asks for; none outside of one.
+
+    The client's state is left alone.
+    """
+    if STEPS not in config:
+        return None
+    aside = client.aside(steps=max(int(config[STEPS]), client.steps()))
     weights = train(aside, start).weights
     client.samples += aside.samples
     client.trained += aside.trained
@@ -149,9 +160,18 @@ def trained_for_longer(client: Client, least: int, start: Weights, train: Train)
 
 
 def keep(client: Client, weights: Weights) -> None:
-    """Keep the model just trained until it has been scored."""
+    """Keep the model just trained until it has been scored, in the same round."""
     layout = weights.layout
     client.state[KEPT] = weights.only([e.name for e in layout.entries if e.kind != "frozen"])
+    client.state[KEPT_IN] = client.round
+
+
+def _kept(client: Client) -> Weights | None:
+    """What was kept in this round; what an earlier trial left behind is dropped as well."""
+    weights, number = client.kept(KEPT), client.state.get(KEPT_IN)
+    for name in (KEPT, KEPT_IN):
+        client.state.pop(name, None)
+    return weights.onto(client.base) if weights is not None and number == client.round else None
 
 
 def score_cuts(
@@ -166,10 +186,7 @@ def score_cuts(
     """
     names = str(config["cuts"]).split()
     totals = [int(n) for n in str(config.get("totals", "")).split()]
-    kept = client.kept(KEPT)
-    if kept is not None:
-        del client.state[KEPT]
-        kept = kept.onto(client.base)
+    kept = _kept(client)
     losses, models = dict[str, Tensor](), dict[str, Weights]()
     for name in dict.fromkeys(names):
         if kept is None and name not in arrays:  # it was not there when the others trained
@@ -234,7 +251,7 @@ class Verdict:
 
     ``errors`` are the standard errors of the differences from the lowest, ``from_one`` of those
     from one model; ``others`` are the losses of the models that a client's groups would have
-    without the client's own contribution.
+    without the client's own contribution, empty if they are not known.
     """
 
     losses: list[float]
@@ -321,7 +338,8 @@ class _Plan:
 class _Trained:
     """The models of groups after a round, those to score, and the means of groups not on trial.
 
-    ``totals`` are the samples that went into each model, after the first round of a trial.
+    ``totals`` are the samples that went into each model, where a client can take its own
+    contribution out of it: in the first round of a trial, if means are plain.
     """
 
     models: dict[str, Weights]
@@ -350,7 +368,8 @@ def _begin(
     models = {str(s): _model(m, base) for s, m in ours.items()}
     scored = {str(s): _model(m, base, SCORED) for s, m in ours.items()}
     rest = {s: m for s, m in means.items() if s not in plan.members}
-    return _Trained(models, scored, rest, {str(s): m.examples for s, m in ours.items()})
+    totals = {str(s): m.examples for s, m in ours.items()} if fed.plain_means else {}
+    return _Trained(models, scored, rest, totals)
 
 
 def _go_on(
@@ -417,7 +436,10 @@ def _scores(
     offer: Offer,
 ) -> tuple[Tensor, int] | None:
     """The mean of all clients' rows, and how many clients it is of."""
-    kept, models = plan.first, trained.scored  # what a client trained alone is with it already
+    models = trained.scored
+    kept = bool(
+        trained.totals
+    )  # what a client trained alone is with it already, just as it sent it
     orders = []
     for client in people:
         names = [n if n in models else plan.root for n in plan.path(client)]
@@ -439,7 +461,7 @@ def _settle(
     state: State,
     info: Round,
     plan: _Plan,
-    models: Mapping[str, Weights],
+    trained: _Trained,
     scores: tuple[Tensor, int] | None,
 ) -> State:
     """The state after the verdict: the groups of the cut chosen, or one group and a later trial."""
@@ -450,12 +472,14 @@ def _settle(
         said = {"verdict": {"cuts": counts, "why": NOBODY}}
         return _ended(replace(state, notes={**state.notes, **said}))
     verdict = judge(*scores, len(counts))
+    if not trained.totals:
+        verdict = replace(verdict, others=[])
     chosen, why = decide(verdict, counts, plan.memory["own"] if plan.memory["decisive"] else -1)
     notes: dict[str, Any] = {
         "cuts": counts,
         "losses": [float(f"{v:.6g}") for v in verdict.losses],
         "errors": [float(f"{v:.6g}") for v in verdict.errors],
-        "others": [float(f"{v:.6g}") for v in verdict.others],
+        **({"others": [float(f"{v:.6g}") for v in verdict.others]} if verdict.others else {}),
         "chosen": counts[chosen],
         "clients": round(verdict.clients),
         "steps": plan.memory["steps"],
@@ -463,7 +487,7 @@ def _settle(
     }
     state = replace(state, notes={**state.notes, "verdict": notes})
     if chosen:
-        return _split(state, info, plan, models, chosen)
+        return _split(state, info, plan, trained.models, chosen)
     if not plan.memory["again"]:
         return _ended(state)
     later = {**plan.memory, "next": 2 * info.number + 1, "rounds": plan.memory["asked_rounds"]}
@@ -478,21 +502,33 @@ def decide(verdict: Verdict, counts: Sequence[int], own: int = -1) -> tuple[int,
     """Which cut is taken, and the sentence that says why.
 
     ``own`` is the cut that the evidence has decided for, if it has: then clients differ in kind,
-    and the question is who belongs together. That is answered by how well a client's group does
-    without the client: ``own`` is taken, or the first finer cut that has nine tenths of what the
-    best one gains. With its own contribution everything finer looks better early on: models that
-    were averaged once are not at their best yet.
+    and the question is who belongs together. It must be better than one model by more than its
+    standard error, or one model stays for now. Finer cuts are judged by how well a client's group
+    does without the client, where that is known: the first is taken that has nine tenths of what
+    the best one gains. With its own contribution everything finer looks better early on: models
+    that were averaged once are not at their best yet.
     """
-    chosen, losses = verdict.chosen, verdict.losses
+    chosen, losses, others = verdict.chosen, verdict.losses, verdict.others
     one = f"one model has {losses[0]:.3f}"
     if chosen == 0:
         return 0, f"no grouping is better than one model on validation data (loss {losses[0]:.3f})"
-    if 0 < own < chosen and losses[0] - losses[own] > verdict.from_one[own]:
-        chosen = own + _first_with_most(verdict.others[0], verdict.others[own : chosen + 1])
-    sentence = f"{counts[chosen]} groups have a validation loss of {losses[chosen]:.3f}, {one}"
-    if chosen == own:
-        return own, f"{sentence}; these are the groups that the evidence finds"
-    return chosen, sentence
+    if not 0 < own < chosen:
+        sentence = f"{counts[chosen]} groups have a validation loss of {losses[chosen]:.3f}, {one}"
+        same = "; these are the groups that the evidence finds" if chosen == own else ""
+        return chosen, sentence + same
+    if not losses[0] - losses[own] > verdict.from_one[own]:
+        return 0, (
+            f"the {counts[own]} groups that the evidence finds have a validation loss of "
+            f"{losses[own]:.3f}, not clearly less than one model's {losses[0]:.3f}"
+        )
+    finer = own + _first_with_most(others[0], others[own : chosen + 1]) if others else own
+    sentence = f"{counts[finer]} groups have a validation loss of {losses[finer]:.3f}, {one}; "
+    if finer == own:
+        return own, sentence + "these are the groups that the evidence finds"
+    return finer, sentence + (
+        f"the evidence finds {counts[own]}, but without the client itself these have "
+        f"{others[own]:.3f} and {counts[finer]} groups {others[finer]:.3f}"
+    )
 
 
 def _first_with_most(one: float, losses: Sequence[float]) -> int:

@@ -25,7 +25,8 @@ from coterie.run.experiment import execute
 from coterie.tree import read_tree, same, write_tree
 from coterie.trial import candidates, judge, proposed, row_length
 from coterie.weights import Weights
-from scripted import Scripted, Spy, halves, linears, opened, setup, steps, weights
+from scripted import Scripted, Spy, halves, linears, opened, setup, weights
+from scripted import steps as steps_
 from support import (
     Stop,
     digits,
@@ -235,7 +236,7 @@ def test_a_group_of_one_is_scored_with_the_model_that_its_client_kept(tmp_path):
     door, start = scoring(tmp_path, [1.0, 3.0])
     door.begin(0)
     door.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
-    assert scored(door, start, "a alone", 1, a=2.0) == pytest.approx([1, *[1, 2] * 2, 1, 4])
+    assert scored(door, start, "a alone", 0, a=2.0) == pytest.approx([1, *[1, 2] * 2, 1, 4])
     # It was kept until then, and not for longer: who has none to score says nothing.
     assert scored(door, start, "a alone", 2, a=2.0) == [0.0] * row_length(2)
 
@@ -247,7 +248,7 @@ def test_the_loss_without_ones_own_contribution_by_hand(tmp_path):
     door, start = scoring(tmp_path, [1.0, 3.0])
     door.begin(0)
     door.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
-    found = scored(door, start, "a b alone", 1, totals="8 4 2", a=2.0, b=1.5)
+    found = scored(door, start, "a b alone", 0, totals="8 4 2", a=2.0, b=1.5)
     assert found[1:4] == pytest.approx([1, 1.25, 2])
     assert found[4:7] == pytest.approx([10 / 9, 1, 1])
 
@@ -275,27 +276,35 @@ def test_what_is_scored_trains_as_long_as_it_takes_and_what_goes_on_as_a_round(t
         longer = 5 * (1 - 0.8**scored_steps)
         assert float(arrays[trial.SCORED].vector) == pytest.approx(longer, abs=1e-5)
         # The client keeps the longer-trained one: alone, its loss on 1 is that model's.
-        alone = scored(door, start, "a alone", number + 10, a=2.0)
+        alone = scored(door, start, "a alone", number, a=2.0)
         assert alone[2] == pytest.approx((longer - 1) ** 2, abs=1e-4)
 
 
-def test_where_a_round_is_long_enough_one_model_is_sent(tmp_path):
-    door, start = scoring(tmp_path, [1.0])
+def test_what_an_earlier_trial_left_behind_is_not_used(tmp_path):
+    door, start = scoring(tmp_path, [1.0, 3.0])
     door.begin(0)
-    order = Order(0, "train", {"0": start}, {trial.STEPS: 0})
-    assert set(door.reduce([order], {0: {0: 1.0}})[0].arrays) == {"model"}
+    door.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
+    # Its scores were never asked for. In round 5 its training is lost: it is in no mean.
+    found = scored(door, start, "a b", 5, totals="8 4", a=2.0, b=1.5)
+    assert found[3:5] == found[1:3] == pytest.approx([1, 1.25])
+    assert scored(door, start, "a alone", 5, a=2.0) == [0.0] * row_length(2)
 
 
-@pytest.mark.parametrize(("needed", "shortest", "asked"), [(25, 24, 25), (25, 25, 0), (25, 99, 0)])
-def test_longer_training_is_asked_for_where_the_shortest_round_is_too_short(
-    needed, shortest, asked
-):
+@pytest.mark.parametrize("steps", [25, 0])
+def test_a_trial_trains_as_long_as_the_probe_or_asks_how_long_that_must_be(steps):
     evidence, _ = planted((3, 3))
-    memory = {"start": weights(PLANE, 0, 0), "round": 0, "steps": needed, "draw": 0, "by": "model"}
-    answer = Answer(IDS, [1] * 6, evidence, torch.eye(6), [0.0] * 6, memory, round_steps=shortest)
+    memory = {"start": weights(PLANE, 0, 0), "round": 0, "steps": steps, "draw": 0, "by": "data"}
+    notes = {"by": "data", "samples": 7.0}
+    answer = Answer(IDS, [1] * 6, evidence, torch.eye(6), [0.0] * 6, memory, notes)
     state = State({0: weights(PLANE, 0, 0)}, dict.fromkeys(IDS, 0))
-    after = Evidenced().concluded(People(), state, answer)
-    assert after.memory["trial"]["steps"] == asked
+    fed = Scripted(lambda order: steps_(50, samples=2.0), IDS)
+    after = Evidenced().concluded(fed, state, answer)
+    assert after.memory["trial"]["steps"] == (steps or 50)
+    asked = [order for _, orders, _ in fed.asked for order in orders.values()]
+    assert [(o.client, o.task, o.config["keep"]) for o in asked] == [
+        (c, "steps", False) for c in IDS if not steps
+    ]
+    assert after.notes["evidence"]["samples"] == (7.0 if steps else 19.0)
 
 
 # --- run: what is averaged ------------------------------------------------------------------------
@@ -336,8 +345,19 @@ class People(Scripted):
             return Upload(sent, {"loss": 0.0})
         names = order.config["cuts"].split()
         used = [order.arrays.get(n, self.trained.get(client)) for n in names]
-        goal = torch.tensor(MOVES[client])
-        return Upload({"scores": row([float((w.vector - goal).square().sum()) for w in used])})
+        losses = [self.loss(client, w.vector) for w in used]
+        others = []
+        if "totals" in order.config and client in self.trained:
+            own, samples = self.trained[client].vector, SAMPLES[client]
+            for total, model in zip(order.config["totals"].split(), used, strict=True):
+                rest = int(total) - samples
+                sums = int(total) * model.vector - samples * own
+                others.append(self.loss(client, sums / rest) if rest else others[-1])
+        return Upload({"scores": row(losses, others=others or None)})
+
+    @staticmethod
+    def loss(client, vector):
+        return float((vector - torch.tensor(MOVES[client])).square().sum())
 
     def orders(self, task):
         return [orders for _, orders, _ in self.asked if next(iter(orders.values())).task == task]
@@ -426,6 +446,44 @@ def test_the_verdict_is_of_the_losses_by_hand(cuts):
             model = 1 + sum(SAMPLES[c] * np.array(MOVES[c], float) for c in members) / total
             losses.append(((model - MOVES[client]) ** 2).sum())
         assert verdict["losses"][k] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def decided(**more):
+    """Evidence that has decided for the second cut."""
+    state = begun(**more)
+    state.memory["trial"] |= {"own": 1, "decisive": True}
+    return state
+
+
+@pytest.mark.parametrize("steps", [0, 50])
+def test_finer_cuts_are_judged_by_what_the_others_sent(steps):
+    people = People()
+    state = trial.run(people, decided(steps=steps), Round(0, IDS), trains, offer)
+    scale = LONGER if steps else 1
+    for k, cut in enumerate(TREE):
+        losses = []
+        for client in IDS:
+            # Alone nobody else is left: the group of the cut before it, without the client.
+            at = next(j for j in range(k, -1, -1) if len(group(TREE[j], client)) > 1)
+            members = [c for c in group(TREE[at], client) if c != client]
+            total = sum(SAMPLES[c] for c in members)
+            moves = sum(SAMPLES[c] * np.array(MOVES[c], float) for c in members) / total
+            losses.append(((1 + scale * moves - MOVES[client]) ** 2).sum())
+        assert state.notes["verdict"]["others"][k] == pytest.approx(np.mean(losses), rel=1e-4), cut
+
+
+@pytest.mark.parametrize(("rounds", "plain"), [(2, True), (1, False)])
+def test_where_own_contributions_cannot_be_taken_out_the_evidence_stands(rounds, plain):
+    people = People()
+    people.plain_means = plain
+    state = decided(rounds=rounds, steps=50)
+    for number in range(rounds):
+        state = trial.run(people, state, Round(number, IDS), trains, offer)
+    (scores,) = people.orders("score-cuts")
+    assert all("totals" not in o.config for o in scores.values())
+    assert all(set(o.config["cuts"].split()) == set(o.arrays) for o in scores.values())
+    assert "others" not in state.notes["verdict"]
+    assert state.notes["verdict"]["chosen"] in (1, 2)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
@@ -642,7 +700,7 @@ def test_newcomers_after_a_split_go_to_the_group_whose_mean_direction_is_nearest
         if order.client in silent:
             return None
         if order.task == "steps":
-            return steps(25)
+            return steps_(25)
         if order.task == "halves":
             return halves(*turned(order.client))
         if order.task == "train":
@@ -689,7 +747,7 @@ def test_a_trial_that_keeps_one_model_changes_no_bit(plain, needed, monkeypatch,
     made, state, door, engine = seen_by(name, tmp_path / "a", monkeypatch, 0, parameters)
     assert set(state.groups.values()) == {0}
     tried = [s for s in engine.seen if s.task == "train" and trial.STEPS in s.config]
-    assert {s.config[trial.STEPS] for s in tried} == {40 if needed == 40 else 0}
+    assert {s.config[trial.STEPS] for s in tried} == {needed}
     other = experiment(make(plain, {}), digits(clients=4, samples=240))
     end, other_door, _ = drive(other, tmp_path / "b", rounds=ROUNDS)
     assert same_bits(models(made, state, door), models(other, end, other_door))
@@ -768,17 +826,36 @@ def test_they_give_way_to_finer_ones_that_do_better_without_the_client_itself(ot
     verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, others)
     chosen, why = trial.decide(verdict, COUNTS, own=1)
     assert chosen == taken
-    assert ("that the evidence finds" in why) == (taken == 1)
+    assert ("these are the groups that the evidence finds" in why) == (taken == 1)
+    if taken == 2:
+        assert why.endswith(
+            "the evidence finds 2, but without the client itself these have 0.750 and 4 groups "
+            "0.720"
+        )
     # Where the evidence has not decided, own contributions count.
     assert trial.decide(verdict, COUNTS)[0] == 3
 
 
-def test_they_do_not_stand_against_coarser_ones_nor_if_one_model_is_better():
+def test_they_do_not_stand_against_coarser_ones():
     assert trial.decide(said([1.0, 0.6, 0.6, 0.6], [0.1] * 4, 1), COUNTS, own=2)[0] == 1
+
+
+def test_where_they_are_not_clearly_better_than_one_model_it_stays_for_now():
     worse = said([1.0, 1.1, 0.5, 0.4], [0.2, 0.2, 0.05, 0.0], 2)
-    assert trial.decide(worse, COUNTS, own=1)[0] == 2
+    chosen, why = trial.decide(worse, COUNTS, own=1)
+    assert chosen == 0
+    assert why == (
+        "the 2 groups that the evidence finds have a validation loss of 1.100, not clearly less "
+        "than one model's 1.000"
+    )
     hardly = said([1.0, 0.99, 0.5, 0.4], [0.2, 0.0, 0.05, 0.0], 2, from_one=[0.0, 0.05, 0.1, 0.2])
-    assert trial.decide(hardly, COUNTS, own=1)[0] == 2
+    assert trial.decide(hardly, COUNTS, own=1)[0] == 0
+
+
+def test_where_groups_cannot_be_judged_without_the_client_they_stand():
+    verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, [])
+    assert trial.decide(verdict, COUNTS, own=1)[0] == 1
+    assert trial.decide(verdict, COUNTS)[0] == 3
 
 
 def test_one_model_stays_where_no_grouping_is_better():

@@ -145,6 +145,11 @@ class Door:
         """The fewest clients that a mean may be of."""
         return 1
 
+    @property
+    def plain_means(self) -> bool:
+        """Whether a mean is the plain mean of just what clients sent."""
+        return self.terms.coding.upwards.exact
+
     def begin(
         self,
         round: int,

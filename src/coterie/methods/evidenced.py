@@ -68,6 +68,12 @@ class Evidenced:
         if len(answer.clients) < 2 or not (answer.evidence.groups > 1 or self.tries == "always"):
             return state
         if self.tries != "off" and answer.validated:
+            steps, notes = answer.memory["steps"], state.notes
+            if not steps:  # what was compared takes no training, or a number of epochs
+                people, model = answer.clients, state.models[slot]
+                steps, samples = probing.steps_needed(fed, model, people, number)
+                evidence = {**notes["evidence"], "samples": notes["evidence"]["samples"] + samples}
+                state = replace(state, notes={**notes, "evidence": evidence})
             plan = trial.proposed(
                 answer.clients,
                 answer.evidence,
@@ -77,7 +83,7 @@ class Evidenced:
                 fed.min_group,
                 self.rounds,
                 self.again,
-                steps if (steps := answer.memory["steps"]) > answer.round_steps else 0,
+                steps,
             )
             return state.joined({}, trial={**plan, "probe": answer.memory})
         if not answer.validated:

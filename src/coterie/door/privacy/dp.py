@@ -79,6 +79,11 @@ class Private:
         """The fewest clients that a mean may be of."""
         return self.door.min_group
 
+    @property
+    def plain_means(self) -> bool:
+        """Whether a mean is the plain mean of just what clients sent."""
+        return False
+
     def begin(self, models: Mapping[Slot, Weights]) -> None:
         """Another round, with these groups."""
         self.models, self._released = models, 0

@@ -57,6 +57,11 @@ class Local:
         """The fewest clients that a mean may be of."""
         return self.door.min_group
 
+    @property
+    def plain_means(self) -> bool:
+        """Whether a mean is the plain mean of just what clients sent."""
+        return False
+
     def begin(self, models: Mapping[Slot, Weights]) -> None:
         """Another round; what is asked in it is counted as it is asked."""
 

@@ -56,6 +56,11 @@ class Secure:
         """The fewest clients that a mean may be of."""
         return self.privacy.min_group
 
+    @property
+    def plain_means(self) -> bool:
+        """Whether a mean is the plain mean of just what clients sent."""
+        return self.door.plain_means
+
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Replies without vectors; clients refuse to send one that was not named as revealed."""
         replies = self.door.exchange(orders)
