@@ -2,12 +2,11 @@
 
     python benchmarks/grouping_cost.py --folder DATA    # about five minutes on one core
 
-Fashion-MNIST with LeNet-5, FedClust at its defaults, on four sets of clients:
+Fashion-MNIST with LeNet-5, FedClust at its defaults, on three sets of clients:
 
 - four label permutations, 20 clients: the final layer tells the groups;
 - IID, 20 clients: the final layer tells nothing, and the whole change is asked for (the fallback);
-- four label permutations, 100 clients, 10 a round: the probe and the trial ask everybody;
-- the same with a round of 300 steps, which is long enough for the trial: one upload a client.
+- four label permutations, 100 clients, 10 a round: the probe and the trial ask everybody.
 
 The bytes are the ledger's. Those of the trial are what its round moved beyond an ordinary round.
 The figures go to ``benchmarks/results/grouping_cost.json`` and ``.md``.
@@ -36,7 +35,6 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "final layer tells": {"kind": "permutation", "sizes": "134"},
     "with the fallback": {"kind": "iid", "sizes": "134"},
     "10 % cohorts": {"kind": "permutation", "sizes": "60x100", "cohort": 0.1},
-    "rounds as long as the trial": {"kind": "permutation", "sizes": "134", "steps": 300},
 }
 
 

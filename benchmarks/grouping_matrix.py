@@ -66,6 +66,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "adaptive": {},
     "cfl": {},
     "pacfl": {},
+    "fedclust trial=always": {"trial": "always"},
 }
 FIXED = (2, 4, 8)
 REFERENCES = ("fedavg", "local", *(f"fixed-{k}" for k in FIXED))
@@ -179,7 +180,7 @@ def fixed(k: int, known: dict[str, Any]) -> Method:
 def method_of(name: str, known: dict[str, Any]) -> Method:
     if name.startswith("fixed-"):
         return fixed(int(name.removeprefix("fixed-")), known)
-    return coterie.methods.make(name, dict(METHODS.get(name, {})))
+    return coterie.methods.make(name.split()[0], dict(METHODS.get(name, {})))
 
 
 def run(
@@ -499,9 +500,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     asked.seeds = [int(s) for s in asked.seeds.split(",")]
-    asked.schedules = asked.schedules or ("default,busy" if asked.name == "digits" else "default")
+    asked.schedules = asked.schedules or usual_schedules(asked.name)
     asked.runs = asked.runs or Path("runs", f"grouping-{asked.name}.jsonl")
     return asked
+
+
+def usual_schedules(name: str) -> str:
+    return "default,busy" if name == "digits" else "default"
 
 
 def command(asked: argparse.Namespace) -> str:
@@ -514,7 +519,9 @@ def command(asked: argparse.Namespace) -> str:
         ("--kinds", asked.kinds, ",".join(KINDS)),
         ("--sizes", asked.sizes, ",".join(SIZES)),
         ("--methods", asked.methods, ",".join(METHODS)),
+        ("--schedules", asked.schedules, usual_schedules(asked.name)),
         ("--rounds", asked.rounds, ROUNDS),
+        ("--model", asked.model, None),
     ):
         words += [option, str(given)] if given != usual else []
     return " ".join(words)
@@ -532,7 +539,8 @@ def main() -> None:
     asked = arguments()
     if not asked.table_only:
         carry_out(asked)
-    rows = [r for r in read(asked.runs) if r["set"] == asked.name and r["seed"] in asked.seeds]
+    wanted = {key_of(cell) for some in cells(asked) for cell in some}
+    rows = [r for r in read(asked.runs) if key_of(r) in wanted]
     methods = asked.methods.split(",")
     lines = groups_found(rows, methods) if asked.alone else tables(rows, methods)
     print("\n".join(lines))
@@ -540,7 +548,7 @@ def main() -> None:
         return
     title = f"# Groups at the defaults: {asked.name}"
     seeds = ", ".join(map(str, asked.seeds))
-    commits = ", ".join(dict.fromkeys(r.get("commit", commit()) for r in rows))
+    commits = ", ".join(sorted({r.get("commit", "unknown") for r in rows}))
     head = [
         title,
         "",

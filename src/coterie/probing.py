@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -328,10 +329,15 @@ def sketch(vector: Tensor, size: int | None = None) -> Tensor:
     size = size or SKETCH
     if len(vector) <= size:
         return vector
-    generator = torch.Generator().manual_seed(0)
-    places = torch.randint(size, (len(vector),), generator=generator)
-    signs = torch.randint(2, (len(vector),), generator=generator) * 2 - 1
+    places, signs = _places_and_signs(len(vector), size)
     return torch.zeros(size, dtype=vector.dtype).index_add_(0, places, vector * signs)
+
+
+@lru_cache(maxsize=2)
+def _places_and_signs(length: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(size, (length,), generator=generator)
+    return places, torch.randint(2, (length,), generator=generator) * 2 - 1
 
 
 def _overlaps(bases: Sequence[Matrix]) -> Matrix:

@@ -25,8 +25,10 @@ def test_the_answer_is_said_in_words_and_can_be_used(cli):
     for group, own in enumerate(("0, 4", "1, 5", "2, 6", "3, 7")):
         assert re.search(rf"│ +{group} │ +2 │ .*│ {own} +│", ended.out)
     assert re.search(r"│ 4 \(chosen\) │ +0\.\d+", ended.out)
-    assert re.search(r"cost  .* MB down, .* up; [\d,]+ samples gone through .* 3 rounds", ended.out)
-    shown = "exposed  The server looked at every client's answers from two halves of its data"
+    assert re.search(
+        r"cost  .* MB down, .* up; [\d,]+ samples gone through .* 3 rounds .* \\d+ steps", ended.out
+    )
+    shown = "exposed  The server looked at every client's models trained on two halves of its data"
     assert shown in ended.out
     html = Path("p.html").read_text()
     assert verdict.split(" (")[0] in html

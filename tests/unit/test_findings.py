@@ -204,7 +204,7 @@ def test_the_lines_under_a_run():
 
 def test_the_weight_of_ones_own_group_is_said_where_there_are_several():
     events = [at(0, evidence=EVIDENCE, own_group=1.0), at(2, verdict=VERDICT, own_group=0.914)]
-    line = "On average a client's model is made 91 % of models of its own group."
+    line = "On average 91 % of a client's model comes from its own group."
     assert line in grouping_lines(grouping_of(events, 2))
     assert "own_group" not in grouping_of(events, 1)
     assert "own_group" not in grouping_of([at(0, evidence=EVIDENCE)], 2)

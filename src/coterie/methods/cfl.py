@@ -34,7 +34,7 @@ WHOLE = "compares whole updates in each round"
 AT_REST = 2.0  # times the noise: a mean update below it no longer leads anywhere
 NOT_AT_REST = (
     "clients still pull in one direction, so they were not asked for evidence: their mean update "
-    "is {:.1f} times as long as noise alone would be, and a group is asked below {:.0f} times"
+    "is {:.2f} times as long as noise alone would be, and a group is asked only below {:.0f} times"
 )
 
 

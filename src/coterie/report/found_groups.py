@@ -54,7 +54,7 @@ def groups_sheet(found: FoundGroups) -> Sheet:
 
 
 def between_sheet(found: FoundGroups) -> Sheet:
-    """The clients whose halves fall into different groups."""
+    """The clients that are nearer to another group than to their own."""
     rows = [
         [found.names[c], str(found.groups[c]), f"{found.certainty[c]:.2f}"] for c in found.between
     ]
@@ -99,11 +99,14 @@ def cost_line(found: FoundGroups) -> str:
     """What the answer took."""
     cost = found.cost
     rounds = (
-        f", {count(cost['rounds'], 'round')} of training for the trial" if cost["rounds"] else ""
+        f"; for the trial {count(cost['rounds'], 'round')} of training, and a copy for each client "
+        f"that trained for at least {found.trial.get('steps', 0)} steps"
+        if cost["rounds"]
+        else ""
     )
     return (
         f"{size(cost['bytes']['down'])} down, {size(cost['bytes']['up'])} up; "
-        f"{cost['samples']:,} samples gone through by all clients together{rounds}; "
+        f"{cost['samples']:,} samples gone through by all clients to compare them{rounds}; "
         f"{seconds(cost['seconds'])}"
     )
 

@@ -209,7 +209,7 @@ def _newcomers(reading: Reading, came: Mapping[str, Any]) -> list[str]:
 
 
 def between(reading: Reading, id: str, level: int, said: str) -> str:
-    """The clients whose halves fall into different groups."""
+    """The clients that are nearer to another group than to their own."""
     found = deciding(reading.events, "evidence", group_count(reading))
     if found is None or not (reading.grouping.get("evidence") or {}).get("between"):
         return ""
@@ -223,7 +223,7 @@ def between(reading: Reading, id: str, level: int, said: str) -> str:
         "div",
         tag(f"h{level}", "Between two groups"),
         table(
-            "Clients whose halves fall into different groups",
+            "Clients nearer to another group than to their own",
             ["client", "group", "certainty"],
             rows,
             sortable=len(rows) > 1,

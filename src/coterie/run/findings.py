@@ -136,12 +136,12 @@ def own_weight(grouping: Mapping[str, Any]) -> str:
     """How much weight clients give their own group, where each weighs all the others.
 
     >>> own_weight({"own_group": 0.987})
-    "On average a client's model is made 99 % of models of its own group."
+    "On average 99 % of a client's model comes from its own group."
     """
     share = grouping.get("own_group")
     if share is None:
         return ""
-    return f"On average a client's model is made {100 * share:.0f} % of models of its own group."
+    return f"On average {100 * share:.0f} % of a client's model comes from its own group."
 
 
 def probing_cost(grouping: Mapping[str, Any]) -> str:
