@@ -7,6 +7,7 @@ replaced by one that takes a given cut.
 import math
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -191,9 +192,9 @@ def test_without_a_tree_the_evidence_is_all_there_is_to_try():
 # --- score-cuts: what a client sends --------------------------------------------------------------
 
 
-def scoring(folder, validation, targets=(5.0, 5.0)):
+def scoring(folder, validation, targets=(5.0, 5.0), **changes):
     """A door to one client that trains towards these and is scored on those."""
-    made = on_quadratics(coterie.fedclust(), [list(targets)])
+    made = on_quadratics(coterie.fedclust(), [list(targets)], **changes)
     (person,) = made.population.clients
     y = torch.tensor(validation)
     person = replace(person, val=Split(torch.zeros(len(y), 1), y))
@@ -278,6 +279,34 @@ def test_what_is_scored_trains_as_long_as_it_takes_and_what_goes_on_as_a_round(t
         # The client keeps the longer-trained one: alone, its loss on 1 is that model's.
         alone = scored(door, start, "a alone", number, a=2.0)
         assert alone[2] == pytest.approx((longer - 1) ** 2, abs=1e-4)
+
+
+def test_a_round_that_is_longer_than_asked_for_is_not_cut_short(tmp_path):
+    door, start = scoring(tmp_path, [1.0], schedule={"epochs": 3})
+    door.begin(0)
+    order = Order(0, "train", {"0": start}, {trial.STEPS: 2})
+    arrays = door.reduce([order], {0: {0: 1.0}})[0].arrays
+    assert float(arrays[trial.SCORED].vector) == float(arrays["model"].vector)
+    assert float(arrays["model"].vector) == pytest.approx(5 * (1 - 0.8**3), abs=1e-5)
+
+
+def test_what_a_copy_takes_is_counted_and_nothing_of_it_is_kept():
+    aside = SimpleNamespace(samples=7.0, trained=5.0, state={})
+
+    def train(client, begin):
+        client.state["own"] = begin
+        return SimpleNamespace(weights=begin)
+
+    asked = []
+    client = SimpleNamespace(
+        samples=2.0, trained=1.0, state={}, steps=lambda: 4,
+        aside=lambda steps: asked.append(steps) or aside,
+    )  # fmt: skip
+    start = weights(PLANE, 0, 0)
+    assert trial.longer_trained(client, {trial.STEPS: 9}, start, train) is start
+    assert (client.samples, client.trained, client.state, asked) == (9.0, 6.0, {}, [9])
+    assert trial.longer_trained(client, {}, start, train) is None
+    assert (client.samples, asked) == (9.0, [9])
 
 
 def test_what_an_earlier_trial_left_behind_is_not_used(tmp_path):
@@ -472,6 +501,15 @@ def test_finer_cuts_are_judged_by_what_the_others_sent(steps):
         assert state.notes["verdict"]["others"][k] == pytest.approx(np.mean(losses), rel=1e-4), cut
 
 
+def test_decided_evidence_keeps_its_groups_where_own_contributions_favour_everybody_alone():
+    # Without the client itself the two groups have 31.7 − 14.3 = 17.4 of the 18.7 to be gained.
+    ends = [
+        trial.run(People(), state, Round(0, IDS), trains, offer).notes["verdict"]["chosen"]
+        for state in (decided(), begun())
+    ]
+    assert ends == [2, 6]
+
+
 @pytest.mark.parametrize(("rounds", "plain"), [(2, True), (1, False)])
 def test_where_own_contributions_cannot_be_taken_out_the_evidence_stands(rounds, plain):
     people = People()
@@ -646,6 +684,10 @@ def test_in_two_rounds_every_group_trains_its_own_model_on(monkeypatch, tmp_path
         members = group(TREE[2], client)
         start = np.array(mean(members).expected)
         assert after.models[after.groups[client]].vector.tolist() == mean(members, start)
+    # What is scored is asked for in the last round only.
+    for play, last in ((people, False), (again, True)):
+        orders = [o for exchange in play.orders("train") for o in exchange.values()]
+        assert {trial.STEPS in o.config for o in orders} == {last}
     # All train the model of all; then whoever is in a group that the coarser cuts do not have.
     asked = [sorted(orders) for orders in again.orders("train")]
     assert asked == [IDS, IDS, [3, 8, 12], [3, 7, 8, 11, 20]]
