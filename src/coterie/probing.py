@@ -263,7 +263,7 @@ def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | Non
         evidence = find_evidence_in_products(_overlaps([*first, *second]), counts)
     else:
         directions = memory["by"] != "labels" and view is None
-        if len(whole) > SAMPLE:  # what would not fit into memory is compared by sketches
+        if len(whole) > SAMPLE:  # of so many, long rows are compared by sketches
             first, second = ([_sketched(memory, row) for row in side] for side in (first, second))
         sides = np.stack(first), np.stack(second)
         evidence = find_evidence(*sides, counts, directions=directions)

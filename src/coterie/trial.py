@@ -130,7 +130,7 @@ def run(fed: Federation, state: State, info: Round, trains: Trains, offer: Offer
     plan = _Plan(state.memory["trial"], fed.min_group)
     people = [c for c in plan.clients if state.groups.get(c) == plan.slot]
     others = [c for c in info.cohort if state.groups.get(c, plan.slot) != plan.slot]
-    train = _begin if "models" not in plan.memory else _go_on
+    train = _begin if plan.first else _go_on
     trained = train(fed, state, plan, people, others, trains)
     state = state.moved(trained.others)
     if plan.root not in trained.models:  # nobody answered
@@ -437,9 +437,7 @@ def _scores(
 ) -> tuple[Tensor, int] | None:
     """The mean of all clients' rows, and how many clients it is of."""
     models = trained.scored
-    kept = bool(
-        trained.totals
-    )  # what a client trained alone is with it already, just as it sent it
+    kept = bool(trained.totals)  # then a client has what it trained alone, just as it sent it
     orders = []
     for client in people:
         names = [n if n in models else plan.root for n in plan.path(client)]
