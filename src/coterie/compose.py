@@ -311,12 +311,10 @@ def grouped(
 
     def task(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         slot, start = sharing.received(client, arrays)
-        copy = trial.longer_trained(client, config, start, train.train)
+        copies = trial.longer_trained(client, config, start, train.train)
         result = train.train(client, start)
         sent = {"model": sharing.keep(client, result.weights)}
-        if copy is not None:
-            trial.keep(client, copy)
-            sent[trial.SCORED] = copy.part(sharing.travelling(copy.layout))
+        sent |= {name: w.part(sharing.travelling(w.layout)) for name, w in copies.items()}
         metrics = {"loss": result.loss} | ({"slot": float(slot or 0)} if assign.picks else {})
         return Upload(sent, metrics, dict.fromkeys(sent, slot)) if slot else Upload({}, metrics)
 

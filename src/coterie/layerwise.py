@@ -7,9 +7,10 @@ tasks on the client, and the method itself does not notice.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from coterie.client import Client, Task
 from coterie.errors import ConfigError
@@ -34,23 +35,30 @@ KEY = "layer-wise"  # its place in the server's memory, in a client's state and 
 ROUND = f"{KEY}.round"  # of a client's last upload
 SLOT = f"{KEY}.slot"  # whose mean a client's last upload went into, where its task says so
 RESTS = "lets layers rest already"  # why it cannot be had twice
+_ROUNDING = 1e-9  # where clients differ alike in all layers, none is quieter than the others
 WHOLE = "whole"  # an order with this in its config is answered with all layers
 
 
-def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5) -> Method:
+def layer_wise(
+    inner: Method, alpha: int = 3, share: float | Literal["auto"] = "auto", start: int = 5
+) -> Method:
     """The same method, its quiet layers averaged every ``alpha`` rounds only.
 
     Rule: a client compares the model it sent with the mean it then receives, layer by layer:
     D_l = ‖S(w_l,i) − S(w_l,g)‖₁/dim, S scaling a layer to [0, 1]. After the first ``start`` rounds
-    a layer whose D_l, averaged over the group, is below ``share`` of the mean over layers is due
-    every ``alpha`` rounds, the others every round. A layer that is not due is not sent in either
-    direction and each client goes on with its own. In every ``alpha``-th round all are due, and D_l
-    is measured anew. A client that missed a layer's last mean gets it when it comes back.
+    a quiet layer is due every ``alpha`` rounds, the others every round. With ``share`` "auto"
+    layers are quiet, in order of D_l averaged over the group and divided by the rounds it took to
+    arise, as long as together they hold a smaller share of the discrepancy, Σ D_l·dim, than of the
+    bytes: all but the layer in which clients differ most; with a number, those whose D_l is below
+    this share of the mean over layers. A layer that is not due is not sent
+    in either direction and each client goes on with its own. In every ``alpha``-th round all are
+    due, and D_l is measured anew. A client that missed a layer's last mean gets it when it comes
+    back.
     """
-    if alpha < 1 or start < 1 or not 0 <= share <= 1:
+    if alpha < 1 or start < 1 or not (share == "auto" or 0 <= share <= 1):
         raise ConfigError(
-            f"layer-wise aggregation: alpha and start must be 1 or more and share from 0 to 1, not "
-            f"{alpha}, {start} and {share}"
+            "layer-wise aggregation: alpha and start must be 1 or more and share from 0 to 1 or "
+            f'"auto", not {alpha}, {start} and {share}'
         )
     if alpha == 1:
         return inner
@@ -61,15 +69,18 @@ def layer_wise(inner: Method, alpha: int = 3, share: float = 0.1, start: int = 5
 
     def round(fed: Federation, state: State, info: Round) -> State:
         whole = info.number < start or (info.number - start) % alpha == alpha - 1
-        paced = _Paced(fed, Pace.remembered(state), info.number, whole, share)
+        rule = partial(quiet_layers, share=share, alpha=alpha)
+        paced = _Paced(fed, Pace.remembered(state), info.number, whole, rule)
         moved = inner.round(paced, state, info)
-        paced.pace.forget_all_but({str(slot) for slot in moved.models})
+        # A model that is not one of this round's means is nobody's last upload: it goes out whole.
+        kept = {str(s) for s, m in moved.models.items() if m is state.models.get(s)}
+        paced.pace.forget_all_but(kept | paced.averaged & {str(s) for s in moved.models})
         quiet = {slot: sorted(layers) for slot, layers in paced.pace.quiet.items()}
         notes: dict[str, Any] = {"all_due": whole, "quiet": quiet}
         at_end: dict[str, Any] = dict(moved.notes.get("warning_at_end", {}))
         if paced.measured:
             notes["discrepancy"] = paced.measured
-            at_end[word] = never_quiet(word, share, paced.pace.smallest)
+            at_end[word] = "" if share == "auto" else never_quiet(word, share, paced.pace.smallest)
         return replace(
             moved,
             memory={**moved.memory, KEY: paced.pace.to_tree()},
@@ -163,8 +174,9 @@ class _Paced:
     pace: Pace
     round: int
     whole: bool
-    share: float
+    rule: Callable[[Mapping[str, float], Mapping[str, int], Sequence[str]], list[str]]
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    averaged: set[str] = field(default_factory=set)
 
     @property
     def clients(self) -> Sequence[ClientId]:
@@ -176,7 +188,7 @@ class _Paced:
 
     @property
     def plain_means(self) -> bool:
-        return False
+        return self.fed.plain_means  # of the layers that travel; in a trial, these are all
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Whoever wants to see each reply gets whole models; all layers count as averaged."""
@@ -193,6 +205,7 @@ class _Paced:
     ) -> dict[Slot, Mean]:
         means = self.fed.reduce([self._order(o, into) for o in orders], into, by_examples)
         offered = {o.client: set(o.arrays) for o in orders}
+        sizes = _sizes(orders)
         for slot, mean in means.items():
             model = mean.arrays.get("model")
             if not isinstance(model, Weights):
@@ -200,7 +213,7 @@ class _Paced:
             # Where a reply goes into many means, the client's own is the one it started from.
             own = [c for c in mean.clients if str(slot) in offered[c] or not offered[c]]
             self._averaged(str(slot), model.layout, own)
-            self._judge(str(slot), mean.metrics)
+            self._judge(str(slot), mean.metrics, sizes)
         return means
 
     def average(
@@ -221,17 +234,62 @@ class _Paced:
     def _averaged(self, slot: str, layout: Layout, clients: Sequence[ClientId]) -> None:
         self.pace.fresh.setdefault(slot, {}).update(dict.fromkeys(layers_of(layout), self.round))
         self.pace.had.update(dict.fromkeys(clients, (slot, self.round)))
+        self.averaged.add(slot)
 
-    def _judge(self, slot: str, metrics: Mapping[str, float]) -> None:
+    def _judge(self, slot: str, metrics: Mapping[str, float], sizes: Mapping[str, int]) -> None:
         """Which layers can wait, from the discrepancies that the group reports."""
         prefix = f"{KEY}."
         found = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
         if found:
             mean = sum(found.values()) / len(found)
-            self.pace.quiet[slot] = [y for y, d in found.items() if d < self.share * mean]
+            self.pace.quiet[slot] = self.rule(found, sizes, self.pace.quiet.get(slot, []))
             self.measured[slot] = found
             if mean:
                 self.pace.smallest = min(self.pace.smallest, min(found.values()) / mean)
+
+
+def quiet_layers(
+    gaps: Mapping[str, float],
+    sizes: Mapping[str, int],
+    rested: Sequence[str],
+    share: float | Literal["auto"],
+    alpha: int,
+) -> list[str]:
+    """The layers that can wait, from their discrepancies for each of their parameters.
+
+    ``rested`` are the layers that have been at rest for ``alpha`` rounds, as long as it took them
+    to drift so far apart; "auto" compares what each drifts in one round.
+
+    >>> gaps, sizes = {"a": 0.1, "b": 0.2, "c": 0.3}, {"a": 10, "b": 80, "c": 10}
+    >>> quiet_layers(gaps, sizes, [], 0.9, 3), quiet_layers(gaps, sizes, [], "auto", 3)
+    (['a'], ['a', 'b'])
+    >>> quiet_layers(gaps, sizes, ["b", "c"], "auto", 3)
+    ['b', 'c']
+    """
+    if share != "auto":
+        mean = sum(gaps.values()) / len(gaps)
+        return [y for y, gap in gaps.items() if gap < share * mean]
+    drift = {y: gap / (alpha if y in rested else 1) for y, gap in gaps.items()}
+    every, discrepancy = sum(sizes[y] for y in gaps), sum(drift[y] * sizes[y] for y in gaps)
+    quiet: list[str] = []
+    for layer in sorted(gaps, key=lambda y: drift[y]):
+        more = [*quiet, layer]
+        held = sum(drift[y] * sizes[y] for y in more)
+        if held * every >= discrepancy * sum(sizes[y] for y in more) * (1 - _ROUNDING):
+            break
+        quiet = more
+    return quiet
+
+
+def _sizes(orders: Sequence[Order]) -> dict[str, int]:
+    """How many parameters each layer has."""
+    models = (m for o in orders for m in o.arrays.values() if isinstance(m, Weights))
+    largest = max((m.layout for m in models), key=lambda layout: layout.size, default=None)
+    sizes: dict[str, int] = {}
+    for entry in largest.entries if largest is not None else ():
+        if entry.kind == "parameter":
+            sizes[entry.layer] = sizes.get(entry.layer, 0) + entry.size
+    return sizes
 
 
 def never_quiet(word: str, share: float, smallest: float) -> str:

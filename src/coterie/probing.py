@@ -81,9 +81,10 @@ class Probe:
 class Answer:
     """What a probe found: who answered, the evidence, and what newcomers are placed by.
 
-    ``places`` are the clients' directions, ``spreads`` how much their halves differ: the squared
-    deviation of each from their mean. ``memory`` is what must be kept to ask newcomers the same;
-    ``notes`` are for the run's events. ``validated`` says whether any client has validation data.
+    ``places`` are the clients' directions, ``halves`` those of either half, ``spreads`` how much
+    the halves differ: the squared deviation of each from their mean. ``memory`` is what must be
+    kept to ask newcomers the same; ``notes`` are for the run's events. ``validated`` says whether
+    any client has validation data.
     """
 
     clients: list[ClientId]
@@ -94,6 +95,7 @@ class Answer:
     memory: dict[str, Tree]
     notes: dict[str, Any] = field(default_factory=dict)
     validated: bool = True
+    halves: Tensor = field(default_factory=lambda: torch.empty(2, 0, 0))
 
 
 def ask(
@@ -171,6 +173,14 @@ def directions_of(
     return {
         r.client: (_place(memory, r, None), _spread(memory, r, None), r.examples) for r in replies
     }
+
+
+def evidence_among(halves: Tensor, counts: Sequence[int], clients: Sequence[int]) -> Evidence:
+    """The evidence about some of the clients, by position, from what all of them answered."""
+    if len(clients) < 2:
+        return too_few(len(clients))
+    first, second = halves[:, list(clients)].numpy()
+    return find_evidence(first, second, [counts[i] for i in clients], directions=True)
 
 
 def centres(places: Tensor, labels: Sequence[int]) -> Tensor:
@@ -274,7 +284,9 @@ def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | Non
         notes["too_small"] = small
     validated = any(r.metrics["validation"] > 0 for r in replies)
     spreads = [_spread(memory, r, view) for r in whole]
-    return Answer(people, counts, evidence, places, spreads, memory, notes, validated)
+    units = [[sketch(u).float() for u in _units(memory, r, view)] for r in whole]
+    halves = torch.stack([torch.stack(u) for u in zip(*units, strict=True)] or [torch.empty(0)] * 2)
+    return Answer(people, counts, evidence, places, spreads, memory, notes, validated, halves)
 
 
 def _row(memory: Mapping[str, Tree], reply: Reply, name: str, view: View | None) -> Matrix:

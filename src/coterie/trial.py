@@ -47,6 +47,7 @@ KEPT_IN = "trial_round"  # and the round in which it was trained
 STEPS = "trial_steps"  # in an order to train: the least number of steps before a model is scored
 SCORED = "scored"  # in an upload: the longer-trained copy that is averaged and scored
 MOST = 0.9  # of the gain of the best cut: so much makes a coarser one good enough
+DATA = {"val": "validation", "train": "training"}  # what models are scored on
 EVERY = 16  # up to so many groups every cut is a candidate, beyond it a ladder of them
 Labels = np.ndarray[Any, Any]
 Trains = Callable[[State, Mapping[ClientId, Slot]], list[Order]]
@@ -65,9 +66,15 @@ def proposed(
     rounds: int = 1,
     again: bool = True,
     steps: int = 0,
+    cuts: Sequence[Labels] = (),
+    on: str = "val",
 ) -> dict[str, Tree]:
-    """What must be remembered for a trial of the clients of one group, in round ``first``."""
-    cuts = candidates(evidence, min_group)
+    """What must be remembered for a trial of the clients of one group, in round ``first``.
+
+    ``cuts`` are the groupings to try, coarsest first, where they are not those of the evidence's
+    tree; ``on`` is the data that models are scored on, "val" or "train".
+    """
+    cuts = cuts or candidates(evidence, min_group)
     return {
         "clients": list(clients),
         "cuts": torch.from_numpy(np.stack(cuts)),
@@ -80,6 +87,7 @@ def proposed(
         "asked_rounds": rounds,
         "again": again,
         "steps": steps,
+        "on": on,
     }
 
 
@@ -145,25 +153,21 @@ def run(fed: Federation, state: State, info: Round, trains: Trains, offer: Offer
 
 def longer_trained(
     client: Client, config: Mapping[str, Scalar], start: Weights, train: Train
-) -> Weights | None:
+) -> dict[str, Weights]:
     """The copy that is to be scored, after as many steps as a trial asks for; none outside of one.
 
-    The client's state is left alone.
+    The client keeps it until it has been scored, in the same round, and changes nothing else.
     """
     if STEPS not in config:
-        return None
+        return {}
     aside = client.aside(steps=max(int(config[STEPS]), client.steps()))
-    weights = train(aside, start).weights
+    copy = train(aside, start).weights
     client.samples += aside.samples
     client.trained += aside.trained
-    return weights
-
-
-def keep(client: Client, weights: Weights) -> None:
-    """Keep the model just trained until it has been scored, in the same round."""
-    layout = weights.layout
-    client.state[KEPT] = weights.only([e.name for e in layout.entries if e.kind != "frozen"])
+    layout = copy.layout
+    client.state[KEPT] = copy.only([e.name for e in layout.entries if e.kind != "frozen"])
     client.state[KEPT_IN] = client.round
+    return {SCORED: copy}
 
 
 def _kept(client: Client) -> Weights | None:
@@ -177,14 +181,14 @@ def _kept(client: Client) -> Weights | None:
 def score_cuts(
     client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar], received: Score
 ) -> Upload:
-    """Score the model of each cut on this client's validation data.
+    """Score the model of each cut on this client's validation data, or on its training data.
 
     What leaves the client is one row: whether it has validation data; the loss of every cut; the
     same without its own contribution; for every pair of cuts the squared difference of losses, and
     the variance of that difference that comes of having no more validation data. Sums of such rows
     are all that a verdict needs.
     """
-    names = str(config["cuts"]).split()
+    names, on = str(config["cuts"]).split(), str(config.get("on", "val"))
     totals = [int(n) for n in str(config.get("totals", "")).split()]
     kept = _kept(client)
     losses, models = dict[str, Tensor](), dict[str, Weights]()
@@ -195,7 +199,7 @@ def score_cuts(
             model = received(client, {name: arrays[name]})
         else:  # with the personal layers that were trained along with it
             model = arrays[name].onto(kept) if name in arrays else kept
-        losses[name] = client.losses(model)
+        losses[name] = client.losses(model, on)
         models[name] = model
     table = torch.stack([losses[name] for name in names])
     if not table.shape[1]:
@@ -296,7 +300,8 @@ def judge(total: Tensor, count: float, cuts: int) -> Verdict:
 class _Plan:
     """The groups of every cut by name, and what the trial remembers.
 
-    A group that several cuts have in common has one name, and one model.
+    A group that several cuts have in common has one name, and one model. ``own`` is the cut that
+    the evidence has decided for; on training data, which favours finer cuts, it has no say.
     """
 
     def __init__(self, memory: Mapping[str, Tree], min_group: int) -> None:
@@ -317,6 +322,8 @@ class _Plan:
         self.root = self.names[0][0]
         self.first = "models" not in memory
         self.last = memory["rounds"] == 1
+        self.on = str(memory.get("on", "val"))
+        self.own = memory["own"] if memory["decisive"] and self.on == "val" else -1
         self.place = {c: i for i, c in enumerate(self.clients)}
 
     def path(self, client: ClientId) -> list[str]:
@@ -368,7 +375,8 @@ def _begin(
     models = {str(s): _model(m, base) for s, m in ours.items()}
     scored = {str(s): _model(m, base, SCORED) for s, m in ours.items()}
     rest = {s: m for s, m in means.items() if s not in plan.members}
-    totals = {str(s): m.examples for s, m in ours.items()} if fed.plain_means else {}
+    exact = fed.plain_means and plan.on == "val"
+    totals = {str(s): m.examples for s, m in ours.items()} if exact else {}
     return _Trained(models, scored, rest, totals)
 
 
@@ -443,6 +451,8 @@ def _scores(
         names = [n if n in models else plan.root for n in plan.path(client)]
         sent = [n for n in dict.fromkeys(names) if not (kept and len(plan.members[n]) == 1)]
         config: dict[str, Scalar] = {"cuts": " ".join(names)}
+        if plan.on != "val":
+            config["on"] = plan.on
         if kept:
             config["totals"] = " ".join(str(trained.totals[n]) for n in names)
         orders.append(Order(client, "score-cuts", offer(models, sent), config))
@@ -472,7 +482,7 @@ def _settle(
     verdict = judge(*scores, len(counts))
     if not trained.totals:
         verdict = replace(verdict, others=[])
-    chosen, why = decide(verdict, counts, plan.memory["own"] if plan.memory["decisive"] else -1)
+    chosen, why = decide(verdict, counts, plan.own, DATA[plan.on])
     notes: dict[str, Any] = {
         "cuts": counts,
         "losses": [float(f"{v:.6g}") for v in verdict.losses],
@@ -496,7 +506,9 @@ def _settle(
 NOBODY = "no client has validation data: there is no way to tell whether groups pay"
 
 
-def decide(verdict: Verdict, counts: Sequence[int], own: int = -1) -> tuple[int, str]:
+def decide(
+    verdict: Verdict, counts: Sequence[int], own: int = -1, data: str = "validation"
+) -> tuple[int, str]:
     """Which cut is taken, and the sentence that says why.
 
     ``own`` is the cut that the evidence has decided for, if it has: then clients differ in kind,
@@ -509,18 +521,18 @@ def decide(verdict: Verdict, counts: Sequence[int], own: int = -1) -> tuple[int,
     chosen, losses, others = verdict.chosen, verdict.losses, verdict.others
     one = f"one model has {losses[0]:.3f}"
     if chosen == 0:
-        return 0, f"no grouping is better than one model on validation data (loss {losses[0]:.3f})"
+        return 0, f"no grouping is better than one model on {data} data (loss {losses[0]:.3f})"
     if not 0 < own < chosen:
-        sentence = f"{counts[chosen]} groups have a validation loss of {losses[chosen]:.3f}, {one}"
+        sentence = f"{counts[chosen]} groups have a {data} loss of {losses[chosen]:.3f}, {one}"
         same = "; these are the groups that the evidence finds" if chosen == own else ""
         return chosen, sentence + same
     if not losses[0] - losses[own] > verdict.from_one[own]:
         return 0, (
-            f"the {counts[own]} groups that the evidence finds have a validation loss of "
+            f"the {counts[own]} groups that the evidence finds have a {data} loss of "
             f"{losses[own]:.3f}, not clearly less than one model's {losses[0]:.3f}"
         )
     finer = own + _first_with_most(others[0], others[own : chosen + 1]) if others else own
-    sentence = f"{counts[finer]} groups have a validation loss of {losses[finer]:.3f}, {one}; "
+    sentence = f"{counts[finer]} groups have a {data} loss of {losses[finer]:.3f}, {one}; "
     if finer == own:
         return own, sentence + "these are the groups that the evidence finds"
     return finer, sentence + (

@@ -21,6 +21,14 @@ from coterie.run.experiment import execute
 from scripted import Scripted, Spy, linears, opened, setup, weights
 from support import drive, experiment, models, on_quadratics, same_bits
 
+# What the paper does, where the defaults differ.
+PAPER = {
+    "share": 0.1,
+    "levels": 0.2,
+    "trial": "two-models",
+    "trial_on": "training",
+    "bend": "absolute",
+}
 FOUR = linears((1, 1), (1, 1))  # four numbers in two layers
 START = weights(FOUR, 0, 0, 0, 0)
 
@@ -85,16 +93,15 @@ class Actors:
 
 
 def actors(losses=(), start=1, smooth=1, observe=1, sleep=2, alpha=1, **more):
-    """Played with the paper's rule for the end of a rapid decrease, which short curves can meet."""
-    own = {k: more.pop(k) for k in ("dynamic", "gamma", "share", "step") if k in more}
+    """Played by the paper's rules, which short curves can meet."""
+    own = {k: more.pop(k) for k in ("dynamic", "gamma", "share", "levels", "trial_on") if k in more}
     method = coterie.dc_pfl(
-        bend="absolute",
+        **PAPER | own,
         start=start,
         smooth=smooth,
         observe=observe,
         sleep=sleep,
         alpha=alpha,
-        **own,
     )
     return Actors(method, [*losses, *[0.3] * 50], **more)
 
@@ -315,7 +322,7 @@ def test_structures_follow_one_another_down_to_single_clients():
 
 def test_steps_of_gamma_are_whole_multiples():
     # 0.9 − 0.3·k: the last step reaches 0 although 0.9 − 0.3·3 is not 0 in floating point.
-    play = actors([*QUICK, 1, 1] * 6, gamma=0.9, step=0.3)
+    play = actors([*QUICK, 1, 1] * 6, gamma=0.9, levels=0.3)
     seen = []
     for _ in range(18):
         play.rounds(1)
@@ -468,7 +475,7 @@ def play(method, door, state, number, cohort=(0, 1, 2, 3)):
 
 
 def test_the_loss_reported_is_that_of_the_model_received(tmp_path):
-    method = coterie.dc_pfl(start=1, alpha=1)
+    method = coterie.dc_pfl(**PAPER, start=1, alpha=1)
     _, door, engine, state = begun(method, [[0.0], [2.0], [8.0], [10.0]], tmp_path)
     play(method, door, at(state, "watch", {"0/0": 5.0}), 7)
     # (5 − y)², not that of the trained model: (0.8·5)² = 16 and so on.
@@ -477,7 +484,7 @@ def test_the_loss_reported_is_that_of_the_model_received(tmp_path):
 
 
 def test_a_trial_costs_two_models_down_and_one_up_to_the_byte(tmp_path):
-    method = coterie.dc_pfl(start=1, alpha=1)
+    method = coterie.dc_pfl(**PAPER, start=1, alpha=1)
     _, door, engine, state = begun(method, [[1.0], [1.0], [9.0], [9.0]], tmp_path)
     state = at(state, "trial", {"0/0": 5.0, "1/0": 1.0, "1/1": 9.0}, next=1)
     state = play(method, door, state, 7)
@@ -488,7 +495,7 @@ def test_a_trial_costs_two_models_down_and_one_up_to_the_byte(tmp_path):
     one = '["f4",[1],4]'
     body = (
         '{"order":"8.0","round":7,"task":"try",'
-        '"arrays":{"old":{"$weights":0},"new":{"$weights":1}},"config":{}}'
+        '"arrays":{"old":{"$weights":0},"new":{"$weights":1}},"config":{"on":"train"}}'
     )
     down = 8 + len(f'{{"body":{body},"arrays":[{one},{one}]}}') + 8
     body = (
@@ -506,7 +513,7 @@ def test_a_trial_costs_two_models_down_and_one_up_to_the_byte(tmp_path):
 
 
 def test_a_trial_on_the_same_batches_sends_what_was_tried(tmp_path):
-    method = coterie.dc_pfl(start=1, alpha=1)
+    method = coterie.dc_pfl(**PAPER, start=1, alpha=1)
     _, door, engine, state = begun(method, [[0.0], [2.0], [8.0], [10.0]], tmp_path)
     adopted = play(method, door, at(state, "trial", {"0/0": 5, "1/0": 1, "1/1": 9}, next=1), 7)
     # A fifth of the way from 1 to 0 and 2, from 9 to 8 and 10.
@@ -525,7 +532,7 @@ def test_a_trial_on_the_same_batches_sends_what_was_tried(tmp_path):
 
 def test_both_models_of_a_trial_see_the_same_batches(tmp_path):
     """From the same weights, over shuffled batches and dropout, they end at the same loss."""
-    method = coterie.dc_pfl(start=1, alpha=1)
+    method = coterie.dc_pfl(**PAPER, start=1, alpha=1)
     made = experiment(method, permuted_digits(4))
     door, engine, plan = opened(made, tmp_path)
     state = method.init(door, made.setup(plan.start))
@@ -539,7 +546,7 @@ def test_both_models_of_a_trial_see_the_same_batches(tmp_path):
 
 def test_what_an_earlier_trial_left_behind_is_never_sent(tmp_path):
     """Client 0 never heard the first verdict; in the second trial its group stays the same."""
-    method = coterie.dc_pfl(start=1, alpha=1)
+    method = coterie.dc_pfl(**PAPER, start=1, alpha=1)
 
     def lossy(plan):
         return Faulty(Spy(plan), lose_order=lambda c, order: (c, order) == (0, "8.1"))
@@ -561,7 +568,7 @@ def test_who_is_alone_from_a_trial_on_keeps_its_model_whatever_is_lost(lost, tmp
 
     It is never thrown back to θ⁰, here 0, nor to the mean of the group that it left.
     """
-    method = coterie.dc_pfl(start=1, alpha=1)
+    method = coterie.dc_pfl(**PAPER, start=1, alpha=1)
     mute = {"9.1", "10.0", "12.0"}
 
     def lossy(plan):
@@ -613,7 +620,7 @@ def refines(fine, coarse):
 def long_run(tmp_path_factory):
     """Sixty rounds with every event, and what passed through the engine."""
     method = coterie.dc_pfl(
-        bend="absolute", smooth=2, observe=1, sleep=1, start=3, alpha=3, share=0.95
+        **{**PAPER, "share": 0.95}, smooth=2, observe=1, sleep=1, start=3, alpha=3
     )
     made = experiment(
         method, permuted_digits(), settings={"rounds": 60, "seed": 1}, schedule={"lr": 0.05}
@@ -691,7 +698,7 @@ def test_the_same_run_in_two_parts(tmp_path):
     from support import Stop, stop_after
 
     method = coterie.dc_pfl(
-        bend="absolute", smooth=1, observe=1, sleep=1, start=2, alpha=2, share=0.95
+        **{**PAPER, "share": 0.95}, smooth=1, observe=1, sleep=1, start=2, alpha=2
     )
     settings = {"rounds": 10, "cohort": 0.7, "evaluate_every": 0}
     made = experiment(method, permuted_digits(6), settings=settings)
@@ -710,7 +717,8 @@ def test_the_same_run_in_two_parts(tmp_path):
 
 def test_parameters_that_make_no_sense():
     for wrong in (
-        {"gamma": -0.1}, {"gamma": 1.1}, {"gamma": math.nan}, {"step": 0.0}, {"step": 1.5},
+        {"gamma": -0.1}, {"gamma": 1.1}, {"gamma": math.nan}, {"levels": 0.0}, {"levels": 1.5},
+        {"levels": "merges"}, {"trial": "one"}, {"trial_on": "test"},
         {"smooth": 0}, {"observe": 0}, {"start": 0}, {"sleep": -1}, {"alpha": 0}, {"share": -0.1},
     ):  # fmt: skip
         with pytest.raises(ConfigError):

@@ -290,7 +290,7 @@ def test_a_round_that_is_longer_than_asked_for_is_not_cut_short(tmp_path):
     assert float(arrays["model"].vector) == pytest.approx(5 * (1 - 0.8**3), abs=1e-5)
 
 
-def test_what_a_copy_takes_is_counted_and_nothing_of_it_is_kept():
+def test_what_a_copy_takes_is_counted_and_nothing_but_the_copy_is_kept():
     aside = SimpleNamespace(samples=7.0, trained=5.0, state={})
 
     def train(client, begin):
@@ -299,14 +299,17 @@ def test_what_a_copy_takes_is_counted_and_nothing_of_it_is_kept():
 
     asked = []
     client = SimpleNamespace(
-        samples=2.0, trained=1.0, state={}, steps=lambda: 4,
+        samples=2.0, trained=1.0, state={}, steps=lambda: 4, round=6,
         aside=lambda steps: asked.append(steps) or aside,
     )  # fmt: skip
     start = weights(PLANE, 0, 0)
-    assert trial.longer_trained(client, {trial.STEPS: 9}, start, train) is start
-    assert (client.samples, client.trained, client.state, asked) == (9.0, 6.0, {}, [9])
-    assert trial.longer_trained(client, {}, start, train) is None
-    assert (client.samples, asked) == (9.0, [9])
+    assert trial.longer_trained(client, {trial.STEPS: 9}, start, train) == {trial.SCORED: start}
+    assert (client.samples, client.trained, asked) == (9.0, 6.0, [9])
+    kept = client.state.pop(trial.KEPT)
+    assert kept.vector.equal(start.vector)
+    assert client.state == {trial.KEPT_IN: 6}
+    assert trial.longer_trained(client, {}, start, train) == {}
+    assert (client.samples, asked, client.state) == (9.0, [9], {trial.KEPT_IN: 6})
 
 
 def test_what_an_earlier_trial_left_behind_is_not_used(tmp_path):

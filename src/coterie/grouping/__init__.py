@@ -31,6 +31,7 @@ from coterie.grouping.evidence import (
     find_evidence_in_products,
     too_few,
 )
+from coterie.grouping.following import with_most
 from coterie.grouping.hierarchy import (
     LINKAGES,
     Cut,
@@ -77,4 +78,5 @@ __all__ = [
     "seed_centres",
     "smallest_angle_matrix",
     "too_few",
+    "with_most",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +64,23 @@ class Dendrogram:
         if not 1 <= k <= self.clients:
             raise ConfigError(f"{self.clients} clients cannot form {k} groups")
         return self._after(self.clients - k)
+
+    def reach_normalised(self, groups: Sequence[Hashable]) -> float:
+        """The height of the highest merge that joins members of one group, over the last one's.
+
+        It is the lowest cut at which nobody is apart from its group; 0 if everybody is alone.
+
+        >>> agglomerate([[0, 1, 8], [1, 0, 6], [8, 6, 0]]).reach_normalised("aab")
+        0.14285714285714285
+        """
+        inside = [{g} for g in groups]
+        highest = 1.0 if len(set(groups)) == 1 else 0.0
+        for left, right, height, _ in self.merges:
+            parts = inside[int(left)], inside[int(right)]
+            if parts[0] & parts[1]:
+                highest = float(height / (self.heights[-1] or 1.0))
+            inside.append(parts[0] | parts[1])
+        return highest
 
     def to_list(self) -> list[list[int | float]]:
         """The merges as plain numbers, for JSON."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 from coterie.compose import combined
 from coterie.errors import ConfigError, unknown
@@ -133,7 +133,7 @@ def make(
     name: str,
     parameters: Mapping[str, Any] | None = None,
     layer_interval: int = 1,
-    layer_share: float = 0.1,
+    layer_share: float | Literal["auto"] = "auto",
 ) -> Method:
     """A method from its name and parameters; quiet layers are averaged every so many rounds.
 

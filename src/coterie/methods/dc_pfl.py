@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from coterie import probing
+from coterie import trial as trials
 from coterie.client import Client
-from coterie.compose import Sharing, no_layer
 from coterie.federation import (
     Array,
     ClientId,
@@ -24,7 +24,7 @@ from coterie.federation import (
     Slot,
     Upload,
 )
-from coterie.grouping import Dendrogram, agglomerate, scaled_l1
+from coterie.grouping import agglomerate, scaled_l1, with_most
 from coterie.layerwise import WHOLE, layer_wise
 from coterie.method import (
     AboveZeroToOne,
@@ -38,11 +38,12 @@ from coterie.method import (
     matrix,
     method,
 )
+from coterie.methods import two_models
 from coterie.methods.decrease import Bend, has_ended, radii
+from coterie.methods.evidenced import NO_NOISE
+from coterie.methods.splitting import Levels, Splitting, mean_distances, tree_of
+from coterie.methods.two_models import SHARING, sent
 from coterie.weights import Weights
-
-_SHARING = Sharing()
-_ALONE = Sharing(no_layer)
 
 
 @method
@@ -50,8 +51,11 @@ def dc_pfl(
     alpha: Count = 3,
     dynamic: bool = True,
     gamma: Share = 1.0,
-    share: Share = 0.1,
-    step: AboveZeroToOne = 0.2,
+    share: Literal["auto"] | Share = "auto",
+    levels: Literal["tree"] | AboveZeroToOne = "tree",
+    trial: Literal["cuts", "two-models"] = "cuts",
+    trial_on: Literal["validation", "training"] = "validation",
+    early: bool = True,
     bend: Bend = "slope",
     smooth: Count = 5,
     observe: Count = 3,
@@ -62,19 +66,34 @@ def dc_pfl(
 
     Rule: over the first ``start`` rounds the server averages the distances of clients' models, D_ij
     = ‖S(w_i) − S(w_j)‖₁/d with S scaling a model to [0, 1], and builds a tree by average linkage.
-    The groups are its cut at γ̃ times its height, γ̃ = ``gamma`` at first. Clients report the loss
-    of the model they receive. When its mean clearly falls slower than before (``bend``), the rapid
-    decrease has ended: γ̃ goes down by ``step`` until the groups differ. After one round with all
-    layers, clients train both their old and their new group's model; if the mean training loss of
-    the new ones is lower the groups change, else monitoring rests for ``sleep`` rounds. Groups only
+    Clients report the loss of the model they receive. When its mean clearly falls slower than
+    before (``bend``), the rapid decrease has ended and finer groups are tried. When there is a
+    tree, everybody trains θ⁰ on two halves of its data: only a group in which one half predicts the
+    other better by groups is ever tried. Its members train their model once more, the same uploads
+    are averaged for every cut of their tree, and each member scores the models of its nested groups
+    on validation data; the coarsest cut within a standard error of the best is taken, and its
+    groups go on from there. If all groups stay, monitoring rests for ``sleep`` rounds. Groups only
     ever split. A client alone in its group trains by itself and reports its loss only. Layers that
     hardly differ in a group are averaged every ``alpha`` rounds.
     Args:
         alpha: rounds between means of quiet layers, 1 or more; 1 averages all layers always (NoLA).
         dynamic: whether groups split; with False they are the cut at ``gamma`` for good (NoDC).
-        gamma: γ̃ to begin with, 0 to 1; 1 is one group.
-        share: a layer is quiet below this share of the mean discrepancy over layers, 0 to 1.
-        step: by how much γ̃ goes down, above 0 to 1.
+        gamma: γ̃ to begin with, 0 to 1: groups are the cut at γ̃ times the tree's height; 1 is one
+            group.
+        share: which layers are quiet. "auto": in order of the discrepancy of a parameter in one
+            round, as long as all quiet layers together hold a smaller share of the discrepancy than
+            of the bytes: all but the one in which clients differ most. A number from 0 to 1: those
+            below this share of the mean discrepancy over layers, the paper's rule (0.1).
+        levels: which cuts of the tree are tried: "tree", each of its merges, or γ̃ in steps of this
+            number, above 0 to 1 (the paper's 0.2).
+        trial: "cuts" as above; "two-models" is the paper's: γ̃ goes down by one level, after one
+            round with all layers clients train both their old and their new group's model, and the
+            groups change if the mean loss of the new ones is lower; the evidence is not asked.
+        trial_on: what a trial's loss is taken on: "validation" data, by more than one standard
+            error; or "training" data, the paper's text, where finer groups nearly always win.
+        early: whether groups that the evidence is decided about, where fewer and more both predict
+            clearly worse, are tried as soon as there is a tree, and not only at the end of the
+            rapid decrease: one model of clients that contradict each other may never have any.
         bend: what ends a rapid decrease. "slope": over the last 7 rounds the loss falls less than
             0.6 times as fast as over up to 18 rounds before, by four standard errors; the noise is
             estimated from the second differences of the losses. "convex": the radius of curvature r
@@ -85,41 +104,64 @@ def dc_pfl(
         observe: rounds that must confirm the smallest radius, 1 or more.
         sleep: rounds without monitoring after a trial that failed, 0 or more.
         start: rounds before the tree is built and before layers rest, 1 or more.
-    Server sees: each client's model in the first ``start`` rounds; then means, among them the
-    model of a client that is about to be alone.
-    Travels: 1 model down, 1 up; less when layers rest, 2 down in a trial, none for a client
-    alone in its group.
+    Server sees: each client's model in the first ``start`` rounds and, when the first decrease has
+    ended, what changed in two trainings of θ⁰ by each client; then means, among them the model of a
+    client that is about to be alone.
+    Travels: 1 model down, 1 up; less when layers rest, none for a client alone in its group. For
+    the evidence once 1 model down and two final layers up (2 models, where these tell nothing). In
+    a trial 1 more model up, and down those of all groups that a client would be in.
     Newcomers: train each group's model for a round and join the one that this moves least, by the
     same S. Groups of one are left out unless there are no others, for the server has only the
     model from which they went on alone. When its group splits, a newcomer goes with most of it.
-    Departs: "slope" is ours. The paper's rule fired in the rounds 11, 22, 33 and 44 of every run,
-    whatever the loss did: the first losses leave the smoothing window then. A pair of clients that
-    never took part together counts as average apart. A client with no reply in a trial stays with
-    the majority's decision. With partial participation only those who take part in a trial are
-    asked.
+    Departs: the defaults of ``share``, ``levels``, ``trial``, ``trial_on`` and ``bend`` are ours.
+    With the paper's, splits came in the rounds 11, 22, 33 and 44 of every run, whatever the loss
+    did, clients with identical data were split, and no layer ever rested. A pair of clients that
+    never took part together counts as average apart. A client with no reply in a trial of two
+    models stays with the majority's decision; with partial participation only those who take part
+    in it are asked.
     Reference: Liu et al., Dynamic Clustering for Personalized Federated Learning on Heterogeneous
     Edge Devices (DC-PFL).
     """
+    ladder = Levels(gamma, levels)
+    on = {"validation": "val", "training": "train"}[trial_on]
+    splitting = Splitting(ladder, on, sleep, early)
 
     def groups_at(state: State, level: int) -> dict[ClientId, Slot]:
-        return cut(state, level, max(0.0, gamma - step * level))
+        labels = ladder.labels(tree_of(state.memory), level)
+        names = {c: f"{level}/{g}" for c, g in zip(state.memory["clients"], labels, strict=True)}
+        return with_most(state.groups, names)
 
     def finer(state: State) -> dict[str, Any]:
-        """The next level down at which the groups differ; none when there is no such level."""
+        """What comes after the end of a rapid decrease."""
+        if trial == "cuts":
+            return splitting.begins(state)
         now = len(set(state.groups.values()))
-        for level in range(state.memory["level"] + 1, math.ceil(gamma / step) + 1):
+        deepest = ladder.deepest(tree_of(state.memory))
+        for level in range(state.memory["level"] + 1, deepest + 1):
             if len(set(groups_at(state, level).values())) > now:
                 return {"phase": "sync", "next": level}
         return {"phase": "done"}
 
-    def watches(memory: Mapping[str, Any]) -> bool:
-        return dynamic and "merges" in memory
+    def take_round(fed: Federation, state: State, info: Round) -> State:
+        if state.memory["phase"] == "trial":
+            return tried_two(fed, state, info)
+        if state.memory["phase"] == "ask" and "trial" not in state.memory:
+            state = splitting.proposed(fed, state, info)
+        if not trials.due(state, info):
+            return watched(*trained(fed, state, info), info)
 
-    def round(fed: Federation, state: State, info: Round) -> State:
-        phase = state.memory["phase"]
-        if phase == "trial":
-            return trial(fed, state, info)
-        orders = [order(state, c, whole=phase == "sync") for c in info.cohort]
+        def others(now: State, cohort: Sequence[ClientId]) -> State:
+            return trained(fed, now, replace(info, cohort=cohort))[0]
+
+        state = splitting.tried(fed, state, info, others, partial(order, whole=True))
+        return replace(state, notes=shown(state, state.notes))
+
+    def trained(fed: Federation, state: State, info: Round) -> tuple[State, list[float]]:
+        """After a round of training, and the mean loss of what was received, if anybody told it."""
+        full = state.memory["phase"] == "sync"
+        orders = [order(state, c, whole=full) for c in info.cohort]
+        if not orders:
+            return state, []
         if info.number < start:
             replies = fed.gather(orders)
             state = compared(state, replies)
@@ -128,44 +170,75 @@ def dc_pfl(
                 state = regrouped(state, groups_at(state, 0), 0, state.memory)
             means = fed.average(replies, {c: {s: 1.0} for c, s in state.groups.items()})
         else:
-            more = [groups_at(state, state.memory["next"])] if phase == "sync" else []
+            more = [groups_at(state, state.memory["next"])] if full else []
+            into: dict[ClientId, Mapping[Slot, float]]
             into = {c: {g[c]: 1.0 for g in (state.groups, *more)} for c in info.cohort}
             # A newcomer may have joined a client that has gone on alone, which sends no model.
-            means = fed.reduce(orders, into | {c: {"alone": 1.0} for c in state.memory["alone"]})
-        state = moved(state, orders, means)
-        losses = [*state.memory["losses"], *mean_loss(state.groups, means)]
+            into |= {c: {"alone": 1.0} for c in state.memory["alone"]}
+            means = fed.reduce(orders, into)
+        return moved(state, orders, means), mean_loss(state.groups, means)
+
+    def watched(state: State, loss: Sequence[float], info: Round) -> State:
+        """With this round's loss, and what follows from it."""
+        losses = [*state.memory["losses"], *loss]
         bends = radii(losses, smooth, bend != "absolute")
         memory = {**state.memory, "losses": losses}
+        notes = {**state.notes, "loss": losses[-1:], "radius": bends[-1:]}
+        phase, splits = memory["phase"], dynamic and "merges" in memory
         if phase == "sync":
             memory["phase"] = "trial"
         elif phase == "rest" and info.number + 1 >= memory["until"]:
             memory |= {"phase": "watch", "losses": []}
-        elif phase == "watch" and watches(memory) and has_ended(losses, bend, smooth, observe):
+        elif phase == "watch" and splits and has_ended(losses, bend, smooth, observe):
             memory |= finer(replace(state, memory=memory))
-        curve = {**state.notes, "loss": losses[-1:], "radius": bends[-1:]}
-        return replace(state, memory=memory, notes=shown(memory, gamma, step, curve))
+            notes["ended"] = True
+        elif phase == "watch" and splits and info.number == start - 1 and early and trial == "cuts":
+            memory |= splitting.begins(state, early=True)
+        state = replace(state, memory=memory)
+        return replace(state, notes=shown(state, notes))
 
-    def trial(fed: Federation, state: State, info: Round) -> State:
+    def tried_two(fed: Federation, state: State, info: Round) -> State:
+        """The paper's trial: old and new groups' models side by side."""
         level = state.memory["next"]
         new = groups_at(state, level)
-        tries = [two_models(state, new, c) for c in info.cohort]
+        tries = [two_models.tries(state, new, c, on) for c in info.cohort]
         tried = fed.reduce(tries, {c: {"all": 1.0} for c in info.cohort}).get("all")
         if tried is None:
             return state
-        better = tried.metrics["new"] < tried.metrics["old"]
+        better = two_models.is_better(tried, on)
         memory = {**state.memory, "losses": [], "until": info.number + 1 + sleep}
         memory["phase"] = "rest" if sleep else "watch"
         state = regrouped(state, new, level, memory) if better else replace(state, memory=memory)
-        asked = [c for c in tried.clients if c not in state.memory["alone"]]
-        orders = [verdict(state, c, "new" if better else "old") for c in asked]
-        means = fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in asked})
+        people = [c for c in tried.clients if c not in state.memory["alone"]]
+        orders = [verdict(state, c, "new" if better else "old") for c in people]
+        means = fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in people})
         state = moved(state, orders, means)
         used = {s: m for s, m in state.models.items() if s in set(state.groups.values())}
-        outcome = {"trial": {**tried.metrics, "adopted": better}}
-        return replace(state, models=used, notes=shown(state.memory, gamma, step, outcome))
+        losses = {k: tried.metrics[k] for k in ("old", "new")}
+        outcome = {"trial": {**losses, "adopted": better}}
+        return replace(state, models=used, notes=shown(state, outcome))
 
-    tasks = {"train": train, "try": try_both, "settle": settle, "measure": measure}
-    inner = Method("dc-pfl", init, round, sends, tasks, assemble, admit, sees="each")
+    def shown(state: State, more: Mapping[str, Any]) -> dict[str, Any]:
+        """What a round has to show; loss and radius come as lists of one, or none."""
+        memory = state.memory
+        height = ladder.gamma_at(memory["level"])
+        if trial == "cuts" and dynamic and "merges" in memory:
+            height = tree_of(memory).reach_normalised([state.groups[c] for c in memory["clients"]])
+        found = {"phase": memory["phase"], "gamma": round(height, 9), "alone": memory["alone"]}
+        curve = {k: more[k][0] if more[k] else None for k in ("loss", "radius") if k in more}
+        return {**more, **found, **curve}
+
+    tasks = {
+        "train": train,
+        "try": two_models.train_both,
+        "settle": two_models.settle,
+        "measure": measure,
+        "score-cuts": score_cuts,
+        **probing.TASKS,
+    }
+    inner = Method("dc-pfl", init, take_round, sends, tasks, assemble, admit, sees="each")
+    if dynamic and trial == "cuts":
+        inner = replace(inner, no_noise=NO_NOISE)
     paced = layer_wise(inner, alpha, share, start)
     return replace(paced, needs_all_layers="lets layers rest by itself (method.alpha)")
 
@@ -177,7 +250,7 @@ def init(fed: Federation, setup: Setup) -> State:
     """One group of all, nothing known of anybody."""
     pairs = torch.zeros(2, len(setup.clients), len(setup.clients), dtype=torch.float64)
     memory = {"clients": list(setup.clients), "pairs": pairs, "alone": [], "losses": []}
-    memory |= {"level": 0, "phase": "watch"}
+    memory |= {"level": 0, "phase": "watch", "start": setup.start}
     return State({"0/0": setup.start}, dict.fromkeys(setup.clients, "0/0"), memory)
 
 
@@ -185,7 +258,7 @@ def admit(fed: Federation, state: State, info: Round) -> State:
     """A newcomer joins the group whose model a round of training moves least."""
     lone = {state.groups[c] for c in state.memory["alone"]}
     slots = [s for s in state.models if s not in lone] or list(state.models)
-    offer = _SHARING.offer(state.models, slots)
+    offer = SHARING.offer(state.models, slots)
     replies = fed.gather([Order(c, "measure", offer) for c in info.cohort])
     return state.joined({r.client: min(offer, key=r.metrics.__getitem__) for r in replies})
 
@@ -197,19 +270,6 @@ def regrouped(
     models = {s: state.models.get(s, state.models[state.groups[c]]) for c, s in new.items()}
     memory = {**memory, "level": level, "phase": "watch"}
     return replace(state, models={**state.models, **models}, groups=new, memory=memory)
-
-
-def cut(state: State, level: int, gamma: float) -> dict[ClientId, Slot]:
-    """The groups at a normalised height; newcomers go with most of their group."""
-    tree = Dendrogram(len(state.memory["clients"]), state.memory["merges"].numpy())
-    names = [f"{level}/{g}" for g in tree.cut_normalised(gamma)]
-    found: dict[ClientId, Slot] = dict(zip(state.memory["clients"], names, strict=True))
-    for c in sorted(state.groups.keys() - found.keys()):
-        counts = Counter(
-            found[o] for o in state.memory["clients"] if state.groups[o] == state.groups[c]
-        )
-        found[c] = min(counts, key=lambda s: (-counts[s], str(s)))
-    return found
 
 
 def order(state: State, client: ClientId, whole: bool = False) -> Order:
@@ -230,18 +290,7 @@ def sends(state: State, client: ClientId) -> Mapping[str, Array]:
     """The group's model, unless the client has gone on alone from it already."""
     if client not in state.groups or client in state.memory["alone"]:
         return {}
-    return _SHARING.offer(state.models, [state.groups[client]])
-
-
-def two_models(state: State, new: Mapping[ClientId, Slot], client: ClientId) -> Order:
-    """Train the old group's model and the new one's; one only where the group stays the same."""
-    old, arrays = state.groups[client], dict[str, Array]()
-    members = [{c for c in g if g[c] == g[client]} for g in (state.groups, new)]
-    if client not in state.memory["alone"]:
-        arrays["old"] = _SHARING.offer(state.models, [old])[str(old)]
-        if members[0] != members[1] and new[client] in state.models:
-            arrays["new"] = _SHARING.offer(state.models, [new[client]])[str(new[client])]
-    return Order(client, "try", arrays)
+    return SHARING.offer(state.models, [state.groups[client]])
 
 
 def moved(state: State, orders: Sequence[Order], means: Mapping[Slot, Mean]) -> State:
@@ -272,16 +321,12 @@ def compared(state: State, replies: Sequence[Reply]) -> State:
 
 
 def with_tree(state: State) -> State:
-    """With the hierarchy by mean distances; a pair that never met counts as average apart."""
-    sums, counts = state.memory["pairs"].numpy()
-    met = (counts > 0) & ~np.eye(len(counts), dtype=bool)
-    mean = sums / np.maximum(counts, 1)
-    mean[~met] = mean[met].mean() if met.any() else 0.0
-    np.fill_diagonal(mean, 0.0)
-    tree = agglomerate(mean)
+    """With the hierarchy by mean distances."""
+    distances = mean_distances(state.memory)
+    tree = agglomerate(distances)
     memory = {**state.memory, "merges": torch.from_numpy(tree.merges)}
-    notes = {"clients": memory["clients"], "distances": matrix(mean), "dendrogram": tree.to_list()}
-    return replace(state, memory=memory, notes=notes)
+    notes = {"distances": matrix(distances), "dendrogram": tree.to_list()}
+    return replace(state, memory=memory, notes={"clients": memory["clients"], **notes})
 
 
 def mean_loss(groups: Mapping[ClientId, Slot], means: Mapping[Slot, Mean]) -> list[float]:
@@ -292,71 +337,27 @@ def mean_loss(groups: Mapping[ClientId, Slot], means: Mapping[Slot, Mean]) -> li
     return [sum(loss * n for loss, n in found) / count] if count else []
 
 
-def shown(
-    memory: Mapping[str, Any], gamma: float, step: float, more: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What a round has to show; loss and radius come as lists of one, or none."""
-    height = max(0.0, gamma - step * memory["level"])
-    found = {"phase": memory["phase"], "gamma": round(height, 9), "alone": memory["alone"]}
-    curve = {k: more[k][0] if more[k] else None for k in ("loss", "radius") if k in more}
-    return {**more, **found, **curve}
-
-
 # --- the client's half --------------------------------------------------------------------------
 
 
 def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
     """The group's model; that of a client on its own is its own."""
-    return _SHARING.received(client, arrays)[1]
+    return SHARING.received(client, arrays)[1]
 
 
 def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """Score the model received, then train it."""
-    slot, begin = _SHARING.received(client, arrays)
-    loss, fit = client.loss(begin), client.fit(begin)
+    slot, begin = SHARING.received(client, arrays)
+    loss = client.loss(begin)
+    copies = trials.longer_trained(client, config, begin, lambda c, weights: c.fit(weights))
+    models = {"model": client.fit(begin).weights, **copies}
     alone = bool(config.get("alone")) or not arrays
-    return sent(client, fit.weights, alone, {"loss": loss}, {"model": slot})
+    return sent(client, models, alone, {"loss": loss}, slot)
 
 
-def sent(
-    client: Client,
-    weights: Weights,
-    alone: bool,
-    metrics: Mapping[str, float],
-    since: Mapping[str, str] | None = None,
-) -> Upload:
-    """What a group's member sends; one that is alone keeps it instead."""
-    if alone:
-        _ALONE.keep(client, weights)
-        return Upload(metrics=metrics)
-    return Upload({"model": _SHARING.keep(client, weights)}, metrics, since or {})
-
-
-def try_both(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-    """Train the old and the new group's model on the same batches; report both losses."""
-    losses = {}
-    forget(client)  # a verdict that was lost has left the last trial's models behind
-    for name, offer in (arrays or {"old": None}).items():
-        _, begin = _SHARING.received(client, {} if offer is None else {name: offer})
-        weights = client.fit(begin).weights
-        client.state[f"trial.{name}"], losses[name] = weights, client.loss(weights)
-    if not arrays:
-        _ALONE.keep(client, weights)
-    return Upload(metrics={"new": losses["old"], **losses})
-
-
-def settle(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-    """Send the model of the trial that was decided for."""
-    weights = client.kept(f"trial.{config['take']}") or client.kept("trial.old")
-    assert weights is not None
-    forget(client)
-    return sent(client, weights, bool(config.get("alone")), {})
-
-
-def forget(client: Client) -> None:
-    """Keep no model of a trial."""
-    for name in [n for n in client.state if n.startswith("trial.")]:
-        del client.state[name]
+def score_cuts(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
+    """Score the model of each cut."""
+    return trials.score_cuts(client, arrays, config, assemble)
 
 
 def measure(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -23,7 +23,7 @@ from coterie.door.policy import cohort_size
 from coterie.door.privacy.settings import Privacy
 from coterie.errors import ConfigError, DataError, unknown
 from coterie.federation import ClientId
-from coterie.method import Method
+from coterie.method import Method, Share
 from coterie.methods import make as make_method
 from coterie.methods.known_groups import with_groups_read
 from coterie.models import MODELS, check_init, make_model
@@ -77,13 +77,14 @@ class ModelSection(Named):
 class MethodSection(Named):
     """Which method; its parameters are the other keys.
 
-    With ``layer_interval`` above 1, layers in which clients differ by less than ``layer_share`` of
-    the mean over layers are averaged every so many rounds only.
+    With ``layer_interval`` above 1, layers in which clients hardly differ are averaged every so
+    many rounds only: those in which they differ by less than ``layer_share`` of the mean over
+    layers, or, with "auto", as many as save more bytes than they hold of the differences.
     """
 
     name: str = "fedavg"
     layer_interval: int = Field(1, ge=1)
-    layer_share: float = Field(0.1, ge=0, le=1)
+    layer_share: Literal["auto"] | Share = "auto"
 
 
 class PartitionSection(Named):
