@@ -154,6 +154,12 @@ class Pace:
         self.fresh = {s: rounds for s, rounds in self.fresh.items() if s in slots}
         self.quiet = {s: layers for s, layers in self.quiet.items() if s in slots}
 
+    def rests(self, client: ClientId, slot: Slot, layout: Layout) -> bool:
+        """Whether this client goes on with layers of its own in its group's model."""
+        name, last = self.had.get(client, ("", -1))
+        rounds = self.fresh.get(name, {})
+        return name == str(slot) and any(rounds.get(y, last) < last for y in layers_of(layout))
+
     def lacking(self, client: ClientId, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """What of these models the client does not have already."""
         slot, last = self.had.get(client, ("", -1))

@@ -25,7 +25,7 @@ from coterie.federation import (
     Upload,
 )
 from coterie.grouping import agglomerate, scaled_l1, with_most
-from coterie.layerwise import WHOLE, layer_wise
+from coterie.layerwise import WHOLE, Pace, layer_wise
 from coterie.method import (
     AboveZeroToOne,
     Count,
@@ -148,7 +148,8 @@ def dc_pfl(
         if state.memory["phase"] == "ask" and "trial" not in state.memory:
             state = splitting.proposed(fed, state, info)
         if not trials.due(state, info):
-            return watched(*trained(fed, state, info), info)
+            mixed = rests(state, info.cohort)
+            return watched(*trained(fed, state, info), mixed, info)
 
         def others(now: State, cohort: Sequence[ClientId]) -> State:
             return trained(fed, now, replace(info, cohort=cohort))[0]
@@ -178,18 +179,24 @@ def dc_pfl(
             means = fed.reduce(orders, into)
         return moved(state, orders, means), mean_loss(state.groups, means)
 
-    def watched(state: State, loss: Sequence[float], info: Round) -> State:
-        """With this round's loss, and what follows from it."""
-        losses = [*state.memory["losses"], *loss]
+    def watched(state: State, loss: Sequence[float], mixed: bool, info: Round) -> State:
+        """With this round's loss, and what follows from it.
+
+        One of models with layers of clients' own is lower, and does not count.
+        """
+        memory = {**state.memory}
+        if loss and not (mixed and bend == "slope"):
+            memory["losses"] = [*memory["losses"], *loss]
+            memory["rounds"] = [*memory["rounds"], info.number]
+        losses, rounds = memory["losses"], memory["rounds"]
         bends = radii(losses, smooth, bend != "absolute")
-        memory = {**state.memory, "losses": losses}
-        notes = {**state.notes, "loss": losses[-1:], "radius": bends[-1:]}
+        notes = {**state.notes, "loss": loss, "radius": bends[-1:], "mixed": mixed}
         phase, splits = memory["phase"], dynamic and "merges" in memory
         if phase == "sync":
             memory["phase"] = "trial"
         elif phase == "rest" and info.number + 1 >= memory["until"]:
-            memory |= {"phase": "watch", "losses": []}
-        elif phase == "watch" and splits and has_ended(losses, bend, smooth, observe):
+            memory |= {"phase": "watch", "losses": [], "rounds": []}
+        elif phase == "watch" and splits and has_ended(losses, bend, smooth, observe, rounds):
             memory |= finer(replace(state, memory=memory))
             notes["ended"] = True
         elif phase == "watch" and splits and info.number == start - 1 and early and trial == "cuts":
@@ -206,7 +213,7 @@ def dc_pfl(
         if tried is None:
             return state
         better = two_models.is_better(tried, on)
-        memory = {**state.memory, "losses": [], "until": info.number + 1 + sleep}
+        memory = {**state.memory, "losses": [], "rounds": [], "until": info.number + 1 + sleep}
         memory["phase"] = "rest" if sleep else "watch"
         state = regrouped(state, new, level, memory) if better else replace(state, memory=memory)
         people = [c for c in tried.clients if c not in state.memory["alone"]]
@@ -249,8 +256,8 @@ def dc_pfl(
 def init(fed: Federation, setup: Setup) -> State:
     """One group of all, nothing known of anybody."""
     pairs = torch.zeros(2, len(setup.clients), len(setup.clients), dtype=torch.float64)
-    memory = {"clients": list(setup.clients), "pairs": pairs, "alone": [], "losses": []}
-    memory |= {"level": 0, "phase": "watch", "start": setup.start}
+    memory = {"clients": list(setup.clients), "pairs": pairs, "alone": []}
+    memory |= {"losses": [], "rounds": [], "level": 0, "phase": "watch", "start": setup.start}
     return State({"0/0": setup.start}, dict.fromkeys(setup.clients, "0/0"), memory)
 
 
@@ -327,6 +334,13 @@ def with_tree(state: State) -> State:
     memory = {**state.memory, "merges": torch.from_numpy(tree.merges)}
     notes = {"distances": matrix(distances), "dendrogram": tree.to_list()}
     return replace(state, memory=memory, notes={"clients": memory["clients"], **notes})
+
+
+def rests(state: State, cohort: Sequence[ClientId]) -> bool:
+    """Whether any of these clients is about to use layers of its own in its group's model."""
+    pace, alone = Pace.remembered(state), set(state.memory["alone"])
+    places = ((c, state.groups[c]) for c in cohort if c not in alone)
+    return any(pace.rests(c, s, state.models[s].layout) for c, s in places)
 
 
 def mean_loss(groups: Mapping[ClientId, Slot], means: Mapping[Slot, Mean]) -> list[float]:

@@ -12,29 +12,40 @@ from numpy.typing import ArrayLike
 from coterie.grouping.arrays import Array
 
 Bend = Literal["slope", "convex", "absolute"]
-BEFORE, AFTER, FEWEST = 18, 7, 6  # steps of the line before a round, of the line after it; at least
+BEFORE, AFTER = 18, 7  # rounds of the line before a round, at most, and of the line after it
+FEWEST, LEAST_POINTS = (
+    6,
+    3,
+)  # rounds before it, and steps from loss to loss on either side, at least
 SLOWER = 0.6  # of the slope before: from there on, a decrease is no longer rapid
 SIGNIFICANT = 4.0  # standard errors; a noisy straight line then has a bend in 2 of 100 runs
 _ROUNDING = 1e-9  # of the level: a smaller fall is none
 
 
-def has_ended(losses: Sequence[float], bend: Bend, smooth: int, observe: int) -> bool:
+def has_ended(
+    losses: Sequence[float],
+    bend: Bend,
+    smooth: int,
+    observe: int,
+    rounds: Sequence[int] | None = None,
+) -> bool:
     """Whether the rapid decrease of these losses, the latest last, has just ended.
 
     "slope" compares the slopes of two lines; "convex" and "absolute" look for the smallest radius
     of curvature of the loss, smoothed over ``smooth`` rounds and confirmed by ``observe`` rounds:
     of bends to the right only, from full windows, or of any bend, as DC-PFL's paper has it.
+    ``rounds`` are those of the losses, where some between them have none.
     """
     if bend == "slope":
-        return falls_slower(losses)
+        return falls_slower(losses, rounds)
     return smallest(radii(losses, smooth, bend == "convex"), observe)
 
 
-def falls_slower(losses: Sequence[float]) -> bool:
+def falls_slower(losses: Sequence[float], rounds: Sequence[int] | None = None) -> bool:
     """Whether losses fall clearly slower in the last rounds than in those before.
 
-    Two lines are fitted that share the loss of one round: to the last ``AFTER`` steps, and to up to
-    ``BEFORE`` steps before them. The first must fall, the second less than ``SLOWER`` times as
+    Two lines are fitted that share the loss of one round: to the last ``AFTER`` rounds, and to up
+    to ``BEFORE`` rounds before them. The first must fall, the second less than ``SLOWER`` times as
     fast, and the difference must be significant against the noise of the losses.
 
     >>> falls_slower([12.0 - t for t in range(12)] + [1.0] * 6)
@@ -43,28 +54,38 @@ def falls_slower(losses: Sequence[float]) -> bool:
     False
     """
     values = np.asarray(losses, np.float64)
-    at = len(values) - 1 - AFTER
-    if at < FEWEST:
+    times = np.arange(len(values), dtype=np.float64)
+    times = times if rounds is None else np.asarray(rounds, np.float64)
+    at = int(np.searchsorted(times, times[-1] - AFTER, side="right")) - 1 if len(times) else -1
+    if at < LEAST_POINTS or times[at] - times[0] < FEWEST or len(values) - at <= LEAST_POINTS - 1:
         return False
-    first, second = values[max(0, at - BEFORE) : at + 1], values[at:]
-    before, after = _slope(first), _slope(second)
-    if not before * len(first) < -_ROUNDING * np.abs(values).max() or after < SLOWER * before:
+    first = slice(int(np.searchsorted(times, times[at] - BEFORE)), at + 1)
+    second = slice(at, None)
+    before, after = _slope(times[first], values[first]), _slope(times[second], values[second])
+    fall = before * (times[at] - times[first][0] + 1)
+    if not fall < -_ROUNDING * np.abs(values).max() or after < SLOWER * before:
         return False
-    error = noise(values) * math.sqrt(1 / _spread(len(first)) + 1 / _spread(len(second)))
-    return bool(after - before > SIGNIFICANT * error)
+    spreads = 1 / _spread(times[first]) + 1 / _spread(times[second])
+    return bool(after - before > SIGNIFICANT * noise(values, times) * math.sqrt(spreads))
 
 
-def noise(losses: ArrayLike) -> float:
-    """The standard deviation of independent noise on a smooth curve, from its second differences.
+def noise(losses: ArrayLike, rounds: ArrayLike | None = None) -> float:
+    """The standard deviation of independent noise on a smooth curve, from how far it is off.
 
-    A second difference of independent errors has six times their variance; what the curve itself
-    bends in one round is small beside it.
+    Each loss is compared with the line through its neighbours; what the curve itself bends between
+    them is small beside the noise.
 
-    >>> noise([3.0, 2.0, 1.0, 0.0])
-    0.0
+    >>> noise([3.0, 2.0, 1.0, 0.0]), noise([3.0, 1.0, 0.0], rounds=[0, 2, 3])
+    (0.0, 0.0)
     """
-    bends = np.diff(np.asarray(losses, np.float64), 2)
-    return math.sqrt(float(bends @ bends) / len(bends) / 6) if len(bends) else math.inf
+    values = np.asarray(losses, np.float64)
+    times = np.arange(len(values), dtype=np.float64)
+    times = times if rounds is None else np.asarray(rounds, np.float64)
+    if len(values) < 3:
+        return math.inf
+    left = (times[2:] - times[1:-1]) / (times[2:] - times[:-2])  # the weight of the one before
+    off = values[1:-1] - left * values[:-2] - (1 - left) * values[2:]
+    return math.sqrt(float(np.mean(off**2 / (1 + left**2 + (1 - left) ** 2))))
 
 
 def radii(losses: Sequence[float], smooth: int, convex: bool = False) -> list[float]:
@@ -100,15 +121,11 @@ def smallest(radii: Sequence[float], observe: int) -> bool:
     return len(radii) > observe and all(radii[-1 - observe] < r for r in radii[-observe:])
 
 
-def _slope(values: Array) -> float:
+def _slope(times: Array, values: Array) -> float:
     """The slope of the line of least squares."""
-    steps = np.arange(len(values)) - (len(values) - 1) / 2
-    return float(steps @ values) / _spread(len(values))
+    return float((times - times.mean()) @ values) / _spread(times)
 
 
-def _spread(count: int) -> float:
-    """The sum of squared deviations of 0, …, count − 1 from their mean.
-
-    A slope's variance is that of the noise divided by it.
-    """
-    return count * (count * count - 1) / 12
+def _spread(times: Array) -> float:
+    """The sum of squared deviations from the mean: a slope has the noise's variance over it."""
+    return float(np.square(times - times.mean()).sum())

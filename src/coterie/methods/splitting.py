@@ -181,7 +181,7 @@ class Splitting:
         elif tried and not changed and self.sleep:
             memory |= {"phase": "rest", "until": info.number + 1 + self.sleep}
         if tried:
-            memory["losses"] = []
+            memory |= {"losses": [], "rounds": []}
         return replace(state, memory=memory)
 
 
