@@ -5,14 +5,15 @@
 
 A cell is a method on one set of 20 clients: a kind of difference between clients (four label
 permutations, four rotations, four label sets, a pair of labels exchanged by each of four groups,
-Dirichlet label skew, none, or even the same data), equal or unequal numbers of samples, a schedule and a seed. Methods
-run at their defaults. Beside them run oracle, FedAvg, local training, and fixed numbers of groups
-(2, 4, 8: k-means of the same directions of updates that fedclust compares, from the start).
+Dirichlet label skew, none, or even the same data), equal or unequal numbers of samples, a schedule
+and a seed. Methods run at their defaults. Beside them run oracle, FedAvg, local training, and fixed
+numbers of groups (2, 4, 8: k-means of the same directions of updates that fedclust compares, from
+the start).
 
 A cell is right if the adjusted Rand index is at least 0.9 (permutations, rotations, label sets) or
-if there is one group (IID, identical data); label sets also where one model was kept and lost less than a point.
-Exchanged pairs and Dirichlet sets have no right number and count under points lost: the received
-accuracy of the best of {FedAvg, local, 2, 4, 8 groups} minus the method's.
+if there is one group (IID, identical data); label sets also where one model was kept and lost less
+than a point. Exchanged pairs and Dirichlet sets have no right number and count under points lost:
+the received accuracy of the best of {FedAvg, local, 2, 4, 8 groups} minus the method's.
 
 Results are appended to a file as they come; what was stopped goes on when called again. Seeds 0 to
 5 chose the defaults; the seeds reported are others.

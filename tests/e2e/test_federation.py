@@ -19,7 +19,8 @@ METHODS = {
 }
 # The server alone decides when a trial is due; its clients only get the orders.
 ALWAYS_TRY = (
-    "import sys, coterie.methods; sys.modules['coterie.methods.dc_pfl'].ended = lambda *_: True; "
+    "import sys, coterie.methods; "
+    "sys.modules['coterie.methods.dc_pfl'].has_ended = lambda *_: True; "
     "from coterie.cli import main; main()"
 )
 
@@ -58,7 +59,9 @@ def test_a_served_method_gives_the_bits_of_the_loop(staying: Federation, method)
 @pytest.mark.e2e
 def test_dc_pfl_with_a_trial_gives_the_bits_of_the_loop(staying: Federation):
     python = [sys.executable, "-c", ALWAYS_TRY]
-    more = ["--set", "run.rounds=4", "--set", "method.name=dc-pfl", "--set", "method.start=1"]
+    keys = ["start=1", "levels=0.2", "trial=two-models", "trial_on=training"]
+    more = ["--set", "run.rounds=4", "--set", "method.name=dc-pfl"]
+    more += [word for key in keys for word in ("--set", f"method.{key}")]
     server = staying.serve("dc-pfl", *more, python=python)
     loop = staying.root / "dc-pfl-loop"
     command = ["run", staying.config, "--engine", "loop", "--dir", loop, "--quiet", *more]

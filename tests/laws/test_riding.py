@@ -22,7 +22,16 @@ METHODS = {
     **{n: ROWS[n] for n in ("fedavg", "ifca", "fedclust", "user-centric", "ditto", "scaffold")},
     "fedper": ROWS["fedper"],
     "dc-pfl": lambda: coterie.dc_pfl(
-        bend="absolute", start=1, alpha=2, share=0.9, gamma=0.9, observe=1, smooth=1
+        bend="absolute",
+        start=1,
+        alpha=2,
+        share=0.9,
+        gamma=0.9,
+        observe=1,
+        smooth=1,
+        levels=0.2,
+        trial="two-models",
+        trial_on="training",
     ),  # it holds a trial in round 7
 }
 ROUNDS = {"dc-pfl": 8}

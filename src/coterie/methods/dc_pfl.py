@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -122,119 +122,12 @@ def dc_pfl(
     Reference: Liu et al., Dynamic Clustering for Personalized Federated Learning on Heterogeneous
     Edge Devices (DC-PFL).
     """
-    ladder = Levels(gamma, levels)
     on = {"validation": "val", "training": "train"}[trial_on]
-    splitting = Splitting(ladder, on, sleep, early)
-
-    def groups_at(state: State, level: int) -> dict[ClientId, Slot]:
-        labels = ladder.labels(tree_of(state.memory), level)
-        names = {c: f"{level}/{g}" for c, g in zip(state.memory["clients"], labels, strict=True)}
-        return with_most(state.groups, names)
-
-    def finer(state: State) -> dict[str, Any]:
-        """What comes after the end of a rapid decrease."""
-        if trial == "cuts":
-            return splitting.begins(state)
-        now = len(set(state.groups.values()))
-        deepest = ladder.deepest(tree_of(state.memory))
-        for level in range(state.memory["level"] + 1, deepest + 1):
-            if len(set(groups_at(state, level).values())) > now:
-                return {"phase": "sync", "next": level}
-        return {"phase": "done"}
-
-    def take_round(fed: Federation, state: State, info: Round) -> State:
-        if state.memory["phase"] == "trial":
-            return tried_two(fed, state, info)
-        if state.memory["phase"] == "ask" and "trial" not in state.memory:
-            state = splitting.proposed(fed, state, info)
-        if not trials.due(state, info):
-            mixed = rests(state, info.cohort)
-            return watched(*trained(fed, state, info), mixed, info)
-
-        def others(now: State, cohort: Sequence[ClientId]) -> State:
-            return trained(fed, now, replace(info, cohort=cohort))[0]
-
-        state = splitting.tried(fed, state, info, others, partial(order, whole=True))
-        return replace(state, notes=shown(state, state.notes))
-
-    def trained(fed: Federation, state: State, info: Round) -> tuple[State, list[float]]:
-        """After a round of training, and the mean loss of what was received, if anybody told it."""
-        full = state.memory["phase"] == "sync"
-        orders = [order(state, c, whole=full) for c in info.cohort]
-        if not orders:
-            return state, []
-        if info.number < start:
-            replies = fed.gather(orders)
-            state = compared(state, replies)
-            if info.number == start - 1:
-                state = with_tree(state)
-                state = regrouped(state, groups_at(state, 0), 0, state.memory)
-            means = fed.average(replies, {c: {s: 1.0} for c, s in state.groups.items()})
-        else:
-            more = [groups_at(state, state.memory["next"])] if full else []
-            into: dict[ClientId, Mapping[Slot, float]]
-            into = {c: {g[c]: 1.0 for g in (state.groups, *more)} for c in info.cohort}
-            # A newcomer may have joined a client that has gone on alone, which sends no model.
-            into |= {c: {"alone": 1.0} for c in state.memory["alone"]}
-            means = fed.reduce(orders, into)
-        return moved(state, orders, means), mean_loss(state.groups, means)
-
-    def watched(state: State, loss: Sequence[float], mixed: bool, info: Round) -> State:
-        """With this round's loss, and what follows from it.
-
-        One of models with layers of clients' own is lower, and does not count.
-        """
-        memory = {**state.memory}
-        if loss and not (mixed and bend == "slope"):
-            memory["losses"] = [*memory["losses"], *loss]
-            memory["rounds"] = [*memory["rounds"], info.number]
-        losses, rounds = memory["losses"], memory["rounds"]
-        bends = radii(losses, smooth, bend != "absolute")
-        notes = {**state.notes, "loss": loss, "radius": bends[-1:], "mixed": mixed}
-        phase, splits = memory["phase"], dynamic and "merges" in memory
-        if phase == "sync":
-            memory["phase"] = "trial"
-        elif phase == "rest" and info.number + 1 >= memory["until"]:
-            memory |= {"phase": "watch", "losses": [], "rounds": []}
-        elif phase == "watch" and splits and has_ended(losses, bend, smooth, observe, rounds):
-            memory |= finer(replace(state, memory=memory))
-            notes["ended"] = True
-        elif phase == "watch" and splits and info.number == start - 1 and early and trial == "cuts":
-            memory |= splitting.begins(state, early=True)
-        state = replace(state, memory=memory)
-        return replace(state, notes=shown(state, notes))
-
-    def tried_two(fed: Federation, state: State, info: Round) -> State:
-        """The paper's trial: old and new groups' models side by side."""
-        level = state.memory["next"]
-        new = groups_at(state, level)
-        tries = [two_models.tries(state, new, c, on) for c in info.cohort]
-        tried = fed.reduce(tries, {c: {"all": 1.0} for c in info.cohort}).get("all")
-        if tried is None:
-            return state
-        better = two_models.is_better(tried, on)
-        memory = {**state.memory, "losses": [], "rounds": [], "until": info.number + 1 + sleep}
-        memory["phase"] = "rest" if sleep else "watch"
-        state = regrouped(state, new, level, memory) if better else replace(state, memory=memory)
-        people = [c for c in tried.clients if c not in state.memory["alone"]]
-        orders = [verdict(state, c, "new" if better else "old") for c in people]
-        means = fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in people})
-        state = moved(state, orders, means)
-        used = {s: m for s, m in state.models.items() if s in set(state.groups.values())}
-        losses = {k: tried.metrics[k] for k in ("old", "new")}
-        outcome = {"trial": {**losses, "adopted": better}}
-        return replace(state, models=used, notes=shown(state, outcome))
-
-    def shown(state: State, more: Mapping[str, Any]) -> dict[str, Any]:
-        """What a round has to show; loss and radius come as lists of one, or none."""
-        memory = state.memory
-        height = ladder.gamma_at(memory["level"])
-        if trial == "cuts" and dynamic and "merges" in memory:
-            height = tree_of(memory).reach_normalised([state.groups[c] for c in memory["clients"]])
-        found = {"phase": memory["phase"], "gamma": round(height, 9), "alone": memory["alone"]}
-        curve = {k: more[k][0] if more[k] else None for k in ("loss", "radius") if k in more}
-        return {**more, **found, **curve}
-
+    ladder = Levels(gamma, levels)
+    splitting = Splitting(ladder, on, sleep)
+    course = Course(
+        ladder, splitting, trial, on, dynamic, early, bend, smooth, observe, sleep, start
+    )
     tasks = {
         "train": train,
         "try": two_models.train_both,
@@ -243,11 +136,149 @@ def dc_pfl(
         "score-cuts": score_cuts,
         **probing.TASKS,
     }
-    inner = Method("dc-pfl", init, take_round, sends, tasks, assemble, admit, sees="each")
+    inner = Method("dc-pfl", init, course.take_round, sends, tasks, assemble, admit, sees="each")
     if dynamic and trial == "cuts":
         inner = replace(inner, no_noise=NO_NOISE)
     paced = layer_wise(inner, alpha, share, start)
     return replace(paced, needs_all_layers="lets layers rest by itself (method.alpha)")
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run of DC-PFL on the server: rounds of training, and what the loss leads to."""
+
+    levels: Levels
+    splitting: Splitting
+    trial: str
+    on: str
+    dynamic: bool
+    early: bool
+    bend: Bend
+    smooth: int
+    observe: int
+    sleep: int
+    start: int
+
+    def ended(self, losses: Sequence[float], rounds: Sequence[int]) -> bool:
+        """Whether the rapid decrease of these losses has just ended."""
+        return has_ended(losses, self.bend, self.smooth, self.observe, rounds)
+
+    def groups_at(self, state: State, level: int) -> dict[ClientId, Slot]:
+        """The groups at a level; newcomers go with most of theirs."""
+        labels = self.levels.labels(tree_of(state.memory), level)
+        names = {c: f"{level}/{g}" for c, g in zip(state.memory["clients"], labels, strict=True)}
+        return with_most(state.groups, names)
+
+    def finer(self, state: State) -> dict[str, Any]:
+        """What comes after the end of a rapid decrease."""
+        if self.trial == "cuts":
+            return self.splitting.begins(state)
+        now = len(set(state.groups.values()))
+        deepest = self.levels.deepest(tree_of(state.memory))
+        for level in range(state.memory["level"] + 1, deepest + 1):
+            if len(set(self.groups_at(state, level).values())) > now:
+                return {"phase": "sync", "next": level}
+        return {"phase": "done"}
+
+    def take_round(self, fed: Federation, state: State, info: Round) -> State:
+        """One round: of training, or with a trial."""
+        if state.memory["phase"] == "trial":
+            return self.tried_two(fed, state, info)
+        if state.memory["phase"] == "ask" and "trial" not in state.memory:
+            state = self.splitting.proposed(fed, state, info)
+        if not trials.due(state, info):
+            mixed = rests(state, info.cohort)
+            return self.watched(*self.trained(fed, state, info), mixed, info)
+
+        def others(now: State, cohort: Sequence[ClientId]) -> State:
+            return self.trained(fed, now, replace(info, cohort=cohort))[0]
+
+        state = self.splitting.tried(fed, state, info, others, partial(order, whole=True))
+        return replace(state, notes=self.shown(state, state.notes))
+
+    def trained(self, fed: Federation, state: State, info: Round) -> tuple[State, list[float]]:
+        """After a round of training, and the mean loss of what was received, if anybody told it."""
+        full = state.memory["phase"] == "sync"
+        orders = [order(state, c, whole=full) for c in info.cohort]
+        if not orders:
+            return state, []
+        if info.number < self.start:
+            replies = fed.gather(orders)
+            state = compared(state, replies)
+            if info.number == self.start - 1:
+                state = with_tree(state)
+                state = regrouped(state, self.groups_at(state, 0), 0, state.memory)
+            means = fed.average(replies, {c: {s: 1.0} for c, s in state.groups.items()})
+        else:
+            more = [self.groups_at(state, state.memory["next"])] if full else []
+            into: dict[ClientId, Mapping[Slot, float]]
+            into = {c: {g[c]: 1.0 for g in (state.groups, *more)} for c in info.cohort}
+            # A newcomer may have joined a client that has gone on alone, which sends no model.
+            into |= {c: {"alone": 1.0} for c in state.memory["alone"]}
+            means = fed.reduce(orders, into)
+        return moved(state, orders, means), mean_loss(state.groups, means)
+
+    def watched(self, state: State, loss: Sequence[float], mixed: bool, info: Round) -> State:
+        """With this round's loss, and what follows from it.
+
+        One of models with layers of clients' own is lower, and does not count.
+        """
+        memory = {**state.memory}
+        if loss and not (mixed and self.bend == "slope"):
+            memory["losses"] = [*memory["losses"], *loss]
+            memory["rounds"] = [*memory["rounds"], info.number]
+        losses, rounds = memory["losses"], memory["rounds"]
+        bends = radii(losses, self.smooth, self.bend != "absolute")
+        notes = {**state.notes, "loss": loss, "radius": bends[-1:], "mixed": mixed}
+        phase, splits = memory["phase"], self.dynamic and "merges" in memory
+        if phase == "sync":
+            memory["phase"] = "trial"
+        elif phase == "rest" and info.number + 1 >= memory["until"]:
+            memory |= {"phase": "watch", "losses": [], "rounds": []}
+        elif phase == "watch" and splits and self.ended(losses, rounds):
+            memory |= self.finer(replace(state, memory=memory))
+            notes["ended"] = True
+        elif (
+            phase == "watch"
+            and splits
+            and info.number == self.start - 1
+            and self.early
+            and self.trial == "cuts"
+        ):
+            memory |= self.splitting.begins(state, early=True)
+        state = replace(state, memory=memory)
+        return replace(state, notes=self.shown(state, notes))
+
+    def tried_two(self, fed: Federation, state: State, info: Round) -> State:
+        """The paper's trial: old and new groups' models side by side."""
+        level = state.memory["next"]
+        new = self.groups_at(state, level)
+        tries = [two_models.tries(state, new, c, self.on) for c in info.cohort]
+        tried = fed.reduce(tries, {c: {"all": 1.0} for c in info.cohort}).get("all")
+        if tried is None:
+            return state
+        better = two_models.is_better(tried, self.on)
+        memory = {**state.memory, "losses": [], "rounds": [], "until": info.number + 1 + self.sleep}
+        memory["phase"] = "rest" if self.sleep else "watch"
+        state = regrouped(state, new, level, memory) if better else replace(state, memory=memory)
+        people = [c for c in tried.clients if c not in state.memory["alone"]]
+        orders = [verdict(state, c, "new" if better else "old") for c in people]
+        means = fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in people})
+        state = moved(state, orders, means)
+        used = {s: m for s, m in state.models.items() if s in set(state.groups.values())}
+        losses = {k: tried.metrics[k] for k in ("old", "new")}
+        outcome = {"trial": {**losses, "adopted": better}}
+        return replace(state, models=used, notes=self.shown(state, outcome))
+
+    def shown(self, state: State, more: Mapping[str, Any]) -> dict[str, Any]:
+        """What a round has to show; loss and radius come as lists of one, or none."""
+        memory = state.memory
+        height = self.levels.gamma_at(memory["level"])
+        if self.trial == "cuts" and self.dynamic and "merges" in memory:
+            height = tree_of(memory).reach_normalised([state.groups[c] for c in memory["clients"]])
+        found = {"phase": memory["phase"], "gamma": round(height, 9), "alone": memory["alone"]}
+        curve = {k: more[k][0] if more[k] else None for k in ("loss", "radius") if k in more}
+        return {**more, **found, **curve}
 
 
 # --- the server's smaller steps -----------------------------------------------------------------

@@ -69,7 +69,6 @@ class Splitting:
     levels: Levels
     on: str
     sleep: int
-    early: bool
 
     def begins(self, state: State, early: bool = False) -> dict[str, Any]:
         """What is remembered when finer groups are to be looked for."""
