@@ -239,11 +239,34 @@ def test_loss_and_trials():
     assert points(figure, "γ̃") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 0.8), (5, 0.8)]
     assert points(figure, "number of groups")[2:4] == [(3, 1), (4, 2)]
     assert points(figure, "radius of curvature") == [(2, 30.0), (5, 90.0)]
-    assert points(figure, "rapid decrease has ended") == [(2, 30.0)]
+    assert points(figure, "rapid decrease has ended") == [(2, 1.5)]
     assert [a.text for a in figure.layout.annotations] == ["✓"]
     told = trace(figure, "trial: new groups, after training").hovertext
     assert list(told) == ["adopted, 0.9 → 0.7"]
-    check_dressed(figure, "training loss", "radius", "round")
+    check_dressed(figure, "loss", "radius", "round")
+
+
+def test_a_trial_of_every_cut_and_losses_of_mixed_models():
+    def verdict(chosen):
+        return {"cuts": [1, 2, 2, 4], "losses": [0.9, 0.7, 0.6, 0.5], "chosen": chosen}
+
+    more = {"phase": "watch", "gamma": 1.0, "radius": 9.0}
+    events = [
+        event(1, [0, 0], loss=2.0, mixed=False, **more),
+        event(2, [0, 0], loss=1.0, mixed=True, **more),
+        event(3, [0, 0], loss=1.5, mixed=False, ended=True, **{**more, "phase": "ask"}),
+        event(4, [0, 1], verdict=verdict(2), **more),
+        event(5, [0, 1], loss=1.2, mixed=False, **more),
+        event(6, [0, 1], verdict=verdict(1), **more),
+    ]
+    figure = figures.loss_and_trials(events)
+    assert points(figure, "loss of the model received") == [(1, 2.0), (3, 1.5), (5, 1.2)]
+    assert points(figure, "with layers of clients' own, which rest") == [(2, 1.0)]
+    assert points(figure, "rapid decrease has ended") == [(3, 1.5)]
+    assert points(figure, "trial: old groups, after training") == [(4, 0.9), (6, 0.9)]
+    # Of the two cuts into two groups the better one; where none was taken, the best of all.
+    assert points(figure, "trial: new groups, after training") == [(4, 0.6), (6, 0.5)]
+    assert [a.text for a in figure.layout.annotations] == ["✓", "✗"]
 
 
 def test_a_dc_pfl_run_without_trials_has_a_picture_too():
@@ -293,7 +316,8 @@ def test_layer_intervals_tell_who_did_not_send_what():
         layered(5, False, {"0/0": ["conv"]}, phase="watch", alone=[0]),  # all due: DC-PFL's sync
         layered(6, False, {"0/0": ["conv"]}),  # of those not alone, one of two
     ]
-    figure = figures.layer_intervals(events)
+    figure = figures.layer_intervals(events, share=0.1)
+    assert not [t for t in figures.layer_intervals(events).data if "rests below" in (t.name or "")]
     heat = figure.data[0]
     assert list(heat.y) == ["conv", "head"]
     assert [list(row) for row in heat.z] == [pytest.approx([0, 2 / 3, 0, 1, 0, 0.5]), [0] * 6]

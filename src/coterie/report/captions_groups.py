@@ -9,7 +9,7 @@ from typing import Any
 from coterie.errors import ConfigError
 from coterie.report.figures import matrices
 from coterie.report.figures.following import followed, names_of_groups, steps_of_groups
-from coterie.report.figures.methods import rapid_ends
+from coterie.report.figures.methods import rapid_ends, trials_of
 from coterie.report.figures.streams import streams
 from coterie.report.figures.style import having, series
 from coterie.report.figures.trees import cut_height, later_cuts
@@ -229,10 +229,11 @@ def mixing(reading: Reading) -> str:
 
 def trials(reading: Reading) -> str:
     """Of DC-PFL's trials."""
-    found = [e["notes"]["trial"] for e in having(reading.rounds, "trial")]
+    found = [trial for _, trial in trials_of(reading.rounds)]
     adopted = sum(bool(t["adopted"]) for t in found)
     ends = len(rapid_ends(reading.rounds))
-    losses = series(reading.rounds, "loss", "DC-PFL")
+    mixed = {e["round"] for e in having(reading.rounds, "phase") if e["notes"].get("mixed")}
+    losses = [p for p in series(reading.rounds, "loss", "DC-PFL") if p[0] not in mixed]
     text = (
         f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}; the end of a "
         f"rapid decrease was found {_times(ends) if ends else 'never'}"

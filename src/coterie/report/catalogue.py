@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -138,7 +139,8 @@ def _groups_shown(reading: Reading) -> Sequence[Any]:
 
 def _layers(reading: Reading) -> Sketch:
     key = "share" if reading.method.startswith("dc-pfl") else "layer_share"
-    return methods.layer_intervals(reading.events, setting(reading, key, 0.1))
+    share = setting(reading, key, math.nan)
+    return methods.layer_intervals(reading.events, None if math.isnan(share) else share)
 
 
 def _hopkins(reading: Reading) -> Sketch:

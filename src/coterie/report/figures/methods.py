@@ -58,29 +58,34 @@ def loss_and_trials(events: Sequence[Event]) -> Sketch:
     """DC-PFL: the loss and its trials, γ̃ and the number of groups, the radius of curvature."""
 
     losses = series(events, "loss", "DC-PFL")
+    mixed = {e["round"] for e in having(events, "phase") if e["notes"].get("mixed")}
     figure = panels([0.48, 0.22, 0.3], second=2)
-    figure.add(line(losses, "loss of the model received", BLUE), panel=1)
-    trials = having(events, "trial")
+    whole = [(r, v) for r, v in losses if r not in mixed]
+    figure.add(line(whole, "loss of the model received", BLUE), panel=1)
+    if mixed:
+        name = "with layers of clients' own, which rest"
+        figure.add(dots([(r, v) for r, v in losses if r in mixed], name, FAINT, "circle"), panel=1)
+    trials = trials_of(events)
     for key, symbol, colour in (("old", "circle-open", INK), ("new", "diamond", RED)):
-        found = [(e["round"], e["notes"]["trial"][key]) for e in trials]
+        found = [(r, t[key]) for r, t in trials]
         name = f"trial: {key} groups, after training"
-        told = [_verdict(e["notes"]["trial"]) for e in trials]
+        told = [_verdict(t) for _, t in trials]
         more = {"hovertext": told, "hovertemplate": "round %{x}: %{hovertext}<extra></extra>"}
         figure.add(dots(found, name, colour, symbol, **more), panel=1)
-    figure.layout["shapes"] = [_upright(e["round"]) for e in trials]
+    figure.layout["shapes"] = [_upright(r) for r, _ in trials]
     # So narrow a mark that many trials stay legible; the losses are said under the mouse.
     marked = trials if len(trials) <= 8 else []
-    figure.layout["annotations"] = [_mark(e["round"], e["notes"]["trial"]) for e in marked]
+    figure.layout["annotations"] = [_mark(r, t) for r, t in marked]
     figure.add(stairs(series(events, "gamma", "DC-PFL"), "γ̃", GREEN), panel=2)
     counts = [(e["round"], len(sizes(e["groups"]))) for e in having(events, "phase")]
     number = stairs(counts, "number of groups", PURPLE, "dash")
     figure.add(number, panel=2, second=True)
     radii = series(events, "radius", "DC-PFL")
     figure.add(line(radii, "radius of curvature", ORANGE), panel=3)
-    found = [(r, v) for r, v in radii if r in rapid_ends(events)]
+    ends = [(r, v) for r, v in whole if r in rapid_ends(events)]
     name = "rapid decrease has ended"
-    figure.add(dots(found, name, INK, "triangle-down"), panel=3)
-    figure.y(title="training loss", rangemode="tozero", panel=1)
+    figure.add(dots(ends, name, INK, "triangle-down"), panel=1)
+    figure.y(title="loss", rangemode="tozero", panel=1)
     figure.y(title="γ̃", range=[0, 1.08], panel=2)
     figure.y(
         title="groups",
@@ -128,11 +133,12 @@ def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Sket
     return styled(figure, "FedTSDP: tendency to cluster, shared layers, clusters", height)
 
 
-def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Sketch:
+def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sketch:
     """Layer-wise aggregation: which layers rested in which round, and how much each differs.
 
     Above, the share of clients that did not send a layer. Below, a layer's discrepancy over the
-    mean of all layers (the mean over groups); the line is the ``share`` under which a layer rests.
+    mean of all layers (the mean over groups); the line is the ``share`` under which a layer rests,
+    if there is one.
     """
     steps = having(events, "layers")
     measured = [
@@ -162,8 +168,9 @@ def layer_intervals(events: Sequence[Event], share: float = 0.1) -> Sketch:
         colour, _ = line_of(i)
         gaps_by_round = [(r, gaps[layer]) for r, gaps in measured if layer in gaps]
         figure.add(line(gaps_by_round, short(layer), colour, dash_of(i)), panel=2)
-    ends = [(e["round"], share) for e in steps]
-    figure.add(level(ends, share, f"rests below {share:g}"), panel=2)
+    if share is not None:
+        ends = [(e["round"], share) for e in steps]
+        figure.add(level(ends, share, f"rests below {share:g}"), panel=2)
     figure.y(title="layer at rest", autorange="reversed", panel=1)
     ticks = [m * 10**k for k in (-3, -2, -1, 0, 1) for m in (1, 2, 5)]
     figure.y(
@@ -186,7 +193,28 @@ def accuracies(events: Sequence[Event]) -> list[tuple[int, float]]:
 
 def rapid_ends(events: Sequence[Event]) -> set[int]:
     """The rounds in which DC-PFL found a rapid decrease at its end: a trial is then prepared."""
-    return {e["round"] for e in having(events, "phase") if e["notes"]["phase"] == "sync"}
+    told = [(e["round"], e["notes"]) for e in having(events, "phase")]
+    return {r for r, notes in told if notes.get("ended") or notes["phase"] == "sync"}
+
+
+def trials_of(events: Sequence[Event]) -> list[tuple[int, dict[str, Any]]]:
+    """The trials by round: the loss of the old groups, that of new ones, whether they were adopted.
+
+    Of a trial of all cuts, new are the groups that were taken, or the best of those that were not.
+    """
+    found = []
+    for event in having(events, "phase"):
+        notes = event["notes"]
+        verdict = notes.get("verdict", {})
+        if "trial" in notes:
+            found.append((event["round"], dict(notes["trial"])))
+        elif len(verdict.get("losses", ())) > 1:
+            cuts, losses, chosen = verdict["cuts"], verdict["losses"], verdict["chosen"]
+            pairs = list(zip(cuts, losses, strict=True))
+            new = [loss for cut, loss in pairs if cut == chosen and chosen > 1]
+            best = min(new or losses[1:])
+            found.append((event["round"], {"old": losses[0], "new": best, "adopted": chosen > 1}))
+    return found
 
 
 def _upright(round: int) -> dict[str, Any]:
@@ -242,7 +270,7 @@ def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
     found: list[dict[str, float]] = [{}]
     for before, event in pairwise(steps):
         notes, known = event["notes"], before["notes"]
-        busy = notes["layers"]["all_due"] or known.get("phase") in ("sync", "trial")
+        busy = notes["layers"]["all_due"] or known.get("phase") in ("sync", "trial", "ask")
         sent = [
             before["groups"][c]
             for c in event.get("cohort", range(len(before["groups"])))
