@@ -325,7 +325,7 @@ def grouped(
     def score_cuts(
         client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]
     ) -> Upload:
-        return trial.score_cuts(client, arrays, config, lambda c, a: sharing.received(c, a)[1])
+        return trial.score_cuts(client, arrays, config, sharing)
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         if assign.admit is not None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,20 +40,31 @@ from coterie.federation import (
 from coterie.grouping import Dendrogram, Evidence, canonical
 from coterie.method import Round, State
 from coterie.tree import Tree
-from coterie.weights import Weights
+from coterie.weights import Layout, Weights
 
 KEPT = "trial"  # where a client keeps the model it trained until it has been scored
 KEPT_IN = "trial_round"  # and the round in which it was trained
 STEPS = "trial_steps"  # in an order to train: the least number of steps before a model is scored
 SCORED = "scored"  # in an upload: the longer-trained copy that is averaged and scored
 MOST = 0.9  # of the gain of the best cut: so much makes a coarser one good enough
+LARGEST = 60_000.0  # below it, a number fits into 16 bits
+DOMINANT = 20  # of so many samples of a group all but one are a client's: the rest is rounding
 DATA = {"val": "validation", "train": "training"}  # what models are scored on
 EVERY = 16  # up to so many groups every cut is a candidate, beyond it a ladder of them
 Labels = np.ndarray[Any, Any]
 Trains = Callable[[State, Mapping[ClientId, Slot]], list[Order]]
 Offer = Callable[[Mapping[Any, Weights], Collection[Slot]], dict[str, Array]]
-Score = Callable[[Client, Mapping[str, Array]], Weights]
 Train = Callable[[Client, Weights], Fit]
+
+
+class Shares(Protocol):
+    """Which layers travel, and how what was received is laid over a client's own."""
+
+    def travelling(self, layout: Layout) -> Layout:
+        """The part of a model that goes to and fro."""
+
+    def received(self, client: Client, arrays: Mapping[str, Array]) -> tuple[str, Weights]:
+        """What was received, by name, as a whole model."""
 
 
 def proposed(
@@ -179,7 +190,7 @@ def _kept(client: Client) -> Weights | None:
 
 
 def score_cuts(
-    client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar], received: Score
+    client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar], sharing: Shares
 ) -> Upload:
     """Score the model of each cut on this client's validation data, or on its training data.
 
@@ -191,12 +202,13 @@ def score_cuts(
     names, on = str(config["cuts"]).split(), str(config.get("on", "val"))
     totals = [int(n) for n in str(config.get("totals", "")).split()]
     kept = _kept(client)
+    arrays = {n: _restored(a, sharing.travelling(client.base.layout)) for n, a in arrays.items()}
     losses, models = dict[str, Tensor](), dict[str, Weights]()
     for name in dict.fromkeys(names):
         if kept is None and name not in arrays:  # it was not there when the others trained
             return Upload({"scores": torch.zeros(row_length(len(names)))})
         if kept is None:
-            model = received(client, {name: arrays[name]})
+            model = sharing.received(client, {name: arrays[name]})[1]
         else:  # with the personal layers that were trained along with it
             model = arrays[name].onto(kept) if name in arrays else kept
         losses[name] = client.losses(model, on)
@@ -216,6 +228,17 @@ def score_cuts(
     return Upload({"scores": row.float()})
 
 
+def _shortened(model: Array) -> Array:
+    """A model to be scored in numbers of half the length; as it is where they are too large."""
+    if not isinstance(model, Weights) or not model.vector.abs().max() < LARGEST:
+        return model
+    return model.vector.half()
+
+
+def _restored(model: Array, layout: Layout) -> Weights:
+    return model if isinstance(model, Weights) else Weights(layout, model.float())
+
+
 def _without_own(
     client: Client,
     own: Weights,
@@ -226,14 +249,15 @@ def _without_own(
 ) -> Tensor:
     """The loss of every cut's model without this client's own contribution to it.
 
-    ``totals`` are the samples that went into each model. Who is alone has nobody else's model, and
-    is scored with that of the next coarser cut, so that leaving is no gain by itself.
+    ``totals`` are the samples that went into each model. Who is alone, or nearly all of its group,
+    has nobody else's model and is scored with that of the next coarser cut, so that leaving is no
+    gain by itself.
     """
     examples, found = len(client.train), dict[str, float]()
     row: list[float] = []
     for name, total, loss in zip(names, totals, losses.tolist(), strict=True):
         rest = total - examples
-        if rest <= 0:
+        if rest < total / DOMINANT:
             row.append(row[-1] if row else loss)
             continue
         if name not in found:
@@ -455,7 +479,10 @@ def _scores(
             config["on"] = plan.on
         if kept:
             config["totals"] = " ".join(str(trained.totals[n]) for n in names)
-        orders.append(Order(client, "score-cuts", offer(models, sent), config))
+        offered = offer(models, sent)
+        if kept:
+            offered = {name: _shortened(model) for name, model in offered.items()}
+        orders.append(Order(client, "score-cuts", offered, config))
     means = fed.reduce(orders, {c: {plan.finest(c): 1.0} for c in people}, by_examples=False)
     rows = [(m.arrays["scores"], len(m.clients)) for m in means.values() if m.arrays]
     count = sum(n for _, n in rows)

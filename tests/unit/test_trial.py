@@ -42,6 +42,15 @@ from support import (
 PLANE = linears((1, 1))
 
 
+shortened = trial._shortened
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    """Models to be scored travel in full, so that numbers by hand can be told to the last digit."""
+    monkeypatch.setattr(trial, "_shortened", lambda model: model)
+
+
 def row(losses, within=0.0, others=None):
     """What a client with validation data sends: these losses, and this variance of all gaps.
 
@@ -252,6 +261,29 @@ def test_the_loss_without_ones_own_contribution_by_hand(tmp_path):
     found = scored(door, start, "a b alone", 0, totals="8 4 2", a=2.0, b=1.5)
     assert found[1:4] == pytest.approx([1, 1.25, 2])
     assert found[4:7] == pytest.approx([10 / 9, 1, 1])
+
+
+def test_who_is_nearly_all_of_its_group_has_nobody_elses_model(tmp_path):
+    # Of its group's samples 2 are its own: with 41 in all a twentieth is others', with 40 less.
+    door, start = scoring(tmp_path, [1.0, 3.0], targets=(5.0,) * 38)
+    found = []
+    for number, total in enumerate((41, 39)):
+        door.begin(number)
+        door.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
+        found.append(scored(door, start, "a b", number, totals=f"80 {total}", a=2.0, b=1.5))
+    assert found[0][4] != found[0][3]
+    assert found[1][4] == found[1][3]
+
+
+def test_models_to_be_scored_travel_in_half_the_bytes_unless_their_numbers_are_too_large():
+    fine, large = weights(PLANE, 1.5, -0.1), weights(PLANE, 1.5, -70_000)
+    short = shortened(fine)
+    assert short.dtype == torch.float16
+    restored = trial._restored(short, PLANE)
+    assert restored.layout == PLANE
+    assert restored.vector.tolist() == pytest.approx(fine.vector.tolist(), rel=5e-4)
+    assert shortened(large) is large
+    assert trial._restored(large, PLANE) is large
 
 
 def test_who_has_no_model_of_its_own_contributed_nothing(tmp_path):
@@ -813,6 +845,22 @@ def test_methods_and_combinations_split_by_a_trial(name, cut, monkeypatch, tmp_p
     # What a client trained for the trial is not kept for longer.
     tried = [s for s in engine.seen if s.task == "train" and trial.STEPS in s.config]
     assert sorted(s.client for s in tried) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["fedclust", "fedclust+fedper", "pacfl"])
+def test_shortened_models_have_nearly_the_same_losses(name, monkeypatch, tmp_path):
+    parameters = {"trial": "always"} if name == "pacfl" else SMALL
+    rows = []
+    for folder, function in (("a", trial._shortened), ("b", shortened)):
+        monkeypatch.setattr(trial, "_shortened", function)
+        _, _, _, engine = seen_by(name, tmp_path / folder, monkeypatch, 1, parameters)
+        asked = [s for s in engine.seen if s.task == "score-cuts"]
+        rows.append(({s.client: s.sent["scores"] for s in asked}, sum(s.payload[0] for s in asked)))
+    (full, bytes_full), (short, bytes_short) = rows
+    assert bytes_short == bytes_full / 2 > 0
+    for client in full:
+        assert short[client].tolist() == pytest.approx(full[client].tolist(), abs=2e-3)
+        assert short[client].tolist() != full[client].tolist()
 
 
 def test_a_trial_of_two_rounds_in_a_real_run_can_be_resumed(monkeypatch, tmp_path):

@@ -41,6 +41,7 @@ Floats = NDArray[np.float32]
 
 _DTYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {
     "f4": (torch.float32, np.float32),
+    "f2": (torch.float16, np.float16),
     "f8": (torch.float64, np.float64),
     "i8": (torch.int64, np.int64),
     "i4": (torch.int32, np.int32),

@@ -402,7 +402,7 @@ def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar
 
 def score_cuts(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """Score the model of each cut."""
-    return trials.score_cuts(client, arrays, config, assemble)
+    return trials.score_cuts(client, arrays, config, SHARING)
 
 
 def measure(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
