@@ -189,7 +189,7 @@ class Assign:
     model. What it sends goes into its group's mean, or where ``mixes(state, client)`` says, in
     those shares. Without ``admit`` a newcomer picks. ``tasks`` are what the rule asks of clients,
     ``tells(state)`` what it has to say to those who train; ``check`` refuses what does not fit,
-    ``takes_as_public`` is as in ``Method``.
+    ``takes_as_public`` and ``needs_public`` are as in ``Method``.
 
     A rule that ``sorts`` looks at single replies, in the rounds in which ``looks(state, info)``:
     from the state, what the cohort sent, and a way to have ``more`` clients train as well, come the
@@ -215,6 +215,7 @@ class Assign:
     regrouped: Callable[[State, State], State] = lambda _, after: after
     needs_all_layers: str = ""
     takes_as_public: str = ""
+    needs_public: bool = False
     no_noise: str = ""
 
 
@@ -408,6 +409,7 @@ def grouped(
         no_robust_mean="mixes models in shares" if assign.mixes else "",
         headline=train.headline,
         takes_as_public=assign.takes_as_public,
+        needs_public=assign.needs_public,
     )
 
 

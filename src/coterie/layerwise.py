@@ -47,13 +47,13 @@ def layer_wise(
     Rule: a client compares the model it sent with the mean it then receives, layer by layer:
     D_l = ‖S(w_l,i) − S(w_l,g)‖₁/dim, S scaling a layer to [0, 1]. After the first ``start`` rounds
     a quiet layer is due every ``alpha`` rounds, the others every round. With ``share`` "auto"
-    layers are quiet, in order of D_l averaged over the group and divided by the rounds it took to
-    arise, as long as together they hold a smaller share of the discrepancy, Σ D_l·dim, than of the
-    bytes: all but the layer in which clients differ most; with a number, those whose D_l is below
-    this share of the mean over layers. A layer that is not due is not sent
-    in either direction and each client goes on with its own. In every ``alpha``-th round all are
-    due, and D_l is measured anew. A client that missed a layer's last mean gets it when it comes
-    back.
+    layers are quiet, in order of D_l averaged over the group, as long as together they hold a
+    smaller share of the discrepancy, Σ D_l·dim, than of the bytes: all but the layer in which
+    clients differ most. It is decided while all layers still travel, once for each model. With a
+    number those are quiet whose D_l is below this share of the mean over layers. A layer that is
+    not due is not sent in either direction and each client goes on with its own. In every
+    ``alpha``-th round all are due, and D_l is measured anew. A client that missed a layer's last
+    mean gets it when it comes back.
     """
     if alpha < 1 or start < 1 or not (share == "auto" or 0 <= share <= 1):
         raise ConfigError(
@@ -69,7 +69,7 @@ def layer_wise(
 
     def round(fed: Federation, state: State, info: Round) -> State:
         whole = info.number < start or (info.number - start) % alpha == alpha - 1
-        rule = partial(quiet_layers, share=share, alpha=alpha)
+        rule = partial(quiet_layers, share=share)
         paced = _Paced(fed, Pace.remembered(state), info.number, whole, rule)
         moved = inner.round(paced, state, info)
         # A model that is not one of this round's means is nobody's last upload: it goes out whole.
@@ -180,7 +180,7 @@ class _Paced:
     pace: Pace
     round: int
     whole: bool
-    rule: Callable[[Mapping[str, float], Mapping[str, int], Sequence[str]], list[str]]
+    rule: Callable[[Mapping[str, float], Mapping[str, int], list[str] | None], list[str]]
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     averaged: set[str] = field(default_factory=set)
 
@@ -248,7 +248,7 @@ class _Paced:
         found = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
         if found:
             mean = sum(found.values()) / len(found)
-            self.pace.quiet[slot] = self.rule(found, sizes, self.pace.quiet.get(slot, []))
+            self.pace.quiet[slot] = self.rule(found, sizes, self.pace.quiet.get(slot))
             self.measured[slot] = found
             if mean:
                 self.pace.smallest = min(self.pace.smallest, min(found.values()) / mean)
@@ -257,30 +257,30 @@ class _Paced:
 def quiet_layers(
     gaps: Mapping[str, float],
     sizes: Mapping[str, int],
-    rested: Sequence[str],
+    known: list[str] | None,
     share: float | Literal["auto"],
-    alpha: int,
 ) -> list[str]:
     """The layers that can wait, from their discrepancies for each of their parameters.
 
-    ``rested`` are the layers that have been at rest for ``alpha`` rounds, as long as it took them
-    to drift so far apart; "auto" compares what each drifts in one round.
+    ``known`` are the quiet layers so far. "auto" keeps them: those that rested have had longer to
+    drift apart than the others, and cannot be compared with them any more.
 
     >>> gaps, sizes = {"a": 0.1, "b": 0.2, "c": 0.3}, {"a": 10, "b": 80, "c": 10}
-    >>> quiet_layers(gaps, sizes, [], 0.9, 3), quiet_layers(gaps, sizes, [], "auto", 3)
+    >>> quiet_layers(gaps, sizes, None, 0.9), quiet_layers(gaps, sizes, None, "auto")
     (['a'], ['a', 'b'])
-    >>> quiet_layers(gaps, sizes, ["b", "c"], "auto", 3)
+    >>> quiet_layers(gaps, sizes, ["b", "c"], "auto")
     ['b', 'c']
     """
     if share != "auto":
         mean = sum(gaps.values()) / len(gaps)
         return [y for y, gap in gaps.items() if gap < share * mean]
-    drift = {y: gap / (alpha if y in rested else 1) for y, gap in gaps.items()}
-    every, discrepancy = sum(sizes[y] for y in gaps), sum(drift[y] * sizes[y] for y in gaps)
+    if known is not None:
+        return known
+    every, discrepancy = sum(sizes[y] for y in gaps), sum(gaps[y] * sizes[y] for y in gaps)
     quiet: list[str] = []
-    for layer in sorted(gaps, key=lambda y: drift[y]):
+    for layer in sorted(gaps, key=lambda y: gaps[y]):
         more = [*quiet, layer]
-        held = sum(drift[y] * sizes[y] for y in more)
+        held = sum(gaps[y] * sizes[y] for y in more)
         if held * every >= discrepancy * sum(sizes[y] for y in more) * (1 - _ROUNDING):
             break
         quiet = more

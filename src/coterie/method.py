@@ -102,6 +102,15 @@ class Public:
     outputs: Callable[[Weights, Tensor], Tensor]
 
 
+def no_public(name: str) -> ConfigError:
+    """What there is to say where a method finds no public samples."""
+    return ConfigError(
+        f"method {name} needs public samples to run models on: set data.public (--set "
+        "data.public=1000) or, on data of your own, give simulate or from_clients some without "
+        "labels (public=x)"
+    )
+
+
 @dataclass(frozen=True)
 class Spent:
     """What a run has cost: bytes both ways, and seconds of the clock, if it has one."""
@@ -203,7 +212,8 @@ class Method:
     for. ``mirrors`` names what in the server's memory
     is the mean of what clients keep, and so cannot go back to an earlier round. ``headline`` is the
     score that it is judged by, "received" or "adapted". One that ``keeps_budget`` ends by itself
-    before a budget is exceeded. ``takes_as_public`` is what it was told about clients beforehand,
+    before a budget is exceeded. One that ``needs_public`` runs models on the server's own samples.
+    ``takes_as_public`` is what it was told about clients beforehand,
     which no noise hides, and how far that matters.
     """
 
@@ -228,6 +238,7 @@ class Method:
     headline: str = "received"
     keeps_budget: bool = False
     takes_as_public: str = ""
+    needs_public: bool = False
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:

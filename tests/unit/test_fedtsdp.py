@@ -22,6 +22,13 @@ EIGHT = linears((1, 1), (1, 1), (1, 1), (1, 1))  # four layers of a weight and a
 NAMES = tuple(f"{layer}.{part}" for layer in range(4) for part in ("weight", "bias"))
 START = weights(EIGHT, *[0.5] * 8)
 
+# What the paper does, where the defaults differ.
+PAPER = {"eps_outputs": 0.15, "eps_weights": 3.5, "shrink_at": "clustering"}
+
+
+def paper(**own):
+    return coterie.fedtsdp(**PAPER | own)
+
 
 def answers_by_first_number(model, x):
     """Two classes: the first number of a model is the probability of class 0, to every sample."""
@@ -68,7 +75,7 @@ class Actors:
 
 
 def actors(sent, count=4, examples=None, **parameters):
-    method = coterie.fedtsdp(**{"hopkins": 0.0, "public_batch": 2} | parameters)
+    method = paper(**{"hopkins": 0.0, "public_batch": 2} | parameters)
     return Actors(method, dict(sent), count, examples or {})
 
 
@@ -130,7 +137,7 @@ def test_clusters_are_averaged_by_samples_over_all_layers():
 def test_without_a_tendency_clusters_layers_and_weights_stay():
     play = actors(FIVE, stages="first", eps_outputs=0.05).rounds()
     before = play.state
-    calm = coterie.fedtsdp(hopkins=1.0, stages="first", eps_outputs=0.05, public_batch=2)
+    calm = paper(hopkins=1.0, stages="first", eps_outputs=0.05, public_batch=2)
     play.method, play.sent = calm, {c: FIVE[4 - c] for c in FIVE}
     play.rounds(3)
     assert play.state.groups == before.groups
@@ -247,7 +254,7 @@ def test_shared_layers_come_from_the_own_clusters_mean():
 
 
 def test_a_whole_model_goes_up_and_the_shared_part_comes_down(tmp_path):
-    method = coterie.fedtsdp(hopkins=0.0, eps_outputs=0.01, shrink=0.75, public_batch=20)
+    method = paper(hopkins=0.0, eps_outputs=0.01, shrink=0.75, public_batch=20)
     made = experiment(method, settings={"rounds": 3})
     state, door, engine = drive(made, tmp_path, Spy)
     whole = made.plan(tmp_path).start.layout.names
@@ -328,7 +335,7 @@ def test_newcomers_join_by_their_answers_and_receive_a_whole_model_once():
 
 @pytest.mark.parametrize("public", [None, Public(torch.zeros(0, 1), answers_by_first_number)])
 def test_public_samples_are_needed(public):
-    method = coterie.fedtsdp()
+    method = paper()
     with pytest.raises(ConfigError, match=r"needs public samples .*data\.public"):
         method.init(Scripted(None, range(2)), setup(START, range(2), public=public))
 
@@ -340,9 +347,7 @@ def test_regression_is_refused_before_anybody_trains(width):
 
     fed = Scripted(lambda order: pytest.fail("somebody was asked"), range(2))
     with pytest.raises(ConfigError, match="needs classes"):
-        coterie.fedtsdp().init(
-            fed, setup(START, range(2), public=Public(torch.zeros(3, 1), numbers))
-        )
+        paper().init(fed, setup(START, range(2), public=Public(torch.zeros(3, 1), numbers)))
 
 
 def test_regression_is_refused_in_a_run(tmp_path):
@@ -350,7 +355,7 @@ def test_regression_is_refused_in_a_run(tmp_path):
     people = Population(people.clients, "table", (1,), None, 1, public=torch.zeros(4, 1))
     from torch import nn
 
-    made = experiment(coterie.fedtsdp(), people, model=Constant, criterion=nn.functional.mse_loss)
+    made = experiment(paper(), people, model=Constant, criterion=nn.functional.mse_loss)
     with pytest.raises(ConfigError, match="needs classes"):
         drive(made, tmp_path)
 
@@ -361,14 +366,14 @@ def test_parameters_that_make_no_sense():
         {"min_points": 0}, {"public_batch": 0}, {"weight_step": -1.0}, {"stages": "third"},
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="fedtsdp"):
-            coterie.fedtsdp(**wrong)
+            paper(**wrong)
 
 
 def test_the_public_batch_and_the_statistic_have_streams_of_their_own(tmp_path):
     """Another seed draws other batches; and clients train as in FedAvg whatever is drawn."""
     made = [
         experiment(m, digits(), settings={"rounds": 3})
-        for m in (coterie.fedavg(), coterie.fedtsdp(hopkins=2.0, public_batch=3))
+        for m in (coterie.fedavg(), paper(hopkins=2.0, public_batch=3))
     ]
     ends = [drive(m, tmp_path / str(i)) for i, m in enumerate(made)]
     assert same_bits(*[models(m, e[0], e[1]) for m, e in zip(made, ends, strict=True)])
@@ -389,6 +394,6 @@ def test_every_round_draws_its_own_points_for_the_statistic(monkeypatch):
 
     monkeypatch.setattr(sys.modules["coterie.methods.fedtsdp"], "statistic", noted)
     for _ in range(2):
-        execute(experiment(coterie.fedtsdp(public_batch=5), settings={"rounds": 3}))
+        execute(experiment(paper(public_batch=5), settings={"rounds": 3}))
     assert len(set(first[:3])) == 3
     assert first[:3] == first[3:]  # and the same ones when the run is repeated

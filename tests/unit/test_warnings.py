@@ -11,7 +11,7 @@ from rich.console import Console
 import coterie
 from coterie.grouping import Dendrogram
 from coterie.layerwise import never_quiet
-from coterie.methods.fedtsdp import staged
+from coterie.methods.fedtsdp import Halves, Stages
 from coterie.methods.trees import cannot_bind, cut_tree
 from coterie.report.progress import progress, saying
 from coterie.report.reading import read_run
@@ -119,23 +119,51 @@ def test_cfl_says_nothing_once_the_limit_was_met_or_was_meant_not_to_be():
 
 
 def test_a_radius_that_all_distances_are_within_or_beyond():
-    from coterie.methods.fedtsdp import never_bound
+    def told(outputs, weights, **memory):
+        stages = Stages({"eps_outputs": outputs, "eps_weights": weights}, 2)
+        gaps = {"eps_outputs": DISTANCES, "eps_weights": 10 * DISTANCES}
+        return stages.clustered(gaps, Halves(), memory)
 
-    gaps = {"eps_outputs": DISTANCES, "eps_weights": 10 * DISTANCES}
-    labels, spans = staged(gaps, {"eps_outputs": 2.0, "eps_weights": 3.5}, 2, {})
-    assert spans == {
+    labels, known, notes = told(2.0, 3.5)
+    assert known["spans"] == {
         "eps_outputs": (1.0, 4.0),
         "eps_weights": (10.0, 10.0),
     }  # inside a cluster only
     assert labels.tolist() == [0, 1, 2]
-    told = never_bound({"eps_outputs": 2.0, "eps_weights": 3.5}, spans)
-    assert told["eps_outputs"] == ""
-    assert "the smallest distance was 10, so everybody was left alone" in told["eps_weights"]
-    told = never_bound({"eps_outputs": 4.0, "eps_weights": 10.0}, spans)
-    assert "eps_outputs = 4 never bound: the largest distance was 4" in told["eps_outputs"]
+    assert notes["stages"] == {"eps_outputs": 2, "eps_weights": 3}
+    assert notes["warning_at_end"]["eps_outputs"] == ""
+    said = notes["warning_at_end"]["eps_weights"]
+    assert "the smallest distance was 10, so everybody was left alone" in said
+    said = told(4.0, 10.0)[2]["warning_at_end"]["eps_outputs"]
+    assert "eps_outputs = 4 never bound: the largest distance was 4" in said
     # What an earlier clustering saw stays.
-    _, later = staged(gaps, {"eps_outputs": 2.0}, 2, {"eps_outputs": (0.5, 3.0)})
+    later = told(2.0, 3.5, spans={"eps_outputs": (0.5, 3.0)})[1]["spans"]
     assert later["eps_outputs"] == (0.5, 4.0)
+
+
+def test_a_stage_that_told_nobody_apart_says_so():
+    stages = Stages({"eps_outputs": "auto", "eps_weights": "auto"}, 2)
+    apart = np.array([[0.0, 0.0]] * 4 + [[1.0, 1.0]] * 4)
+    noise = 0.01 * np.random.default_rng(0).normal(size=(4, 8, 2))
+    sides = {
+        "eps_outputs": (apart + noise[0], apart + noise[1]),
+        "eps_weights": (1.0 + noise[2], 1.0 + noise[3]),  # all alike
+    }
+    gaps = dict.fromkeys(sides, np.zeros((8, 8)))
+    labels, known, notes = stages.clustered(gaps, Halves([5] * 8, sides), {})
+    assert labels.tolist() == [0] * 4 + [1] * 4
+    assert notes["stages"] == {"eps_outputs": 2, "eps_weights": 2}
+    assert notes["warning_at_end"]["eps_outputs"] == ""
+    assert notes["warning_at_end"]["eps_weights"].startswith("the second stage changed nothing")
+    # Once it has told clients apart, that is not taken back.
+    _, later, _ = stages.clustered(
+        gaps, Halves([5] * 8, dict.fromkeys(sides, sides["eps_outputs"])), {}
+    )
+    assert later["divided"] == known["divided"] == ["eps_outputs"]
+    swapped = {"eps_outputs": sides["eps_weights"], "eps_weights": sides["eps_outputs"]}
+    _, both, notes = stages.clustered(gaps, Halves([5] * 8, swapped), known)
+    assert both["divided"] == ["eps_outputs", "eps_weights"]
+    assert set(notes["warning_at_end"].values()) == {""}
 
 
 def test_a_share_below_which_no_layer_ever_was():

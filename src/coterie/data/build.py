@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from coterie.seeds import numpy_generator, seed_for
 
 # Rows moved at a time: large enough to be quick, small enough not to need a second copy of it all.
 ROWS_AT_A_TIME = 4096
+PUBLIC_SHARE = 10  # one of so many samples is public where nobody said how many
 Sizes = list[tuple[int, int, int]]
 
 
@@ -43,7 +44,7 @@ def build_population(
     shift_params: Mapping[str, Any] | None = None,
     test_fraction: float = 0.2,
     val_fraction: float = 0.1,
-    public: int | None = None,
+    public: int | Literal["auto"] | None = None,
     samples: int | None = None,
     standardize: bool = True,
     max_vocabulary: int = 10_000,
@@ -55,12 +56,12 @@ def build_population(
 
     ``samples`` uses a random subset of that many. ``public`` sets that many unlabelled samples
     aside: from the held-out part if the set has one, else from the training part, before it is
-    dealt out. Tables are standardised (``standardize``) by the mean and standard deviation of the
-    training splits; texts become ``length`` word numbers of a vocabulary of at most
-    ``max_vocabulary`` entries, made from the training splits. A table is standardised before it
-    is shifted, so noise is in standard deviations. The partition 'column' takes the name of one
-    of the set's columns as ``by``. ``metadata`` are columns that describe clients, such as their
-    country: each client has one value, the same in all its rows.
+    dealt out; "auto" is a tenth of that part. Tables are standardised (``standardize``) by the mean
+    and standard deviation of the training splits; texts become ``length`` word numbers of a
+    vocabulary of at most ``max_vocabulary`` entries, made from the training splits. A table is
+    standardised before it is shifted, so noise is in standard deviations. The partition 'column'
+    takes the name of one of the set's columns as ``by``. ``metadata`` are columns that describe
+    clients, such as their country: each client has one value, the same in all its rows.
 
     >>> from coterie.data import load
     >>> population = build_population(load("digits"), clients=10, partition="iid")
@@ -130,9 +131,11 @@ def _check_raw(raw: RawData) -> None:
 
 
 def _choose(
-    raw: RawData, samples: int | None, public: int | None, seed: int
+    raw: RawData, samples: int | None, public: int | Literal["auto"] | None, seed: int
 ) -> tuple[Array, Samples | None]:
     """(positions of the samples to deal out, public samples)."""
+    if public == "auto":
+        public = max(1, (len(raw) if raw.held_out is None else _held_out(raw)[1]) // PUBLIC_SHARE)
     for name, number in (("samples", samples), ("public", public)):
         if number is not None:
             check_whole(name, number, 1)

@@ -44,6 +44,7 @@ def from_clients(
     classes: int | Sequence[str] | None = None,
     kind: str | None = None,
     metadata: Mapping[str, Values] | None = None,
+    public: Array | Tensor | None = None,
 ) -> Population:
     """A population of data that is already divided among clients.
 
@@ -52,7 +53,8 @@ def from_clients(
     Whole-number labels are classes 0..max (or ``classes``), float labels regression targets. Two
     dimensions are a table, three or four are images: uint8, or float32 as they are. ``kind="text"``
     takes whole numbers of shape (N, length) as words. Values are not scaled. ``metadata`` has a
-    value for each client, by its id or name or in a list, in each of its columns.
+    value for each client, by its id or name or in a list, in each of its columns. ``public`` are
+    samples without labels, of the clients' shape, that the server runs models on.
 
     >>> x, y = np.zeros((10, 3)), np.arange(10) % 2
     >>> population = from_clients([(x, y), (x, y)])
@@ -85,10 +87,30 @@ def from_clients(
         classes=names,
         targets=len(names) if names is not None else target_width(y),
         groups=None,
-        public=None,
+        public=None if public is None else public_samples(public, found_kind, x),
         vocabulary=vocabulary,
         metadata=columns_by_client(metadata or {}, labels),
     )
+
+
+def public_samples(public: Array | Tensor, kind: str, like: Array) -> Tensor:
+    """Samples without labels, as the clients' are; refused where they are not of their shape."""
+    given = public.detach().cpu().numpy() if isinstance(public, Tensor) else np.asarray(public)
+    where = "the public samples"
+    if kind == "text":
+        found = given.astype(like.dtype)
+    else:
+        samples, own = as_samples(given, where)
+        if own != kind:
+            raise DataError(f"{where} are of the kind '{own}', but the clients' are '{kind}'")
+        assert isinstance(samples, np.ndarray)
+        found = samples
+    if found.shape[1:] != like.shape[1:] or found.dtype != like.dtype or not len(found):
+        raise DataError(
+            f"{where} have the shape {found.shape} and are {found.dtype}, but the clients' samples "
+            f"have {like.shape[1:]} each and are {like.dtype}: give some that are alike"
+        )
+    return torch.from_numpy(found)
 
 
 def raw_from_dataset(dataset: Dataset[Any]) -> RawData:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +17,7 @@ from coterie.client import Client
 from coterie.compose import Sharing, no_layer
 from coterie.errors import ConfigError
 from coterie.federation import Array, ClientId, Federation, Order, Scalar, Slot, Upload
-from coterie.grouping import canonical, dbscan, euclidean, jensen_shannon
+from coterie.grouping import canonical, dbscan, euclidean, find_evidence, jensen_shannon
 from coterie.grouping import hopkins as statistic
 from coterie.method import (
     AboveZeroToOne,
@@ -29,11 +31,14 @@ from coterie.method import (
     State,
     matrix,
     method,
+    no_public,
 )
 from coterie.seeds import numpy_generator, seed_for
 from coterie.weights import Layout, Weights
 
 _ALL_STAY = Sharing(no_layer)
+KEEPS = "keeps"  # in an order to train: it may be asked for again, on halves of the data
+BEGUN = "begun"  # where a client keeps the model that it began this round with
 _OFFSET = 1e-6  # what the paper adds to every difference of weights
 Matrix = np.ndarray[Any, Any]
 
@@ -42,10 +47,11 @@ Matrix = np.ndarray[Any, Any]
 def fedtsdp(
     stages: Literal["both", "first", "second"] = "both",
     hopkins: NonNegative = 0.65,
-    eps_outputs: Positive = 0.15,
-    eps_weights: Positive = 3.5,
+    eps_outputs: Literal["auto"] | Positive = "auto",
+    eps_weights: Literal["auto"] | Positive = "auto",
     min_points: Count = 2,
     shrink: AboveZeroToOne = 0.98,
+    shrink_at: Literal["change", "clustering"] = "change",
     public_batch: Count = 50,
     weight_step: NonNegative | None = None,
 ) -> Method:
@@ -55,33 +61,43 @@ def fedtsdp(
     The server runs the models on one batch of public samples. If the Hopkins statistic of the
     outputs is above ``hopkins``, DBSCAN groups clients by the Jensen-Shannon divergence of their
     outputs, and inside each group by the L2 distance of their weights; a client near nobody is a
-    cluster of its own. The batch's samples then become likelier to be drawn again and the number of
-    shared layers is multiplied by ``shrink``. Otherwise the clusters stay. Shared are the first
-    layers, at the grain of half a layer (weight, then the rest).
+    cluster of its own. At the defaults a stage takes the groups that hold: everybody trains this
+    round's model again, on each half of its data, and the groups are those in which one half's
+    answers, or weights, best predict the other's; this is asked for at the first clustering and
+    again after twice as many rounds. The batch's samples then become likelier to be drawn again
+    and, if the clusters have changed, the number of shared layers is multiplied by ``shrink``.
+    Otherwise the clusters stay. Shared are the first layers, at the grain of half a layer (weight,
+    then the rest).
     Args:
         stages: both stages, or only the "first" (outputs) or the "second" (weights).
         hopkins: the statistic above which clients are clustered, 0 or more.
-        eps_outputs: DBSCAN's radius in the first stage (divergence, natural logarithm), above 0.
-        eps_weights: DBSCAN's radius in the second stage, above 0.
+        eps_outputs: the first stage: "auto" for groups that predict the other halves of clients'
+            data, or DBSCAN's radius (divergence, natural logarithm), above 0; the paper's is 0.15.
+        eps_weights: the second stage, alike; the paper's radius is 3.5.
         min_points: DBSCAN's neighbours for a dense point, itself counted, 1 or more.
-        shrink: what the number of shared layers is multiplied by at each clustering, above 0 to 1.
+        shrink: what the number of shared layers is multiplied by, above 0 to 1.
+        shrink_at: when that is: at each "change" of the clusters, or at each "clustering", as the
+            paper's text has it. Its figure 11 has two steps in 200 rounds, the text's rule makes
+            one in nearly every round.
         public_batch: public samples in a round, 1 or more.
         weight_step: what is added to the sampling weight of a batch that showed clusters, 0 or
             more; all public samples over the batch's when not given, as in the paper. That puts
             nearly all weight on the first such batches.
-    Server sees: each client's whole model, every round.
-    Travels: the shared layers down, 1 model up.
+    Server sees: each client's whole model, every round; now and then two more.
+    Travels: the shared layers down, 1 model up; 2 more when halves are asked for.
     Newcomers: train θ⁰ for a round and join the cluster whose model answers most like their own on
     public samples; they receive that model whole.
-    Departs: the batch size is ours. The weights' distance adds the paper's constant symmetrically.
-    With partial participation those who take part are clustered, and the others stay with most of
-    their former cluster.
+    Departs: the batch size, "auto" and ``shrink_at`` = "change" are ours: with the paper's radii
+    nobody was told apart by weights, and most clients were left alone by outputs. The weights'
+    distance adds the paper's constant symmetrically. With partial participation those who take part
+    are clustered, and the others stay with most of their former cluster.
     Reference: Zhu et al., Federated Two Stage Decoupling With Adaptive Personalization Layers,
     Complex & Intelligent Systems 2024.
     """
 
-    radii = {"eps_outputs": eps_outputs, "eps_weights": eps_weights}
+    radii: dict[str, float | str] = {"eps_outputs": eps_outputs, "eps_weights": eps_weights}
     radii.pop({"first": "eps_weights", "second": "eps_outputs"}.get(stages, ""), None)
+    two = Stages(radii, min_points)
 
     def init(fed: Federation, setup: Setup) -> State:
         answers(public_of(setup.public), [setup.start], torch.arange(1))  # refuses a regression
@@ -92,7 +108,9 @@ def fedtsdp(
 
     def round(fed: Federation, state: State, info: Round) -> State:
         cohort = [c for c in info.cohort if c in state.groups]
-        replies = fed.gather([Order(c, "train", sends(state, c)) for c in cohort])
+        keeps = two.asks and two.due(state.memory, info.number)
+        config: dict[str, Scalar] = {KEEPS: True} if keeps else {}
+        replies = fed.gather([Order(c, "train", sends(state, c), config) for c in cohort])
         if not replies:
             return state
         memory, public = dict(state.memory), public_of(info.public)
@@ -105,17 +123,21 @@ def fedtsdp(
         tendency = statistic(outputs.reshape(len(outputs), -1), generator)
         groups = dict(state.groups)
         notes: dict[str, Any] = {"hopkins": tendency, "shared_layers": memory["layers"]}
-        if tendency > hopkins:
-            rows, divergence = parameters(whole), jensen_shannon(outputs)
-            gaps = {"eps_outputs": divergence, "eps_weights": euclidean(rows, offset=_OFFSET)}
-            labels, memory["spans"] = staged(gaps, radii, min_points, memory.get("spans", {}))
-            groups = followed(state.groups, dict(zip(whole, labels.tolist(), strict=True)))
-            weights = memory["weights"].clone()
-            weights[batch] += len(weights) / len(batch) if weight_step is None else weight_step
-            memory |= {"weights": weights / weights.sum(), "layers": memory["layers"] * shrink}
-            notes["warning_at_end"] = never_bound(radii, memory["spans"])
-            notes |= {"clients": list(whole), "divergence": matrix(divergence)}
-            notes["samples_in_play"] = float(1 / memory["weights"].square().sum())
+        if tendency > hopkins and two.due(memory, info.number):
+            people, halves = list(whole), Halves()
+            if two.asks:
+                people, halves = two_of_each(fed, public, batch, base, people)
+                memory |= {"asks": 2 * info.number + 1} if people else {}
+            if people:
+                at = [list(whole).index(c) for c in people]
+                gaps = distances({c: whole[c] for c in people}, outputs[at])
+                labels, memory, told = two.clustered(gaps, halves, memory)
+                groups = followed(state.groups, dict(zip(people, labels.tolist(), strict=True)))
+                memory["weights"] = likelier(memory["weights"], batch, weight_step)
+                if shrink_at == "clustering" or partition(groups) != partition(state.groups):
+                    memory["layers"] *= shrink
+                notes |= {**told, "clients": people, "divergence": matrix(gaps["eps_outputs"])}
+                notes["samples_in_play"] = float(1 / memory["weights"].square().sum())
         means = fed.average(replies, {c: {s: 1.0} for c, s in groups.items()})
         models = {s: m.arrays["model"].onto(base) for s, m in means.items()}  # type: ignore[union-attr]
         for c, slot in groups.items():  # a cluster of absent clients keeps the model it had
@@ -136,10 +158,10 @@ def fedtsdp(
         joined = dict(zip([r.client for r in replies], places, strict=True))
         return state.joined(joined, new=sorted({*state.memory["new"], *joined}))
 
-    tasks = {"train": train, "show": show}
+    tasks = {"train": train, "show": show, "halves": train_on_halves}
     return Method(
         "fedtsdp", init, round, sends, tasks, received, admit, sees="each", check=check,
-        needs_all_layers="runs whole models on the server in every round",
+        needs_all_layers="runs whole models on the server in every round", needs_public=True,
         no_step="numbers its clusters anew in every clustering",
     )  # fmt: skip
 
@@ -152,10 +174,7 @@ def check(setup: Setup) -> None:
 def public_of(public: Public | None) -> Public:
     """The public samples, which this method cannot do without."""
     if public is None or not len(public.x):
-        raise ConfigError(
-            "method fedtsdp needs public samples to run models on: set data.public (--set "
-            "data.public=1000), or give simulate a population with public samples"
-        )
+        raise no_public("fedtsdp")
     return public
 
 
@@ -183,46 +202,144 @@ def answers(public: Public, models: Sequence[Weights], batch: Tensor) -> Matrix:
     return np.stack(found)
 
 
-def parameters(models: Mapping[ClientId, Weights]) -> Matrix:
+@dataclass(frozen=True)
+class Stages:
+    """Which stages there are, each with its radius: a number for DBSCAN, or "auto".
+
+    In the server's memory, ``asks`` is the round from which clients are asked again for two models,
+    ``spans`` are the distances that were held against each number, ``divided`` says which stages
+    ever told clients apart.
+    """
+
+    radii: Mapping[str, float | str]
+    min_points: int
+
+    def due(self, memory: Mapping[str, Any], number: int) -> bool:
+        """Whether clients can be clustered in this round, as to when they are asked."""
+        return not self.asks or number >= memory.get("asks", 0)
+
+    @property
+    def asks(self) -> bool:
+        """Whether any stage needs two models of each client."""
+        return "auto" in self.radii.values()
+
+    def clustered(
+        self, gaps: Mapping[str, Matrix], halves: Halves, memory: Mapping[str, Any]
+    ) -> tuple[Matrix, dict[str, Any], dict[str, Any]]:
+        """The clusters after all stages, with what is remembered and noted of them."""
+        labels = np.zeros(len(next(iter(gaps.values()))), int)
+        counts, seen = dict[str, int](), dict(memory.get("spans", {}))
+        divided = set(memory.get("divided", ()))
+        for word, eps in self.radii.items():
+            before = int(labels.max()) + 1
+            if isinstance(eps, str):
+                labels = refined(labels, partial(halves.groups, word))
+            else:
+                seen |= spanned(word, gaps[word], labels, seen)
+                labels = refined(labels, partial(near, gaps[word], eps, self.min_points))
+            counts[word] = int(labels.max()) + 1
+            divided |= {word} if counts[word] > before else set()
+        given = {w: e for w, e in self.radii.items() if not isinstance(e, str)}
+        warnings = {w: never_between(w, e, seen[w]) for w, e in given.items() if w in seen}
+        warnings |= {w: "" if w in divided else never_divided(w) for w in counts if w not in given}
+        known = {**memory, "spans": seen, "divided": sorted(divided)}
+        return labels, known, {"warning_at_end": warnings, "stages": counts}
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """Two models of each client, each from one half of its data: answers and weights of both."""
+
+    counts: Sequence[int] = ()
+    sides: Mapping[str, tuple[Matrix, Matrix]] = field(default_factory=dict)
+
+    def groups(self, word: str, inside: Matrix) -> Matrix:
+        """The groups of these clients in which one half predicts the other best."""
+        if len(inside) < 2:
+            return np.zeros(len(inside), int)
+        first, second = (side[inside] for side in self.sides[word])
+        return find_evidence(first, second, [self.counts[i] for i in inside]).labels
+
+
+def never_divided(word: str) -> str:
+    """A warning that a stage told nobody apart.
+
+    >>> never_divided("eps_weights")
+    'the second stage changed nothing: within clusters, weights are alike'
+    """
+    stage, what = {"eps_outputs": ("first", "outputs"), "eps_weights": ("second", "weights")}[word]
+    inside = "within clusters, " if stage == "second" else ""
+    return f"the {stage} stage changed nothing: {inside}{what} are alike"
+
+
+def distances(models: Mapping[ClientId, Weights], outputs: Matrix) -> dict[str, Matrix]:
+    """How far apart clients are, by what each stage compares."""
+    rows = parameters(models.values())
+    return {"eps_outputs": jensen_shannon(outputs), "eps_weights": euclidean(rows, offset=_OFFSET)}
+
+
+def parameters(models: Iterable[Weights]) -> Matrix:
     """The trained parameters of each model, a row each."""
-    return np.stack([w.parameters.numpy() for w in models.values()])
+    return np.stack([w.parameters.numpy() for w in models])
 
 
-def refined(labels: Matrix, distances: Matrix, eps: float, min_points: int) -> Matrix:
-    """Each group clustered again by itself."""
+def two_of_each(
+    fed: Federation, public: Public, batch: Tensor, base: Weights, clients: Sequence[ClientId]
+) -> tuple[list[ClientId], Halves]:
+    """Two models of each of these clients who answers and has more than one sample."""
+    replies = fed.gather([Order(c, "halves", {}) for c in clients])
+    found = {r.client: r for r in replies if len(r.arrays) == 2}
+    if not found:
+        return [], Halves()
+    sides: dict[str, list[Matrix]] = {"eps_outputs": [], "eps_weights": []}
+    for name in ("first", "second"):
+        models = [r.arrays[name].onto(base) for r in found.values()]  # type: ignore[union-attr]
+        # Between roots of probabilities, squared distances are nearly divergences.
+        roots = np.sqrt(answers(public, models, batch))
+        sides["eps_outputs"].append(roots.reshape(len(models), -1))
+        sides["eps_weights"].append(parameters(models))
+    pairs = {word: (first, second) for word, (first, second) in sides.items()}
+    return list(found), Halves([r.examples for r in found.values()], pairs)
+
+
+def likelier(weights: Tensor, batch: Tensor, step: float | None) -> Tensor:
+    """Sampling weights with those of a batch raised, by all samples over the batch's at first."""
+    raised = weights.clone()
+    raised[batch] += len(weights) / len(batch) if step is None else step
+    return raised / raised.sum()
+
+
+def partition(groups: Mapping[ClientId, Slot]) -> set[frozenset[ClientId]]:
+    """Who is with whom, whatever the groups are called."""
+    members: dict[Slot, set[ClientId]] = {}
+    for client, slot in groups.items():
+        members.setdefault(slot, set()).add(client)
+    return {frozenset(found) for found in members.values()}
+
+
+def refined(labels: Matrix, divide: Callable[[Matrix], Matrix]) -> Matrix:
+    """Each group divided again by itself; ``divide`` gets the positions of its members."""
     found = np.zeros(len(labels), int)
     for group in np.unique(labels):
         inside = np.flatnonzero(labels == group)
-        parts = dbscan(distances[np.ix_(inside, inside)], eps, min_points)
-        found[inside] = parts + found.max() + 1
+        found[inside] = divide(inside) + found.max() + 1
     return canonical(found)
 
 
-def staged(
-    gaps: Mapping[str, Matrix],
-    radii: Mapping[str, float],
-    min_points: int,
-    spans: Mapping[str, tuple[float, float]],
-) -> tuple[Matrix, dict[str, tuple[float, float]]]:
-    """The clusters after one stage for each radius, and the span of distances held against each.
-
-    A stage compares the clients of one cluster of the stage before it.
-    """
-    seen, labels = dict(spans), np.zeros(len(next(iter(gaps.values()))), int)
-    for word, eps in radii.items():
-        compared = gaps[word][np.triu(labels[:, None] == labels, 1)]
-        if len(compared):
-            low, high = seen.get(word, (math.inf, -math.inf))
-            seen[word] = min(low, float(compared.min())), max(high, float(compared.max()))
-        labels = refined(labels, gaps[word], eps, min_points)
-    return labels, seen
+def near(gaps: Matrix, eps: float, min_points: int, inside: Matrix) -> Matrix:
+    """DBSCAN of some clients."""
+    return dbscan(gaps[np.ix_(inside, inside)], eps, min_points)
 
 
-def never_bound(
-    radii: Mapping[str, float], spans: Mapping[str, tuple[float, float]]
-) -> dict[str, str]:
-    """What there is to say of each radius, should this be the last clustering."""
-    return {word: never_between(word, radii[word], span) for word, span in spans.items()}
+def spanned(
+    word: str, gaps: Matrix, labels: Matrix, seen: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """The least and the greatest distance within a cluster so far: what a stage compares."""
+    compared = gaps[np.triu(labels[:, None] == labels, 1)]
+    if not len(compared):
+        return {}
+    low, high = seen.get(word, (math.inf, -math.inf))
+    return {word: (min(low, float(compared.min())), max(high, float(compared.max())))}
 
 
 def never_between(word: str, eps: float, span: tuple[float, float]) -> str:
@@ -296,9 +413,27 @@ def received(client: Client, arrays: Mapping[str, Array]) -> Weights:
 
 def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """Train what was received over one's own layers; keep all of it and send all that may go."""
-    weights = client.fit(received(client, arrays)).weights
+    begin = received(client, arrays)
+    weights = client.fit(begin).weights
     _ALL_STAY.keep(client, weights)
+    if config.get(KEEPS):
+        client.state[BEGUN] = begin.part(_ALL_STAY.staying(begin.layout))
     return Upload({"model": weights.only(weights.layout.shareable)})
+
+
+def train_on_halves(
+    client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]
+) -> Upload:
+    """Two models: this round's training again, on each half of one's data; none of one sample."""
+    rows, kept = client.shuffled("halves"), client.kept(BEGUN)
+    own = client.base if kept is None else kept.onto(client.base)
+    steps, found = client.steps(), dict[str, Array]()
+    for name, half in zip(("first", "second"), rows.tensor_split(2), strict=True):
+        if len(half) and len(rows) > 1:
+            stream = f"halves {name}"
+            weights = client.fit(own, stream=stream, rows=half, epochs=1, steps=steps).weights
+            found[name] = weights.only(weights.layout.shareable)
+    return Upload(found)
 
 
 def show(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:

@@ -30,6 +30,7 @@ from coterie.method import (
     State,
     matrix,
     method,
+    no_public,
 )
 from coterie.methods.evidenced import Evidenced, Try, by_evidence, once_after, while_one
 from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
@@ -149,7 +150,8 @@ def flis(
         how = Evidenced(
             Probe("model"), trial, trial_rounds, views=lambda public: partial(answers, public)
         )
-        return grouped("flis", by_evidence(how, while_one(how, every), check))
+        rule = by_evidence(how, while_one(how, every), check)
+        return grouped("flis", replace(rule, needs_public=True))
     similarity = threshold
 
     def label(state: State, info: Round, sent: Sent) -> tuple[Matrix, dict[str, Any]]:
@@ -158,7 +160,7 @@ def flis(
         return cut_tree(sent, cosine(rows), linkage, similarity, least_similarity=0)
 
     due = every_so_often(every) if every else once_from(0)
-    return grouped("flis", regrouped(due, label, check))
+    return grouped("flis", replace(regrouped(due, label, check), needs_public=True))
 
 
 @method
@@ -343,10 +345,7 @@ def changes(state: State, sent: Sent) -> Matrix:
 def answers(public: Public | None, model: Weights) -> Matrix:
     """The probabilities that a model gives to each class of each public sample, in one row."""
     if public is None or not len(public.x):
-        raise ConfigError(
-            "method flis needs public samples to run models on: set data.public (--set "
-            "data.public=1000), or give simulate a population with public samples"
-        )
+        raise no_public("flis")
     found = public.outputs(model, public.x)
     if found.ndim != 2 or found.shape[1] < 2:
         raise ConfigError("method flis needs classes: it compares the probabilities of answers")

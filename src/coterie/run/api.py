@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from coterie.client.fit import Criterion
 from coterie.data import Population, from_clients
+from coterie.data.clients import public_samples
 from coterie.data.metadata import Values, columns_by_client
 from coterie.engines.site import Metric
 from coterie.errors import ConfigError, unknown
@@ -85,6 +87,7 @@ def simulate(
     test_fraction: float = 0.2,
     val_fraction: float = 0.1,
     metadata: Mapping[str, Values] | None = None,
+    public: torch.Tensor | np.ndarray[Any, Any] | None = None,
     directory: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
@@ -99,9 +102,10 @@ def simulate(
     anew; ``start`` are other weights to start from, by name or in a safetensors file; ``freeze``
     are layers that are neither trained nor sent; ``metrics`` are further scores, functions of
     outputs and targets; ``metadata`` are columns with a value for each client, as in
-    ``{"site": {0: "north", 1: "south"}}``; ``track`` are trackers, as for ``run``. ``settings`` are
-    those of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``,
-    ``engine``, ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``,
+    ``{"site": {0: "north", 1: "south"}}``; ``public`` are samples without labels that the server
+    runs models on, where a method needs any; ``track`` are trackers, as for ``run``. ``settings``
+    are those of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``,
+    ``seed``, ``engine``, ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``,
     ``availability``, ``stop`` and ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
 
     >>> import torch
@@ -126,6 +130,9 @@ def simulate(
             seed=chosen.seed,
         )
     )
+    if public is not None:
+        alike = population.clients[0].train.x.numpy()
+        population = replace(population, public=public_samples(public, population.kind, alike))
     if metadata is not None:
         names = [client.name for client in population.clients]
         columns = columns_by_client(metadata, names)

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -59,7 +59,7 @@ class DataSection(Section):
     samples: int | None = Field(None, ge=1)
     test_fraction: float = Field(0.2, ge=0, lt=1)
     val_fraction: float = Field(0.1, ge=0, lt=1)
-    public: int | None = Field(None, ge=1)
+    public: Literal["auto"] | Annotated[int, Field(ge=1)] | None = None
     metadata: str | list[str] = Field(default_factory=list)
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -320,6 +320,14 @@ def assign_text(tree: dict[str, Any], text: str) -> None:
     assign(tree, key.strip(), parsed)
 
 
+def with_public(config: Config, needed: bool) -> Config:
+    """With public samples, where they are needed and nobody said how many."""
+    if not needed or config.data.public is not None:
+        return config
+    data = config.data.model_copy(update={"public": "auto"})
+    return config.model_copy(update={"data": data})
+
+
 def population_of(config: Config) -> Population:
     """The clients and their data."""
     section = config.data
@@ -423,6 +431,7 @@ def experiment_of(
     optimiser_class(config.train.optimizer)
     start = read_start(config.model.start) if config.model.start else None
     if population is None:
+        config = with_public(config, method.needs_public)
         population = population_of(config)
     if config.run.holdout < len(population.clients):  # otherwise the experiment says so itself
         cohort_size(config.run.cohort, len(population.clients) - config.run.holdout)

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie.data import Population
 from coterie.errors import ConfigError, CoterieError
-from coterie.run.config import Config, experiment_of, method_of, parse, population_of
+from coterie.run.config import Config, experiment_of, method_of, parse, population_of, with_public
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment
 from coterie.run.sweep import (
@@ -136,9 +136,15 @@ def entries_of(
 def _on_the_same(
     asked: Sequence[Asked], assignments: Assignments, configure: Configure, people: Populations
 ) -> list[Entry]:
-    """The runs of one setting and seed: a method each."""
+    """The runs of one setting and seed: a method each.
+
+    If any needs public samples they are set aside for all, so that everybody has the same clients.
+    """
     named = {each[0]: configure(each, assignments) for each in asked if each[1] != ALL}
-    first = next(iter(named.values()), None) or configure((ALL, "fedavg", {}), assignments)
+    needed = any(method_of(c).needs_public for c in named.values()) or len(named) < len(asked)
+    named = {title: with_public(config, needed) for title, config in named.items()}
+    first = next(iter(named.values()), None)
+    first = first or with_public(configure((ALL, "fedavg", {}), assignments), needed)
     found: list[Entry] = []
     for title, name, _ in asked:
         if name != ALL:
@@ -146,7 +152,8 @@ def _on_the_same(
             continue
         for each in every_method(people.of(first), first.run.holdout):
             if each[0] not in named:
-                found.append(Entry(each[0], configure(each, assignments), optional=True))
+                config = with_public(configure(each, assignments), needed)
+                found.append(Entry(each[0], config, optional=True))
     return found
 
 
