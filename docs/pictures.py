@@ -36,8 +36,9 @@ OUT = Path(__file__).parent / "methods" / "pictures"
 COMMON = "--data fashion-mnist --clients 20 --seed 0 --engine loop"
 PERMUTED = "--shift label-permutation --set data.samples=6000 --lr 0.05 --momentum 0.5"
 TSDP = (
-    "--method fedtsdp --set data.public=10000 --epochs 2 --batch-size 50 --lr 0.05 --momentum 0.5 "
-    "--set train.lr_decay=0.95 --rounds 60"
+    "--method fedtsdp --set data.public=10000 --set method.eps_outputs=0.15 "
+    "--set method.eps_weights=3.5 --set method.shrink_at=clustering --epochs 2 --batch-size 50 "
+    "--lr 0.05 --momentum 0.5 --set train.lr_decay=0.95 --rounds 60"
 )
 RUNS = {  # each is `coterie run` with COMMON and these
     "fedclust": f"{PERMUTED} --method fedclust --epochs 5 --rounds 20",
@@ -46,7 +47,9 @@ RUNS = {  # each is `coterie run` with COMMON and these
     "user-centric-gradient": f"{PERMUTED} --method user-centric --set method.streams=4 --epochs 2 "
     "--rounds 20",
     "dc-pfl": "--partition primary-secondary --set data.samples=6000 --model cnn5 --lr 0.05 "
-    "--momentum 0.5 --method dc-pfl --epochs 5 --rounds 60",
+    "--momentum 0.5 --method dc-pfl --set method.bend=absolute --set method.trial=two-models "
+    "--set method.trial_on=training --set method.levels=0.2 --set method.share=0.1 --epochs 5 "
+    "--rounds 60",
     "layers": "--partition primary-secondary --set data.samples=6000 --model cnn5 --lr 0.05 "
     "--momentum 0.5 --method dc-pfl --set method.dynamic=false --set method.share=0.75 --epochs 2 "
     "--rounds 30",

@@ -109,8 +109,8 @@ def dc_pfl(
     ended, what changed in two trainings of θ⁰ by each client; then means, among them the model of a
     client that is about to be alone.
     Travels: 1 model down, 1 up; less when layers rest, none for a client alone in its group. For
-    the evidence once 1 model down and two final layers up (2 models, where these tell nothing). In
-    a trial 1 more model up, and down those of all groups that a client would be in.
+    the evidence once 1 model down and 2 up. In a trial 1 more model up, and down, in half the
+    bytes, those of all groups that a client would be in.
     Newcomers: train each group's model for a round and join the one that this moves least, by the
     same S. Groups of one are left out unless there are no others, for the server has only the
     model from which they went on alone. When its group splits, a newcomer goes with most of it.

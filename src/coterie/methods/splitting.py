@@ -95,7 +95,7 @@ class Splitting:
         if "answers" not in state.memory:
             known = [c for c in state.memory["clients"] if c in fed.clients]
             try:
-                answer = probing.ask(fed, Probe(), state.memory["start"], known)
+                answer = probing.ask(fed, Probe("model"), state.memory["start"], known)
             except NobodyAnswered:
                 return state  # they are asked again in the next round
             answers = {

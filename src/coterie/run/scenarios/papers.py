@@ -387,6 +387,7 @@ _FEDTSDP_METHOD = {
     "eps_weights": 3.5,
     "min_points": 2,
     "shrink": 0.98,
+    "shrink_at": "clustering",
     "public_batch": 50,
 }
 _FEDTSDP_TRAIN = {
