@@ -46,10 +46,10 @@ def layer_wise(
 
     Rule: a client compares the model it sent with the mean it then receives, layer by layer:
     D_l = ‖S(w_l,i) − S(w_l,g)‖₁/dim, S scaling a layer to [0, 1]. After the first ``start`` rounds
-    a quiet layer is due every ``alpha`` rounds, the others every round. With ``share`` "auto"
-    layers are quiet, in order of D_l averaged over the group, as long as together they hold a
-    smaller share of the discrepancy, Σ D_l·dim, than of the bytes: all but the layer in which
-    clients differ most. It is decided while all layers still travel, once for each model. With a
+    a quiet layer is due every ``alpha`` rounds, the others every round. With ``share`` "auto" all
+    layers are quiet but one, in which D_l, averaged over the group, is greatest; a layer that holds
+    more than half of the bytes is quiet in any case, and where clients differ alike in all layers
+    none is. It is decided while all layers still travel, once for each model. With a
     number those are quiet whose D_l is below this share of the mean over layers. A layer that is
     not due is not sent in either direction and each client goes on with its own. In every
     ``alpha``-th round all are due, and D_l is measured anew. A client that missed a layer's last
@@ -265,7 +265,7 @@ def quiet_layers(
     ``known`` are the quiet layers so far. "auto" keeps them: those that rested have had longer to
     drift apart than the others, and cannot be compared with them any more.
 
-    >>> gaps, sizes = {"a": 0.1, "b": 0.2, "c": 0.3}, {"a": 10, "b": 80, "c": 10}
+    >>> gaps, sizes = {"a": 0.1, "b": 0.4, "c": 0.3}, {"a": 10, "b": 80, "c": 10}
     >>> quiet_layers(gaps, sizes, None, 0.9), quiet_layers(gaps, sizes, None, "auto")
     (['a'], ['a', 'b'])
     >>> quiet_layers(gaps, sizes, ["b", "c"], "auto")
@@ -276,15 +276,11 @@ def quiet_layers(
         return [y for y, gap in gaps.items() if gap < share * mean]
     if known is not None:
         return known
-    every, discrepancy = sum(sizes[y] for y in gaps), sum(gaps[y] * sizes[y] for y in gaps)
-    quiet: list[str] = []
-    for layer in sorted(gaps, key=lambda y: gaps[y]):
-        more = [*quiet, layer]
-        held = sum(gaps[y] * sizes[y] for y in more)
-        if held * every >= discrepancy * sum(sizes[y] for y in more) * (1 - _ROUNDING):
-            break
-        quiet = more
-    return quiet
+    if len(gaps) == 1 or max(gaps.values()) <= min(gaps.values()) * (1 + _ROUNDING):
+        return []
+    small = [y for y in gaps if 2 * sizes[y] <= sum(sizes[z] for z in gaps)]
+    awake = max(small, key=lambda y: gaps[y])
+    return [y for y in gaps if y != awake]
 
 
 def _sizes(orders: Sequence[Order]) -> dict[str, int]:

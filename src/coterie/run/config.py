@@ -79,7 +79,7 @@ class MethodSection(Named):
 
     With ``layer_interval`` above 1, layers in which clients hardly differ are averaged every so
     many rounds only: those in which they differ by less than ``layer_share`` of the mean over
-    layers, or, with "auto", as many as save more bytes than they hold of the differences.
+    layers, or, with "auto", all but the one in which they differ most.
     """
 
     name: str = "fedavg"
