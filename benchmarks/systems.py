@@ -8,7 +8,6 @@ weights, so that one outlying weight of an MLP can hide the planted groups.
 
     python benchmarks/systems.py planted --folder DATA   # 4 groups found, none where there are none
     python benchmarks/systems.py concept --folder DATA   # accuracy against oracle and FedAvg
-    python benchmarks/systems.py layers  --folder DATA   # DC-PFL against its own NoLA
 
 ``--keep FILE`` writes the figures there after every run, and takes up what it holds already.
 """
@@ -141,19 +140,6 @@ def concept(folder: str | None, seeds: list[int]) -> Iterator[tuple[str, dict]]:
             )
 
 
-def layers(folder: str | None, seeds: list[int]) -> Iterator[tuple[str, dict]]:
-    """DC-PFL's network with a wide dense layer, its partition; quiet below the mean over layers."""
-    for seed in seeds:
-        for alpha in (3, 1):
-            method = {"name": "dc-pfl", "alpha": alpha, "share": 1.0}
-            tree = configuration(folder, seed, "none", method, 30)
-            tree["data"] |= {"samples": 8000, "clients": 10}
-            tree["partition"] = {"name": "primary-secondary"}
-            tree["model"] = {"name": "cnn5", "hidden": [2048, 128]}
-            tree["train"] = {"epochs": 2, "lr": 0.05, "momentum": 0.5}
-            yield f"alpha={alpha} {seed}", lambda t=tree: accuracy(t)
-
-
 def accuracy(tree: dict) -> dict:
     result = run(tree)
     total = result.summary["bytes"]
@@ -175,10 +161,6 @@ def conclude(what: str, found: dict[str, dict]) -> None:
             gain = mean(found, name, "received") - mean(found, "fedavg", "received")
             print(f"{name:14} {mean(found, name, 'received'):.1%} received, {gap * 100:+.1f} "
                   f"points against oracle, {gain * 100:+.1f} against fedavg")  # fmt: skip
-    if what == "layers":
-        lost = mean(found, "alpha=1", "received") - mean(found, "alpha=3", "received")
-        saved = 1 - mean(found, "alpha=3", "bytes") / mean(found, "alpha=1", "bytes")
-        print(f"layer-wise: {lost * 100:+.2f} points lost, {saved:.1%} of the bytes saved")
 
 
 def commit() -> str:
@@ -188,7 +170,7 @@ def commit() -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["planted", "concept", "layers"])
+    parser.add_argument("what", choices=["planted", "concept"])
     parser.add_argument("--folder", default=os.environ.get("COTERIE_DATA"))
     parser.add_argument("--seeds", default="")
     parser.add_argument("--keep", type=Path)

@@ -80,10 +80,10 @@ def dc_pfl(
         dynamic: whether groups split; with False they are the cut at ``gamma`` for good (NoDC).
         gamma: γ̃ to begin with, 0 to 1: groups are the cut at γ̃ times the tree's height; 1 is one
             group.
-        share: which layers are quiet. "auto": all but the one whose parameters differ most; one that
-            holds more than half of the bytes in any case; decided once for each group. A number
-            from 0 to 1: those below this share of the mean discrepancy over layers, the paper's
-            rule (0.1).
+        share: which layers are quiet. "auto": all but the one whose parameters differ most, and one
+            that holds more than half of the bytes in any case; decided once for each group. A
+            number from 0 to 1: those below this share of the mean discrepancy over layers, the
+            paper's rule (0.1).
         levels: which cuts of the tree are tried: "tree", each of its merges, or γ̃ in steps of this
             number, above 0 to 1 (the paper's 0.2).
         trial: "cuts" as above; "two-models" is the paper's: γ̃ goes down by one level, after one
