@@ -180,7 +180,7 @@ class _Paced:
     pace: Pace
     round: int
     whole: bool
-    rule: Callable[[Mapping[str, float], Mapping[str, int], list[str] | None], list[str]]
+    rule: Callable[[Mapping[str, float], Mapping[str, int], list[str] | None], list[str] | None]
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     averaged: set[str] = field(default_factory=set)
 
@@ -248,7 +248,8 @@ class _Paced:
         found = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
         if found:
             mean = sum(found.values()) / len(found)
-            self.pace.quiet[slot] = self.rule(found, sizes, self.pace.quiet.get(slot))
+            quiet = self.rule(found, sizes, self.pace.quiet.get(slot))
+            self.pace.quiet |= {} if quiet is None else {slot: quiet}
             self.measured[slot] = found
             if mean:
                 self.pace.smallest = min(self.pace.smallest, min(found.values()) / mean)
@@ -259,11 +260,12 @@ def quiet_layers(
     sizes: Mapping[str, int],
     known: list[str] | None,
     share: float | Literal["auto"],
-) -> list[str]:
+) -> list[str] | None:
     """The layers that can wait, from their discrepancies for each of their parameters.
 
     ``known`` are the quiet layers so far. "auto" keeps them: those that rested have had longer to
-    drift apart than the others, and cannot be compared with them any more.
+    drift apart than the others, and cannot be compared with them any more. It cannot tell where
+    there are no discrepancies at all, as in a mean of one client.
 
     >>> gaps, sizes = {"a": 0.1, "b": 0.4, "c": 0.3}, {"a": 10, "b": 80, "c": 10}
     >>> quiet_layers(gaps, sizes, None, 0.9), quiet_layers(gaps, sizes, None, "auto")
@@ -274,7 +276,7 @@ def quiet_layers(
     if share != "auto":
         mean = sum(gaps.values()) / len(gaps)
         return [y for y, gap in gaps.items() if gap < share * mean]
-    if known is not None:
+    if known is not None or not any(gaps.values()):
         return known
     if len(gaps) == 1 or max(gaps.values()) <= min(gaps.values()) * (1 + _ROUNDING):
         return []

@@ -78,7 +78,6 @@ def test_two_clients(cli, small, name):
         ("--method user-centric --set method.streams=some", "streams = 'some'"),
         ("--method fedtsdp --set data.public=30 --set method.stages=third", "stages = 'third'"),
         ("--method fedtsdp --set data.public=30 --set method.shrink=0", "shrink = 0: must be"),
-        ("--method fedtsdp", "needs public samples"),
     ],
 )
 def test_what_is_refused_leaves_the_folder_to_the_corrected_command(cli, small, words, told):
@@ -88,11 +87,12 @@ def test_what_is_refused_leaves_the_folder_to_the_corrected_command(cli, small, 
     assert cli(*run, "--method", "fedavg").code == 0
 
 
-def test_public_samples_are_asked_for_by_name(cli, small):
-    run = ("run", *small, "--rounds", 1, "--method", "fedtsdp", "--dir", "r")
-    cli(*run).says(2, "method fedtsdp needs public samples", "data.public")
-    assert not Path("r").exists() or not any(Path("r").iterdir())
-    assert cli(*run, "--set", "data.public=30", "-q").code == 0
+def test_public_samples_are_taken_without_being_asked_for(cli, small):
+    run = ("run", *small, "--rounds", 1, "--method", "fedtsdp", "-q")
+    assert cli(*run, "--dir", "r").code == 0
+    assert 'public = "auto"' in Path("r/config.toml").read_text()
+    assert cli(*run, "--set", "data.public=30", "--dir", "s").code == 0
+    cli(*run, "--set", "data.public=many", "--dir", "t").says(2, "data.public")
 
 
 def test_fedtsdp_does_not_take_numbers_for_classes(cli, table):

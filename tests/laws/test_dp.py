@@ -524,12 +524,13 @@ def test_a_budget_with_no_room_for_a_round_is_refused():
 
 
 EACH = "groups or mixes clients by what each of them sent"
+HALVES = "not in the calibration of the noise"
 NOTHING = "is not a change of anything it received"
 RESTING = "lets layers rest by numbers that clients report"
 REFUSED = {
     "fedclust": EACH,
-    "dc-pfl": EACH,
-    "fedtsdp": EACH,
+    "dc-pfl": HALVES,
+    "fedtsdp": HALVES,
     "user-centric": EACH,
     "user-centric all": EACH,
     "fedfomo": EACH,
@@ -541,7 +542,7 @@ REFUSED = {
     "flis": EACH,
     "adaptive": EACH,
     "k-fed": EACH,
-    "group-evidence": "not in the calibration of the noise",
+    "group-evidence": HALVES,
     "median": EACH,
     "trimmed-mean": EACH,
     "krum": EACH,
@@ -684,8 +685,9 @@ def test_methods_that_look_at_single_replies_run_under_local_noise(name):
 
 
 def test_a_method_that_needs_a_clients_numbers_is_refused_under_local_noise():
+    rows = {**ROWS, "dc-pfl": lambda: coterie.dc_pfl(trial="two-models")}  # it asks for no halves
     for name, number in {"fedfomo": "weight", "user-centric": "variance", "dc-pfl": "loss"}.items():
-        made = experiment(ROWS[name](), PEOPLE, settings=central(mechanism="local", noise=0.5))
+        made = experiment(rows[name](), PEOPLE, settings=central(mechanism="local", noise=0.5))
         with pytest.raises(ConfigError, match=f"method {name} needs the number '{number}"):
             execute(made)
 

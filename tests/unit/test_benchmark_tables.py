@@ -66,7 +66,7 @@ def test_settings_are_the_scenarios_but_for_what_the_script_says():
             assert (config.stop.patience, config.stop.gain) == (20, 0.001)
             assert config.clock.parameters["rate_up"] == config.clock.parameters["rate_down"] == 2
             assert config.method.name == name
-    assert config.method.parameters["step"] == 0.2  # the last is DC-PFL, with the paper's own
+    assert config.method.parameters["sleep"] == 6  # the last is DC-PFL, with the paper's own
 
 
 def test_clusterfl_keeps_the_scenarios_groups_and_takes_what_is_given():

@@ -247,13 +247,21 @@ def test_a_trial_that_nobody_answers_is_put_off(monkeypatch):
     assert made.partition() == by_group(THIRDS)
 
 
-def test_answers_that_say_too_little_are_asked_for_again_after_the_next_decrease():
+def test_answers_that_say_too_little_say_so_and_nobody_is_asked_again():
+    """They would answer the same: it is the same training of the same model."""
     made = play(QUICK, groups=None, enough=0).rounds(2)
     assert made.state.notes["why"] == probing.TOO_SHORT.format(steps=300)
-    made.rounds(2)
-    assert made.phases == ["ask", "watch", "watch", "ask"]
-    made.rounds(1)
-    assert made.tasks[-1][:2] == [("steps", 12), ("halves", 12)]
+    assert set(made.rounds(6).phases[1:]) == {"done"}
+
+
+def test_a_round_without_anybody_puts_the_tree_off(monkeypatch):
+    taken(monkeypatch, 3)
+    made = play().rounds(1, cohort=())
+    assert made.phases == ["ask"]  # a tree of nobody's models: all are average apart
+    late = play()
+    late.method = coterie.dc_pfl(**{**SHORT, "start": 2})
+    late.rounds(1).rounds(1, cohort=())
+    assert "merges" in late.state.memory
 
 
 def test_without_validation_data_the_groups_of_the_evidence_are_taken_at_once():

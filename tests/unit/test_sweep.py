@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import coterie
 from coterie.errors import ConfigError, DataError
 from coterie.run import entries as entries_module
 from coterie.run import jobs
@@ -170,7 +171,7 @@ def test_two_runs_never_share_a_folder():
     sweep = Sweep(",".join(titles), seeds=(0, 1))
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries_module, "method_of", lambda config: None)
+        patch.setattr(entries_module, "method_of", lambda config: coterie.local())
         made = entries_of(sweep, configure, Populations())
     folders = [e.folder.casefold() for e in made]
     assert len(set(folders)) == len(folders) == 10

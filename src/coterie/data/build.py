@@ -135,7 +135,9 @@ def _choose(
 ) -> tuple[Array, Samples | None]:
     """(positions of the samples to deal out, public samples)."""
     if public == "auto":
-        public = max(1, (len(raw) if raw.held_out is None else _held_out(raw)[1]) // PUBLIC_SHARE)
+        whole = len(raw) if raw.held_out is None else _held_out(raw)[1]
+        room = len(raw) - (samples or 0) if raw.held_out is None else whole
+        public = max(1, min(whole // PUBLIC_SHARE, room))
     for name, number in (("samples", samples), ("public", public)):
         if number is not None:
             check_whole(name, number, 1)
@@ -157,7 +159,8 @@ def _choose(
     if samples is not None:
         if samples > len(order):
             raise DataError(
-                f"samples = {samples}, but only {len(order)} are there to choose from: lower it"
+                f"samples = {samples}, but only {len(order)} are there to choose from"
+                f"{f' beside {public} public ones' if public else ''}: lower it"
             )
         rng = numpy_generator(seed_for(seed, "samples"))
         order = np.sort(rng.permutation(order)[:samples])

@@ -104,9 +104,9 @@ def dc_pfl(
         observe: rounds that must confirm the smallest radius, 1 or more.
         sleep: rounds without monitoring after a trial that failed, 0 or more.
         start: rounds before the tree is built and before layers rest, 1 or more.
-    Server sees: each client's model in the first ``start`` rounds and, when the first decrease has
-    ended, what changed in two trainings of θ⁰ by each client; then means, among them the model of a
-    client that is about to be alone.
+    Server sees: each client's model in the first ``start`` rounds and, once, two models that each
+    client trained from θ⁰ on halves of its data; then means, among them the model of a client that
+    is about to be alone.
     Travels: 1 model down, 1 up; less when layers rest, none for a client alone in its group. For
     the evidence once 1 model down and 2 up. In a trial 1 more model up, and down, in half the
     bytes, those of all groups that a client would be in.
@@ -200,15 +200,15 @@ class Course:
         """After a round of training, and the mean loss of what was received, if anybody told it."""
         full = state.memory["phase"] == "sync"
         orders = [order(state, c, whole=full) for c in info.cohort]
-        if not orders:
-            return state, []
-        if info.number < self.start:
-            replies = fed.gather(orders)
+        if "merges" not in state.memory:
+            replies = fed.gather(orders) if orders else []
             state = compared(state, replies)
-            if info.number == self.start - 1:
+            if info.number >= self.start - 1:
                 state = with_tree(state)
                 state = regrouped(state, self.groups_at(state, 0), 0, state.memory)
             means = fed.average(replies, {c: {s: 1.0} for c, s in state.groups.items()})
+        elif not orders:
+            return state, []
         else:
             more = [self.groups_at(state, state.memory["next"])] if full else []
             into: dict[ClientId, Mapping[Slot, float]]
@@ -241,7 +241,7 @@ class Course:
         elif (
             phase == "watch"
             and splits
-            and info.number == self.start - 1
+            and "early" not in memory  # there has just come to be a tree
             and self.early
             and self.trial == "cuts"
         ):
@@ -266,7 +266,8 @@ class Course:
         means = fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in people})
         state = moved(state, orders, means)
         used = {s: m for s, m in state.models.items() if s in set(state.groups.values())}
-        losses = {k: tried.metrics[k] for k in ("old", "new")}
+        counted = tried.metrics.get("counted", 1.0) or 1.0
+        losses = {k: tried.metrics[k] / counted for k in ("old", "new")}
         outcome = {"trial": {**losses, "adopted": better}}
         return replace(state, models=used, notes=self.shown(state, outcome))
 
@@ -347,7 +348,8 @@ def moved(state: State, orders: Sequence[Order], means: Mapping[Slot, Mean]) -> 
 
 def compared(state: State, replies: Sequence[Reply]) -> State:
     """With the distances of these models: their sums, and how many each is a sum of."""
-    sent = [r for r in replies if isinstance(r.arrays.get("model"), Weights)]
+    known = set(state.memory["clients"])  # newcomers are in no tree
+    sent = [r for r in replies if isinstance(r.arrays.get("model"), Weights) and r.client in known]
     if len(sent) < 2:
         return state
     rows = np.stack([r.arrays["model"].parameters.numpy() for r in sent])  # type: ignore[union-attr]

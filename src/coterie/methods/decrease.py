@@ -13,10 +13,7 @@ from coterie.grouping.arrays import Array
 
 Bend = Literal["slope", "convex", "absolute"]
 BEFORE, AFTER = 18, 7  # rounds of the line before a round, at most, and of the line after it
-FEWEST, LEAST_POINTS = (
-    6,
-    3,
-)  # rounds before it, and steps from loss to loss on either side, at least
+FEWEST, LEAST_STEPS = 6, 3  # rounds before it; steps from loss to loss on either side
 SLOWER = 0.6  # of the slope before: from there on, a decrease is no longer rapid
 SIGNIFICANT = 4.0  # standard errors; a noisy straight line then has a bend in 2 of 100 runs
 _ROUNDING = 1e-9  # of the level: a smaller fall is none
@@ -56,8 +53,11 @@ def falls_slower(losses: Sequence[float], rounds: Sequence[int] | None = None) -
     values = np.asarray(losses, np.float64)
     times = np.arange(len(values), dtype=np.float64)
     times = times if rounds is None else np.asarray(rounds, np.float64)
-    at = int(np.searchsorted(times, times[-1] - AFTER, side="right")) - 1 if len(times) else -1
-    if at < LEAST_POINTS or times[at] - times[0] < FEWEST or len(values) - at <= LEAST_POINTS - 1:
+    if len(times) <= 2 * LEAST_STEPS:
+        return False
+    at = int(np.searchsorted(times, times[-1] - AFTER, side="right")) - 1
+    at = min(at, len(times) - 1 - LEAST_STEPS)
+    if at < LEAST_STEPS or times[at] - times[0] < FEWEST:
         return False
     first = slice(int(np.searchsorted(times, times[at] - BEFORE)), at + 1)
     second = slice(at, None)

@@ -18,8 +18,8 @@ from coterie.weights import Weights
 Try = Literal["auto", "always", "off"]
 Views = Callable[[Public | None], View]
 NO_NOISE = (
-    "finds groups by what two halves of each client's data say, and tries them on validation data: "
-    "these uploads are not in the calibration of the noise. Give it the groups: method known-groups"
+    "finds groups by what two halves of each client's data say: these uploads, and those of a "
+    "trial, are not in the calibration of the noise. Give it the groups: method known-groups"
 )
 ROOT = 0  # the group that everybody begins in
 FIRST = 2  # rounds of one model before a trial of groups that the evidence is decided about

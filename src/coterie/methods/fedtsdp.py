@@ -33,6 +33,7 @@ from coterie.method import (
     method,
     no_public,
 )
+from coterie.methods.evidenced import NO_NOISE
 from coterie.seeds import numpy_generator, seed_for
 from coterie.weights import Layout, Weights
 
@@ -124,20 +125,13 @@ def fedtsdp(
         groups = dict(state.groups)
         notes: dict[str, Any] = {"hopkins": tendency, "shared_layers": memory["layers"]}
         if tendency > hopkins and two.due(memory, info.number):
-            people, halves = list(whole), Halves()
-            if two.asks:
-                people, halves = two_of_each(fed, public, batch, base, people)
-                memory |= {"asks": 2 * info.number + 1} if people else {}
-            if people:
-                at = [list(whole).index(c) for c in people]
-                gaps = distances({c: whole[c] for c in people}, outputs[at])
-                labels, memory, told = two.clustered(gaps, halves, memory)
-                groups = followed(state.groups, dict(zip(people, labels.tolist(), strict=True)))
+            labels, memory, told = two.looked_for(fed, public, batch, whole, outputs, memory, info)
+            if labels:
+                groups = followed(state.groups, labels)
                 memory["weights"] = likelier(memory["weights"], batch, weight_step)
                 if shrink_at == "clustering" or partition(groups) != partition(state.groups):
                     memory["layers"] *= shrink
-                notes |= {**told, "clients": people, "divergence": matrix(gaps["eps_outputs"])}
-                notes["samples_in_play"] = float(1 / memory["weights"].square().sum())
+                notes |= {**told, "samples_in_play": float(1 / memory["weights"].square().sum())}
         means = fed.average(replies, {c: {s: 1.0} for c, s in groups.items()})
         models = {s: m.arrays["model"].onto(base) for s, m in means.items()}  # type: ignore[union-attr]
         for c, slot in groups.items():  # a cluster of absent clients keeps the model it had
@@ -163,6 +157,7 @@ def fedtsdp(
         "fedtsdp", init, round, sends, tasks, received, admit, sees="each", check=check,
         needs_all_layers="runs whole models on the server in every round", needs_public=True,
         no_step="numbers its clusters anew in every clustering",
+        no_noise=NO_NOISE if two.asks else "",
     )  # fmt: skip
 
 
@@ -223,6 +218,29 @@ class Stages:
         """Whether any stage needs two models of each client."""
         return "auto" in self.radii.values()
 
+    def looked_for(
+        self,
+        fed: Federation,
+        public: Public,
+        batch: Tensor,
+        models: Mapping[ClientId, Weights],
+        outputs: Matrix,
+        memory: Mapping[str, Any],
+        info: Round,
+    ) -> tuple[dict[ClientId, int], dict[str, Any], dict[str, Any]]:
+        """The cluster of each client, nothing if none of them answers; the memory and the notes."""
+        people, halves = list(models), Halves()
+        if self.asks:
+            people, halves = two_of_each(fed, public, batch, memory["start"], people)
+            memory = {**memory, "asks": 2 * info.number + 1} if people else memory
+        if not people:
+            return {}, dict(memory), {}
+        rows = [list(models).index(c) for c in people]
+        gaps = distances([models[c] for c in people], outputs[rows])
+        labels, known, notes = self.clustered(gaps, halves, memory)
+        notes |= {"clients": people, "divergence": matrix(gaps["eps_outputs"])}
+        return dict(zip(people, labels.tolist(), strict=True)), known, notes
+
     def clustered(
         self, gaps: Mapping[str, Matrix], halves: Halves, memory: Mapping[str, Any]
     ) -> tuple[Matrix, dict[str, Any], dict[str, Any]]:
@@ -272,9 +290,9 @@ def never_divided(word: str) -> str:
     return f"the {stage} stage changed nothing: {inside}{what} are alike"
 
 
-def distances(models: Mapping[ClientId, Weights], outputs: Matrix) -> dict[str, Matrix]:
+def distances(models: Iterable[Weights], outputs: Matrix) -> dict[str, Matrix]:
     """How far apart clients are, by what each stage compares."""
-    rows = parameters(models.values())
+    rows = parameters(models)
     return {"eps_outputs": jensen_shannon(outputs), "eps_weights": euclidean(rows, offset=_OFFSET)}
 
 
@@ -416,6 +434,7 @@ def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar
     begin = received(client, arrays)
     weights = client.fit(begin).weights
     _ALL_STAY.keep(client, weights)
+    client.state.pop(BEGUN, None)
     if config.get(KEEPS):
         client.state[BEGUN] = begin.part(_ALL_STAY.staying(begin.layout))
     return Upload({"model": weights.only(weights.layout.shareable)})
@@ -426,6 +445,7 @@ def train_on_halves(
 ) -> Upload:
     """Two models: this round's training again, on each half of one's data; none of one sample."""
     rows, kept = client.shuffled("halves"), client.kept(BEGUN)
+    client.state.pop(BEGUN, None)
     own = client.base if kept is None else kept.onto(client.base)
     steps, found = client.steps(), dict[str, Array]()
     for name, half in zip(("first", "second"), rows.tensor_split(2), strict=True):

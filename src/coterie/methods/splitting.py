@@ -103,7 +103,6 @@ class Splitting:
                 "halves": answer.halves,
                 "counts": answer.examples,
                 "steps": answer.memory["steps"],
-                "enough": answer.evidence.enough,
                 "validated": answer.validated,
             }
             notes = {**state.notes, "evidence": answer.notes, "why": answer.evidence.why}
@@ -173,9 +172,7 @@ class Splitting:
             return replace(state, memory=memory)
         changed, tried = memory.pop("changed", False), memory.pop("tried", False)
         memory["phase"] = "watch"
-        if not memory["answers"]["enough"] and not tried:
-            del memory["answers"]  # they say too little: everybody is asked again
-        elif not self.divided(replace(state, memory=memory), early=False):
+        if not self.divided(replace(state, memory=memory), early=False):
             memory["phase"] = "done"
         elif tried and not changed and self.sleep:
             memory |= {"phase": "rest", "until": info.number + 1 + self.sleep}

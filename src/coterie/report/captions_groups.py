@@ -236,9 +236,9 @@ def trials(reading: Reading) -> str:
     losses = [p for p in series(reading.rounds, "loss", "DC-PFL") if p[0] not in mixed]
     text = (
         f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}; the end of a "
-        f"rapid decrease was found {_times(ends) if ends else 'never'}"
+        f"rapid decrease was {f'found {_times(ends)}' if ends else 'never found'}"
     )
-    return f"{text}, {count(len(found), 'trial')} followed, {adopted} adopted (✓)."
+    return f"{text}; of {count(len(found), 'trial')}, {adopted} adopted new groups (✓)."
 
 
 def layers(reading: Reading) -> str:

@@ -52,8 +52,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 OTHER = "other"  # a plug-in's
 SECURE = "Secure aggregation"  # the section that is not the docstring's
 # What the data must have for a method, as the command line says it.
-NEEDS = dict.fromkeys(("flis", "fedtsdp"), " --set data.public=200")
-NEEDS["oracle"] = " --shift rotation"
+NEEDS = {"oracle": " --shift rotation"}
 NEEDS["known-groups"] = " --set method.groups=group --shift rotation"
 NEEDS["adaptive-tau"] = " --set stop.bytes=5e6"
 # What ``--reveal`` must name for a method to work under secure aggregation, where that is enough.

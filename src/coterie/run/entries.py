@@ -111,20 +111,26 @@ def entries_of(
     combined = list(settings_of(sweep))
     known: dict[str, str] = {}
     first = next((each for each in asked if each[1] != ALL), (ALL, "fedavg", dict[str, Any]()))
+    public = any(name == ALL for _, name, _ in asked)
     for settings, assignments in combined:
         for each in asked:  # names and parameters, before data is read
             if each[1] != ALL:
-                method_of(configure(each, assignments))
+                public |= method_of(configure(each, assignments)).needs_public
         same = configure(first, assignments).model_dump_json()
         title = place_of("", settings).removeprefix(", ")
         if known.setdefault(same, title) != title:  # 1 and 1.0 are one learning rate
             raise ConfigError(
                 f"vary: {known[same]} and {title} are the same; one of them is enough"
             )
+
+    def configured(method: Asked, assignments: Assignments) -> Config:
+        """Public samples that one method needs are set aside for all: clients stay the same."""
+        return with_public(configure(method, assignments), public)
+
     found: list[Entry] = []
     for settings, assignments in combined:
         for drawn in [[("run.seed", seed)] for seed in sweep.seeds] or [[]]:
-            made = _on_the_same(asked, [*assignments, *drawn], configure, people)
+            made = _on_the_same(asked, [*assignments, *drawn], configured, people)
             if oracle_if_possible and people.of(made[0].config).groups is None:
                 made = [e for e in made if e.config.method.name != "oracle"]
             for entry in made:
@@ -136,15 +142,9 @@ def entries_of(
 def _on_the_same(
     asked: Sequence[Asked], assignments: Assignments, configure: Configure, people: Populations
 ) -> list[Entry]:
-    """The runs of one setting and seed: a method each.
-
-    If any needs public samples they are set aside for all, so that everybody has the same clients.
-    """
+    """The runs of one setting and seed: a method each."""
     named = {each[0]: configure(each, assignments) for each in asked if each[1] != ALL}
-    needed = any(method_of(c).needs_public for c in named.values()) or len(named) < len(asked)
-    named = {title: with_public(config, needed) for title, config in named.items()}
-    first = next(iter(named.values()), None)
-    first = first or with_public(configure((ALL, "fedavg", {}), assignments), needed)
+    first = next(iter(named.values()), None) or configure((ALL, "fedavg", {}), assignments)
     found: list[Entry] = []
     for title, name, _ in asked:
         if name != ALL:
@@ -152,8 +152,7 @@ def _on_the_same(
             continue
         for each in every_method(people.of(first), first.run.holdout):
             if each[0] not in named:
-                config = with_public(configure(each, assignments), needed)
-                found.append(Entry(each[0], config, optional=True))
+                found.append(Entry(each[0], configure(each, assignments), optional=True))
     return found
 
 

@@ -132,6 +132,7 @@ def later_cuts(events: Sequence[Event]) -> list[Cut]:
         Cut(notes["gamma"], event["round"], len(sizes(event["groups"])))
         for event, notes in told
         if (notes.get("trial") or {}).get("adopted")
+        or ("gamma" in notes and (notes.get("verdict") or {}).get("chosen", 1) > 1)
     ]
 
 
