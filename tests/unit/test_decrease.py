@@ -116,3 +116,17 @@ def test_convex_radii_come_from_full_windows_and_bends_upwards():
     assert found == pytest.approx([1.5625**1.5 / 0.75, 1.5625**1.5 / 1.5])
     assert radii([0, 2, 3, 3.5], 1, convex=True) == [math.inf] * 2
     assert radii([4, 2, 1], 2, convex=True) == []
+
+
+@pytest.mark.parametrize("every", [3, 7, 10])
+def test_where_some_rounds_have_no_loss_that_counts(every):
+    """The first seven rounds, then one in so many, as when layers rest."""
+    rounds = [t for t in range(90) if t < 7 or t % every == 0]
+    bent = [max(60.0 - 2 * t, 0.0) if t < 30 else 0.0 for t in rounds]
+    ends = [t for n, t in enumerate(rounds) if falls_slower(bent[: n + 1], rounds[: n + 1])]
+    assert 30 <= ends[0] <= 30 + max(LATEST, 4 * every)
+    straight = [100.0 - t for t in rounds]
+    assert not any(falls_slower(straight[: n + 1], rounds[: n + 1]) for n in range(len(rounds)))
+    assert noise(straight, rounds) == pytest.approx(0.0, abs=1e-9)
+    # As if they were consecutive, the straight line would have a bend where losses become rare.
+    assert noise(straight) > 0.1

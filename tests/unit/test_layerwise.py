@@ -10,7 +10,7 @@ import coterie
 from coterie.data import ClientData, Population, Split
 from coterie.engines.faulty import Faulty
 from coterie.errors import ConfigError
-from coterie.layerwise import KEY, discrepancy
+from coterie.layerwise import KEY, discrepancy, quiet_layers
 from coterie.method import Round
 from coterie.run.experiment import execute
 from scripted import Spy, linears, opened, weights
@@ -368,3 +368,12 @@ def test_it_travels_by_name_with_its_pace(tmp_path, monkeypatch):
     ]
     prints = {replace(made, method=m).fingerprint(start) for m in (method, *others)}
     assert len(prints) == 5  # none of them may continue another's run
+
+
+def test_auto_cannot_tell_from_no_discrepancies_and_keeps_what_it_has_decided():
+    sizes = {"a": 10, "b": 80, "c": 10}
+    assert quiet_layers(dict.fromkeys(sizes, 0.0), sizes, None, "auto") is None
+    assert quiet_layers(dict.fromkeys(sizes, 0.2), sizes, None, "auto") == []
+    assert quiet_layers({"a": 0.1, "b": 0.2, "c": 0.3}, sizes, ["b"], "auto") == ["b"]
+    assert quiet_layers({"b": 0.2}, sizes, None, "auto") == []
+    assert quiet_layers({"a": 0.3, "b": 0.9, "c": 0.1}, sizes, None, "auto") == ["b", "c"]

@@ -44,6 +44,15 @@ def test_without_a_test_part_a_tenth_of_all_is_set_aside():
     assert dealt == 1797 - 179
 
 
+def test_samples_that_were_asked_for_come_first():
+    public = build_population(
+        load("digits"), clients=4, partition="iid", public="auto", samples=1700
+    )
+    assert len(public.public) == 97
+    with pytest.raises(DataError, match="beside 1 public ones"):
+        build_population(load("digits"), clients=4, partition="iid", public="auto", samples=1797)
+
+
 @pytest.mark.parametrize("method", ["fedtsdp", "flis", "flis+fedprox"])
 def test_methods_that_need_public_samples_have_them_without_further_settings(method):
     config = parse({"data": {"clients": 4, "samples": 200}, "method": {"name": method}})

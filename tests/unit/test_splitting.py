@@ -135,6 +135,17 @@ def test_groups_that_the_evidence_is_decided_about_are_tried_as_soon_as_there_is
         assert model.vector.tolist() == pytest.approx(wanted)
 
 
+def test_where_the_evidence_is_not_decided_the_end_of_the_decrease_is_waited_for(monkeypatch):
+    taken(monkeypatch, 3)
+    undecided = property(lambda evidence: False)
+    monkeypatch.setattr("coterie.grouping.Evidence.decisive", undecided)
+    made = play([9.0, *QUICK]).rounds(5)
+    assert made.phases == ["ask", "watch", "watch", "watch", "ask"]  # probed, and not tried yet
+    assert [t for asked in made.tasks for t, _ in asked].count("halves") == 1
+    made.rounds(1)
+    assert made.partition() == by_group(THIRDS)
+
+
 def test_without_early_trials_the_end_of_the_decrease_is_waited_for(monkeypatch):
     taken(monkeypatch, 3)
     made = play(QUICK, early=False).rounds(4)
@@ -433,3 +444,17 @@ def test_after_a_trial_in_vain_every_layer_of_the_mean_goes_out(monkeypatch, tmp
     assert any(s.task == "score-cuts" for s in engine.seen)
     tensors = {s.down[slot] for s in engine.of("6.0").values()}
     assert tensors == {state.models[slot].layout.names}
+
+
+def test_losses_of_models_with_layers_of_clients_own_do_not_count(tmp_path):
+    method = coterie.dc_pfl(start=2, alpha=3, early=False)
+    made = experiment(method, people(), schedule=BUSY, settings={"rounds": 9, "evaluate_every": 0})
+    state, _, engine = drive(made, tmp_path, Spy, rounds=9)
+    short = {  # rounds in which not all layers came down, so that clients used their own
+        int(s.order.split(".")[0]) - 1
+        for s in engine.seen
+        if s.task == "train" and s.down["0/0"] != next(iter(state.models.values())).layout.names
+    }
+    assert short
+    assert state.memory["rounds"] == [n for n in range(9) if n not in short]
+    assert len(state.memory["losses"]) == len(state.memory["rounds"])

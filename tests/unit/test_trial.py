@@ -286,6 +286,25 @@ def test_models_to_be_scored_travel_in_half_the_bytes_unless_their_numbers_are_t
     assert trial._restored(large, PLANE) is large
 
 
+def test_models_are_scored_on_the_data_that_are_asked_for(tmp_path):
+    # It trains towards 5 and is validated on 1 and 3: from 2 that is 9, and 1, in squares.
+    door, start = scoring(tmp_path, [1.0, 3.0])
+    door.begin(0)
+    model = {"a": Weights(start.layout, torch.tensor([2.0]))}
+    for on, wanted in (("val", 1.0), ("train", 9.0)):
+        order = Order(0, "score-cuts", model, {"cuts": "a", "on": on})
+        (reply,) = door.gather([order])
+        assert float(reply.arrays["scores"][1]) == pytest.approx(wanted)
+
+
+def test_on_training_data_the_evidence_has_no_say():
+    cuts = torch.tensor([[0, 0], [0, 1]])
+    memory = {"clients": [0, 1], "slot": 0, "cuts": cuts, "rounds": 1, "own": 1, "decisive": True}
+    assert trial._Plan({**memory, "on": "val"}, 1).own == 1
+    assert trial._Plan({**memory, "on": "train"}, 1).own == -1
+    assert trial._Plan({**memory, "decisive": False}, 1).own == -1
+
+
 def test_who_has_no_model_of_its_own_contributed_nothing(tmp_path):
     door, start = scoring(tmp_path, [1.0, 3.0])
     found = scored(door, start, "a b", 0, totals="8 4", a=2.0, b=1.5)

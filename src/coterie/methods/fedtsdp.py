@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,14 @@ from coterie.client import Client
 from coterie.compose import Sharing, no_layer
 from coterie.errors import ConfigError
 from coterie.federation import Array, ClientId, Federation, Order, Scalar, Slot, Upload
-from coterie.grouping import canonical, dbscan, euclidean, find_evidence, jensen_shannon
+from coterie.grouping import (
+    canonical,
+    dbscan,
+    euclidean,
+    find_evidence,
+    jensen_shannon,
+    with_most,
+)
 from coterie.grouping import hopkins as statistic
 from coterie.method import (
     AboveZeroToOne,
@@ -387,17 +393,10 @@ def followed(
 
     A cluster nobody of which is present stays together under a number of its own.
     """
-    found: dict[ClientId, Slot] = {}
-    fresh: dict[Slot, int] = {}
-    for client, old in before.items():
-        went = Counter(present[c] for c in present if before[c] == old)
-        if client in present:
-            found[client] = present[client]
-        elif went:
-            found[client] = min(went, key=lambda g: (-went[g], g))
-        else:
-            found[client] = fresh.setdefault(old, max(present.values()) + 1 + len(fresh))
-    return found
+    placed: dict[ClientId, Slot] = dict(with_most(before, present))
+    absent = dict.fromkeys(old for client, old in before.items() if client not in placed)
+    fresh = {old: max(present.values()) + 1 + i for i, old in enumerate(absent)}
+    return {client: placed.get(client, fresh.get(old, 0)) for client, old in before.items()}
 
 
 def first_tensors(layout: Layout, layers: float) -> list[str]:
