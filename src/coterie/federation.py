@@ -28,7 +28,8 @@ class Order:
     """One piece of work for one client.
 
     ``apart`` marks work that a real client would do on its own, with no message: its bytes are
-    counted apart, as those of scoring are.
+    counted apart, as those of scoring are. ``unhurried`` marks work beside a round's ordinary
+    training, such as evidence about groups: deadlines do not run for it, as before the first round.
     """
 
     client: ClientId
@@ -36,6 +37,7 @@ class Order:
     arrays: Mapping[str, Array] = field(default_factory=dict)
     config: Mapping[str, Scalar] = field(default_factory=dict)
     apart: bool = False
+    unhurried: bool = False
 
 
 @dataclass(frozen=True)

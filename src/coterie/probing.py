@@ -140,6 +140,11 @@ def ask(
     return replace(answer, evidence=evidence, notes=notes)
 
 
+def ask_again(fed: Federation, memory: dict[str, Tree], clients: Sequence[ClientId]) -> Answer:
+    """What those answer to the same probe whose answers were lost, compared among themselves."""
+    return _compare(_answers(fed, memory, clients), memory, None)
+
+
 def steps_needed(
     fed: Federation, start: Weights, clients: Sequence[ClientId], round: int = 0
 ) -> tuple[int, float]:
@@ -211,7 +216,7 @@ def _count(
         return probe.steps, False, 0.0, set()
     whole = start.only(start.layout.shareable)
     config: dict[str, Scalar] = {"round": round, "draw": probe.draw, "keep": keep}
-    orders = [Order(c, "steps", {"model": whole}, config) for c in clients]
+    orders = [Order(c, "steps", {"model": whole}, config, unhurried=True) for c in clients]
     replies = fed.gather(orders)
     if not replies:
         raise NobodyAnswered("no client said how many steps it needs: nobody can be grouped")
@@ -243,7 +248,9 @@ def _orders(
     arrays: dict[str, Array] = {}
     if memory["by"] in ("final-layer", "model", "gradient"):
         arrays["model"] = start.only(start.layout.shareable)
-    return [Order(c, "halves", {} if c in holding else arrays, config) for c in clients]
+    return [
+        Order(c, "halves", {} if c in holding else arrays, config, unhurried=True) for c in clients
+    ]
 
 
 def _answers(

@@ -436,9 +436,10 @@ def _go_on(
 
 
 def _told(plan: _Plan, people: Collection[ClientId], orders: Sequence[Order]) -> list[Order]:
-    """Orders to train; in the last round of a trial, its clients' models will be scored."""
+    """Orders to train, however long it takes; in the last round the clients' models are scored."""
+    orders = [replace(o, unhurried=True) for o in orders]
     if not plan.last:
-        return list(orders)
+        return orders
     asked, steps = set(people), plan.memory["steps"]
     return [
         replace(o, config={**o.config, STEPS: steps}) if o.client in asked else o for o in orders
@@ -482,7 +483,7 @@ def _scores(
         offered = offer(models, sent)
         if kept:
             offered = {name: _shortened(model) for name, model in offered.items()}
-        orders.append(Order(client, "score-cuts", offered, config))
+        orders.append(Order(client, "score-cuts", offered, config, unhurried=True))
     means = fed.reduce(orders, {c: {plan.finest(c): 1.0} for c in people}, by_examples=False)
     rows = [(m.arrays["scores"], len(m.clients)) for m in means.values() if m.arrays]
     count = sum(n for _, n in rows)

@@ -1,6 +1,7 @@
 """Codecs, clocks and round policy through whole runs: known optima, hand-worked seconds."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,10 +9,13 @@ from torch import nn
 
 import coterie
 from coterie.data import ClientData, Population, Split
+from coterie.door import door as doors
 from coterie.door.coding import Coding, encode
+from coterie.engines import loop as loops
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, TrainingError
+from coterie.federation import Order
 from coterie.run import live as running
 from coterie.run.ending import Stop as Ending
 from coterie.run.experiment import ENGINES, execute
@@ -254,6 +258,68 @@ def test_the_exchanges_of_a_round_share_its_deadline():
     assert told["late"] == 1
     assert lasted(told) == pytest.approx(3.5)
     assert told["client_bytes"]["0"][1] > 1.5 * told["client_bytes"]["1"][1]
+
+
+def unhurried_first(inner):
+    """A round that begins with work for which no deadline runs."""
+
+    def round(fed, state, info):
+        fed.gather([replace(o, unhurried=True) for o in orders(state, info)])
+        return inner.round(fed, state, info)
+
+    def orders(state, info):
+        return [Order(c, "train", inner.sends(state, c)) for c in info.cohort]
+
+    return replace(inner, round=round)
+
+
+def test_unhurried_work_is_waited_for_and_leaves_the_deadline_to_the_round():
+    # It takes the slowest client four seconds; two of four are done in the 2.5 that follow.
+    told = execute(timed(unhurried_first(coterie.fedavg()), deadline=2.5)).history[0]
+    assert (told["late"], told["lost"]) == (2, 0)
+    assert lasted(told) == pytest.approx(6.5, abs=1e-3)
+    assert told["client_bytes"]["0"][1] > 1.5 * told["client_bytes"]["3"][1] > 0
+
+
+def test_of_unhurried_work_not_only_the_first_reports_count():
+    made = timed(unhurried_first(coterie.fedavg()), cohort=2, over_selection=2.0)
+    told = execute(made).history[0]
+    assert told["late"] == 2  # of the training only
+    assert lasted(told) == pytest.approx(6.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_unhurried_work_is_no_part_of_a_real_deadline(waits, monkeypatch):
+    now = [0.0]
+    for module in (doors, loops):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    inner = coterie.fedavg()
+    first = unhurried_first(inner)
+
+    def slow(client, arrays, config):
+        now[0] += 4.0
+        return inner.tasks["train"](client, arrays, config)
+
+    def hurried(fed, state, info):
+        return first.round(Hurrying(fed), state, info)
+
+    made = replace(first, tasks={**inner.tasks, "train": slow})
+    made = made if waits else replace(made, round=hurried)
+    told = execute(timed(made, STEPS[:2], real_deadline=9.0)).history[0]
+    assert ("abandoned" in told) == (not waits)
+
+
+class Hurrying:
+    """A federation in which every order is an ordinary one."""
+
+    def __init__(self, fed):
+        self.fed = fed
+
+    def __getattr__(self, name):
+        return getattr(self.fed, name)
+
+    def gather(self, orders):
+        return self.fed.gather([replace(o, unhurried=False) for o in orders])
 
 
 def test_what_was_waited_for_before_is_no_part_of_the_deadline(tmp_path):

@@ -246,6 +246,33 @@ def test_when_nobody_answers_the_round_goes_on_and_they_are_asked_in_the_next(mo
     assert made.partition() == by_group(THIRDS)
 
 
+def test_whose_answer_is_lost_is_asked_again_before_anybody_is_tried(monkeypatch):
+    taken(monkeypatch, 3)
+    run = play(QUICK, lost=lambda number, o: o.task == "halves" and o.client == 5 and number < 3)
+    run.rounds(4)
+    asked = [[(t, n) for t, n in round if t in ("steps", "halves")] for round in run.tasks]
+    assert asked == [[], [("steps", 12), ("halves", 12)], [("halves", 1)], [("halves", 1)]]
+    known = run.state.memory["answers"]
+    assert known["clients"] == list(CLIENTS)
+    assert all(torch.allclose(known["halves"][:, c], complete(c)) for c in CLIENTS)
+    assert run.partition() == by_group(THIRDS)
+    assert [t for t, _ in run.tasks[2]] == ["halves", "train"]  # no trial without it
+
+
+def complete(client):
+    return torch.stack([torch.nn.functional.normalize(s.vector, dim=0) for s in sides(client)])
+
+
+def test_who_never_answers_is_asked_three_times_and_goes_with_the_others(monkeypatch):
+    taken(monkeypatch, 3)
+    run = play(QUICK, lost=lambda number, o: o.task == "halves" and o.client == 5)
+    run.rounds(6)
+    assert sum(t == "halves" for round in run.tasks for t, _ in round) == 3
+    assert 5 not in run.state.memory["answers"]["clients"]
+    assert len(run.partition()) == 3
+    assert 5 in run.state.groups
+
+
 def test_a_trial_that_nobody_answers_is_put_off(monkeypatch):
     taken(monkeypatch, 3)
     made = play()

@@ -314,14 +314,14 @@ class Door:
         asked = [*requests, *(sheet.request(o) for o in spare.values())]
         arrived: dict[ClientId, Message] = {}
         bodies: dict[ClientId, Mapping[str, Any]] = {}
-        ends = math.inf if not orders or orders[0].task in NO_WORK else self._ends
-        real = self._real_deadline
-        apart = not self.cohort or not orders or orders[0].task in NO_WORK
+        apart = not self.cohort or not orders or orders[0].task in NO_WORK or _unhurried(orders)
+        ends = math.inf if apart else self._ends
+        real, began = self._real_deadline, time.monotonic()
         if real is not None and (
             (self.cohort and orders and orders[0].task == SECURE)
             or (apart and self.samples is not None)  # nobody waits for ever for others' machines
         ):
-            ends = time.monotonic() + real
+            ends = began + real
         until, late = None if math.isinf(ends) else ends, set[ClientId]()
         with closing(self.engine.exchange(asked, until)) as arriving:
             for client, message in arriving:
@@ -337,6 +337,8 @@ class Door:
                     # others are still at work.
                     with suppress(WireError), self._forgiving(client):
                         bodies[client] = sheet.read(client, by_client[client], message)
+        if apart:
+            self._ends += time.monotonic() - began
         # Members of different secure sums send arrays of different lengths, as is right.
         if self.samples is not None and not beside and orders and orders[0].task != SECURE:
             for client, why in misfits(by_client, bodies).items():
@@ -452,19 +454,23 @@ class Door:
         finishes |= dict.fromkeys(lost, Seconds(waiting=math.inf))
         left, enough, gone = None, None, None
         policy, available = self.terms.policy, self.terms.availability
+        unhurried = _unhurried(orders)
         if self.cohort:
-            if policy.deadline is not None:
+            if policy.deadline is not None and not unhurried:
                 # Each step of a protocol has the time anew: who is late with its work must not
                 # leave the others none to unmask in.
                 spent = 0.0 if orders[0].task == SECURE else self.round_lasted.total - self._waited
                 left = policy.deadline - spent
-            if len(orders) > self.enough and {o.client for o in orders} <= set(self.cohort):
+            ours = {o.client for o in orders} <= set(self.cohort)
+            if ours and not unhurried and len(orders) > self.enough:
                 enough = self.enough
             if available is not None:
                 now = self.lasted.total
                 gone = {c: available.until(c, now) - now for c in finishes}
         found = accept(finishes, enough, left, gone)
         self._lasts(found.lasted)
+        if unhurried:
+            self._waited += found.lasted.total
         return set(answers) - set(found.reported)
 
     def _lasts(self, seconds: Seconds) -> None:
@@ -674,6 +680,10 @@ def layers_of(arrays: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:
         name: array.layout.layers if isinstance(array, Weights) else ()
         for name, array in arrays.items()
     }
+
+
+def _unhurried(orders: Sequence[Order]) -> bool:
+    return any(o.unhurried for o in orders)
 
 
 def _leg(request: Request, answer: Message, apart: bool) -> Leg:

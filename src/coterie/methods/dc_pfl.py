@@ -84,8 +84,8 @@ def dc_pfl(
             that holds more than half of the bytes in any case; decided once for each group. A
             number from 0 to 1: those below this share of the mean discrepancy over layers, the
             paper's rule (0.1).
-        levels: which cuts of the tree are tried: "tree", each of its merges, or γ̃ in steps of this
-            number, above 0 to 1 (the paper's 0.2).
+        levels: which cuts of the tree are tried: "tree", each of its merges and the groups of the
+            evidence, or only γ̃ in steps of this number, above 0 to 1 (the paper's 0.2).
         trial: "cuts" as above; "two-models" is the paper's: γ̃ goes down by one level, after one
             round with all layers clients train both their old and their new group's model, and the
             groups change if the mean loss of the new ones is lower; the evidence is not asked.
@@ -116,9 +116,12 @@ def dc_pfl(
     Departs: the defaults of ``share``, ``levels``, ``trial``, ``trial_on`` and ``bend`` are ours.
     With the paper's, splits came in the rounds 11, 22, 33 and 44 of every run, whatever the loss
     did, clients with identical data were split, and no layer ever rested. A pair of clients that
-    never took part together counts as average apart. A client with no reply in a trial of two
-    models stays with the majority's decision; with partial participation only those who take part
-    in it are asked.
+    never took part together counts as average apart. Who does not answer the probe is asked up to
+    three times, and then goes with most of its group. Of more than 16 groups not every cut is
+    tried, but each a quarter finer than the one before. If nobody has validation data, groups are
+    those of the evidence, untried. A client with no reply in a trial of two models stays with the
+    majority's decision; with partial participation only those who take part in such a trial are
+    asked.
     Reference: Liu et al., Dynamic Clustering for Personalized Federated Learning on Heterogeneous
     Edge Devices (DC-PFL).
     """
@@ -172,7 +175,7 @@ class Course:
     def finer(self, state: State) -> dict[str, Any]:
         """What comes after the end of a rapid decrease."""
         if self.trial == "cuts":
-            return self.splitting.begins(state)
+            return {"phase": "ask", "early": False}
         now = len(set(state.groups.values()))
         deepest = self.levels.deepest(tree_of(state.memory))
         for level in range(state.memory["level"] + 1, deepest + 1):
@@ -245,7 +248,7 @@ class Course:
             and self.early
             and self.trial == "cuts"
         ):
-            memory |= self.splitting.begins(state, early=True)
+            memory |= {"phase": "ask", "early": True}
         state = replace(state, memory=memory)
         return replace(state, notes=self.shown(state, notes))
 

@@ -311,7 +311,7 @@ def two_of_each(
     fed: Federation, public: Public, batch: Tensor, base: Weights, clients: Sequence[ClientId]
 ) -> tuple[list[ClientId], Halves]:
     """Two models of each of these clients who answers and has more than one sample."""
-    replies = fed.gather([Order(c, "halves", {}) for c in clients])
+    replies = fed.gather([Order(c, "halves", {}, unhurried=True) for c in clients])
     found = {r.client: r for r in replies if len(r.arrays) == 2}
     if not found:
         return [], Halves()

@@ -21,6 +21,7 @@ from coterie.probing import NobodyAnswered, Probe
 Trains = Callable[[State, Sequence[ClientId]], State]
 Orders = Callable[[State, ClientId], Order]
 SHARING = Sharing()
+TIMES = 3  # that a client is asked whose answer is lost
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,6 @@ class Splitting:
     on: str
     sleep: int
 
-    def begins(self, state: State, early: bool = False) -> dict[str, Any]:
-        """What is remembered when finer groups are to be looked for."""
-        asked = {"phase": "ask", "early": early}
-        if "answers" in state.memory:
-            asked["queue"] = self.divided(state, early)
-        return asked
-
     def divided(self, state: State, early: bool) -> list[Slot]:
         """The groups in which one half of the clients' data predicts the other by groups."""
         slots = sorted(set(state.groups.values()), key=str)
@@ -92,21 +86,10 @@ class Splitting:
 
     def proposed(self, fed: Federation, state: State, info: Round) -> State:
         """With a trial of the next group in this round, or, if there is none, what comes then."""
-        if "answers" not in state.memory:
-            known = [c for c in state.memory["clients"] if c in fed.clients]
-            try:
-                answer = probing.ask(fed, Probe("model"), state.memory["start"], known)
-            except NobodyAnswered:
-                return state  # they are asked again in the next round
-            answers = {
-                "clients": answer.clients,
-                "halves": answer.halves,
-                "counts": answer.examples,
-                "steps": answer.memory["steps"],
-                "validated": answer.validated,
-            }
-            notes = {**state.notes, "evidence": answer.notes, "why": answer.evidence.why}
-            state = replace(state.joined({}, answers=answers), notes=notes)
+        if "queue" not in state.memory:
+            state, complete = answered(fed, state)
+            if not complete:
+                return state
             state = state.joined({}, queue=self.divided(state, state.memory["early"]))
         if not state.memory["queue"]:
             return self.concluded(state, info)
@@ -129,7 +112,7 @@ class Splitting:
             info.number,
             fed.min_group,
             again=False,
-            steps=state.memory["answers"]["steps"],
+            steps=state.memory["answers"]["probe"]["steps"],
             cuts=self.levels.restricted(tree_of(state.memory), at),
             on=self.on,
         )
@@ -170,6 +153,7 @@ class Splitting:
             state = replace(state, groups=with_most(before.groups, state.groups))
         if memory["queue"]:
             return replace(state, memory=memory)
+        del memory["queue"]
         changed, tried = memory.pop("changed", False), memory.pop("tried", False)
         memory["phase"] = "watch"
         if not self.divided(replace(state, memory=memory), early=False):
@@ -179,6 +163,62 @@ class Splitting:
         if tried:
             memory |= {"losses": [], "rounds": []}
         return replace(state, memory=memory)
+
+
+def answered(fed: Federation, state: State) -> tuple[State, bool]:
+    """With what clients answer to the probe, and whether it is complete.
+
+    Whose answer is lost is asked again in the next rounds, up to ``TIMES`` in all: one that was
+    never heard could only follow the others of its group.
+    """
+    start, known = state.memory["start"], state.memory.get("answers")
+    heard = known["heard"] if known else []
+    silent = [c for c in state.memory["clients"] if c in fed.clients and c not in heard]
+    try:
+        if known is None:
+            answer = probing.ask(fed, Probe("model"), start, silent)
+        elif silent and known["times"] < TIMES:
+            answer = probing.ask_again(fed, {**known["probe"], "start": start}, silent)
+        else:
+            return state, True
+    except NobodyAnswered:
+        if known is None:
+            return state, False  # they are asked again in the next round
+        answers = {**known, "times": known["times"] + 1}
+        return state.joined({}, answers=answers), answers["times"] >= TIMES
+    answers = {
+        "clients": answer.clients,
+        "halves": answer.halves,
+        "counts": answer.examples,
+        "heard": [*answer.clients, *answer.notes.get("too_small", [])],
+        "validated": answer.validated,
+        "probe": {k: v for k, v in answer.memory.items() if k != "start"},
+        "times": 1,
+    }
+    notes = dict(state.notes)
+    if known is None:
+        notes |= {"evidence": answer.notes, "why": answer.evidence.why}
+    else:
+        answers = _both(known, answers)
+    state = replace(state.joined({}, answers=answers), notes=notes)
+    return state, len(answers["heard"]) == len(heard) + len(silent) or answers["times"] >= TIMES
+
+
+def _both(known: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers of two exchanges as those of one, in order of clients."""
+    clients = [*known["clients"], *more["clients"]]
+    order = sorted(range(len(clients)), key=clients.__getitem__)
+    counts = [*known["counts"], *more["counts"]]
+    halves = [side for side in (known["halves"], more["halves"]) if side.numel()]
+    return {
+        "clients": [clients[i] for i in order],
+        "halves": torch.cat(halves, 1)[:, order] if halves else known["halves"],
+        "counts": [counts[i] for i in order],
+        "heard": [*known["heard"], *more["heard"]],
+        "validated": known["validated"] or more["validated"],
+        "probe": known["probe"],
+        "times": known["times"] + 1,
+    }
 
 
 def mean_distances(memory: Mapping[str, Any]) -> Array:
