@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -46,6 +45,8 @@ from coterie.compose import Assign, grouped
 from coterie.data import Population, from_clients
 from coterie.method import Method, State
 from coterie.probing import Probe
+from methods import commit
+from rows import read
 
 RESULTS = Path(__file__).parent / "results"
 CLIENTS, GROUPS = 20, 4
@@ -255,17 +256,6 @@ def cells(asked: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 def key_of(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     names = ("set", "kind", "sizes", "schedule", "seed", "method", "rounds", "model")
     return tuple(cell.get(name) for name in names)
-
-
-def read(place: Path) -> list[dict[str, Any]]:
-    """The rows that are there; one that was cut off is left out."""
-    rows = []
-    for line in place.read_text().splitlines() if place.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
 
 
 def attempt(some: Sequence[Mapping[str, Any]], folder: str | None) -> list[dict[str, Any]]:
@@ -532,13 +522,6 @@ def command(asked: argparse.Namespace) -> str:
 
 
 @cache
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     asked = arguments()
     if not asked.table_only:

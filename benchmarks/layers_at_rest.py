@@ -23,7 +23,6 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -34,8 +33,8 @@ import torch
 import coterie
 from coterie.data import build_population, load
 from dc_pfl_table import write
-from grouping_matrix import commit, read
-from methods import RESULTS, machine
+from methods import RESULTS, commit, machine
+from rows import carried_out
 
 CLIENTS, LR, EPOCHS, BATCH = 50, 0.05, 5, 32
 LAST = 3  # full rounds at the end that scores are averaged over
@@ -92,10 +91,6 @@ def run(cell: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
         "split_rounds": [e["round"] for _, e in rounds if "verdict" in e["notes"]],
         "seconds": round(seconds, 1),
     }
-
-
-def key_of(row: Mapping[str, Any]) -> str:
-    return json.dumps([row[k] for k in ("model", "seed", "method", "rounds", "samples")])
 
 
 def named(method: Mapping[str, Any]) -> str:
@@ -164,18 +159,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     asked.seeds = [int(s) for s in asked.seeds.split(",")]
-    wanted = list(cells(asked))
-    done = {key_of(row): row for row in read(asked.runs)}
-    missing = [c for c in wanted if key_of(c) not in done]
-    asked.runs.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(asked.jobs) as pool, asked.runs.open("a") as file:
-        for future in as_completed([pool.submit(run, c, asked.folder) for c in missing]):
-            row = future.result()
-            done[key_of(row)] = row
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            print(json.dumps(row), flush=True)
-    rows = [done[key_of(c)] for c in wanted]
+    work = partial(run, folder=asked.folder)
+    rows = carried_out(list(cells(asked)), work, asked.runs, asked.jobs)
     shares = f" --shares {asked.shares}" if asked.shares else ""
     kept = {
         "command": f"python benchmarks/layers_at_rest.py --folder DATA{shares}",

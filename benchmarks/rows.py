@@ -1,0 +1,50 @@
+"""Runs that append a row of results each as they come, and go on where they were stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def read(place: Path) -> list[Row]:
+    """The rows that are there; one that was cut off is left out."""
+    rows = []
+    for line in place.read_text().splitlines() if place.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def carried_out(
+    cells: Sequence[Mapping[str, Any]],
+    run: Callable[[Mapping[str, Any]], Row],
+    place: Path,
+    jobs: int,
+) -> list[Row]:
+    """The row of every cell, which are the settings that a row begins with; runs what is missing.
+
+    ``run`` must be importable by other processes, as a ``partial`` of a function is.
+    """
+
+    def key_of(row: Mapping[str, Any]) -> str:
+        return json.dumps([row[k] for k in cells[0]])
+
+    done = {key_of(row): row for row in read(place) if set(cells[0]) <= set(row)}
+    missing = [c for c in cells if key_of(c) not in done]
+    print(f"{len(missing)} runs to do, {len(cells) - len(missing)} done", flush=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(jobs) as pool, place.open("a") as file:
+        for future in as_completed([pool.submit(run, c) for c in missing]):
+            row = future.result()
+            done[key_of(row)] = row
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print(json.dumps(row), flush=True)
+    return [done[key_of(c)] for c in cells]
