@@ -410,6 +410,7 @@ def grouped(
         headline=train.headline,
         takes_as_public=assign.takes_as_public,
         needs_public=assign.needs_public,
+        chooses="slot" if assign.picks else "",
     )
 
 

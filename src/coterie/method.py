@@ -214,7 +214,8 @@ class Method:
     score that it is judged by, "received" or "adapted". One that ``keeps_budget`` ends by itself
     before a budget is exceeded. One that ``needs_public`` runs models on the server's own samples.
     ``takes_as_public`` is what it was told about clients beforehand,
-    which no noise hides, and how far that matters.
+    which no noise hides, and how far that matters. ``chooses`` is the metric in which its clients
+    name the slot that their model goes into, where they choose it themselves.
     """
 
     name: str
@@ -239,6 +240,7 @@ class Method:
     keeps_budget: bool = False
     takes_as_public: str = ""
     needs_public: bool = False
+    chooses: str = ""
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:

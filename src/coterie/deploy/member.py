@@ -159,6 +159,11 @@ class Member:
             return None
         if self.secure and not plan.privacy.secure:
             raise WireError("this client takes part in runs with secure sums only")
+        if plan.privacy.on and plan.privacy.randomness != "system":
+            raise WireError(
+                "secure sums and noise among real clients need real randomness, and these terms "
+                "take keys and noise from the server's seed: set privacy.randomness = system"
+            )
         if plan.privacy.on:
             self._write_identities(plan.folder)
         self._site, self._run = Site(plan, self._keep, self._tell), run

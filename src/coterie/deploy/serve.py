@@ -431,9 +431,12 @@ def _check(config: Config) -> None:
             )
     if config.run.holdout:
         raise ConfigError("run.holdout is for simulations: who comes late is admitted by itself")
-    if config.privacy.secure and config.privacy.randomness != "system":
+    private = config.privacy
+    hides = private.secure or private.epsilon is not None or private.noise is not None
+    if hides and private.randomness != "system":
         raise ConfigError(
-            "secure sums among real clients need real randomness: set privacy.randomness = system"
+            "secure sums and noise among real clients need real randomness: set "
+            "privacy.randomness = system"
         )
 
 

@@ -108,6 +108,7 @@ class Site:
             plan.roster,
             plan.method.name,
             max(1, min(plan.train_sizes.values(), default=1)),
+            plan.method.chooses,
         )
         self._decoded: Decoded = {}
 
@@ -185,6 +186,8 @@ class Site:
         began, version, expects = time.perf_counter(), body["order"], body.get("expects", "")
         if body["task"] == SECURE:
             sent, beside = self.sealing.step(id, body)
+            if self.keeper is not None and "refused" in beside:
+                self.tell(f"refused to go on with a sum: {beside['refused']}")
             reply = self._reply(0, sent, more={"beside": beside})
             return replace(reply, work=Work(time.perf_counter() - began))
         if self.store.holds(id, version):

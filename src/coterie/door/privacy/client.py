@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
 from coterie.door.privacy.secagg import Rejected, Session
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import content_of, digest_of
-from coterie.errors import ConfigError, RunDirError, TrainingError
+from coterie.errors import ConfigError, CoterieError, RunDirError, TrainingError
 from coterie.federation import Array, ClientId, Upload
 from coterie.tree import read_tree, write_atomic, write_tree
 from coterie.weights import Layout, Weights
@@ -105,6 +106,7 @@ class Sealing:
     roster: Roster
     method: str = ""
     least_samples: int = 1
+    chooses: str = ""  # the metric in which clients of this method name their slot
 
     @property
     def entropy(self) -> Entropy:
@@ -173,7 +175,7 @@ class Sealing:
         """Keep the upload for a sum; what leaves now are keys, and what it will consist of."""
         told = body["beside"]
         if "chosen" in told:
-            slot: Any = int(upload.metrics[told["chosen"]])
+            slot: Any = self._chosen(client, upload, received, told["chosen"])
         elif "slot" in told:
             slot = told["slot"]
         else:  # its work goes into no mean
@@ -195,6 +197,8 @@ class Sealing:
             kept = read_tree(path, self.layout)
             if kept["order"] != order:
                 raise TrainingError(f"client {client} was asked a second time for the same sum")
+            if "refused" in kept:
+                raise TrainingError(kept["refused"])
             return Upload({"secure": kept["advert"]}), kept["beside"]
         random = self.entropy.stream("keys", session.round, client, session.attempt)
         member = Member(session, client, self.roster.private(client), self.roster, random)
@@ -229,6 +233,23 @@ class Sealing:
         write_tree(path, kept, self.layout, durable=self._real)
         return Upload({"secure": _bytes(advert)}), beside
 
+    def _chosen(
+        self, client: ClientId, upload: Upload, received: Mapping[str, Array], metric: object
+    ) -> int:
+        """The slot that this client has chosen: a position among the models that it received.
+
+        What a server names otherwise would leave the client as it is, beside the sum.
+        """
+        if not self.chooses or metric != self.chooses:
+            raise ConfigError(
+                f"client {client} was asked to name its slot by '{metric}', which clients of "
+                f"method {self.method} do not choose it by"
+            )
+        found = upload.metrics.get(self.chooses, math.nan)
+        if found not in range(max(1, len(received))):
+            raise TrainingError(f"client {client} has chosen slot {found} of {len(received)}")
+        return int(found)
+
     def step(self, client: ClientId, body: Mapping[str, Any]) -> tuple[Upload, dict[str, Any]]:
         """One step of the protocol; who must refuse it says why, and is out of the sum."""
         from coterie.door.privacy.secagg import Member
@@ -240,6 +261,8 @@ class Sealing:
             kept = read_tree(path, self.layout)
         except RunDirError:
             return Upload(), {"refused": f"client {client} knows nothing of this sum"}
+        if "refused" in kept:
+            return Upload(), {"refused": kept["refused"]}
         if kept["step"] == digest:
             return Upload({"secure": kept["reply"]}), {"slot": kept["slot"]}
         random = self.entropy.stream("shares", kept["round"], client, told["attempt"])
@@ -249,14 +272,22 @@ class Sealing:
                 values = self._values(client, kept, told, member)
                 sent = member.mask(said, values, about(told, kept["content"]))
                 kept |= {"arrays": {}, "metrics": {}}  # hidden in the sum now, and needed no more
+            elif told["step"] not in _STEPS:
+                raise Rejected(f"client {client} was asked for a step that there is not")
             else:
                 sent = getattr(member, _STEPS[told["step"]])(said)
             if told["step"] == "survivors":
                 self._sign(client, kept, member.survivors)
             reply = Upload({"secure": _bytes(sent)}), {"slot": kept["slot"]}
             kept |= {"step": digest, "reply": _bytes(sent)}
-        except Rejected as why:  # and nothing is answered after it
-            reply = Upload(), {"refused": str(why)}
+        except Exception as why:
+            # It ends here: nothing of it is answered any more, and its secrets are gone.
+            text = str(why) if isinstance(why, Rejected | CoterieError) else "it makes no sense"
+            over = {"refused": text, "order": kept["order"]}
+            write_tree(path, over, self.layout, durable=self._real)
+            if isinstance(why, Rejected):
+                return Upload(), {"refused": text}
+            raise
         kept["member"] = _bytes(member.to_bytes())
         write_tree(path, kept, self.layout, durable=self._real)
         return reply
