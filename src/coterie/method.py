@@ -295,3 +295,42 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
         return replace(made, source=source)
 
     return make
+
+
+def exclusive(*names: str) -> Callable[[Callable[P, Method]], Callable[P, Method]]:
+    """Declare parameters of which only one may be given, below ``@method``.
+
+    A call that gives two of them other values than their defaults is refused. Settings that are
+    laid over others, such as a user's over a scenario's, replace one of them by another.
+
+    >>> @method
+    ... @exclusive("height", "count")
+    ... def mine(height: float = 1.0, count: int | None = None) -> Method: ...
+    >>> mine(height=2.0, count=3)
+    Traceback (most recent call last):
+    coterie.errors.ConfigError: method mine: give height or count, not both
+    """
+
+    def declare(factory: Callable[P, Method]) -> Callable[P, Method]:
+        signature = inspect.signature(factory)
+
+        @functools.wraps(factory)
+        def make(*args: P.args, **kwargs: P.kwargs) -> Method:
+            values = signature.bind(*args, **kwargs).arguments
+            usual = {name: signature.parameters[name].default for name in names}
+            given = [name for name in names if values.get(name, usual[name]) != usual[name]]
+            if len(given) > 1:
+                label = factory.__name__.replace("_", "-")
+                raise ConfigError(f"method {label}: give {' or '.join(given)}, not both")
+            return factory(*args, **kwargs)
+
+        vars(make)["exclusive"] = (*exclusive_sets(factory), names)
+        return make
+
+    return declare
+
+
+def exclusive_sets(factory: Callable[..., Method]) -> tuple[tuple[str, ...], ...]:
+    """The sets of parameters of which a factory takes only one each, as it declares them."""
+    declared: tuple[tuple[str, ...], ...] = getattr(factory, "exclusive", ())
+    return declared

@@ -305,7 +305,7 @@ def test_manhattan_in_blocks_is_manhattan():
 
 
 def test_what_fl_hc_refuses(tmp_path):
-    with pytest.raises(ConfigError, match="clusters or a threshold, not both"):
+    with pytest.raises(ConfigError, match="fl-hc: give threshold or clusters, not both"):
         fl_hc(clusters=2, threshold=1.0)
     with pytest.raises(ConfigError, match="clusters = 7 groups for 6 clients"):
         experiment(fl_hc(clusters=7)).plan(tmp_path)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from coterie.compose import combined
 from coterie.errors import ConfigError, unknown
 from coterie.layerwise import layer_wise
-from coterie.method import Method, Source
+from coterie.method import Method, Source, exclusive_sets
 from coterie.methods.adaptive_tau import adaptive_tau
 from coterie.methods.cfl import cfl
 from coterie.methods.clustered import ifca, oracle
@@ -42,6 +42,7 @@ __all__ = [
     "clusterfl",
     "dc_pfl",
     "ditto",
+    "excluded_by",
     "fedadam",
     "fedavg",
     "fedavgm",
@@ -127,6 +128,21 @@ def find(name: str) -> Callable[..., Method]:
         factory: Callable[..., Method] = plugins[name].load()
         return factory
     raise ConfigError(unknown("method", name, [*METHODS, *plugins]))
+
+
+def excluded_by(name: str, parameter: str) -> set[str]:
+    """The parameters of a method, or of a combination, that cannot be given beside this one.
+
+    >>> excluded_by("fedclust", "threshold"), excluded_by("fedclust", "linkage")
+    ({'clusters'}, set())
+    """
+    factories = [find(part) for part in name.split("+") if _is_known(part)]
+    declared = [names for factory in factories for names in exclusive_sets(factory)]
+    return {other for names in declared if parameter in names for other in names} - {parameter}
+
+
+def _is_known(name: str) -> bool:
+    return name in METHODS or name in entry_points(group="coterie.methods").names
 
 
 def make(

@@ -13,14 +13,15 @@ from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
 from coterie.grouping import euclidean
-from coterie.method import Bound, Count, Method, Round, Setup, State, method
+from coterie.method import Bound, Count, Method, Round, Setup, State, exclusive, method
 from coterie.methods.evidenced import Evidenced, Try, by_evidence
-from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
+from coterie.methods.trees import Linkage, cut_tree, no_more
 from coterie.probing import Probe, final_layer
 from coterie.weights import Weights
 
 
 @method
+@exclusive("threshold", "clusters")
 def fedclust(
     threshold: Bound | Literal["auto"] = "auto",
     clusters: Count | None = None,
@@ -73,7 +74,6 @@ def fedclust(
     Reference: Islam et al., FedClust: Tackling Data Heterogeneity in Federated Learning through
     Weight-Driven Client Clustering, ICPP 2024.
     """
-    one_of("fedclust", threshold, clusters)
     if threshold == "auto" and clusters is None:
         probe = Probe("final-layer", warmup_steps, warmup_epochs, fallback)
         tries: Try = "off" if start == "zero" else trial

@@ -17,9 +17,9 @@ from coterie.grouping import (
     paired_angle_matrix,
     smallest_angle_matrix,
 )
-from coterie.method import Bound, Count, Method, Round, Setup, State, method
+from coterie.method import Bound, Count, Method, Round, Setup, State, exclusive, method
 from coterie.methods.evidenced import Evidenced, Try, by_evidence
-from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
+from coterie.methods.trees import Linkage, cut_tree, no_more
 from coterie.probing import Probe, directions, inputs
 from coterie.weights import Weights
 
@@ -28,6 +28,7 @@ _FINEST = 1e-4  # degrees: smaller angles between such vectors are rounding
 
 
 @method
+@exclusive("threshold", "clusters")
 def pacfl(
     threshold: Bound | Literal["auto"] = "auto",
     clusters: Count | None = None,
@@ -72,7 +73,6 @@ def pacfl(
     Reference: Vahidian et al., Efficient Distribution Similarity Identification in Clustered
     Federated Learning via Principal Angles Between Client Data Subspaces, AAAI 2023.
     """
-    one_of("pacfl", threshold, clusters)
     if threshold == "auto" and clusters is None:
         how = Evidenced(Probe("data", vectors=p), trial, trial_rounds)
         return grouped("pacfl", by_evidence(how))

@@ -28,12 +28,13 @@ from coterie.method import (
     Setup,
     Share,
     State,
+    exclusive,
     matrix,
     method,
     no_public,
 )
 from coterie.methods.evidenced import Evidenced, Try, by_evidence, once_after, while_one
-from coterie.methods.trees import Linkage, cut_tree, no_more, one_of
+from coterie.methods.trees import Linkage, cut_tree, no_more
 from coterie.probing import Probe
 from coterie.weights import Weights
 
@@ -44,6 +45,7 @@ Label = Callable[[State, Round, Sent], tuple[Matrix, dict[str, Any]]]
 
 
 @method
+@exclusive("threshold", "clusters")
 def fl_hc(
     rounds: Natural = 5,
     threshold: Bound | Literal["auto"] = "auto",
@@ -86,7 +88,6 @@ def fl_hc(
     Reference: Briggs et al., Federated Learning with Hierarchical Clustering of Local Updates to
     Improve Training on Non-IID Data, IJCNN 2020.
     """
-    one_of("fl-hc", threshold, clusters)
     if threshold == "auto" and clusters is None:
         how = Evidenced(Probe("model"), trial, trial_rounds, first=rounds, later=rounds)
         return grouped("fl-hc", by_evidence(how, once_after(how, rounds)))

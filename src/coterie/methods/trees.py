@@ -113,12 +113,6 @@ def chosen_because(best: Cut) -> str:
     return f"{chosen} of all cuts"
 
 
-def one_of(name: str, threshold: float | Literal["auto"], clusters: int | None) -> None:
-    """Refuse a height and a number of groups at once."""
-    if clusters is not None and threshold != "auto":
-        raise ConfigError(f"method {name}: give clusters or a threshold, not both")
-
-
 def no_more(name: str, word: str, count: int | None) -> Check:
     """Refuses more groups than there are clients."""
 

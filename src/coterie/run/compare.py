@@ -14,7 +14,7 @@ from typing import Any
 
 from coterie.errors import ConfigError, CoterieError, Interrupted, RunDirError, TrainingError
 from coterie.run.comparison import Comparison
-from coterie.run.config import Config, assign, parse, run_anew
+from coterie.run.config import Config, assign, displace, parse, run_anew
 from coterie.run.entries import (
     Entry,
     Note,
@@ -149,7 +149,10 @@ def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> 
     given = tree.get("method", {})
     its_own = given.get("name", Config().method.name) == name
     kept = {k: v for k, v in given.items() if its_own or k.startswith("layer_")}
-    tree["method"] = {**kept, "name": name, **parameters}
+    tree["method"] = {**kept, "name": name}
+    set_later = [key.removeprefix("method.") for key, _ in assignments]
+    displace(tree, [*parameters, *set_later])
+    tree["method"] |= parameters
     for key, value in assignments:
         if key in training:
             raise ConfigError(f"vary {key}: {title} says it itself; leave one of the two out")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +24,7 @@ from coterie.door.privacy.settings import Privacy
 from coterie.errors import ConfigError, DataError, unknown
 from coterie.federation import ClientId
 from coterie.method import Method, Share
+from coterie.methods import excluded_by
 from coterie.methods import make as make_method
 from coterie.methods.known_groups import with_groups_read
 from coterie.models import MODELS, check_init, make_model
@@ -300,12 +301,36 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
 def assign_texts(tree: dict[str, Any], texts: Sequence[str]) -> None:
     """Set each ``section.key=value``; names come first, for they drop another name's parameters.
 
+    A parameter of the method displaces those that cannot be given beside it.
+
     >>> tree = {"method": {"name": "ifca", "k": 3}}
     >>> assign_texts(tree, ["method.mu=0.1", "method.name=fedprox"]); tree
     {'method': {'name': 'fedprox', 'mu': 0.1}}
     """
-    for text in sorted(texts, key=lambda t: not t.partition("=")[0].strip().endswith(".name")):
+    keys = {text: text.partition("=")[0].strip() for text in texts}
+    for text in [t for t in texts if keys[t].endswith(".name")]:
         assign_text(tree, text)
+    displace(tree, [key.removeprefix("method.") for key in keys.values()])
+    for text in [t for t in texts if not keys[t].endswith(".name")]:
+        assign_text(tree, text)
+
+
+def displace(tree: Mapping[str, Any], parameters: Collection[str]) -> None:
+    """Drop parameters of the method that exclude those that are about to be set over them.
+
+    Two that exclude each other and are both to be set stay: the method refuses them.
+
+    >>> tree = {"method": {"name": "fedclust", "clusters": 4}}
+    >>> displace(tree, ["threshold"]); tree
+    {'method': {'name': 'fedclust'}}
+    """
+    table = tree.get("method")
+    if not isinstance(table, dict):
+        return
+    name = str(table.get("name", MethodSection().name))
+    for parameter in parameters:
+        for other in excluded_by(name, parameter).difference(parameters):
+            table.pop(other, None)
 
 
 def assign_text(tree: dict[str, Any], text: str) -> None:
