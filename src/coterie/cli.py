@@ -46,6 +46,7 @@ from coterie.options import (
     Seed,
     Sets,
     ShiftName,
+    StandIn,
     Target,
     Track,
     Workers,
@@ -105,6 +106,7 @@ def run(
     reveal: Reveal = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
+    stand_in: StandIn = False,
     alone: Annotated[
         bool, typer.Option("--alone", help="Also train each client alone, for its gain.")
     ] = False,
@@ -132,11 +134,11 @@ def run(
     flags = {k: v for k, v in locals().items() if k in FLAGS}
     check(track or ())
     if resume is not None:
-        tree = _resumed(resume, config or scenario, directory, sets, flags)
+        tree = _resumed(resume, config or scenario or stand_in, directory, sets, flags)
         about = recall(resume, tree)
     else:
         tree = resolve(config, sets, **flags)
-        chosen = chosen_of(scenario, tree)
+        chosen = chosen_of(scenario, tree, stand_in)
         tree = tree if chosen is None else chosen.tree
         tell(chosen)
         about = None if chosen is None else chosen.about()
@@ -174,7 +176,7 @@ def run(
     else:
         print_summary(out, result.summary, place)
         if about is not None:
-            print_paper(out, about)
+            print_paper(out, about, result.summary)
 
 
 def _resumed(
@@ -274,7 +276,7 @@ def scenarios(
 ) -> None:
     """List the set-ups of papers' experiments, or show one with all its figures."""
     from coterie.report.scenario_tables import print_scenario, scenario_listing
-    from coterie.run.scenarios import SCENARIOS, stand_in
+    from coterie.run.scenarios import SCENARIOS, absent, stand_in
     from coterie.run.scenarios import scenario as find
 
     if name is None:
@@ -282,7 +284,8 @@ def scenarios(
         show(scenario_listing(list(SCENARIOS.values()), used))
         return
     chosen = find(name)
-    print_scenario(out, chosen, stand_in(chosen.data, folder))
+    other = stand_in(chosen.data, folder)
+    print_scenario(out, chosen, "" if other == chosen.data else absent(chosen, other, folder))
 
 
 @app.command()

@@ -83,6 +83,12 @@ ScenarioName = Annotated[
     str | None,
     typer.Option("--scenario", help="A paper's set-up (see `coterie scenarios`); all else wins."),
 ]
+StandIn = Annotated[
+    bool,
+    typer.Option(
+        "--stand-in", help="Use another data set if the scenario's is not at hand, and say so."
+    ),
+]
 
 FLAGS = {
     "data": "data.set",
@@ -139,14 +145,16 @@ def resolve(
     return tree
 
 
-def chosen_of(scenario: str | None, given: dict[str, Any]) -> Chosen | None:
+def chosen_of(scenario: str | None, given: dict[str, Any], stand_in: bool = False) -> Chosen | None:
     """The scenario with the user's own tables laid over it, if one was named."""
     if scenario is None:
+        if stand_in:
+            raise ConfigError("--stand-in is about a scenario's data: name one with --scenario")
         return None
     from coterie.run.scenarios import choose
     from coterie.run.scenarios import scenario as find
 
-    return choose(find(scenario), given)
+    return choose(find(scenario), given, stand_in)
 
 
 def tell(chosen: Chosen | None) -> None:

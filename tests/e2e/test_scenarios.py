@@ -11,7 +11,7 @@ from coterie.run.config import parse
 from coterie.run.scenarios import SCENARIOS, scenario
 
 QUICK = ("--rounds", 1, "--epochs", 1, "--engine", "loop", "-q")
-FEW = ("--clients", 8, "--cohort", 0.5, "--set", "data.samples=200")
+FEW = ("--clients", 8, "--cohort", 0.5, "--set", "data.samples=200", "--stand-in")
 
 
 def config(place: str) -> dict:
@@ -24,8 +24,8 @@ def test_they_are_listed_with_figures_and_data(cli):
     for name in SCENARIOS:
         assert name in ended.out
     row = next(line for line in ended.out.splitlines() if "fedclust/svhn-skew20" in line)
-    assert "95.9 fedclust (table 1)" in row
-    assert "digits instead of svhn" in row
+    assert "95.9 fedclust (tables 1 and 4)" in row
+    assert "svhn is missing; with --stand-in digits" in row
 
 
 def test_the_list_knows_what_is_at_hand(cli, tmp_path):
@@ -35,7 +35,7 @@ def test_the_list_knows_what_is_at_hand(cli, tmp_path):
     ended = cli("scenarios", "--folder", tmp_path / "d")
     row = next(line for line in ended.out.splitlines() if "fedclust/svhn-skew20" in line)
     assert "svhn" in row.split("│")[4]
-    assert "instead" not in row
+    assert "missing" not in row
 
 
 def test_one_is_shown_in_full_and_is_a_configuration(cli):
@@ -44,9 +44,18 @@ def test_one_is_shown_in_full_and_is_a_configuration(cli):
     text = ended.out[ended.out.index("[data]") : ended.out.index("for fedavg:")]
     assert parse(tomllib.loads(text)) == parse(scenario("fedclust/fmnist-skew20").tree())
     assert "train.momentum = 0.9" in ended.out
-    for part in ("Islam et al.", "table 1", "97.92", "71.33", "4.50", "fednova", "received"):
+    for part in ("Islam et al.", "tables 1 and 4", "97.92", "71.33", "4.50", "fednova", "received"):
         assert part in ended.out
-    assert "digits would be used instead" in ended.out
+    assert "needs the data set fashion-mnist" in ended.out
+    assert "digits in its place with --stand-in" in ended.out
+    rows = {words[0]: words for line in ended.out.splitlines() if (words := line.split())}
+    assert "rounds to 75.0 %" in ended.out
+    assert [rows[m][-1] for m in ("local", "fednova", "cfl", "fedclust")] == [
+        "–",
+        "never",
+        "47",
+        "7",
+    ]
 
 
 @pytest.mark.parametrize("words", [("scenarios",), ("run", "--scenario"), ("probe", "--scenario")])
@@ -64,7 +73,7 @@ def test_an_unknown_name_in_a_comparison(cli):
 
 def test_a_run_says_what_it_is_on_and_what_the_paper_has(cli):
     name = "fedclust/svhn-skew20"
-    ended = cli("run", "--scenario", name, "--method", "fedavg", *QUICK, "--dir", "r")
+    ended = cli("run", "--scenario", name, "--stand-in", "--method", "fedavg", *QUICK, "--dir", "r")
     assert ended.code == 0, ended.err
     notes = [line for line in ended.err.splitlines() if line.startswith("note:")]
     assert len(notes) == 1
@@ -149,7 +158,7 @@ def test_the_methods_compared_are_those_of_the_table(cli):
 def test_without_figures_the_usual_methods_and_no_column(cli):
     ended = cli("compare", "--scenario", "user-centric/text", *QUICK, *FEW, "--dir", "c")
     assert ended.code == 0, ended.err
-    assert "Stack Overflow" in ended.err
+    assert "text is not at hand, so digits is used instead" in ended.err
     assert "fedper" in ended.out
     head = next(line for line in ended.out.splitlines() if line.startswith("method "))
     assert "paper" not in head
@@ -164,7 +173,7 @@ def test_no_paper_without_a_scenario(cli, small):
 
 def test_newcomers_are_compared_with_newcomers(cli):
     words = ("compare", "--scenario", "fedclust/fmnist-newcomers", "--methods", "fedavg,local")
-    few = ("--clients", 10, "--set", "run.holdout=2", "--set", "data.samples=300")
+    few = ("--clients", 10, "--set", "run.holdout=2", "--set", "data.samples=300", "--stand-in")
     ended = cli(*words, *QUICK, *few, "--cohort", 0.5, "--dir", "c")
     assert ended.code == 0, ended.err
     heads = next(line for line in ended.out.splitlines() if line.startswith("method ")).split()
@@ -172,12 +181,17 @@ def test_newcomers_are_compared_with_newcomers(cli):
     kept = json.loads(Path("c/fedavg/result.json").read_text())
     came = kept["newcomers"]["adapted"]["accuracy"]
     assert row[heads.index("comers")].rstrip("*") == f"{100 * came:.1f}"
-    assert "comparable with our adapted score of newcomers" in ended.out
+    received = kept["newcomers"]["received"]["accuracy"]
+    assert row[heads.index("received", heads.index("comers"))] == f"{100 * received:.1f}"
+    assert (
+        "comparable with our received score of newcomers (fedavg) and our adapted score of "
+        "newcomers (local)" in ended.out
+    )
     assert row[heads.index("groups") - 1].endswith("/8")  # the members only
 
 
 def test_a_look_at_a_scenario(cli):
-    ended = cli("probe", "--scenario", "user-centric/covariate", *FEW[:2])
+    ended = cli("probe", "--scenario", "user-centric/covariate", "--stand-in", *FEW[:2])
     assert ended.code == 0, ended.err
     assert "emnist is not at hand" in ended.err
     assert "groups: 0 2, 1 2, 2 2, 3 2" in ended.out
@@ -187,3 +201,75 @@ def test_a_folder_that_is_not_there(cli):
     words = ("run", "--scenario", "fedclust/svhn-skew20", "--folder", "/nowhere")
     cli(*words).says(3, "/nowhere")
     cli("scenarios", "--folder", "/nowhere").says(3, "/nowhere")
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "groups", "probe"])
+def test_missing_data_are_asked_for(cli, tmp_path, command):
+    (tmp_path / "d").mkdir()
+    words = (command, "--scenario", "fedclust/svhn-skew20", "--folder", tmp_path / "d")
+    cli(*words).says(
+        2,
+        "needs the data set svhn, which is not at hand",
+        f"looked for in {tmp_path / 'd'} and {tmp_path / 'cache' / 'svhn'}",
+        "--folder DIR",
+        "--data svhn",
+        "digits in its place with --stand-in",
+    )
+    assert not Path("runs").exists()
+    cli(command, "--scenario", "user-centric/text").says(2, "Stack Overflow", "--data text")
+    cli(command, "--stand-in").says(2, "--scenario")
+
+
+def test_a_stand_in_is_for_a_new_run(cli):
+    cli("run", "--resume", "r", "--stand-in").says(2, "--resume takes the configuration")
+    cli("compare", "--resume", "c", "--stand-in").says(2, "--resume takes the configuration")
+
+
+def test_a_threshold_in_place_of_the_scenarios_clusters(cli):
+    words = ("--scenario", "fedclust/fmnist-skew20", *QUICK, *FEW)
+    ended = cli("run", *words, "--set", "method.threshold=0.05", "--dir", "r")
+    assert ended.code == 0, ended.err
+    kept = config("r")["method"]
+    assert (kept["threshold"], kept.get("clusters")) == (0.05, None)
+    assert "no figure for fedclust with these parameters" in ended.out
+    assert "method.clusters unset instead of 4" in ended.out
+    methods = ("--methods", "fedclust:threshold=0.05,fedclust,fedavg", "--dir", "c")
+    ended = cli("compare", *words, *methods)
+    assert ended.code == 0, ended.err
+    assert config("c/fedclust")["method"]["clusters"] == 4
+    kept = config("c/fedclust-threshold=0.05")["method"]
+    assert (kept["threshold"], kept.get("clusters")) == (0.05, None)
+    told = json.loads(Path("c/scenarios.json").read_text())
+    assert told["fedclust threshold=0.05"]["figure"] is None
+    assert told["fedclust threshold=0.05"]["to_target"] == {"target": 0.75}
+    assert told["fedclust"]["figure"] == 0.9792
+
+
+def test_what_a_target_takes_is_beside_the_papers(cli):
+    quick = ("--clients", 4, "--cohort", "1.0", "--rounds", 4, "--engine", "loop", "-q")
+    easy = ("--stand-in", "--partition", "iid", "--model", "mlp", "--lr", 0.1, "--epochs", 2)
+    name = "fedclust/cifar100-skew30"
+    words = ("run", "--scenario", name, *quick, *easy, "--method", "fedavg")
+    ended = cli(*words, "--set", "evaluation.adapt_every=1", "--dir", "r")
+    assert ended.code == 0, ended.err
+    events = [json.loads(line) for line in Path("r/events.jsonl").read_text().splitlines()]
+    rounds = [e for e in events if e.get("event", "round") == "round" and "received" in e]
+    sent = {}
+    for score in ("received", "adapted"):
+        first = next(e for e in rounds if e[score]["accuracy"] >= 0.5)
+        # All bytes of the four clients so far, as megabits of one.
+        sent[score] = sum(first["total_bytes"].values()) * 8 / 1e6 / 4
+    assert (
+        f"50.0 % was reached after 4237.37 Mbit a client in the paper, after "
+        f"{sent['received']:.5g} Mbit a client, after {sent['adapted']:.5g} Mbit a client with its "
+        "adapted score here" in ended.out
+    )
+    words = ("compare", "--scenario", name, *quick, *easy, "--methods", "fedavg,cfl,local")
+    ended = cli(*words, "--dir", "c")
+    assert ended.code == 0, ended.err
+    heads = next(line for line in ended.out.splitlines() if line.startswith("method ")).split()
+    rows = {line.split()[0]: line.split() for line in ended.out.splitlines() if line}
+    last = heads.index("Mbit") - len(heads)  # from the right: a cell can be two words
+    assert [rows[m][last] for m in ("fedavg", "cfl", "local")] == ["4237.37", "never", "–"]
+    row = json.loads(Path("c/comparison.json").read_text())["rows"][0]
+    assert row["target_megabits"] == pytest.approx(sent["received"])

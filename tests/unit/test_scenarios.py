@@ -14,9 +14,17 @@ from coterie.data.partitions import DRAWS, LEVELS, primary_secondary, thirds
 from coterie.errors import ConfigError, DataError
 from coterie.methods import METHODS, make
 from coterie.models import make_model
-from coterie.run.compare import method_list
-from coterie.run.config import parse, population_of
-from coterie.run.scenarios import SCENARIOS, Scenario, at_hand, choose, scenario, stand_in
+from coterie.run.compare import method_list, set_up
+from coterie.run.config import assign_texts, method_of, parse, population_of
+from coterie.run.scenarios import (
+    SCENARIOS,
+    Chosen,
+    Scenario,
+    at_hand,
+    choose,
+    scenario,
+    stand_in,
+)
 from coterie.run.scenarios.hand import SIZES, STAND_INS
 from coterie.run.scenarios.scenario import SCORES, overlay
 
@@ -96,6 +104,11 @@ SETTINGS = [
 EVERY = list(SCENARIOS)
 
 
+def laid(name: str, given: dict):
+    """A scenario with settings laid over it, whatever data are at hand."""
+    return choose(scenario(name), given, stand_in=True)
+
+
 @pytest.fixture(autouse=True)
 def _no_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
@@ -126,7 +139,54 @@ def test_every_cell_of_the_papers_is_there():
 METHODS_OF = {"fedclust": 16, "dc-pfl": 6, "fedtsdp": 20, "user-centric": 4}
 
 
+# Typed from tables 4 and 5 of FedClust's paper; None is a dash.
+COSTS = [
+    ("fedclust/cifar10-skew20", 0.80, "rounds", {"fedavg": None, "lg-fedavg": 27, "fedclust": 13}),
+    ("fedclust/cifar100-skew20", 0.50, "rounds", {"fedavg": 135, "lg-fedavg": None, "cfl": None}),
+    ("fedclust/fmnist-skew20", 0.75, "rounds", {"fednova": None, "cfl": 47, "fedclust": 7}),
+    ("fedclust/svhn-skew20", 0.75, "rounds", {"per-fedavg": 37, "ifca": 19, "pacfl": 15}),
+    ("fedclust/cifar10-skew30", 0.70, "megabits", {"fedprox": None, "ifca": 16.66, "pacfl": 10.31}),
+    ("fedclust/cifar100-skew30", 0.50, "megabits", {"fednova": 3601.98, "lg-fedavg": None}),
+    ("fedclust/fmnist-skew30", 0.80, "megabits", {"fedavg": 79.36, "cfl": None, "fedclust": 4.60}),
+    ("fedclust/svhn-skew30", 0.80, "megabits", {"fednova": 79.36, "per-fedavg": 18.65}),
+]
+
+
+@pytest.mark.parametrize(("name", "target", "cost", "cells"), COSTS)
+def test_costs_to_a_target_are_those_of_the_paper(name, target, cost, cells):
+    found = scenario(name)
+    assert found.target == parse(found.tree()).evaluation.target == target
+    assert parse(found.tree()).evaluation.every == 1  # a round is the paper's resolution
+    published = {"rounds": found.rounds_to_target, "megabits": found.megabits_to_target}
+    assert {method: published[cost][method] for method in cells} == cells
+    assert set(published[cost]) == set(found.figures) - {"local"}
+    other = "megabits" if cost == "rounds" else "rounds"
+    assert not published[other]
+    never = laid(name, {"method": {"name": "cfl"}}).about()["to_target"]
+    assert never == {"target": target, cost: published[cost]["cfl"]}
+    assert laid(name, {"method": {"name": "local"}}).about()["to_target"] == {"target": target}
+
+
+def test_costs_are_the_papers_only_for_its_target_and_parameters():
+    name = "fedclust/cifar10-skew20"
+    assert laid(name, {}).about()["to_target"] == {"target": 0.8, "rounds": 13}
+    assert laid(name, {"method": {"threshold": 1.5}}).about()["to_target"] == {"target": 0.8}
+    other = laid(name, {"evaluation": {"target": 0.5}})
+    assert other.about()["to_target"] is None
+    assert other.changed == ["evaluation.target 0.5 instead of 0.8"]
+    coarse = laid(name, {"evaluation": {"every": 5, "adapt_every": 5}})
+    assert coarse.changed == ["evaluation.every 5 instead of 1"]
+    assert laid("fedclust/cifar10-dir0.1", {"evaluation": {"every": 7}}).changed == []
+    assert laid("fedclust/cifar10-dir0.1", {}).about()["to_target"] is None
+
+
 def test_which_score_the_papers_mean():
+    newcomers = scenario("fedclust/svhn-newcomers")
+    received = [m for m in newcomers.figures if newcomers.score_of(m) == "received"]
+    assert received == ["fedavg", "fedprox", "fednova"]
+    about = laid("fedclust/svhn-newcomers", {"method": {"name": "fedavg"}}).about()
+    assert (about["score"], about["newcomers"]) == ("received", True)
+    assert laid("fedclust/svhn-newcomers", {}).about()["score"] == "adapted"
     assert {scenario(n).score for n in EVERY if n.startswith("fedtsdp/")} == {"received"}
     assert scenario("fedclust/svhn-skew20").score == "unknown"
     assert scenario("fedclust/svhn-newcomers").score == "adapted"
@@ -183,7 +243,7 @@ def runs(config):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_scenario_can_be_run_with_no_file_at_all(name):
-    chosen = choose(scenario(name), {})
+    chosen = choose(scenario(name), {}, stand_in=True)
     assert chosen.data == "digits"
     population = runs(parse(chosen.tree))
     wants_public = scenario(name).method == "fedtsdp"
@@ -201,10 +261,10 @@ def test_stand_ins_can_be_run_on_real_data(name):
     if not folder:
         pytest.skip("set COTERIE_DATA to a folder with the real data sets to run this")
     first = STAND_INS[scenario(name).data][0]
-    chosen = choose(scenario(name), {"data": {"folder": folder}})
+    chosen = choose(scenario(name), {"data": {"folder": folder}}, stand_in=True)
     assert chosen.data == first, "this folder should have the stand-in, but not the set itself"
     small = {"data": {"folder": folder, "samples": 3000, "public": 100}}
-    runs(parse(choose(scenario(name), small).tree))
+    runs(parse(choose(scenario(name), small, stand_in=True).tree))
     sizes = load(first, folder)
     assert (len(sizes), len(sizes.held_out[1])) == SIZES[first]
 
@@ -305,14 +365,37 @@ def test_a_csv_file_is_the_text_that_the_scenario_wants(tmp_path):
 
 
 def test_it_is_said_that_another_set_is_used():
-    chosen = choose(scenario("fedclust/svhn-skew20"), {})
+    chosen = choose(scenario("fedclust/svhn-skew20"), {}, stand_in=True)
     assert "svhn is not at hand, so digits is used instead" in chosen.warning
     assert chosen.instead == "on digits instead of svhn"
-    text = choose(scenario("user-centric/text"), {})
+    text = choose(scenario("user-centric/text"), {}, stand_in=True)
     assert "digits is used instead" in text.warning
     assert text.tree["model"] == {"name": "mlp", "init": "authors"}
     images = scenario("user-centric/label").tree(data="text")
     assert images["model"] == {"name": "text", "init": "authors"}
+
+
+def test_data_that_are_missing_are_asked_for(tmp_path):
+    with pytest.raises(ConfigError) as told:
+        choose(scenario("fedclust/svhn-skew20"), {"data": {"folder": str(tmp_path)}})
+    cache = tmp_path / "cache" / "svhn"
+    for part in (
+        "fedclust/svhn-skew20 needs the data set svhn, which is not at hand",
+        f"looked for in {tmp_path} and {cache}",
+        "--folder DIR",
+        "--data svhn",
+        "or use digits in its place with --stand-in",
+    ):
+        assert part in str(told.value)
+    put(tmp_path / "cifar-10", TEN)
+    with pytest.raises(ConfigError, match="use cifar-10 in its place with --stand-in"):
+        choose(scenario("fedclust/svhn-skew20"), {"data": {"folder": str(tmp_path)}})
+    with pytest.raises(ConfigError, match=r"Stack Overflow.*CSV file.*--stand-in"):
+        choose(scenario("user-centric/text"), {})
+    put(cache, ["train_32x32.mat", "test_32x32.mat"])
+    for stand_in_or_not in (False, True):
+        chosen = choose(scenario("fedclust/svhn-skew20"), {}, stand_in_or_not)
+        assert (chosen.data, chosen.warning, chosen.instead) == ("svhn", None, None)
 
 
 def test_the_users_own_set_wins_without_a_word():
@@ -334,7 +417,7 @@ def test_sizes_are_bounded_by_what_the_stand_in_has():
 
 def test_what_the_user_sets_is_laid_over_the_scenario():
     given = {"run": {"rounds": 3}, "partition": {"name": "iid"}, "train": {"lr": 0.5}}
-    chosen = choose(scenario("fedclust/cifar10-skew20"), given)
+    chosen = laid("fedclust/cifar10-skew20", given)
     assert chosen.tree["partition"] == {"name": "iid"}  # without the old one's fraction
     assert chosen.tree["run"] == {"rounds": 3, "cohort": 0.1}
     assert chosen.changed == [
@@ -343,7 +426,7 @@ def test_what_the_user_sets_is_laid_over_the_scenario():
         "train.lr 0.5 instead of 0.01",
         "run.rounds 3 instead of 200",
     ]
-    assert not choose(scenario("fedclust/cifar10-skew20"), {"run": {"seed": 5}}).changed
+    assert not laid("fedclust/cifar10-skew20", {"run": {"seed": 5}}).changed
 
 
 def test_what_the_user_sets_wrongly_is_said():
@@ -353,23 +436,23 @@ def test_what_the_user_sets_wrongly_is_said():
 
 
 def test_a_method_has_its_own_settings():
-    found = scenario("fedclust/fmnist-skew20")
-    fedavg = choose(found, {"method": {"name": "fedavg"}}).tree
+    name = "fedclust/fmnist-skew20"
+    fedavg = laid(name, {"method": {"name": "fedavg"}}).tree
     assert fedavg["method"] == {"name": "fedavg"}
     assert (fedavg["train"]["momentum"], fedavg["train"]["epochs"]) == (0.9, 10)
-    assert choose(found, {"method": {"name": "ifca"}}).tree["method"]["k"] == 2
-    assert choose(found, {"method": {"name": "ifca", "k": 5}}).tree["method"]["k"] == 5
-    assert choose(found, {}).tree["train"]["momentum"] == 0.5
+    assert laid(name, {"method": {"name": "ifca"}}).tree["method"]["k"] == 2
+    assert laid(name, {"method": {"name": "ifca", "k": 5}}).tree["method"]["k"] == 5
+    assert laid(name, {}).tree["train"]["momentum"] == 0.5
     mine = {"method": {"name": "fedavg"}, "train": {"momentum": 0.1}}
-    assert choose(found, mine).tree["train"]["momentum"] == 0.1
-    assert found.config["train"]["momentum"] == 0.5  # the preset itself is never changed
+    assert laid(name, mine).tree["train"]["momentum"] == 0.1
+    assert scenario(name).config["train"]["momentum"] == 0.5  # the preset itself is never changed
     scaffold = scenario("user-centric/label").tree("scaffold")["train"]
     assert (scaffold["epochs"], scaffold["momentum"]) == (5, 0.0)
     assert scenario("user-centric/label").tree("pfedme")["train"]["batch_size"] == 20
 
 
 def figure(name: str, method: dict) -> float | None:
-    return choose(scenario(name), {"method": method}).about()["figure"]
+    return laid(name, {"method": method}).about()["figure"]
 
 
 def test_a_figure_belongs_to_a_method_with_its_parameters():
@@ -385,7 +468,73 @@ def test_a_figure_belongs_to_a_method_with_its_parameters():
     fixed = {"name": "dc-pfl", "dynamic": False, "gamma": 0.8}
     assert figure("dc-pfl/cifar10-mid", fixed) == 0.796
     assert figure("user-centric/text", {}) is None
-    json.dumps(choose(scenario(place), {}).about())
+    json.dumps(laid(place, {}).about())
+
+
+def test_a_parameter_displaces_the_one_that_it_excludes():
+    name = "fedclust/fmnist-skew20"
+    by_height = laid(name, {"method": {"threshold": 1.5}})
+    assert by_height.tree["method"] == {"name": "fedclust", "linkage": "average", "threshold": 1.5}
+    assert method_of(parse(by_height.tree)).source.parameters["threshold"] == 1.5
+    assert by_height.changed == [
+        "method.threshold 1.5 instead of auto",
+        "method.clusters unset instead of 4",
+    ]
+    assert by_height.about()["figure"] is None
+    own = {"name": "fedclust", "threshold": "auto"}
+    assert "clusters" not in laid(name, {"method": own}).tree["method"]
+    both = laid(name, {"method": {"threshold": 1.5, "clusters": 3}})
+    with pytest.raises(ConfigError, match="give threshold or clusters, not both"):
+        method_of(parse(both.tree))
+    other = laid(name, {"method": {"name": "pacfl", "clusters": 3}})
+    assert other.tree["method"] == {"name": "pacfl", "clusters": 3}
+
+
+@pytest.mark.parametrize("name", ["fedclust", "pacfl", "fl-hc"])
+def test_a_later_layer_displaces_and_the_same_layer_does_not(name):
+    tree = {"method": {"name": name, "clusters": 4}}
+    assign_texts(tree, ["method.threshold=1.5"])
+    assert tree == {"method": {"name": name, "threshold": 1.5}}
+    assign_texts(tree, ["method.clusters=2"])
+    assert tree == {"method": {"name": name, "clusters": 2}}
+    assign_texts(tree, ["method.clusters=3", "method.threshold=1.5"])
+    with pytest.raises(ConfigError, match="not both"):
+        method_of(parse(tree))
+    base = {"method": {"name": name, "clusters": 4, "linkage": "single"}}
+    titled = (f"{name} threshold=1.5", name, {"threshold": 1.5})
+    assert set_up(base, titled, [])["method"] == {
+        "name": name,
+        "linkage": "single",
+        "threshold": 1.5,
+    }
+    varied = set_up(base, (name, name, {}), [("method.threshold", 0.5)])["method"]
+    assert varied == {"name": name, "linkage": "single", "threshold": 0.5}
+    twice = set_up(base, titled, [("method.clusters", 2)])
+    with pytest.raises(ConfigError, match="not both"):
+        method_of(parse(twice))
+
+
+def test_a_run_that_is_read_back_has_its_figure_and_no_changes():
+    name = "fedclust/fmnist-skew20"
+    whole = parse(scenario(name).tree()).model_dump()  # as config.toml has it: defaults and all
+    assert whole["method"]["layer_interval"] == 1
+    again = Chosen(scenario(name), "fashion-mnist", True, whole)
+    assert again.about()["figure"] == 0.9792
+    assert again.changed == []
+    explicit = laid(name, {"method": {"fallback": True}})  # the default
+    assert explicit.about()["figure"] == 0.9792
+    assert not [c for c in explicit.changed if "fallback" in c]
+
+
+def test_changed_parameters_are_told():
+    assert laid("fedclust/fmnist-skew20", {"method": {"name": "ifca", "k": 5}}).changed == [
+        "method.k 5 instead of 2"
+    ]
+    four = {"method": {"name": "user-centric", "streams": 4}}
+    told = laid("user-centric/covariate", four).changed
+    assert not [c for c in told if c.startswith("method.")]  # its figure is for four streams
+    five = {"method": {"name": "user-centric", "streams": 5}}
+    assert "method.streams 5 instead of all" in laid("user-centric/covariate", five).changed
 
 
 def test_the_methods_of_a_table_are_those_that_there_are():
@@ -448,7 +597,7 @@ def test_a_level_is_a_third_of_the_range_of_a_hundred_draws(seed, monkeypatch):
 def test_a_level_shows_in_the_population():
     kl = {}
     for level in LEVELS:
-        chosen = choose(scenario(f"dc-pfl/fmnist-{level}"), {})
+        chosen = laid(f"dc-pfl/fmnist-{level}", {})
         population = population_of(parse(chosen.tree))
         kl[level] = describe(population)["kl"]
         sizes = {len(c.train) + len(c.val) + len(c.test) for c in population.clients}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coterie.report.scenario_tables import figure_of, paper_notes
+from coterie.report.scenario_tables import cost_of, figure_of, paper_notes
 from coterie.report.sheets import Block, Cell, Column, Fitted, Sheet, as_rich
 from coterie.report.tables import left_out, score, size
 from coterie.run.comparison import Comparison
@@ -21,11 +21,14 @@ _NONE = "–"
 _SAME = 1e-12  # differences that are rounding, and nothing else
 # Columns, the most important first: where there is little room, the last ones are left out.
 _ORDER = (
-    *("received", "seeds", "adapted", "worst", "bytes", "gain", "newcomers", "paper", "groups"),
-    *("target_round", "epsilon", "clock_total", "agreement", "better", "target_bytes"),
-    *("target_seconds", "rounds", "wasted", "seconds", "sees", "clock_communication"),
+    *("received", "seeds", "adapted", "worst", "bytes", "gain", "newcomers", "newcomers_received"),
+    *("paper", "groups", "target_round", "paper_rounds", "target_megabits", "paper_megabits"),
+    *("target_round_adapted", "target_megabits_adapted", "epsilon", "clock_total", "agreement"),
+    *("better", "target_bytes", "target_seconds", "rounds", "wasted", "seconds", "sees"),
+    "clock_communication",
 )
-_TARGET = ("target_round", "target_bytes", "target_seconds")
+_TARGET = ("target_round", "target_bytes", "target_megabits", "target_seconds")
+_PAPER = ("paper", "paper_rounds", "paper_megabits")
 Row = Mapping[str, Any]
 
 
@@ -59,16 +62,16 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
     columns = [
         Column("received", "received", lambda v: score(v, judged_by), True),
         Column("adapted", "adapted", lambda v: score(v, judged_by), True),
-        *_newcomers_column(rows, judged_by),
+        *_newcomers_columns(rows, judged_by, abouts),
         *_paper_column(abouts),
         Column("worst\nclient", "worst", lambda v: score(v, judged_by), True),
         Column("over\nlocal", "gain", lambda v: _signed(v, judged_by), True),
         Column("better\noff", "better", str),
         Column("groups", "groups", str),
         Column("agree-\nment", "agreement", _two_digits),
-        *_ended_column(rows),
+        *_ended_column(rows, abouts),
         Column("bytes", "bytes", _size),
-        *_wire_columns(rows),
+        *_wire_columns(rows, abouts),
         Column("time\ns", "seconds", _seconds),
         Column("server\nsees", "sees", str),
     ]
@@ -80,8 +83,9 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
     lines = []
     for row in rows:
         better = _NONE if row["better"] is None else f"{row['better']}/{row['compared']}"
-        own = {**row, "better": better, "paper": abouts.get(row["method"])}
-        cells = [Cell(c.show(own[c.key]), _top(own[c.key], best.get(c.key))) for c in columns]
+        own = {**row, "better": better, **dict.fromkeys(_PAPER, abouts.get(row["method"]))}
+        values = [(column, own.get(column.key)) for column in columns]
+        cells = [Cell(c.show(value), _top(value, best.get(c.key))) for c, value in values]
         lines.append((str(row["method"]), cells))
     adapted = [row["method"] for row in rows if row.get("headline") == "adapted"]
     return Sheet(
@@ -120,15 +124,15 @@ def _swept(made: Comparison) -> Sheet:
         *([Column("seeds", "seeds", str)] if uneven else []),
         Column("received", "received", lambda v: score(v, by), True),
         Column("adapted", "adapted", lambda v: score(v, by), True),
-        *_newcomers_column(rows, by),
+        *_newcomers_columns(rows, by, made.papers),
         *_paper_column(made.papers),
         Column("worst\nclient", "worst", lambda v: score(v, by), True),
         *_gain_column(rows, by),
         Column("groups", "groups", _few),
         *_agreement_column(rows),
-        *_ended_column(made.rows),
+        *_ended_column(made.rows, made.papers),
         Column("bytes", "bytes", _size),
-        *_wire_columns(rows),
+        *_wire_columns(rows, made.papers),
         Column("time\ns", "seconds", _seconds),
     ]
     blocks: dict[str, list[tuple[str, Sequence[Cell]]]] = {}
@@ -141,7 +145,8 @@ def _swept(made: Comparison) -> Sheet:
         fullest = most[repr([row[axis] for axis in made.axes])]
         lacks = f"{row['seeds']}/{fullest}" if row["seeds"] < fullest else str(fullest)
         place = place_of(row["method"], {axis: row[axis] for axis in made.axes})
-        own = {**row, "paper": made.papers.get(place), "seeds": lacks, "of": row["seeds"]}
+        own = {**row, "seeds": lacks, "of": row["seeds"]}
+        own |= dict.fromkeys(_PAPER, made.papers.get(place))
         cells = [_mean(own, column, by) for column in columns]
         blocks.setdefault(", ".join(told), []).append((str(row["method"]), cells))
     what = "Accuracy in %" if by == "accuracy" else "R²"
@@ -259,10 +264,13 @@ def _size(value: float | None) -> str:
     return _NONE if value is None else size(value, digits=1)
 
 
-def _ended_column(rows: Sequence[Row]) -> list[Column]:
-    """How many rounds it took, where some ended early."""
-    stopped = any(row.get("stopped") for row in rows)
-    return [Column("rounds", "rounds", _few)] if stopped else []
+def _ended_column(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[Column]:
+    """How many rounds it took, where some ended early or the paper says how many of its own."""
+    published = _costs(abouts)
+    whole_runs = "rounds" in published and published["target"] is None
+    paper = [Column("paper's\nrounds", "paper_rounds", lambda a: cost_of(a, "rounds"))]
+    stopped = any(row.get("stopped") for row in rows) or whole_runs
+    return [Column("rounds", "rounds", _few)] * stopped + paper * whole_runs
 
 
 def _gain_column(rows: Sequence[Row], judged_by: str) -> list[Column]:
@@ -277,26 +285,61 @@ def _agreement_column(rows: Sequence[Row]) -> list[Column]:
     return [Column("agree-\nment", "agreement", _two_digits)]
 
 
-def _wire_columns(rows: Sequence[Row]) -> list[Column]:
-    """What was wasted, the clock's seconds and the way to the target, where there are any."""
+def _wire_columns(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[Column]:
+    """What was wasted, the clock's seconds and the way to the target, where there are any.
+
+    Where a paper has a target, its rounds or megabits are beside ours.
+    """
     columns = [
         Column("wasted", "wasted", _size),
         Column("clock\ncomm. s", "clock_communication", _seconds),
         Column("clock\ntotal s", "clock_total", _seconds),
-        Column("rounds\nto target", "target_round", lambda v: _NONE if v is None else _few(v)),
+        Column("rounds\nto target", "target_round", _few_or_none),
+        Column("… of\nadapted", "target_round_adapted", _few_or_none),
+        Column("paper's\nrounds", "paper_rounds", lambda a: cost_of(a, "rounds")),
         Column("bytes\nto target", "target_bytes", _size),
+        Column("Mbit\nto target", "target_megabits", _five_digits),
+        Column("… of\nadapted", "target_megabits_adapted", _five_digits),
+        Column("paper's\nMbit", "paper_megabits", lambda a: cost_of(a, "megabits")),
         Column("s to\ntarget", "target_seconds", _seconds),
         Column("ε", "epsilon", lambda v: _NONE if v is None else f"{v:.3g}"),
     ]
     there = {key for row in rows for key in row if key != "wasted" or row[key]}
+    published = _costs(abouts)
+    if published.get("target") is not None:
+        there |= {f"paper_{cost}" for cost in published}
+    if "megabits" not in published:
+        there -= {"target_megabits", "target_megabits_adapted"}
     return [column for column in columns if column.key in there]
 
 
-def _newcomers_column(rows: Sequence[Row], judged_by: str) -> list[Column]:
-    """The adapted score of those who joined at the end, if anybody did."""
+def _costs(abouts: Mapping[str, Row]) -> dict[str, Any]:
+    """The target of a scenario, and which costs the paper has for some method."""
+    return {k: v for about in abouts.values() for k, v in (about.get("to_target") or {}).items()}
+
+
+def _few_or_none(value: float | None) -> str:
+    return _NONE if value is None else _few(value)
+
+
+def _five_digits(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.5g}"
+
+
+def _newcomers_columns(
+    rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]
+) -> list[Column]:
+    """The adapted score of those who joined at the end, if anybody did.
+
+    Received ones, too, where a paper's figure is comparable with these.
+    """
     if all(row.get("newcomers") is None for row in rows):
         return []
-    return [Column("new-\ncomers", "newcomers", lambda v: score(v, judged_by), True)]
+    columns = [Column("new-\ncomers", "newcomers", lambda v: score(v, judged_by), True)]
+    if any(about["newcomers"] and about["score"] == "received" for about in abouts.values()):
+        title = "… as\nreceived"
+        columns.append(Column(title, "newcomers_received", lambda v: score(v, judged_by)))
+    return columns
 
 
 def _paper_column(abouts: Mapping[str, Row]) -> list[Column]:

@@ -24,7 +24,7 @@ from coterie.report.numbers import (
 )
 from coterie.report.reading import FINISHED, RUNNING, Reading, number
 from coterie.report.repeating import from_python, go_on, why_not
-from coterie.report.scenario_tables import paper_notes
+from coterie.report.scenario_tables import paper_notes, target_lines
 from coterie.report.tables import (
     exposure_lines,
     newcomer_lines,
@@ -370,7 +370,8 @@ def paper(reading: Reading, id: str, level: int, said: str) -> str:
     if figure is not None:
         plus = f" ± {percent(spread)}" if spread is not None else ""
         said = f"{percent(figure)}{plus} % for {about.get('method')}"
-    notes = _defensively(lambda: paper_notes([about]), [])
+    notes = _defensively(lambda: target_lines(about, reading.result), [])
+    notes += _defensively(lambda: paper_notes([about]), [])
     return tag(
         "div",
         tag(f"h{level}", "What the paper has"),

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.report.tables import percent
+from coterie.run.rows import megabits
 from coterie.run.toml import to_toml
 
 if TYPE_CHECKING:
@@ -27,36 +28,100 @@ def paper_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
     if not abouts:
         return []
     about, lines = abouts[0], []
-    if any(a["figure"] is not None for a in abouts):
-        lines.append(f"paper: {about['paper']}, {about['table']}; {_comparable(about)}")
+    published = [a for a in abouts if a["figure"] is not None]
+    if published:
+        scores: dict[str, list[str]] = {}
+        for each in published:
+            scores.setdefault(each["score"], []).append(each["method"])
+        lines.append(f"paper: {about['paper']}, {about['table']}; {_comparable(scores, about)}")
         if about["instead"]:
             lines.append(f"† ours {about['instead']}")
+    if any(cost in (a.get("to_target") or {}) for a in abouts for cost in _COSTS):
+        lines.append(_counted(abouts))
     changed = list(dict.fromkeys(c for a in abouts for c in a["changed"]))
     if changed:
         lines.append(f"not the scenario's settings: {'; '.join(changed)}")
     return lines
 
 
-def _comparable(about: Mapping[str, Any]) -> str:
-    if about["score"] == "unknown":
-        return "it does not say whether these are received or adapted scores"
-    return f"comparable with our {about['score']} score{' of newcomers' * about['newcomers']}"
+def _comparable(scores: Mapping[str, Sequence[str]], about: Mapping[str, Any]) -> str:
+    """With which scores of ours published figures are comparable, by methods."""
+    told = {
+        "unknown": "it does not say whether these are received or adapted scores",
+        "clustering": "the share of samples in the right cluster, which a run does not measure",
+    }
+    for score, words in told.items():
+        if score in scores:
+            return words
+    newcomers = " of newcomers" * about["newcomers"]
+    if len(scores) == 1:
+        return f"comparable with our {next(iter(scores))} score{newcomers}"
+    each = [f"our {score} score{newcomers} ({', '.join(who)})" for score, who in scores.items()]
+    return f"comparable with {' and '.join(each)}"
 
 
-def print_paper(out: Console, about: Mapping[str, Any]) -> None:
+# --- what it took to reach a target --------------------------------------------------------------
+
+_COSTS = {"rounds": "rounds", "megabits": "Mbit a client"}
+
+
+def cost_of(about: Mapping[str, Any] | None, cost: str) -> str:
+    """What the paper's method took, in rounds or megabits; "never", or a dash if it is not told."""
+    costs = (about or {}).get("to_target") or {}
+    if cost not in costs:
+        return "–"
+    return "never" if costs[cost] is None else f"{costs[cost]:g}"
+
+
+def _counted(abouts: Sequence[Mapping[str, Any]]) -> str:
+    """How rounds and megabits are counted, in the paper and here."""
+    costs = [a["to_target"] for a in abouts if a.get("to_target")]
+    target = costs[0]["target"]
+    if target is None:
+        return "rounds: the paper does not say what for; ours are those until the run ended"
+    sent = "; Mbit are down and up, a mean over clients" * any("megabits" in c for c in costs)
+    return f"to target: until the test score is {percent(target)} % for the first time{sent}"
+
+
+def target_lines(about: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    """What it took to reach a scenario's target, in the paper and in this run."""
+    costs, lines = about.get("to_target") or {}, []
+    for cost, unit in _COSTS.items():
+        if cost not in costs:
+            continue
+        theirs = "never" if costs[cost] is None else f"after {costs[cost]:g} {unit}"
+        if costs["target"] is None:
+            lines.append(f"the paper's run took {costs[cost]:g} rounds, ours {summary['rounds']}")
+            continue
+        ours = []
+        for key, words in (("to_target", ""), ("to_target_adapted", " with its adapted score")):
+            if key in summary:
+                reached = summary[key]
+                spent = reached and (reached["round"] if cost == "rounds" else megabits(reached))
+                ours.append(("never" if spent is None else f"after {spent:.5g} {unit}") + words)
+        if ours:
+            at = percent(costs["target"])
+            lines.append(f"{at} % was reached {theirs} in the paper, {', '.join(ours)} here")
+    return lines
+
+
+def print_paper(out: Console, about: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
     """What a paper published for the run that has just ended."""
     figure = f"no figure for {about['method']} with these parameters"
     if about["figure"] is not None:
         spread = f" ± {percent(about['spread'])}" if about["spread"] is not None else ""
         figure = f"{figure_of(about)}{spread} % for {about['method']}"
     out.print(f"    [bold]paper[/]  {escape(figure)}", highlight=False, soft_wrap=True)
-    for line in paper_notes([about]):
+    for line in [*target_lines(about, summary), *paper_notes([about])]:
         text = escape(line.removeprefix("paper: "))
         out.print(f"           {text}", highlight=False, soft_wrap=True)
 
 
+# --- scenarios -----------------------------------------------------------------------------------
+
+
 def scenario_listing(scenarios: Sequence[Scenario], used: Mapping[str, str]) -> Table:
-    """All scenarios; ``used`` says which set is used for which, by what is at hand."""
+    """All scenarios; ``used`` says which set ``--stand-in`` would use for which, if any."""
     table = Table(title="Scenarios: the set-ups of papers' experiments")
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("what it is")
@@ -65,13 +130,14 @@ def scenario_listing(scenarios: Sequence[Scenario], used: Mapping[str, str]) -> 
     for s in scenarios:
         key = s.key(s.config["method"])
         figure = "–" if key is None else f"{percent(s.figures[key])} {s.method} ({s.table})"
-        data = s.data if used[s.data] == s.data else f"{used[s.data]} instead of {s.data}"
+        there = used[s.data] == s.data
+        data = s.data if there else f"{s.data} is missing; with --stand-in {used[s.data]}"
         table.add_row(*(escape(cell) for cell in (s.name, s.description, figure, data)))
     return table
 
 
-def print_scenario(out: Console, scenario: Scenario, used: str) -> None:
-    """One scenario in full: settings as TOML, figures, notes."""
+def print_scenario(out: Console, scenario: Scenario, missing: str = "") -> None:
+    """One scenario in full: settings as TOML, figures, notes; and what to do about missing data."""
 
     def say(text: str) -> None:
         out.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -79,16 +145,19 @@ def print_scenario(out: Console, scenario: Scenario, used: str) -> None:
     title = f"[bold]{escape(scenario.name)}[/]  {escape(scenario.description)}"
     out.print(title, highlight=False, soft_wrap=True)
     say(f"{scenario.paper}, {scenario.table}")
-    if used != scenario.data:
-        say(f"data: {scenario.data} is not at hand; {used} would be used instead")
+    if missing:
+        say(f"data: {missing}")
     say("\n" + to_toml(scenario.tree()))
     for method, tables in scenario.per_method.items():
         changed = [f"{t}.{k} = {v}" for t, table in tables.items() for k, v in table.items()]
         say(f"for {method}: {', '.join(changed)}")
     if scenario.figures:
         out.print(_published(scenario))
-        about = {"score": scenario.score, "newcomers": scenario.newcomers}
-        say(f"- The paper's figures: {_comparable(about)}.")
+        scores: dict[str, list[str]] = {}
+        for name in dict.fromkeys(key.split()[0] for key in scenario.figures):
+            scores.setdefault(scenario.score_of(name), []).append(name)
+        words = _comparable(scores, {"newcomers": scenario.newcomers})
+        say(f"- The paper's figures: {words}.")
     for note in scenario.notes:
         say(f"- {note}")
 
@@ -96,9 +165,15 @@ def print_scenario(out: Console, scenario: Scenario, used: str) -> None:
 def _published(scenario: Scenario) -> Table:
     table = Table(title="Published accuracy in %", title_justify="left", box=None)
     table.add_column("method", style="bold", no_wrap=True)
-    for title in ("mean", "±", "worst client"):
+    abouts = {key: {"to_target": scenario.costs_of(key)} for key in scenario.figures}
+    counted = {"rounds": scenario.rounds_to_target, "megabits": scenario.megabits_to_target}
+    costs = [cost for cost, published in counted.items() if published]
+    to = "" if scenario.target is None else f" to {percent(scenario.target)} %"
+    for title in ("mean", "±", "worst client", *(f"{_COSTS[cost]}{to}" for cost in costs)):
         table.add_column(title, justify="right")
     for method in {**scenario.figures, **scenario.worst}:
         numbers = (scenario.figures, scenario.spread, scenario.worst)
-        table.add_row(escape(method), *(percent(n.get(method), 2) for n in numbers))
+        cells = [percent(n.get(method), 2) for n in numbers]
+        cells += [cost_of(abouts.get(method), cost) for cost in costs]
+        table.add_row(escape(method), *cells)
     return table

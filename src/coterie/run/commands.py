@@ -42,6 +42,7 @@ from coterie.options import (
     Seed,
     Sets,
     ShiftName,
+    StandIn,
     Target,
     Track,
     Workers,
@@ -132,6 +133,7 @@ def compare(
     reveal: Reveal = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
+    stand_in: StandIn = False,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where to keep the runs (default: runs/…).")
     ] = None,
@@ -162,14 +164,16 @@ def compare(
     asked = of_flags(methods, seeds, partitions, shifts, vary, jobs)
     with stopped_with(lambda: _how_to_go_on(place, names)):
         if resume is not None:
-            more = any((config, methods, partitions, shifts, vary, sets, scenario, directory))
+            more = any((config, methods, partitions, shifts, vary, sets, directory))
+            more = more or scenario is not None or stand_in
             free = ("engine", "workers", "address")
             refuse_with_resume("comparison", more, flags, *free, "seeds", "jobs", "track")
             made = _continued(
                 place, asked, (quiet, verbose), names, {key: flags[key] for key in free}
             )
         else:
-            made = _begun(place, asked, (quiet, verbose), config, sets, scenario, names, flags)
+            scene = (scenario, stand_in)
+            made = _begun(place, asked, (quiet, verbose), config, sets, scene, names, flags)
     _print(made, place, shape)
     _say_what_is_missing(made, place, names)
 
@@ -186,7 +190,7 @@ def _begun(
     quiet_verbose: tuple[bool, bool],
     file: Path | None,
     sets: list[str] | None,
-    scenario: str | None,
+    scene: tuple[str | None, bool],
     track: list[str],
     flags: dict[str, Any],
 ) -> Comparison:
@@ -197,6 +201,7 @@ def _begun(
     from coterie.run.entries import Populations, entries_of
     from coterie.run.plan import asks_engine
 
+    scenario, stand_in = scene
     _refuse_parameters(sets or [])
     base = resolve(file, sets, sweeping=True, **flags)
     sweep = _swept(base, flagged, sets, flags)
@@ -207,13 +212,13 @@ def _begun(
 
     def configure(method: Asked, assignments: Assignments) -> Config:
         tree = set_up(base, method, assignments)
-        scene = chosen_of(scenario, tree)
-        if scene is None:
+        chosen = chosen_of(scenario, tree, stand_in)
+        if chosen is None:
             return parse(tree)
         if not abouts:
-            tell(scene)
-        found = parse(scene.tree)
-        abouts[found.model_dump_json()] = scene.about()
+            tell(chosen)
+        found = parse(chosen.tree)
+        abouts[found.model_dump_json()] = chosen.about()
         return found
 
     people = Populations()

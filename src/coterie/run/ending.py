@@ -81,6 +81,21 @@ def _stands_still(scores: Sequence[tuple[int, float]], patience: int, gain: floa
     return scores[-1][0] - since >= patience
 
 
+def to_target(
+    history: History, headline: str, judged_by: str, target: float, clients: int
+) -> dict[str, Any]:
+    """What it took to reach a target, as a run's summary has it.
+
+    ``to_target`` is about the score that the method is judged by, ``to_target_adapted`` about
+    adapted scores, if there are any besides; each is None if the target was never reached.
+    """
+    told = {"to_target": headline}
+    if headline != "adapted" and any("adapted" in event for event in history):
+        told["to_target_adapted"] = "adapted"
+    reached = {key: reaching(history, score, judged_by, target) for key, score in told.items()}
+    return {key: each and {**each, "clients": clients} for key, each in reached.items()}
+
+
 def reaching(
     history: History, headline: str, judged_by: str, target: float
 ) -> dict[str, Any] | None:

@@ -33,6 +33,7 @@ from coterie.options import (
     Seed,
     Sets,
     ShiftName,
+    StandIn,
     Workers,
     chosen_of,
     err,
@@ -87,6 +88,7 @@ def groups(
     codec: CodecName = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
+    stand_in: StandIn = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
@@ -104,7 +106,7 @@ def groups(
     for target in filter(None, (to, picture)):
         check_target(target)
     tree = resolve(config, sets, **flags)
-    chosen = chosen_of(scenario, tree)
+    chosen = chosen_of(scenario, tree, stand_in)
     tell(chosen)
     tree = _asking(tree if chosen is None else chosen.tree, by, seeds, probe_steps, not no_trial)
     experiment = experiment_of(parse(tree))
@@ -141,6 +143,7 @@ def probe(
     seed: Seed = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
+    stand_in: StandIn = False,
     picture: Picture = None,
 ) -> None:
     """Describe how much clients' data differ, with a picture; `coterie groups` does, too."""
@@ -151,7 +154,7 @@ def probe(
     flags = {k: v for k, v in locals().items() if k in FLAGS}
     warn("coterie probe is part of coterie groups now, which also says whether there are groups")
     tree = resolve(config, sets, **flags)
-    chosen = chosen_of(scenario, tree)
+    chosen = chosen_of(scenario, tree, stand_in)
     tell(chosen)
     population = population_of(parse(tree if chosen is None else chosen.tree))
     if picture is not None:

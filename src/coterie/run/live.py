@@ -30,7 +30,7 @@ from coterie.errors import (
 from coterie.federation import ClientId, Order, Slot
 from coterie.method import Round, Spent, State
 from coterie.run.checkpoint import Checkpoint, Checkpoints, folded, unfolded
-from coterie.run.ending import reaching, reason
+from coterie.run.ending import reason, to_target
 from coterie.run.evaluation import Scores, by_client, headline, summarise
 from coterie.run.findings import grouping_of, news_of, round_samples, warnings_of
 from coterie.run.privacy import Guard
@@ -661,11 +661,12 @@ class Live:
         if self.terms.clock is not None:
             found["clock"] = {**asdict(lasted), "total": lasted.total}
         if self.settings.target is not None:
-            found["to_target"] = reaching(
+            found |= to_target(
                 self.history,
                 self.experiment.method.headline,
                 self.judged_by,
                 self.settings.target,
+                len(self.ids),
             )
         return found
 

@@ -26,6 +26,7 @@ _NUMBERS = (
     *("better", "compared", "groups", "agreement", "bytes", "wasted", "rounds"),
     *("clock_computation", "clock_communication", "clock_waiting", "clock_total"),
     *("target_round", "target_bytes", "target_seconds", "epsilon", "delta", "seconds"),
+    *("target_megabits", "target_round_adapted", "target_megabits_adapted", "newcomers_received"),
 )
 
 

@@ -45,6 +45,7 @@ def row_of(
         "received": summary["received"].get(by),
         "adapted": summary["adapted"].get(by),
         "newcomers": summary.get("newcomers", {}).get("adapted", {}).get(by),
+        "newcomers_received": summary.get("newcomers", {}).get("received", {}).get(by),
         "worst": summary[score].get("worst"),
         "gain": sum(gains) / len(gains) if gains else None,
         "better": sum(g > 0 for g in gains) if gains else None,
@@ -83,7 +84,29 @@ def _to_target(summary: Mapping[str, Any]) -> dict[str, Any]:
     found = summary["to_target"] or {}
     bytes = sum(found["bytes"].values()) if found else None
     times = {"target_seconds": found.get("seconds")} if "clock" in summary else {}
-    return {"target_round": found.get("round"), "target_bytes": bytes, **times}
+    adapted = {}
+    if "to_target_adapted" in summary:
+        later = summary["to_target_adapted"]
+        adapted["target_round_adapted"] = later and later["round"]
+        adapted["target_megabits_adapted"] = megabits(later)
+    return {
+        "target_round": found.get("round"),
+        "target_bytes": bytes,
+        "target_megabits": megabits(found),
+        **adapted,
+        **times,
+    }
+
+
+def megabits(reached: Mapping[str, Any] | None) -> float | None:
+    """What had been sent when a target was reached, down and up, as a mean over clients.
+
+    >>> megabits({"bytes": {"down": 600_000, "up": 400_000}, "clients": 4})
+    2.0
+    """
+    if not reached or "clients" not in reached:  # of a run of an earlier version
+        return None
+    return float(sum(reached["bytes"].values()) * 8 / 1e6 / reached["clients"])
 
 
 def _gains(

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError, unknown
+from coterie.run.scenarios.fedclust import fedclust
 from coterie.run.scenarios.hand import at_hand, stand_in
-from coterie.run.scenarios.papers import all_scenarios
-from coterie.run.scenarios.scenario import NOTE, Chosen, Scenario, choose, remember
+from coterie.run.scenarios.papers import dc_pfl, fedtsdp, user_centric
+from coterie.run.scenarios.scenario import NOTE, Chosen, Scenario, absent, choose, remember
 
 __all__ = [
     "SCENARIOS",
     "Chosen",
     "Scenario",
+    "absent",
     "at_hand",
     "choose",
     "recall",
@@ -29,7 +31,8 @@ __all__ = [
     "stand_in",
 ]
 
-SCENARIOS: dict[str, Scenario] = {s.name: s for s in all_scenarios()}
+_PAPERS = (fedclust, dc_pfl, fedtsdp, user_centric)
+SCENARIOS: dict[str, Scenario] = {s.name: s for paper in _PAPERS for s in paper()}
 
 
 def scenario(name: str) -> Scenario:

@@ -96,6 +96,14 @@ def _all_there(folders: Sequence[Path], files: Sequence[str]) -> bool:
     return all(find(folders, names(file)) is not None for file in files)
 
 
+def searched(
+    name: str, folder: Where = None, options: Mapping[str, Any] | None = None
+) -> list[Path]:
+    """Where the files of a public set are looked for: the folder, and earlier downloads."""
+    downloads = cache_folder((options or {}).get("cache")) / name
+    return [downloads] if folder is None else [Path(folder), downloads]
+
+
 def stand_in(name: str, folder: Where = None, options: Mapping[str, Any] | None = None) -> str:
     """The set itself if it is at hand, else what takes its place."""
     if at_hand(name, folder, options):

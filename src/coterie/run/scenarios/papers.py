@@ -1,208 +1,12 @@
-"""The experiments of four papers, made from their tables.
-
-Figures are the papers' own, in per cent as printed; what is doubtful in print is said in a note.
-"""
+"""The experiments of three papers, made from their tables: DC-PFL, FedTSDP, user-centric."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from coterie.run.scenarios.printed import DATA, SPLITS, TITLES, figures_of, read
 from coterie.run.scenarios.scenario import Scenario
-
-Numbers = dict[str, dict[str, tuple[float, float | None]]]
-DATA = {
-    "cifar10": "cifar-10",
-    "cifar100": "cifar-100",
-    "fmnist": "fashion-mnist",
-    "svhn": "svhn",
-}
-TITLES = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "fmnist": "Fashion-MNIST",
-    "svhn": "SVHN",
-}
-SPLITS = {"test_fraction": 0.2, "val_fraction": 0.1}
-
-
-def all_scenarios() -> Iterator[Scenario]:
-    """Every scenario, paper after paper."""
-    yield from fedclust()
-    yield from dc_pfl()
-    yield from fedtsdp()
-    yield from user_centric()
-
-
-def read(table: str) -> Numbers:
-    """A table as text, the columns' names first: (figure, spread) by column and method.
-
-    A method's parameters follow it after colons; a dash is an empty cell.
-
-    >>> read('''
-    ...          cifar10     svhn
-    ... ifca:k=2 87.19±0.19  -
-    ... ''')
-    {'cifar10': {'ifca k=2': (0.8719, 0.0019)}, 'svhn': {}}
-    """
-    head, *rows = [line.split() for line in table.strip().splitlines()]
-    found: Numbers = {column: {} for column in head}
-    for method, *cells in rows:
-        for column, cell in zip(head, cells, strict=True):
-            if cell != "-":
-                value, _, spread = cell.partition("±")
-                pair = (_share(value), _share(spread) if spread else None)
-                found[column][method.replace(":", " ")] = pair
-    return found
-
-
-def _share(text: str) -> float:
-    return round(float(text) / 100, 6)
-
-
-def _figures(cells: Mapping[str, tuple[float, float | None]]) -> dict[str, Any]:
-    """A column as the two fields of a scenario."""
-    return {
-        "figures": {method: value for method, (value, _) in cells.items()},
-        "spread": {m: spread for m, (_, spread) in cells.items() if spread is not None},
-    }
-
-
-# --- FedClust --------------------------------------------------------------------------------
-
-_FEDCLUST = "Islam et al., FedClust, ICPP 2024"
-_FEDCLUST_TABLES = {
-    "skew20": """
-               cifar10     cifar100    fmnist      svhn
-    local      79.68±1.32  33.18±0.41  95.68±0.84  80.29±1.61
-    fedavg     50.27±2.63  53.67±0.63  77.10±3.29  81.36±0.64
-    fedprox    51.60±1.40  54.28±0.76  74.53±2.16  79.64±0.80
-    fednova    47.38±2.08  53.90±0.38  71.33±4.50  75.56±3.07
-    lg-fedavg  85.49±0.87  54.15±0.29  95.49±0.75  91.59±0.42
-    per-fedavg 85.80±0.58  61.29±0.42  95.78±1.28  92.87±1.92
-    cfl        51.86±1.31  41.28±1.75  78.44±2.38  73.59±1.86
-    ifca       87.19±0.19  70.35±0.28  96.83±0.24  94.76±0.19
-    pacfl      88.40±0.48  71.06±0.39  97.46±0.13  95.48±0.27
-    fedclust   95.82±0.17  73.38±0.24  97.92±0.18  95.86±0.11
-    """,
-    "skew30": """
-               cifar10     cifar100    fmnist      svhn
-    local      66.51±0.92  23.76±0.84  92.51±0.24  68.84±2.86
-    fedavg     57.79±1.08  54.79±0.56  79.90±1.81  82.58±0.75
-    fedprox    56.92±1.26  53.65±0.60  81.53±1.48  82.91±1.30
-    fednova    54.15±1.31  54.11±0.95  78.02±2.08  80.26±1.49
-    lg-fedavg  75.42±0.41  36.78±0.68  94.54±0.48  88.07±0.65
-    per-fedavg 78.67±0.32  57.02±0.49  92.35±1.70  92.10±1.27
-    cfl        52.03±2.84  35.73±2.14  78.38±0.42  74.02±3.90
-    ifca       80.21±0.16  66.21±0.21  95.29±0.19  92.87±0.14
-    pacfl      82.35±0.27  65.91±0.17  95.43±0.07  93.05±0.18
-    fedclust   83.21±0.25  68.33±0.19  95.70±0.09  93.17±0.04
-    """,
-    "dir0.1": """
-               cifar10     cifar100    fmnist      svhn
-    local      41.80±2.09  17.56±0.61  70.40±0.86  59.06±1.43
-    fedavg     38.25±2.98  45.26±0.47  81.93±0.64  61.26±0.95
-    fedprox    42.69±1.47  46.17±0.83  83.32±1.07  62.31±1.72
-    fednova    39.52±1.35  46.55±1.54  83.68±1.61  60.53±2.18
-    lg-fedavg  48.63±0.42  24.27±0.33  74.39±1.26  73.12±0.76
-    per-fedavg 52.83±1.47  34.20±0.29  81.18±1.80  75.07±1.85
-    cfl        41.50±0.35  31.62±1.76  74.01±1.19  61.96±1.58
-    ifca       50.51±0.61  46.28±0.23  84.57±0.41  74.57±0.40
-    pacfl      51.02±0.24  47.58±0.20  85.30±0.28  76.35±0.46
-    fedclust   60.25±0.58  49.65±0.17  95.51±0.17  78.23±0.30
-    """,
-    "newcomers": """
-               cifar10     cifar100    fmnist      svhn
-    local      83.39±1.35  27.91±1.09  94.45±0.51  90.62±0.81
-    fedavg     31.72±2.16  32.26±0.48  78.70±2.12  71.18±3.09
-    fedprox    27.74±2.38  32.74±1.77  74.19±4.17  73.44±4.23
-    fednova    31.12±1.08  33.53±0.82  73.76±1.85  72.43±2.91
-    lg-fedavg  81.58±0.51  11.08±0.25  95.66±0.33  89.59±0.90
-    per-fedavg 74.65±1.09  31.40±0.36  92.33±0.86  64.16±1.64
-    ifca       85.64±0.54  94.45±0.5   96.63±0.83  94.20±0.15
-    pacfl      85.80±0.66  94.45±0.5   97.04±0.54  94.75±0.11
-    fedclust   86.78±0.67  97.63±0.29  97.63±0.29  95.19±0.25
-    """,
-}
-_FEDCLUST_SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "skew20": ("table 1", "20 % of the labels a client", {"name": "label-skew", "fraction": 0.2}),
-    "skew30": ("table 2", "30 % of the labels a client", {"name": "label-skew", "fraction": 0.3}),
-    "dir0.1": ("table 3", "Dirichlet 0.1", {"name": "dirichlet", "alpha": 0.1}),
-    "newcomers": (
-        "table 6 (newcomers)",
-        "20 % of the labels a client; 20 of 100 join after 50 rounds",
-        {"name": "label-skew", "fraction": 0.2},
-    ),
-}
-_GLOBAL = {"train": {"lr": 0.01, "momentum": 0.9}}
-_FEDCLUST_PER_METHOD: dict[str, dict[str, Any]] = {
-    "fedavg": _GLOBAL,
-    "fedprox": _GLOBAL,
-    "fednova": _GLOBAL,
-    "ifca": {"method": {"k": 2}},
-    "cfl": {"method": {"eps1": 0.4, "eps2": 0.6, "relative": False}},
-}
-_FEDCLUST_NOTES = (
-    "The paper's figures are means of three runs.",
-    "FedAvg, FedProx, FedNova and CFL: the paper's learning rate is one of 0.1, 0.01 and 0.001, "
-    "without saying which; here 0.01.",
-    "CFL as in the paper: ε1 = 0.4 and ε2 = 0.6, absolute. IFCA: as many models as in its own "
-    "paper; here 2.",
-    "The numbers of clusters are those that the paper found best for 20 % of the labels.",
-    "How much of a client's data is for testing is not said; here a fifth.",
-)
-_FEDCLUST_SCORE = (
-    "The paper does not say whether a client trains the model before it is scored. On "
-    "Fashion-MNIST with two labels a client FedAvg's figure is near our received score, "
-    "FedClust's near our adapted score."
-)
-_FEDCLUST_JOIN = (
-    "Figures are those of the 20 clients that join after the last round and then train the model "
-    "that they were given for 5 epochs."
-)
-_FEDCLUST_DOUBTS = {
-    "fmnist-dir0.1": "FedClust's 95.51 is ten points above every other method of its column: "
-    "perhaps a misprint.",
-    "cifar100-newcomers": "The figures of IFCA, PACFL and FedClust seem to be those of "
-    "Fashion-MNIST's column: far above what table 1 has for CIFAR-100.",
-}
-
-
-def fedclust() -> Iterator[Scenario]:
-    """FedClust: four data sets, three divisions, and newcomers."""
-    for setting, (where, words, partition) in _FEDCLUST_SETTINGS.items():
-        for short, cells in read(_FEDCLUST_TABLES[setting]).items():
-            joins = setting == "newcomers"
-            doubt = _FEDCLUST_DOUBTS.get(f"{short}-{setting}")
-            method = {"name": "fedclust", "clusters": 4 if short == "fmnist" else 2}
-            yield Scenario(
-                name=f"fedclust/{short}-{setting}",
-                description=f"{TITLES[short]}, {words}",
-                paper=_FEDCLUST,
-                table=where,
-                config={
-                    "data": {"set": DATA[short], "clients": 100, **SPLITS},
-                    "partition": partition,
-                    "model": {"name": "resnet9" if short == "cifar100" else "lenet5"},
-                    "method": {**method, "linkage": "average"},
-                    "train": {"epochs": 10, "batch_size": 10, "lr": 0.01, "momentum": 0.5},
-                    "run": {
-                        "rounds": 50 if joins else 200,
-                        "cohort": 0.1,
-                        **({"holdout": 20, "admit_epochs": 5} if joins else {}),
-                    },
-                    "evaluation": {"every": 5},
-                },
-                **_figures(cells),
-                score="adapted" if joins else "unknown",
-                per_method=_FEDCLUST_PER_METHOD,
-                notes=(
-                    *_FEDCLUST_NOTES,
-                    *([_FEDCLUST_JOIN] if joins else [_FEDCLUST_SCORE]),
-                    *([doubt] if doubt else []),
-                ),
-            )
-
 
 # --- DC-PFL ----------------------------------------------------------------------------------
 
@@ -274,7 +78,7 @@ def dc_pfl() -> Iterator[Scenario]:
                     "clock": _DC_PFL_CLOCK,
                     "stop": {"patience": 20, "gain": 0.001},
                 },
-                **_figures(cells),
+                **figures_of(cells),
                 per_method={"clusterfl": {"method": {"k": 5}}},
                 notes=(
                     "The paper's figures are means of three runs.",
@@ -431,7 +235,7 @@ def fedtsdp() -> Iterator[Scenario]:
                     "train": _FEDTSDP_TRAIN,
                     "run": {"rounds": 200, "cohort": 1.0},
                 },
-                **_figures(cells),
+                **figures_of(cells),
                 score="received",
                 notes=(
                     *_FEDTSDP_NOTES,
@@ -527,8 +331,8 @@ _USER_MORE = {
     ),
 }
 _NO_QUESTIONS = (
-    "the Stack Overflow questions are not distributed with Coterie, so digits is used instead; "
-    "with a CSV file of columns text and label use --data text --folder FILE"
+    "the Stack Overflow questions, which are not distributed with Coterie: give a CSV file of "
+    "columns text and label with --data text --folder FILE"
 )
 
 
@@ -554,12 +358,12 @@ def user_centric() -> Iterator[Scenario]:
                 "train": {**train, **tables.get("train", {})},
                 "run": {"rounds": 100, "cohort": 1.0},
             },
-            **_figures(figures.get(name, {})),
+            **figures_of(figures.get(name, {})),
             worst={m: value for m, (value, _) in worst.get(name, {}).items()},
             per_method={
                 "pfedme": {"train": {"epochs": 20, "batch_size": 20}},
                 "scaffold": {"train": {"epochs": 5, "momentum": 0.0}},
             },
-            substitute=_NO_QUESTIONS if name == "text" else None,
+            missing=_NO_QUESTIONS if name == "text" else None,
             notes=(*_USER_NOTES, *_USER_MORE[name]),
         )

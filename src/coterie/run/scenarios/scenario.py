@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,14 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coterie.data.files import Where
+from coterie.errors import ConfigError
 from coterie.methods import METHODS
 from coterie.run.compare import method_list
-from coterie.run.config import Config, assign, parse
+from coterie.run.config import Config, assign, displace, parse
 from coterie.run.rundir import RunDir
-from coterie.run.scenarios.hand import Tree, fitted, stand_in
+from coterie.run.scenarios import hand
+from coterie.run.scenarios.hand import Tree, fitted
 from coterie.tree import write_atomic
 
-SCORES = ("received", "adapted", "unknown")
+SCORES = ("received", "adapted", "clustering", "unknown")
 NOTE = "scenario.json"
 # Settings that do not make an experiment another one.
 _FREE = (
@@ -30,7 +34,7 @@ _FREE = (
     "run.seed",
     "run.checkpoint_every",
 )
-_FREE_TABLES = ("evaluation", "method")
+_OF_TARGETS = ("evaluation.target", "evaluation.every")  # not free where rounds are counted
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,15 @@ class Scenario:
     ``config`` are the tables of a configuration. ``figures`` are published accuracies (0 to 1) by
     method, with parameters as in "user-centric streams=4"; ``spread`` their standard deviations
     and ``worst`` the accuracies of the worst client, where the paper has them. ``score`` is the
-    score of ours that the figures are comparable with. ``per_method`` are tables that a method
-    has instead. ``substitute`` says what happens when the paper's data cannot be had at all.
+    score of ours that the figures are comparable with ("clustering": none, they are about samples
+    that were clustered), and ``scores`` has the methods for which it is another. ``per_method`` are
+    tables that a method has instead. ``missing`` says what to do about data that cannot be
+    downloaded.
+
+    ``rounds_to_target`` and ``megabits_to_target`` are what the paper's methods took to reach the
+    accuracy ``target``: None is a method that never reached it, and methods that the table does not
+    have are not there. Megabits go both ways and are a mean over all clients. If the paper gives
+    rounds but no target, ``target`` is None, and ours are the rounds of the whole run.
     """
 
     name: str
@@ -53,8 +64,12 @@ class Scenario:
     spread: Mapping[str, float] = field(default_factory=dict)
     worst: Mapping[str, float] = field(default_factory=dict)
     score: str = "unknown"
+    scores: Mapping[str, str] = field(default_factory=dict)
+    target: float | None = None
+    rounds_to_target: Mapping[str, float | None] = field(default_factory=dict)
+    megabits_to_target: Mapping[str, float | None] = field(default_factory=dict)
     per_method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    substitute: str | None = None
+    missing: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -85,6 +100,10 @@ class Scenario:
         known = [key for key in self.figures if key.split()[0] in METHODS]
         return [key.replace(" ", ":") for key in known]
 
+    def score_of(self, method: str) -> str:
+        """The score of ours that a method's figure is comparable with."""
+        return self.scores.get(method, self.score)
+
     def key(self, method: Mapping[str, Any]) -> str | None:
         """Under which key the figure of a method is: a table of a name and parameters.
 
@@ -95,23 +114,48 @@ class Scenario:
         keys = [key for key in self.figures if key.split()[0] == name]
         if name != self.method:
             return keys[0] if keys else None
-        asked = {**self.config["method"], **method}
-        return next((k for k in keys if {**self.config["method"], **_table(k)} == asked), None)
+        return next((k for k in keys if _whole(self.table_of(k)) == _whole(method)), None)
+
+    def table_of(self, key: str) -> Tree:
+        """The method's table that a figure is for."""
+        tree = self.tree(key.split()[0])
+        _, name, parameters = method_list(key.replace(" ", ":"))[0]
+        overlay(tree, {"method": {"name": name, **parameters}})
+        table: Tree = tree["method"]
+        return table
+
+    def costs_of(self, key: str | None) -> Tree | None:
+        """What the paper's method took to reach the target; None if the paper has no such table."""
+        tables = {"rounds": self.rounds_to_target, "megabits": self.megabits_to_target}
+        if not any(tables.values()):
+            return None
+        costs = {name: table[key] for name, table in tables.items() if key and key in table}
+        return {"target": self.target, **costs}
 
 
-def _table(key: str) -> Tree:
-    """The method table that a key of the figures means."""
-    _, name, parameters = method_list(key.replace(" ", ":"))[0]
-    return {"name": name, **parameters}
+def _whole(method: Mapping[str, Any]) -> Tree:
+    """A method's table with the defaults of all that it does not say."""
+    section = parse({"method": method}).method
+    factory = METHODS.get(section.name)
+    usual = {} if factory is None else inspect.signature(factory).parameters
+    return {**{k: p.default for k, p in usual.items()}, **section.model_dump()}
 
 
 def overlay(tree: Tree, over: Mapping[str, Any]) -> None:
-    """Lay some tables over others, key by key; another name drops the old one's parameters."""
+    """Lay some tables over others, key by key.
+
+    Another name drops the old one's parameters, and a parameter of the method drops those that
+    cannot be given beside it.
+    """
     for table, values in over.items():
         if not isinstance(values, Mapping):
             tree[table] = values  # not a table: parsing says so
             continue
-        for key in sorted(values, key=lambda k: k != "name"):
+        if "name" in values:
+            assign(tree, f"{table}.name", values["name"])
+        if table == "method":
+            displace(tree, values)
+        for key in [k for k in values if k != "name"]:
             assign(tree, f"{table}.{key}", values[key])
 
 
@@ -130,11 +174,9 @@ class Chosen:
         missing = self.scenario.data
         if self.asked or self.data == missing:
             return None
-        if self.scenario.substitute:
-            return f"scenario {self.scenario.name}: {self.scenario.substitute}"
         return (
             f"scenario {self.scenario.name}: {missing} is not at hand, so {self.data} is used "
-            f"instead; --data {missing} downloads it, --folder says where it is"
+            "instead (--stand-in)"
         )
 
     @property
@@ -144,27 +186,50 @@ class Chosen:
         return None if self.data == missing else f"on {self.data} instead of {missing}"
 
     @property
+    def key(self) -> str | None:
+        """Under which key the paper's figure of this run is, if it has one."""
+        return self.scenario.key(self.tree["method"])
+
+    @property
     def changed(self) -> list[str]:
-        """The settings that are not the scenario's, but for the data set and the method."""
+        """The settings that are not the scenario's, but for the data set and the method's name.
+
+        A method's parameters are compared with those that its figure is for.
+        """
         name = self.tree["method"]["name"]
-        before, now = _flat(parse(self.scenario.tree(name))), _flat(parse(self.tree))
+        usual, given = self.scenario.tree(name), self.tree
+        method = usual["method"] if self.key is None else self.scenario.table_of(self.key)
+        before = {**_flat(parse(usual)), **_keyed(_whole(method))}
+        now = {**_flat(parse(given)), **_keyed(_whole(given["method"]))}
         keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
-        told = [k for k in keys if k not in _FREE and k.split(".")[0] not in _FREE_TABLES]
-        told = [k for k in told if k not in ("data.set", "data.folder", "data.options")]
-        return [f"{k} {_value(now.get(k))} instead of {_value(before.get(k))}" for k in told]
+        told = [f"{k} {_value(now.get(k))} instead of {_value(before.get(k))}" for k in keys]
+        return [words for key, words in zip(keys, told, strict=True) if self._matters(key)]
+
+    def _matters(self, key: str) -> bool:
+        """Whether a setting makes the experiment another one than the paper's."""
+        if self.scenario.target is not None and key in _OF_TARGETS:
+            return True
+        free = (*_FREE, "data.set", "data.folder", "data.options")
+        return key not in free and key.split(".")[0] != "evaluation"
+
+    @property
+    def costs(self) -> Tree | None:
+        """What the paper's method took to reach the target, if the target is the same here."""
+        asked = parse(self.tree).evaluation.target
+        return self.scenario.costs_of(self.key) if asked == self.scenario.target else None
 
     def about(self) -> Tree:
         """What a run should remember of this: the paper's figure, and what differs from it."""
-        method = self.tree["method"]
-        key = self.scenario.key(method)
+        name, key = self.tree["method"]["name"], self.key
         return {
             "name": self.scenario.name,
             "paper": self.scenario.paper,
             "table": self.scenario.table,
-            "method": method["name"],
+            "method": name,
             "figure": None if key is None else self.scenario.figures[key],
             "spread": None if key is None else self.scenario.spread.get(key),
-            "score": self.scenario.score,
+            "score": self.scenario.score_of(name),
+            "to_target": self.costs,
             "newcomers": self.scenario.newcomers,
             "instead": self.instead,
             "changed": self.changed,
@@ -172,27 +237,52 @@ class Chosen:
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    tables = config.model_dump()
+    tables = config.model_dump(exclude={"method"})
     return {f"{t}.{k}": v for t, table in tables.items() for k, v in table.items()}
+
+
+def _keyed(method: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"method.{k}": v for k, v in method.items() if k != "name"}
 
 
 def _value(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 
-def choose(scenario: Scenario, given: Mapping[str, Any]) -> Chosen:
+def choose(scenario: Scenario, given: Mapping[str, Any], stand_in: bool = False) -> Chosen:
     """The scenario's tables with the user's laid over them.
 
-    The data set is the user's if he names one; else the scenario's, or what stands in for it.
+    The data set is the user's if he names one, else the scenario's. One that is not at hand is
+    refused, or with ``stand_in`` replaced by another.
     """
     parse(given)  # what is wrong with it is said here
     own = given.get("data", {})
     asked = "set" in own
     options = {**scenario.config["data"].get("options", {}), **own.get("options", {})}
-    data = own["set"] if asked else stand_in(scenario.data, own.get("folder"), options)
+    data = own["set"] if asked else hand.stand_in(scenario.data, own.get("folder"), options)
+    if not (asked or stand_in) and data != scenario.data:
+        raise ConfigError(absent(scenario, data, own.get("folder"), options))
     tree = scenario.tree(given.get("method", {}).get("name"), data)
     overlay(tree, given)
     return Chosen(scenario, data, asked, tree)
+
+
+def absent(
+    scenario: Scenario,
+    instead: str,
+    folder: Where = None,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """What there is to say where a scenario's data are not at hand: what to do about it."""
+    if scenario.missing is not None:
+        what = scenario.missing
+    else:
+        places = " and ".join(str(p) for p in hand.searched(scenario.data, folder, options))
+        what = (
+            f"the data set {scenario.data}, which is not at hand (looked for in {places}): give "
+            f"the folder of its files with --folder DIR, download it with --data {scenario.data}"
+        )
+    return f"scenario {scenario.name} needs {what}, or use {instead} in its place with --stand-in"
 
 
 @contextmanager
