@@ -30,10 +30,10 @@ from pathlib import Path
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.spatial.distance import pdist
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
+from coterie.data.mixture import spread_means
 from coterie.grouping import local_centres, nearest_seed, seed_centres
 
 TABLE = {(100, 16): 1.0, (300, 64): 0.988, (300, 100): 0.984}  # (d, k): published accuracy
@@ -45,8 +45,7 @@ Client = tuple[np.ndarray, np.ndarray]  # samples and the component of each
 def mixture(d: int, k: int, separation: float, seed: int) -> list[Client]:
     random = np.random.default_rng(seed)
     own = round(k**0.5)
-    means = random.standard_normal((k, d))
-    means *= separation / pdist(means).min()
+    means = spread_means(random, k, d, separation)
     deals = [random.permutation(k) for _ in range(-(-CLIENTS * own // k))]
     hands = np.concatenate(deals).reshape(-1, own)[:CLIENTS]
     people = []

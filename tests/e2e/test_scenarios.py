@@ -260,9 +260,9 @@ def test_what_a_target_takes_is_beside_the_papers(cli):
         # All bytes of the four clients so far, as megabits of one.
         sent[score] = sum(first["total_bytes"].values()) * 8 / 1e6 / 4
     assert (
-        f"50.0 % was reached after 4237.37 Mbit a client in the paper, after "
-        f"{sent['received']:.5g} Mbit a client, after {sent['adapted']:.5g} Mbit a client with its "
-        "adapted score here" in ended.out
+        "50.0 %: in the paper after 4237.37 Mbit a client, here after "
+        f"{sent['received']:.6g} Mbit a client (adapted score: after {sent['adapted']:.6g} Mbit a "
+        "client)" in ended.out
     )
     words = ("compare", "--scenario", name, *quick, *easy, "--methods", "fedavg,cfl,local")
     ended = cli(*words, "--dir", "c")

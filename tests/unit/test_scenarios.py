@@ -14,6 +14,7 @@ from coterie.data.partitions import DRAWS, LEVELS, primary_secondary, thirds
 from coterie.errors import ConfigError, DataError
 from coterie.methods import METHODS, make
 from coterie.models import make_model
+from coterie.report.scenario_tables import target_lines
 from coterie.run.compare import method_list, set_up
 from coterie.run.config import assign_texts, method_of, parse, population_of
 from coterie.run.scenarios import (
@@ -57,6 +58,16 @@ CELLS = [
     ("user-centric/covariate", "user-centric streams=4", 79.7),
     ("user-centric/concept", "oracle", 49.5),
     ("user-centric/concept", "scaffold", 17.5),
+    ("survey/adaptive-cifar10", "fedavg", 57.20),
+    ("survey/adaptive-cifar10", "adaptive every=200", 64.00),
+    ("survey/adaptive-cifar10", "adaptive", 66.50),
+    ("survey/k-fed-d100-k16", "k-fed", 100.0),
+    ("survey/k-fed-d300-k64", "k-fed", 98.82),
+    ("survey/k-fed-d300-k100", "k-fed", 98.40),
+    ("survey/fedfomo-cifar10", "per-fedavg", 72.40),
+    ("survey/fedfomo-cifar10", "fedfomo", 92.10),
+    ("survey/fedfomo-cifar100", "fedavg", 23.11),
+    ("survey/fedfomo-cifar100", "fedprox", 39.79),
 ]
 SETTINGS = [
     ("fedclust/fmnist-skew20", "data.clients", 100),
@@ -129,14 +140,17 @@ def test_every_cell_of_the_papers_is_there():
     count = {p: [s for s in SCENARIOS.values() if s.method == p] for p in METHODS_OF}
     assert {p: len(found) for p, found in count.items()} == METHODS_OF
     rows = {"fedclust": {9, 10}, "dc-pfl": {5, 6}, "fedtsdp": {6}, "user-centric": {0, 8, 9}}
+    rows |= {"adaptive": {3}, "k-fed": {1}, "fedfomo": {4}}
     for paper, found in count.items():
         assert {len(s.figures) for s in found} == rows[paper]
-    assert sum(len(s.figures) for s in SCENARIOS.values()) == 12 * 10 + 4 * 9 + 32 + 20 * 6 + 26
+    counted = 12 * 10 + 4 * 9 + 32 + 20 * 6 + 26 + 3 + 3 + 2 * 4
+    assert sum(len(s.figures) for s in SCENARIOS.values()) == counted
     assert scenario("fedclust/fmnist-skew20").spread["fednova"] == 0.045
     assert scenario("user-centric/covariate").worst["cfl"] == 0.761
 
 
 METHODS_OF = {"fedclust": 16, "dc-pfl": 6, "fedtsdp": 20, "user-centric": 4}
+METHODS_OF |= {"adaptive": 1, "k-fed": 3, "fedfomo": 2}
 
 
 # Typed from tables 4 and 5 of FedClust's paper; None is a dash.
@@ -180,6 +194,35 @@ def test_costs_are_the_papers_only_for_its_target_and_parameters():
     assert laid("fedclust/cifar10-dir0.1", {}).about()["to_target"] is None
 
 
+def test_rounds_without_a_target():
+    name = "survey/adaptive-cifar10"
+    assert scenario(name).target is None
+    published = {"fedavg": 120, "adaptive every=200": 95, "adaptive": 80}  # the survey's table I
+    assert scenario(name).rounds_to_target == published
+    static = laid(name, {"method": {"name": "adaptive", "every": 200}}).about()
+    assert (static["figure"], static["to_target"]) == (0.64, {"target": None, "rounds": 95})
+    told = target_lines(static, {"rounds": 61})
+    assert told == ["the paper's run took 95 rounds, ours 61"]
+
+
+def test_the_words_for_a_target():
+    def told(costs, **summary):
+        return target_lines({"to_target": costs}, summary)
+
+    reached = {"round": 4, "bytes": {"down": 600_000, "up": 400_000}, "clients": 4}
+    assert told({"target": 0.8, "rounds": 13}, to_target=reached) == [
+        "80.0 %: in the paper after 13 rounds, here after 4 rounds"
+    ]
+    assert told({"target": 0.8, "megabits": 8.66}, to_target=reached) == [
+        "80.0 %: in the paper after 8.66 Mbit a client, here after 2 Mbit a client"
+    ]
+    assert told({"target": 0.8, "rounds": None}, to_target=None, to_target_adapted=reached) == [
+        "80.0 %: in the paper never, here never (adapted score: after 4 rounds)"
+    ]
+    assert told({"target": 0.8}, to_target=reached) == []  # the method is not in the table
+    assert told(None, to_target=reached) == told({"target": 0.8, "rounds": 13}) == []
+
+
 def test_which_score_the_papers_mean():
     newcomers = scenario("fedclust/svhn-newcomers")
     received = [m for m in newcomers.figures if newcomers.score_of(m) == "received"]
@@ -204,7 +247,10 @@ def test_every_scenario_is_whole(name):
     assert found.description
     assert "\n" not in found.description
     for numbers in (found.figures, found.spread, found.worst):
-        assert all(0 < value < 1 for value in numbers.values())
+        assert all(0 <= value <= 1 for value in numbers.values())
+    for costs in (found.rounds_to_target, found.megabits_to_target):
+        assert set(costs) <= set(found.figures)
+    assert set(found.scores) <= set(found.figures)
     assert set(found.spread) <= set(found.figures)
     for key in found.figures:  # as --methods writes it, and back
         assert method_list(key.replace(" ", ":"))[0][0] == key
@@ -244,7 +290,7 @@ def runs(config):
 @pytest.mark.parametrize("name", EVERY)
 def test_every_scenario_can_be_run_with_no_file_at_all(name):
     chosen = choose(scenario(name), {}, stand_in=True)
-    assert chosen.data == "digits"
+    assert chosen.data == ("mixture" if name.startswith("survey/k-fed") else "digits")
     population = runs(parse(chosen.tree))
     wants_public = scenario(name).method == "fedtsdp"
     assert (population.public is not None) == wants_public

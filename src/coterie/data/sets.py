@@ -13,6 +13,7 @@ from coterie.data.cifar import cifar_10, cifar_100
 from coterie.data.files import Where, download, find, places, read_bytes, zip_member
 from coterie.data.formats import check_labels, parse_idx, read_svhn
 from coterie.data.images import image_tree_in, read_image_tree
+from coterie.data.mixture import mixture
 from coterie.data.parameters import check_parameters, pick
 from coterie.data.raw import Array, ClassNames, RawData, same_length
 from coterie.data.tables import (
@@ -244,6 +245,7 @@ SETS: dict[str, Callable[..., RawData]] = {
     "cifar-10": cifar_10,
     "cifar-100": cifar_100,
     "svhn": svhn,
+    "mixture": mixture,
     "image-folder": image_folder,
     "npz": npz,
     "npy": npy,

@@ -89,20 +89,29 @@ def target_lines(about: Mapping[str, Any], summary: Mapping[str, Any]) -> list[s
     for cost, unit in _COSTS.items():
         if cost not in costs:
             continue
-        theirs = "never" if costs[cost] is None else f"after {costs[cost]:g} {unit}"
         if costs["target"] is None:
-            lines.append(f"the paper's run took {costs[cost]:g} rounds, ours {summary['rounds']}")
+            lines.append(f"the paper's run took {costs[cost]:g} {unit}, ours {summary[cost]}")
             continue
-        ours = []
-        for key, words in (("to_target", ""), ("to_target_adapted", " with its adapted score")):
-            if key in summary:
-                reached = summary[key]
-                spent = reached and (reached["round"] if cost == "rounds" else megabits(reached))
-                ours.append(("never" if spent is None else f"after {spent:.5g} {unit}") + words)
-        if ours:
-            at = percent(costs["target"])
-            lines.append(f"{at} % was reached {theirs} in the paper, {', '.join(ours)} here")
+        if "to_target" not in summary:
+            continue
+        ours = _after(_spent(summary["to_target"], cost), unit)
+        if "to_target_adapted" in summary:
+            adapted = _after(_spent(summary["to_target_adapted"], cost), unit)
+            ours += f" (adapted score: {adapted})"
+        theirs = _after(costs[cost], unit)
+        lines.append(f"{percent(costs['target'])} %: in the paper {theirs}, here {ours}")
     return lines
+
+
+def _spent(reached: Mapping[str, Any] | None, cost: str) -> float | None:
+    """Rounds or megabits until a target was reached, if it was."""
+    if cost == "megabits":
+        return megabits(reached)
+    return None if reached is None else float(reached["round"])
+
+
+def _after(spent: float | None, unit: str) -> str:
+    return "never" if spent is None else f"after {spent:.6g} {unit}"
 
 
 def print_paper(out: Console, about: Mapping[str, Any], summary: Mapping[str, Any]) -> None:

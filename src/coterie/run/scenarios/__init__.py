@@ -17,6 +17,7 @@ from coterie.run.scenarios.fedclust import fedclust
 from coterie.run.scenarios.hand import at_hand, stand_in
 from coterie.run.scenarios.papers import dc_pfl, fedtsdp, user_centric
 from coterie.run.scenarios.scenario import NOTE, Chosen, Scenario, absent, choose, remember
+from coterie.run.scenarios.survey import survey
 
 __all__ = [
     "SCENARIOS",
@@ -31,7 +32,7 @@ __all__ = [
     "stand_in",
 ]
 
-_PAPERS = (fedclust, dc_pfl, fedtsdp, user_centric)
+_PAPERS = (fedclust, dc_pfl, fedtsdp, user_centric, survey)
 SCENARIOS: dict[str, Scenario] = {s.name: s for paper in _PAPERS for s in paper()}
 
 

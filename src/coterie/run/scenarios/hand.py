@@ -74,7 +74,7 @@ def at_hand(name: str, folder: Where = None, options: Mapping[str, Any] | None =
     >>> at_hand("digits")
     True
     """
-    if name == "digits":
+    if name in ("digits", "mixture"):  # these need no file
         return True
     place = None if folder is None else Path(folder)
     if name not in SOURCES:
@@ -129,6 +129,6 @@ def fitted(tree: Tree, name: str) -> Tree:
         data |= {k: min(data[k], held_out or train // 10) for k in ("public",) if k in data}
     if name == "text":
         assign(tree, "model.name", "text")
-    elif tree["model"]["name"] == "text" or name == "csv":
+    elif tree["model"]["name"] == "text" or name in ("csv", "mixture"):
         assign(tree, "model.name", "mlp")
     return tree
