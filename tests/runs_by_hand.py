@@ -91,6 +91,14 @@ INIT = {
             "enough": True,
             "why": "2 groups are <i>best</i>",
         },
+        # The first layer is the same in all clients but the last, the second tells the pairs apart.
+        "layer_distances": {
+            "clients": [0, 1, 2, 3],
+            "layers": {
+                "body": [[], [0.0], [0.0, 0.0], [4.0, 4.0, 4.0]],
+                "<u>head</u>": [[], [1.0], [5.0, 5.0], [6.0, 6.0, 3.0]],
+            },
+        },
         "mixing": [[0.5, 0.3, 0.1, 0.1], [0.3, 0.5, 0.1, 0.1], [0, 0, 0.6, 0.4], [0, 0, 0.4, 0.6]],
     },
 }

@@ -23,6 +23,7 @@ from coterie.grouping import (
     SAMPLE,
     Evidence,
     basis,
+    euclidean,
     find_evidence,
     find_evidence_in_products,
     one_thread,
@@ -43,6 +44,7 @@ TOO_SHORT = (
 )
 KEPT = "probe"  # where a client keeps the model that it was asked to train
 HALVES = ("first", "second")
+MOST_BY_LAYER = 100  # clients whose distances are noted layer by layer
 SKETCH = 4096  # numbers kept of a longer direction, to place newcomers by
 _ROUNDING = float(np.finfo(np.float32).eps)  # of inputs and of what is sent: both are float32
 
@@ -84,7 +86,8 @@ class Answer:
     ``places`` are the clients' directions, ``halves`` those of either half, ``spreads`` how much
     the halves differ: the squared deviation of each from their mean. ``memory`` is what must be
     kept to ask newcomers the same; ``notes`` are for the run's events. ``validated`` says whether
-    any client has validation data.
+    any client has validation data. ``layers`` has the clients' distances in each layer, where whole
+    models were sent.
     """
 
     clients: list[ClientId]
@@ -96,6 +99,14 @@ class Answer:
     notes: dict[str, Any] = field(default_factory=dict)
     validated: bool = True
     halves: Tensor = field(default_factory=lambda: torch.empty(2, 0, 0))
+    layers: dict[str, list[list[float]]] = field(default_factory=dict)
+
+    @property
+    def layer_notes(self) -> dict[str, Any]:
+        """The distances in each layer as a note; none where they are not known."""
+        if not self.layers:
+            return {}
+        return {"layer_distances": {"clients": self.clients, "layers": self.layers}}
 
 
 def ask(
@@ -293,7 +304,32 @@ def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | Non
     spreads = [_spread(memory, r, view) for r in whole]
     units = [[sketch(u).float() for u in _units(memory, r, view)] for r in whole]
     halves = torch.stack([torch.stack(u) for u in zip(*units, strict=True)] or [torch.empty(0)] * 2)
-    return Answer(people, counts, evidence, places, spreads, memory, notes, validated, halves)
+    layers = layers_apart(whole, memory)
+    return Answer(
+        people, counts, evidence, places, spreads, memory, notes, validated, halves, layers
+    )
+
+
+def layers_apart(
+    replies: Sequence[Reply], memory: Mapping[str, Tree]
+) -> dict[str, list[list[float]]]:
+    """How far apart clients' changes are in each layer: row i has the distances to those before.
+
+    These are Euclidean, between the means of both halves. Nothing where clients sent less than two
+    layers, or where they are so many that nobody could read it.
+    """
+    if not 2 <= len(replies) <= MOST_BY_LAYER or memory["by"] not in ("final-layer", "model"):
+        return {}
+    sides = [[r.arrays[array_name("model", half)] for r in replies] for half in HALVES]
+    models = [[m for m in side if isinstance(m, Weights)] for side in sides]
+    layout = models[0][0].layout
+    parts = {n: layout.only([n]) for n in layout.layers if layout.only([n]).trainable}
+    found = {}
+    for name, part in parts.items() if len(parts) > 1 else ():
+        first, second = (np.stack([m.part(part).parameters for m in side]) for side in models)
+        rows = euclidean((first + second) / 2)  # what all began from cancels out
+        found[name] = [[float(f"{v:.4g}") for v in row[:i]] for i, row in enumerate(rows)]
+    return found
 
 
 def _row(memory: Mapping[str, Tree], reply: Reply, name: str, view: View | None) -> Matrix:

@@ -719,3 +719,36 @@ def test_agreement_is_that_of_others():
     for size in range(1, 30):
         one, other = ([str(random.randrange(n)) for _ in range(size)] for n in (3, 1 + size % 5))
         assert adjusted_rand(one, other) == pytest.approx(adjusted_rand_score(one, other))
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+
+def test_each_layer_has_its_matrix_by_group_and_the_final_one_is_last():
+    groups = ["x", "y", "x", "z"]  # so that clients are in the order 0, 2, 1, 3
+    events = [*finished().events, {**round_of(3), "round": 4, "groups": groups}]
+    each = drawn(finished(events=events))["distances-by-layer"]
+    body, head = each.figure.data
+    assert list(head.x) == ["ann", "cy &amp; co", "&lt;b&gt;bob&lt;/b&gt;", "dee"]
+    grid = [[None if v != v else v for v in row] for row in head.z.tolist()]
+    assert grid == [[None, 5, 1, 6], [5, None, 5, 3], [1, 5, None, 6], [6, 3, 6, None]]
+    assert (body.zmin, body.zmax, head.zmin, head.zmax) == (0, 4, 1, 6)
+    assert body.showscale is None
+    assert head.showscale is False
+    assert (body.xaxis, head.xaxis) == ("x", "x2")
+    # Inside is 0 and 2 alone: 0 and 5; between are the other five, with a mean of 12/5 and 21/5.
+    titles = [a.text for a in each.figure.layout.annotations]
+    assert titles == ["body", "&lt;u&gt;head&lt;/u&gt;: 0.84"]
+    assert "1 if a layer does not tell them apart: <u>head</u> 0.84. " in each.words
+
+
+def test_layers_that_are_left_out_are_counted():
+    layers = {f"layer {i}": [[], [1.0], [2.0, 2.0]] for i in range(12)}
+    told = {"layer_distances": {"clients": [0, 1, 2], "layers": layers}}
+    first = {**INIT, "notes": told}
+    events = [first, *(round_of(n, groups=["x", "x", "y", "y"]) for n in (1, 2))]
+    each = drawn(finished(events=events))["distances-by-layer"]
+    assert len(each.figure.data) == 9
+    assert each.figure.layout.annotations[-1].text == "layer 11: 2.00"
+    assert "9 of 12 of them" in each.words
+    assert len(each.words) < 500

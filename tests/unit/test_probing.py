@@ -579,3 +579,36 @@ def test_a_client_too_small_for_halves_goes_to_the_nearest_group_at_its_turn():
     assert state.notes["evidence"]["too_small"] == [4]
     state = method.round(fed, state, Round(0, [0, 4]))
     assert state.groups[4] == "0/1"
+
+
+# --- layer by layer -------------------------------------------------------------------------------
+
+SIDES = {  # both halves of a client: weight and bias of layer 0, then of layer 1
+    0: [(0, 0, 0, 0), (0, 0, 0, 0)],
+    1: [(2, 4, 0, 0), (4, 4, 0, 0)],  # in the mean (3, 4) in layer 0
+    2: [(0, 0, 5, 11), (0, 0, 5, 13)],  # in the mean (5, 12) in layer 1
+}
+
+
+def two_layers(order):
+    sides = [weights(TWO, *side) for side in SIDES[order.client]]
+    return halves(*[s.only(["1"]) if order.config["by"] == "final-layer" else s for s in sides])
+
+
+@pytest.mark.parametrize("start", [(0, 0, 0, 0), (7, -1, 2, 3)])
+def test_whole_models_are_compared_layer_by_layer(start):
+    fed = Scripted(two_layers, range(3))
+    found = ask(fed, Probe("model", steps=5), weights(TWO, *start), range(3))
+    # ‖(3, 4)‖ = 5 from client 1 to both others in layer 0, ‖(5, 12)‖ = 13 from client 2 in layer 1.
+    layers = {"0": [[], [5.0], [0.0, 5.0]], "1": [[], [0.0], [13.0, 13.0]]}
+    assert found.layer_notes == {"layer_distances": {"clients": [0, 1, 2], "layers": layers}}
+
+
+def test_layers_are_noted_where_whole_models_were_sent_and_of_so_many_as_can_be_read(monkeypatch):
+    last = ask(Scripted(two_layers, range(3)), Probe(steps=5, fallback=False), START, range(3))
+    assert last.layer_notes == {}
+    monkeypatch.setattr(probing, "MOST_BY_LAYER", 2)
+    for count, noted in ((2, ["layer_distances"]), (3, [])):
+        fed = Scripted(two_layers, range(count))
+        found = ask(fed, Probe("model", steps=5), START, range(count))
+        assert list(found.layer_notes) == noted

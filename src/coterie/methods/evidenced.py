@@ -206,6 +206,7 @@ def while_one(how: Evidenced, every: int) -> Callable[[Federation, State, Round]
 def shown(answer: Answer) -> dict[str, Any]:
     """What there is to show of a probe: the evidence, and the clients' distances with a tree."""
     notes: dict[str, Any] = {"evidence": answer.notes, "clients": answer.clients}
+    notes |= answer.layer_notes
     if len(answer.clients) > 1:
         distances = cosine(answer.places.numpy())
         tree = answer.evidence.tree or agglomerate(distances)

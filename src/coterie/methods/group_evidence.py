@@ -153,6 +153,7 @@ def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Asked:
         else:
             told[by] = {"impossible": IMPOSSIBLE[by]}
     notes = {"representations": told, "meaning": meaning(groupings)}
+    notes |= answers["model"].layer_notes
     others = sum(a.notes["samples"] for a in answers.values() if a is not chosen)
     return _Asked(chosen, others, notes)
 

@@ -197,7 +197,7 @@ def answered(fed: Federation, state: State) -> tuple[State, bool]:
     }
     notes = dict(state.notes)
     if known is None:
-        notes |= {"evidence": answer.notes, "why": answer.evidence.why}
+        notes |= {"evidence": answer.notes, "why": answer.evidence.why, **answer.layer_notes}
     else:
         answers = _both(known, answers)
     state = replace(state.joined({}, answers=answers), notes=notes)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.errors import ConfigError
+from coterie.report.figures.by_layer import apart, layers_of, shown
 from coterie.report.figures.evidence import map_of
 from coterie.report.reading import Reading
 from coterie.report.words import count
@@ -51,4 +52,27 @@ def client_map(reading: Reading) -> str:
         f"{len(there.clients)} clients in {count(len(set(there.groups)), 'group')}; alike ones are "
         f"near each other. The plane shows {there.share:.0%} of how they differ. Small, pale: "
         f"an uncertain group; {sits} between two groups."
+    )
+
+
+def by_layer(reading: Reading, groups: Sequence[Any]) -> str:
+    """Of the distances in each layer."""
+    clients, layers = layers_of(noted_last(reading, "layer_distances"))
+    drawn = shown(list(layers))
+    left_out = len(layers) - len(drawn)
+    some = f", {len(drawn)} of {len(layers)} of them" if left_out else ""
+    text = (
+        f"How far apart the models of {len(clients)} clients are after training for the "
+        f"comparison, layer by layer{some}; each layer has its own scale"
+    )
+    means = {name: apart(clients, layers[name], groups) for name in drawn}
+    ratios = {n: between / inside for n, (inside, between) in means.items() if inside > 0}
+    ratios = {n: r for n, r in ratios.items() if r == r}
+    if not ratios:
+        return f"{text}. There are no groups to tell apart."
+    told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    best = max(ratios, key=lambda n: ratios[n])
+    return (
+        f"{text}. Mean distance between groups over that inside them, 1 if a layer does not tell "
+        f"them apart: {told}. {best} tells them apart best."
     )

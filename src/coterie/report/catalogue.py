@@ -13,6 +13,7 @@ from coterie.report import captions, captions_compared, captions_evidence, capti
 from coterie.report.captions_evidence import noted_last
 from coterie.report.captions_groups import noting, setting, threshold
 from coterie.report.figures import (
+    by_layer,
     clients,
     cost,
     evidence,
@@ -124,6 +125,11 @@ def _similarity(reading: Reading) -> Sketch:
     return matrices.similarity_matrix(reading.events, _groups_shown(reading), reading.names)
 
 
+def _by_layer(reading: Reading) -> Sketch:
+    notes = noted_last(reading, "layer_distances")
+    return by_layer.distances_by_layer(notes, _groups_shown(reading), reading.names)
+
+
 def _groups_shown(reading: Reading) -> Sequence[Any]:
     """The groups that the run ended with; where these say nothing, those of the evidence."""
     ended = [g for g in reading.groups if g is not None]
@@ -217,6 +223,13 @@ PICTURES: dict[str, Picture] = {
         Picture("dendrogram", "groups", "Merge tree", _tree, captions_groups.dendrogram),
         Picture(
             "similarity", "groups", "How alike clients are", _similarity, captions_groups.similarity
+        ),
+        Picture(
+            "distances-by-layer",
+            "groups",
+            "How far apart clients are in each layer",
+            _by_layer,
+            lambda r: captions_evidence.by_layer(r, _groups_shown(r)),
         ),
         Picture("mixing", "groups", "Who takes how much of whom", _mixing, captions_groups.mixing),
         Picture(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NUMBERS = 8  # of groups, that the table has at least
 _ERROR = "error / one mean's"
 _NAMED = 12  # clients of a group that a table names
-_PICTURES = ("evidence", "client-map", "verdict", "similarity", "labels")
+_PICTURES = ("evidence", "client-map", "verdict", "similarity", "distances-by-layer", "labels")
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,10 @@ class FoundGroups(Notebook):
         return written(place, text)
 
     def figure(self, name: str = "evidence") -> Figure:
-        """A picture: "evidence", "client-map", "similarity" or "verdict"."""
+        """A picture: "evidence", "client-map", "similarity", "verdict", or "distances-by-layer".
+
+        The last one is there where whole models were compared (``by="model"``).
+        """
         return super().figure(name)
 
     def _read(self) -> Reading:

@@ -6,7 +6,7 @@ below draw sketches, which pages take as they are; the functions here make figur
 """
 
 from coterie.report.figures import evidence as _evidence
-from coterie.report.figures import groups, matrices, methods, streams, trees
+from coterie.report.figures import by_layer, groups, matrices, methods, streams, trees
 from coterie.report.figures.following import followed
 from coterie.report.figures.sketch import in_plotly
 from coterie.report.figures.style import plain
@@ -15,6 +15,7 @@ from coterie.report.figures.trees import split_levels
 alluvial = in_plotly(streams.alluvial)
 client_map = in_plotly(_evidence.client_map)
 dendrogram = in_plotly(trees.dendrogram)
+distances_by_layer = in_plotly(by_layer.distances_by_layer)
 evidence_by_number = in_plotly(_evidence.evidence)
 groups_over_rounds = in_plotly(groups.groups_over_rounds)
 hopkins_and_layers = in_plotly(methods.hopkins_and_layers)
@@ -30,6 +31,7 @@ __all__ = [
     "alluvial",
     "client_map",
     "dendrogram",
+    "distances_by_layer",
     "evidence_by_number",
     "followed",
     "groups_over_rounds",

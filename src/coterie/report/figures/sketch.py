@@ -181,6 +181,32 @@ def panels(heights: Sequence[float], second: int = 0) -> Sketch:
     return Sketch([], layout, found)
 
 
+def tiles(rows: Sequence[int], gap: float = 0.1) -> Sketch:
+    """Panels in rows, each with axes of its own: so many in the first row, in the second, …
+
+    >>> found = tiles([2, 1], gap=0.2)
+    >>> found.layout["xaxis2"]["domain"], found.layout["yaxis3"]["domain"]
+    ([0.6, 1.0], [0.0, 0.4])
+    """
+    layout: dict[str, Any] = {"template": TEMPLATE}
+    found: list[Panel] = []
+    columns = max(rows)
+    wide, high = (1 - gap * (columns - 1)) / columns, (1 - gap * (len(rows) - 1)) / len(rows)
+    for row, count in enumerate(rows):
+        top = 1 - row * (high + gap)
+        for column in range(count):
+            left = column * (wide + gap)
+            at = Panel(*[_number(len(found) + 1)] * 2)
+            across, upwards = ([left, left + wide], [max(0.0, top - high), top])
+            layout[f"xaxis{at.x}"] = {"anchor": f"y{at.y}", "domain": [round(v, 6) for v in across]}
+            layout[f"yaxis{at.y}"] = {
+                "anchor": f"x{at.x}",
+                "domain": [round(v, 6) for v in upwards],
+            }
+            found.append(at)
+    return Sketch([], layout, found)
+
+
 def _number(place: int) -> str:
     """As axes are counted: the first one has no number."""
     return "" if place == 1 else str(place)
