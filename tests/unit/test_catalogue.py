@@ -752,3 +752,65 @@ def test_layers_that_are_left_out_are_counted():
     assert each.figure.layout.annotations[-1].text == "layer 11: 2.00"
     assert "9 of 12 of them" in each.words
     assert len(each.words) < 500
+
+
+# --- labels and models ----------------------------------------------------------------------------
+
+APART = {"distances": [[0, 1, 2], [1, 0, 4], [2, 4, 0]], "clients": [0, 1, 2]}
+
+
+def labelled(notes, labels=((3, 1), (3, 1), (1, 3)), groups=("x", "x", "y", "y"), **data):
+    events = [{**INIT, "notes": {}}, round_of(1, groups=list(groups), notes=notes)]
+    data = {"labels": [list(row) for row in labels], **data}
+    return finished(events=events, data=data, clients=(), result={})
+
+
+def test_divergence_of_labels_is_held_against_what_was_noted_with_its_correlation():
+    each = drawn(labelled(APART))["divergence"]
+    ours, theirs, *clouds = each.figure.data
+    # Clients 0 and 1 are alike, 2 is (p − q)·ln(p/q) = ½·ln 3 from both, but for the smoothing.
+    assert ours.z[2].tolist()[:2] == pytest.approx([0.549, 0.549], abs=2e-3)
+    assert ours.z[0][1] == 0
+    assert theirs.z[2].tolist()[:2] == [2, 4]
+    near = [(t.name, list(t.y), t.marker.symbol) for t in clouds]
+    assert near == [
+        ("pairs of clients", [2, 4], "circle"),
+        ("pairs of one group", [1], "diamond"),
+    ]
+    # Of (0, d, d) and (1, 2, 4): deviations (−2, 1, 1)/3 and (−4, −1, 5)/3 give 12/√(6·42).
+    assert f"{12 / (6 * 42) ** 0.5:.3f} with the distance by the method" in each.words
+    assert "0.895" not in each.words
+    assert each.figure.layout.annotations[-1].text == "Distance by the method: r = 0.756"
+
+
+def test_dc_pfl_shows_its_discrepancy_with_and_without_the_scaling():
+    plain = [[0, 0, 5], [0, 0, 5], [5, 5, 0]]
+    run = labelled({**APART, "unscaled_distances": plain}, groups="xxxx")
+    each = drawn(run)["divergence"]
+    assert [a.text.partition(": ")[2] for a in each.figure.layout.annotations] == [
+        "",
+        "",
+        "r = 0.756",
+        "r = 1.000",
+    ]
+    assert "0.895" in each.words
+    assert "Diamonds" not in each.words  # all are in one group
+    assert {t.name for t in each.figure.data if t.type == "scatter"} == {"pairs of clients"}
+
+
+def test_clients_that_are_all_alike_have_no_correlation():
+    each = drawn(labelled(APART, labels=[(3, 1)] * 3))["divergence"]
+    assert "not defined for the distance by the method" in each.words
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (labelled(APART, labels=()), "needs classes"),
+        (labelled(APART, labels=[(0, 0), (3, 1), (0, 0)]), "fewer than two clients"),
+        (labelled({"mixing": [[1]]}), "no event has a matrix of distances"),
+    ],
+)
+def test_where_there_is_no_divergence_a_sentence_says_why(run, why):
+    with pytest.raises(ConfigError, match=why):
+        catalogue.draw("divergence", run)

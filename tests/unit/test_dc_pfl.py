@@ -130,6 +130,17 @@ def test_distances_are_averaged_over_the_first_rounds_by_hand():
         [never, never, never, 0],
     ]
     assert np.allclose(play.state.notes["distances"], wanted, atol=1e-6)
+    # Without S: D01 = (4 + 0 + 1 + 4)/4 = 2.25, D12 = (5 + 3 + 1 + 3)/4 = 3, and D02 is the mean of
+    # (1 + 3 + 2 + 1)/4 = 1.75 and of 4/4 = 1.
+    never = (2.25 + 1.375 + 3) / 3
+    wanted = [
+        [0, 2.25, 1.375, never],
+        [2.25, 0, 3, never],
+        [1.375, 3, 0, never],
+        [never, never, never, 0],
+    ]
+    assert np.allclose(play.state.notes["unscaled_distances"], wanted, atol=1e-5)
+    assert "unscaled" not in play.state.memory  # nobody needs it any more
     play.rounds(1, cohort=(0, 1, 2))
     assert "distances" not in play.state.notes  # once and for all
 

@@ -238,8 +238,12 @@ def test_loss_and_trials():
     assert points(figure, "trial: new groups, after training") == [(4, 0.7)]
     assert points(figure, "γ̃") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 0.8), (5, 0.8)]
     assert points(figure, "number of groups")[2:4] == [(3, 1), (4, 2)]
-    assert points(figure, "radius of curvature") == [(2, 30.0), (5, 90.0)]
+    # Where it is infinite, the line has a gap.
+    assert points(figure, "radius of curvature") == [(2, 30.0), (3, None), (5, 90.0)]
     assert points(figure, "rapid decrease has ended") == [(2, 1.5)]
+    assert points(figure, "radius where it has ended") == [(2, 30.0)]
+    shades = [s for s in figure.layout.shapes if s.type == "rect"]
+    assert [(s.x0, s.x1, s.yref) for s in shades] == [(1, 2, "y domain"), (1, 2, "y4 domain")]
     assert [a.text for a in figure.layout.annotations] == ["✓"]
     told = trace(figure, "trial: new groups, after training").hovertext
     assert list(told) == ["adopted, 0.9 → 0.7"]
@@ -267,6 +271,30 @@ def test_a_trial_of_every_cut_and_losses_of_mixed_models():
     # Of the two cuts into two groups the better one; where none was taken, the best of all.
     assert points(figure, "trial: new groups, after training") == [(4, 0.6), (6, 0.5)]
     assert [a.text for a in figure.layout.annotations] == ["✓", "✗"]
+    # The radius of round 2 is only that of round 1 again, for its loss does not count.
+    assert [r for r, _ in points(figure, "radius of curvature")] == [1, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("radius", [None, float("inf")])
+def test_a_loss_that_never_bends_upwards_has_no_panel_for_its_radius(radius):
+    told = {"phase": "watch", "gamma": 1.0, "radius": radius}
+    figure = figures.loss_and_trials([event(r, loss=3.0 - r, **told) for r in (1, 2)])
+    assert points(figure, "loss of the model received") == [(1, 2.0), (2, 1.0)]
+    assert "radius of curvature" not in {t.name for t in figure.data}
+    check_dressed(figure, "loss", "round")
+
+
+def test_a_rapid_decrease_begins_after_the_last_trial():
+    told = {"phase": "watch", "gamma": 1.0, "radius": None}
+    tried = {"old": 1.0, "new": 2.0, "adopted": False}
+    events = [
+        event(1, loss=3.0, **told),
+        event(2, loss=2.0, ended=True, **told),
+        event(4, trial=tried, phase="rest", gamma=1.0),
+        event(7, loss=1.0, ended=True, **told),
+    ]
+    shades = [s for s in figures.loss_and_trials(events).layout.shapes if s.type == "rect"]
+    assert [(s.x0, s.x1) for s in shades] == [(1, 2), (4, 7)]
 
 
 def test_a_dc_pfl_run_without_trials_has_a_picture_too():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,18 +33,34 @@ def pairwise_kl(table: Array, smoothing: float = 1e-3) -> float:
     >>> round(pairwise_kl(np.array([[3, 1], [1, 3]]), smoothing=0), 6)  # ln(3) / 2
     0.549306
     """
-    p = (1 - smoothing) * _proportions(table) + smoothing / table.shape[1]
-    clients = len(p)
+    clients = len(table)
     if clients < 2:
         return 0.0
+    total = sum(float(row.sum()) for row in _later_pairs(table, smoothing))
+    return 2 * total / (clients * (clients - 1))
+
+
+def kl_matrix(table: Array, smoothing: float = 1e-3) -> Array:
+    """The same divergence for every two clients: symmetric, with zeros on the diagonal.
+
+    >>> kl_matrix(np.array([[3, 1], [1, 3], [3, 1]]), smoothing=0).round(6).tolist()
+    [[0.0, 0.549306, 0.0], [0.549306, 0.0, 0.549306], [0.0, 0.549306, 0.0]]
+    """
+    found: Array = np.zeros((len(table), len(table)))
+    for i, row in enumerate(_later_pairs(table, smoothing)):
+        found[i, i + 1 :] = found[i + 1 :, i] = row
+    return found
+
+
+def _later_pairs(table: Array, smoothing: float) -> Iterator[Array]:
+    """For each client its divergence from those after it."""
+    p = (1 - smoothing) * _proportions(table) + smoothing / table.shape[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(p)
-        total = 0.0
-        for i in range(clients - 1):
+        for i in range(len(p)):
             terms = (p[i] - p[i + 1 :]) * (logs[i] - logs[i + 1 :])
             # Where both are zero there is no difference.
-            total += float(np.where(p[i] == p[i + 1 :], 0.0, terms).sum()) / 2
-    return 2 * total / (clients * (clients - 1))
+            yield np.where(p[i] == p[i + 1 :], 0.0, terms).sum(axis=1) / 2
 
 
 def emd_to_population(table: Array) -> Array:

@@ -24,7 +24,7 @@ from coterie.federation import (
     Slot,
     Upload,
 )
-from coterie.grouping import agglomerate, scaled_l1, with_most
+from coterie.grouping import agglomerate, manhattan, scaled_l1, with_most
 from coterie.layerwise import WHOLE, Pace, layer_wise
 from coterie.method import (
     AboveZeroToOne,
@@ -41,9 +41,17 @@ from coterie.method import (
 from coterie.methods import two_models
 from coterie.methods.decrease import Bend, has_ended, radii
 from coterie.methods.evidenced import NO_NOISE
-from coterie.methods.splitting import Levels, Splitting, mean_distances, tree_of
+from coterie.methods.splitting import (
+    Levels,
+    Splitting,
+    mean_distances,
+    mean_of_pairs,
+    tree_of,
+)
 from coterie.methods.two_models import SHARING, sent
 from coterie.weights import Weights
+
+MOST_UNSCALED = 200  # clients whose distances are noted without the scaling of models as well
 
 
 @method
@@ -293,6 +301,8 @@ def init(fed: Federation, setup: Setup) -> State:
     pairs = torch.zeros(2, len(setup.clients), len(setup.clients), dtype=torch.float64)
     memory = {"clients": list(setup.clients), "pairs": pairs, "alone": []}
     memory |= {"losses": [], "rounds": [], "level": 0, "phase": "watch", "start": setup.start}
+    if len(setup.clients) <= MOST_UNSCALED:
+        memory["unscaled"] = torch.zeros_like(pairs[0])
     return State({"0/0": setup.start}, dict.fromkeys(setup.clients, "0/0"), memory)
 
 
@@ -350,7 +360,10 @@ def moved(state: State, orders: Sequence[Order], means: Mapping[Slot, Mean]) -> 
 
 
 def compared(state: State, replies: Sequence[Reply]) -> State:
-    """With the distances of these models: their sums, and how many each is a sum of."""
+    """With the distances of these models: their sums, and how many each is a sum of.
+
+    Where they can be noted, those of models as they are, without the scaling, are summed as well.
+    """
     known = set(state.memory["clients"])  # newcomers are in no tree
     sent = [r for r in replies if isinstance(r.arrays.get("model"), Weights) and r.client in known]
     if len(sent) < 2:
@@ -360,7 +373,12 @@ def compared(state: State, replies: Sequence[Reply]) -> State:
     pairs = state.memory["pairs"].numpy().copy()
     pairs[0][at] += scaled_l1(rows)
     pairs[1][at] += 1
-    return replace(state, memory={**state.memory, "pairs": torch.from_numpy(pairs)})
+    memory = {**state.memory, "pairs": torch.from_numpy(pairs)}
+    if "unscaled" in memory:
+        sums = memory["unscaled"].numpy().copy()
+        sums[at] += manhattan(rows) / rows.shape[1]
+        memory["unscaled"] = torch.from_numpy(sums)
+    return replace(state, memory=memory)
 
 
 def with_tree(state: State) -> State:
@@ -369,6 +387,9 @@ def with_tree(state: State) -> State:
     tree = agglomerate(distances)
     memory = {**state.memory, "merges": torch.from_numpy(tree.merges)}
     notes = {"distances": matrix(distances), "dendrogram": tree.to_list()}
+    if "unscaled" in memory:
+        sums = memory.pop("unscaled").numpy()
+        notes["unscaled_distances"] = matrix(mean_of_pairs(sums, memory["pairs"][1].numpy()))
     return replace(state, memory=memory, notes={"clients": memory["clients"], **notes})
 
 

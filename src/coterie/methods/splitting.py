@@ -223,7 +223,11 @@ def _both(known: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 def mean_distances(memory: Mapping[str, Any]) -> Array:
     """The clients' mean distances; a pair that never met counts as average apart."""
-    sums, counts = memory["pairs"].numpy()
+    return mean_of_pairs(*memory["pairs"].numpy())
+
+
+def mean_of_pairs(sums: Array, counts: Array) -> Array:
+    """Means from sums over so many rounds; those that never met have the mean of all others."""
     met = (counts > 0) & ~np.eye(len(counts), dtype=bool)
     mean: Array = sums / np.maximum(counts, 1)
     mean[~met] = mean[met].mean() if met.any() else 0.0

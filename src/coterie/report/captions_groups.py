@@ -8,15 +8,16 @@ from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.report.figures import matrices
+from coterie.report.figures.divergence import compare
 from coterie.report.figures.following import followed, names_of_groups, steps_of_groups
-from coterie.report.figures.methods import rapid_ends, trials_of
+from coterie.report.figures.methods import mixed_rounds, radii_of, rapid_ends, trials_of
 from coterie.report.figures.streams import streams
 from coterie.report.figures.style import having, series
 from coterie.report.figures.trees import cut_height, later_cuts
 from coterie.report.figures.verdict import tried, without_own
 from coterie.report.reading import Reading
 from coterie.report.words import count, noted_round
-from coterie.run.findings import Noted, deciding, noted
+from coterie.run.findings import Noted, deciding, noted, spoken
 
 
 def noting(reading: Reading, key: str) -> Mapping[str, Any]:
@@ -198,6 +199,27 @@ def similarity(reading: Reading) -> str:
     return f"{text}."
 
 
+def divergence(reading: Reading, groups: Sequence[Any]) -> str:
+    """Of label divergence against how far apart models are."""
+    found = compare(reading.events, reading.data)
+    size = len(found.clients)
+    pairs = size * (size - 1) // 2
+    told = []
+    for what in found.models:
+        r = found.correlation(what)
+        told.append(f"{r:.3f} with the {what}" if r == r else f"not defined for the {what}")
+    text = (
+        f"Every two of {size} clients: the symmetric Kullback-Leibler divergence of their labels, "
+        f"and how far apart their models are. Pearson's correlation over {count(pairs, 'pair')}: "
+        f"{', '.join(told).replace('the the', 'the')}."
+    )
+    if found.pairs(found.together(groups)).any():
+        text += " Diamonds are pairs of one group."
+    if len(found.models) > 1:
+        text += " DC-PFL's paper has 0.895 for the scaled one (30 clients)."
+    return text
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -231,13 +253,23 @@ def trials(reading: Reading) -> str:
     """Of DC-PFL's trials."""
     found = [trial for _, trial in trials_of(reading.rounds)]
     adopted = sum(bool(t["adopted"]) for t in found)
-    ends = len(rapid_ends(reading.rounds))
-    mixed = {e["round"] for e in having(reading.rounds, "phase") if e["notes"].get("mixed")}
+    ends = rapid_ends(reading.rounds)
+    mixed = mixed_rounds(reading.rounds)
     losses = [p for p in series(reading.rounds, "loss", "DC-PFL") if p[0] not in mixed]
+    told = "never found"
+    if ends:
+        numbers = spoken([str(r) for r in sorted(ends)])
+        told = f"found {_times(len(ends))} (in round{'s' * (len(ends) > 1)} {numbers})"
     text = (
         f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}; the end of a "
-        f"rapid decrease was {f'found {_times(ends)}' if ends else 'never found'}"
+        f"rapid decrease (shaded) was {told}"
     )
+    known = [(v, r) for r, v in radii_of(reading.rounds) if v is not None]
+    if known:
+        value, number = min(known)
+        text += f"; the radius of curvature was smallest in round {number}, {value:.3g}"
+    else:
+        text += "; the loss has no finite radius of curvature"
     return f"{text}; of {count(len(found), 'trial')}, {adopted} adopted new groups (✓)."
 
 

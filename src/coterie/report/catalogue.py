@@ -16,6 +16,7 @@ from coterie.report.figures import (
     by_layer,
     clients,
     cost,
+    divergence,
     evidence,
     groups,
     matrices,
@@ -230,6 +231,13 @@ PICTURES: dict[str, Picture] = {
             "How far apart clients are in each layer",
             _by_layer,
             lambda r: captions_evidence.by_layer(r, _groups_shown(r)),
+        ),
+        Picture(
+            "divergence",
+            "groups",
+            "Labels that differ, models that differ",
+            lambda r: divergence.divergence(r.events, r.data, _groups_shown(r), r.names),
+            lambda r: captions_groups.divergence(r, _groups_shown(r)),
         ),
         Picture("mixing", "groups", "Who takes how much of whom", _mixing, captions_groups.mixing),
         Picture(

@@ -5,8 +5,8 @@ of whole runs a ``Reading``. What cannot be drawn is a ``ConfigError`` that says
 below draw sketches, which pages take as they are; the functions here make figures of them.
 """
 
-from coterie.report.figures import evidence as _evidence
 from coterie.report.figures import by_layer, groups, matrices, methods, streams, trees
+from coterie.report.figures import evidence as _evidence
 from coterie.report.figures.following import followed
 from coterie.report.figures.sketch import in_plotly
 from coterie.report.figures.style import plain

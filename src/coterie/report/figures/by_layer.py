@@ -11,8 +11,8 @@ import numpy as np
 from coterie.errors import ConfigError
 from coterie.report.figures.matrices import by_group
 from coterie.report.figures.sketch import Sketch, tiles
-from coterie.report.figures.style import THIN, heatmap, short, styled, ticks_of
-from coterie.report.palette import INK, SCALE, scale
+from coterie.report.figures.small_matrices import add_matrix
+from coterie.report.figures.style import short, styled, ticks_of
 
 Matrix = np.ndarray[Any, Any]
 MOST = 9  # layers that are drawn; of more, some in between are left out
@@ -80,71 +80,14 @@ def distances_by_layer(
     columns = min(COLUMNS, len(drawn))
     rows = [min(columns, len(drawn) - k) for k in range(0, len(drawn), columns)]
     figure = tiles(rows, gap=0.08 if len(rows) < 3 else 0.06)
-    marks: list[dict[str, Any]] = []
-    titles: list[dict[str, Any]] = []
     for number, name in enumerate(drawn, 1):
-        at = figure.panels[number - 1]
-        values = layers[name][np.ix_(order, order)].astype("f4")
-        np.fill_diagonal(values, np.nan)
-        figure.add(_map(values, name, labels, first=number == 1), panel=number)
-        titles.append(_title(at.x, short(name, 20), apart(clients, layers[name], groups)))
-        marks += [line for k in ends for line in _borders(at.x, k, len(order))]
-    figure.layout |= {"annotations": titles, "shapes": marks}
-    few = len(order) <= 12
-    ticks = {"type": "category", "showgrid": False, "showticklabels": few}
-    ticks |= {"tickfont": {"size": 9}, "tickangle": 0, "constrain": "domain"}
-    figure.x(ticks, range=[-0.5, len(order) - 0.5])
-    figure.y(ticks, range=[len(order) - 0.5, -0.5])
-    for at in figure.panels:
-        figure.layout[f"yaxis{at.y}"] |= {"scaleanchor": f"x{at.x}", "constraintoward": "top"}
+        title = f"{short(name, 20)}{_ratio(apart(clients, layers[name], groups))}"
+        values = layers[name][np.ix_(order, order)]
+        add_matrix(figure, number, values, labels, ends, title, "distance in a layer")
     return styled(figure, "Distances of clients in each layer", 90 + 285 * len(rows))
 
 
-def _map(values: Matrix, name: str, labels: Sequence[str], first: bool) -> dict[str, Any]:
-    """One layer's matrix; the first one's colour bar is that of all."""
-    there = values[np.isfinite(values)]
-    low, high = (float(there.min()), float(there.max())) if len(there) else (0.0, 1.0)
-    high = high if high > low else low + 1.0
-    hover = f"{short(name, 24)}: client %{{y}} and client %{{x}} are %{{z:.3g}} apart"
-    found = heatmap(
-        values,
-        "distance in a layer",
-        hover,
-        x=list(labels),
-        y=list(labels),
-        colorscale=scale(tuple(reversed(SCALE))),
-        zmin=low,
-        zmax=high,
-    )
-    found["colorbar"] |= {"tickvals": [low, high], "ticktext": ["closest", "farthest"]}
-    return found if first else {**found, "showscale": False}
-
-
-def _title(axis: str, name: str, means: tuple[float, float]) -> dict[str, Any]:
-    """A layer's name above its matrix, with how much farther apart groups are."""
+def _ratio(means: tuple[float, float]) -> str:
+    """How much farther apart groups are than their members, for a title."""
     inside, between = means
-    ratio = f": {between / inside:.2f}" if inside > 0 and between == between else ""
-    return {
-        "text": f"{name}{ratio}",
-        "xref": f"x{axis} domain",
-        "yref": f"y{axis} domain",
-        "x": 0,
-        "y": 1,
-        "xanchor": "left",
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": 12, "color": INK},
-    }
-
-
-def _borders(axis: str, place: int, size: int) -> list[dict[str, Any]]:
-    """Lines around a group in one panel."""
-    at, ends = place - 0.5, (-0.5, size - 0.5)
-    sides = (
-        {"x0": at, "x1": at, "y0": ends[0], "y1": ends[1]},
-        {"x0": ends[0], "x1": ends[1], "y0": at, "y1": at},
-    )
-    return [
-        {"type": "line", **side, "xref": f"x{axis}", "yref": f"y{axis}", "line": THIN}
-        for side in sides
-    ]
+    return f": {between / inside:.2f}" if inside > 0 and between == between else ""

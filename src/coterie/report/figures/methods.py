@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from coterie.report.figures.following import sizes
 from coterie.report.figures.sketch import Sketch, panels
 from coterie.report.figures.style import (
     Event,
+    clear,
     dash_of,
     dots,
     figure_of,
@@ -55,11 +56,15 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1) -> Sketch:
 
 
 def loss_and_trials(events: Sequence[Event]) -> Sketch:
-    """DC-PFL: the loss and its trials, γ̃ and the number of groups, the radius of curvature."""
+    """DC-PFL: the loss and its trials, γ̃ and the number of groups, the radius of curvature.
 
+    Rapid decreases are shaded up to the round in which their end was found. Where the radius is
+    infinite, its line has a gap; where it always is, it has no panel.
+    """
     losses = series(events, "loss", "DC-PFL")
-    mixed = {e["round"] for e in having(events, "phase") if e["notes"].get("mixed")}
-    figure = panels([0.48, 0.22, 0.3], second=2)
+    mixed, radii = mixed_rounds(events), radii_of(events)
+    bent = any(v is not None for _, v in radii)
+    figure = panels([0.48, 0.22, 0.3] if bent else [0.68, 0.32], second=2)
     whole = [(r, v) for r, v in losses if r not in mixed]
     figure.add(line(whole, "loss of the model received", BLUE), panel=1)
     if mixed:
@@ -72,7 +77,12 @@ def loss_and_trials(events: Sequence[Event]) -> Sketch:
         told = [_verdict(t) for _, t in trials]
         more = {"hovertext": told, "hovertemplate": "round %{x}: %{hovertext}<extra></extra>"}
         figure.add(dots(found, name, colour, symbol, **more), panel=1)
-    figure.layout["shapes"] = [_upright(r) for r, _ in trials]
+    decreases = rapid_decreases(events)
+    figure.layout["shapes"] = [_upright(r) for r, _ in trials] + [
+        _shade(at.x, at.y, *ends)
+        for at in (figure.panels[0], *figure.panels[2:])
+        for ends in decreases
+    ]
     # So narrow a mark that many trials stay legible; the losses are said under the mouse.
     marked = trials if len(trials) <= 8 else []
     figure.layout["annotations"] = [_mark(r, t) for r, t in marked]
@@ -80,11 +90,10 @@ def loss_and_trials(events: Sequence[Event]) -> Sketch:
     counts = [(e["round"], len(sizes(e["groups"]))) for e in having(events, "phase")]
     number = stairs(counts, "number of groups", PURPLE, "dash")
     figure.add(number, panel=2, second=True)
-    radii = series(events, "radius", "DC-PFL")
-    figure.add(line(radii, "radius of curvature", ORANGE), panel=3)
-    ends = [(r, v) for r, v in whole if r in rapid_ends(events)]
-    name = "rapid decrease has ended"
-    figure.add(dots(ends, name, INK, "triangle-down"), panel=1)
+    ends = [(r, v) for r, v in losses if r in rapid_ends(events)]
+    figure.add(dots(ends, "rapid decrease has ended", INK, "triangle-down"), panel=1)
+    if bent:
+        _add_radii(figure, radii, rapid_ends(events))
     figure.y(title="loss", rangemode="tozero", panel=1)
     figure.y(title="γ̃", range=[0, 1.08], panel=2)
     figure.y(
@@ -96,9 +105,33 @@ def loss_and_trials(events: Sequence[Event]) -> Sketch:
         panel=2,
         second=True,
     )
-    figure.y(title="radius", type="log", dtick=1, panel=3)
-    figure.x(title="round", panel=3)
-    return styled(figure, "DC-PFL: loss, trials and the end of rapid decreases", 700)
+    figure.x(title="round", panel=2 + bent)
+    title = "DC-PFL: loss, trials and the end of rapid decreases"
+    return styled(figure, title, 700 if bent else 520)
+
+
+def _add_radii(
+    figure: Sketch, radii: Sequence[tuple[int, float | None]], ended: Collection[int]
+) -> None:
+    """The radius of curvature in the third panel, with the ends of rapid decreases."""
+    curve = {
+        **line([], "radius of curvature", ORANGE, mode="lines+markers"),
+        "x": [r for r, _ in radii],
+        "y": clear([v for _, v in radii]),
+    }
+    figure.add(curve, panel=3)
+    known = [(r, v) for r, v in radii if v is not None]
+    ends = [(r, v) for r, v in known if r in ended]
+    more = {"showlegend": False}
+    figure.add(dots(ends, "radius where it has ended", INK, "triangle-down", **more), panel=3)
+    low, high = min(v for _, v in known), max(v for _, v in known)
+    # Ticks within a decade where there would be one or none otherwise.
+    steps = (1, 2, 5) if high < 30 * low else (1,)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    every = math.ceil(len(powers) / 6) if len(steps) == 1 else 1
+    ticks = [m * 10.0**k for k in list(powers)[::every] for m in steps]
+    named = {"tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
+    figure.y(named, title="radius", type="log", panel=3)
 
 
 def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Sketch:
@@ -197,6 +230,35 @@ def rapid_ends(events: Sequence[Event]) -> set[int]:
     return {r for r, notes in told if notes.get("ended") or notes["phase"] == "sync"}
 
 
+def mixed_rounds(events: Sequence[Event]) -> set[int]:
+    """The rounds in which clients used layers of their own: their losses are lower."""
+    return {e["round"] for e in having(events, "phase") if e["notes"].get("mixed")}
+
+
+def radii_of(events: Sequence[Event]) -> list[tuple[int, float | None]]:
+    """The radius of curvature by round, None where it is infinite.
+
+    Rounds before the first radius, and those that only repeat the last because their loss does not
+    count, are left out.
+    """
+    mixed, found = mixed_rounds(events), list[tuple[int, float | None]]()
+    for event in having(events, "radius"):
+        value = event["notes"]["radius"]
+        value = value if value is not None and 0 < value < math.inf else None
+        again = bool(found) and event["round"] in mixed and value == found[-1][1]
+        if not again and (found or value is not None):
+            found.append((event["round"], value))
+    return found
+
+
+def rapid_decreases(events: Sequence[Event]) -> list[tuple[int, int]]:
+    """The rounds in which the loss fell rapidly: from the last trial to an end that was found."""
+    begins = [e["round"] for e in having(events, "phase")][:1]
+    begins += [r for r, _ in trials_of(events)]
+    ends = sorted(rapid_ends(events))
+    return [(max(b for b in begins if b <= end), end) for end in ends]
+
+
 def trials_of(events: Sequence[Event]) -> list[tuple[int, dict[str, Any]]]:
     """The trials by round: the loss of the old groups, that of new ones, whether they were adopted.
 
@@ -215,6 +277,19 @@ def trials_of(events: Sequence[Event]) -> list[tuple[int, dict[str, Any]]]:
             best = min(new or losses[1:])
             found.append((event["round"], {"old": losses[0], "new": best, "adopted": chosen > 1}))
     return found
+
+
+def _shade(x: str, y: str, begin: int, end: int) -> dict[str, Any]:
+    """A band over some rounds of one panel."""
+    ends = {"x0": begin, "x1": end, "y0": 0, "y1": 1, "xref": f"x{x}", "yref": f"y{y} domain"}
+    return {
+        "type": "rect",
+        **ends,
+        "fillcolor": RED,
+        "opacity": 0.1,
+        "line": {"width": 0},
+        "layer": "below",
+    }
 
 
 def _upright(round: int) -> dict[str, Any]:

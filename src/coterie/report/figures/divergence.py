@@ -1,0 +1,150 @@
+"""Whether clients whose labels differ are those whose models do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.data.heterogeneity import kl_matrix
+from coterie.errors import ConfigError
+from coterie.report.figures.matrices import by_group, pairs_of
+from coterie.report.figures.sketch import Sketch, tiles
+from coterie.report.figures.small_matrices import add_matrix, panel_title
+from coterie.report.figures.style import Event, clear, grid, having, styled, ticks_of
+from coterie.report.palette import BLUE, ORANGE
+
+Matrix = np.ndarray[Any, Any]
+MOST = 3000  # pairs that are drawn
+KL = "divergence of labels"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Clients' divergence of labels, and how far apart their models are, by what is measured."""
+
+    clients: Sequence[int]
+    labels: Matrix
+    models: Mapping[str, Matrix]
+
+    def pairs(self, rows: Matrix) -> Matrix:
+        """A number for each pair of clients."""
+        found: Matrix = rows[np.tril_indices(len(rows), -1)]
+        return found
+
+    def together(self, groups: Sequence[Any]) -> Matrix:
+        """Which two clients are in one group; nobody, where there is one group only."""
+        own = [groups[c] if c < len(groups) else None for c in self.clients]
+        return np.array([[a == b and len(set(own)) > 1 for b in own] for a in own])
+
+    def correlation(self, what: str) -> float:
+        """Pearson's, over all pairs of clients; NaN where all pairs are alike."""
+        x, y = self.pairs(self.labels), self.pairs(self.models[what])
+        if len(x) < 2 or not (x.std() > 0 and y.std() > 0):
+            return math.nan
+        return float(np.corrcoef(x, y)[0, 1])
+
+
+def compare(events: Sequence[Event], data: Mapping[str, Any]) -> Compared:
+    """What a run noted of its clients' models, beside the labels that they hold.
+
+    DC-PFL notes its discrepancy with and without the scaling of models to [0, 1].
+    """
+    held = data.get("labels")
+    if not held:
+        raise ConfigError(
+            "what labels clients hold is not known to this run, or their targets are numbers: a "
+            "divergence of labels needs classes"
+        )
+    noted = having(events, "unscaled_distances")
+    if noted:
+        notes = noted[-1]["notes"]
+        clients = list(notes["clients"])
+        found = {
+            "discrepancy of scaled models": grid(notes["distances"], "f8"),
+            "the same without the scaling": grid(notes["unscaled_distances"], "f8"),
+        }
+    else:
+        pairs = pairs_of(events)
+        if pairs.alike:
+            raise ConfigError("this run noted how alike clients are, not how far apart")
+        clients, found = list(pairs.clients), {f"{pairs.what} by the method": _rows(pairs.rows)}
+    there = [i for i, c in enumerate(clients) if c < len(held) and sum(held[c])]
+    if len(there) < 2:
+        raise ConfigError("fewer than two clients have both labels and a distance")
+    people = [clients[i] for i in there]
+    kept = {what: rows[np.ix_(there, there)] for what, rows in found.items()}
+    return Compared(people, kl_matrix(np.array([held[c] for c in people], float)), kept)
+
+
+def _rows(rows: Sequence[Sequence[float | None]]) -> Matrix:
+    return grid(rows, "f8")
+
+
+def divergence(
+    events: Sequence[Event],
+    data: Mapping[str, Any],
+    groups: Sequence[Any] = (),
+    names: Sequence[str] = (),
+) -> Sketch:
+    """Label divergence and model distance of every two clients: as matrices, and as points.
+
+    ``data`` is a run's ``data.json``. Clients are ordered by ``groups``; each matrix has a scale of
+    its own.
+    """
+    found = compare(events, data)
+    order, ends = by_group(found.clients, groups)
+    told = [names[c] if c < len(names) else f"client {c}" for c in found.clients]
+    people = ticks_of(told)
+    labels = [people[i] for i in order]
+    whats = list(found.models)
+    figure = tiles([2, 2] if len(whats) > 1 else [3], gap=0.12)
+    shown = {f"{KL} (KL)": found.labels, whats[0]: found.models[whats[0]]}
+    for panel, (what, rows) in enumerate(shown.items(), 1):
+        values = rows[np.ix_(order, order)]
+        add_matrix(figure, panel, values, labels, ends, _short(what), "how far apart clients are")
+    for panel, what in enumerate(whats, len(shown) + 1):
+        _add_points(figure, panel, found, what, groups)
+    return styled(figure, "Labels and models of clients", 720 if len(whats) > 1 else 430)
+
+
+def _add_points(
+    figure: Sketch, panel: int, found: Compared, what: str, groups: Sequence[Any]
+) -> None:
+    """A point for each pair of clients, a diamond for those of one group."""
+    same = found.pairs(found.together(groups))
+    x, y = found.pairs(found.labels), found.pairs(found.models[what])
+    step = math.ceil(len(x) / MOST)
+    for inside, name, colour, symbol in (
+        (False, "pairs of clients", BLUE, "circle"),
+        (True, "pairs of one group", ORANGE, "diamond"),
+    ):
+        at = np.flatnonzero(same == inside)[::step]
+        if not len(at):
+            continue
+        trace = {
+            "type": "scatter",
+            "x": clear(x[at], 4),
+            "y": clear(y[at], 4),
+            "mode": "markers",
+            "marker": {"color": colour, "symbol": symbol, "size": 6, "opacity": 0.6},
+            "hovertemplate": "labels %{x:.3g}, models %{y:.3g}<extra></extra>",
+            "name": name,
+            "showlegend": False,
+        }
+        figure.add(trace, panel=panel)
+    r = found.correlation(what)
+    said = f": r = {r:.3f}" if r == r else ""
+    figure.layout["annotations"].append(
+        panel_title(figure.panels[panel - 1], f"{_short(what)}{said}")
+    )
+    figure.x(panel=panel, title=KL, rangemode="tozero", nticks=6)
+    figure.y(panel=panel, rangemode="tozero", nticks=6)
+
+
+def _short(what: str) -> str:
+    """A title that a panel has room for."""
+    return what[0].upper() + what[1:]

@@ -1,0 +1,93 @@
+"""Small matrices of clients' distances side by side, in panels of one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie.report.figures.sketch import Panel, Sketch
+from coterie.report.figures.style import THIN, heatmap
+from coterie.report.palette import INK, SCALE, scale
+
+Matrix = np.ndarray[Any, Any]
+FEW = 12  # clients whose names there is room for
+
+
+def add_matrix(
+    figure: Sketch,
+    panel: int,
+    values: Matrix,
+    labels: Sequence[str],
+    ends: Sequence[int],
+    title: str,
+    what: str,
+) -> None:
+    """A matrix of distances in one panel, on a scale of its own, with a title above it.
+
+    The darker (on a dark page the brighter), the closer. ``ends`` are where groups end; ``what`` is
+    what the colour bar is of, which the first panel has for all.
+    """
+    at = figure.panels[panel - 1]
+    figure.add(_map(values, title, labels, what, first=panel == 1), panel=panel)
+    layout = figure.layout
+    layout["annotations"] = [*layout.get("annotations", ()), panel_title(at, title)]
+    borders = [line for k in ends for line in _borders(at, k, len(labels))]
+    layout["shapes"] = [*layout.get("shapes", ()), *borders]
+    ticks = {"type": "category", "showgrid": False, "showticklabels": len(labels) <= FEW}
+    ticks |= {"tickfont": {"size": 9}, "tickangle": 0, "constrain": "domain"}
+    size = len(labels)
+    figure.x(ticks, panel=panel, range=[-0.5, size - 0.5])
+    square = {"scaleanchor": f"x{at.x}", "constraintoward": "top"}
+    figure.y({**ticks, **square}, panel=panel, range=[size - 0.5, -0.5])
+
+
+def panel_title(at: Panel, text: str) -> dict[str, Any]:
+    """A line of text above a panel."""
+    return {
+        "text": text,
+        "xref": f"x{at.x} domain",
+        "yref": f"y{at.y} domain",
+        "x": 0,
+        "y": 1,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 12, "color": INK},
+    }
+
+
+def _map(
+    values: Matrix, name: str, labels: Sequence[str], what: str, first: bool
+) -> dict[str, Any]:
+    values = values.astype("f4")
+    np.fill_diagonal(values, np.nan)  # a client's distance from itself says nothing
+    there = values[np.isfinite(values)]
+    low, high = (float(there.min()), float(there.max())) if len(there) else (0.0, 1.0)
+    high = high if high > low else low + 1.0
+    found = heatmap(
+        values,
+        what,
+        f"{name}<br>client %{{y}} and client %{{x}} are %{{z:.3g}} apart",
+        x=list(labels),
+        y=list(labels),
+        colorscale=scale(tuple(reversed(SCALE))),
+        zmin=low,
+        zmax=high,
+    )
+    found["colorbar"] |= {"tickvals": [low, high], "ticktext": ["closest", "farthest"]}
+    return found if first else {**found, "showscale": False}
+
+
+def _borders(at: Panel, place: int, size: int) -> list[dict[str, Any]]:
+    """Lines where a group ends."""
+    here, ends = place - 0.5, (-0.5, size - 0.5)
+    sides = (
+        {"x0": here, "x1": here, "y0": ends[0], "y1": ends[1]},
+        {"x0": ends[0], "x1": ends[1], "y0": here, "y1": here},
+    )
+    return [
+        {"type": "line", **side, "xref": f"x{at.x}", "yref": f"y{at.y}", "line": THIN}
+        for side in sides
+    ]
