@@ -612,7 +612,8 @@ def test_fedtsdps_threshold_is_the_one_that_was_set():
         each = drawn(reading)["hopkins"]
         assert points(each.figure, f"threshold {least}") == [(1, least), (3, least)]
         assert len(points(each.figure, "clustered anew")) == above
-        assert f"above {least}, so that clients were clustered anew, in {above} of 3" in each.words
+        assert f"above {least} in {above} of 3 rounds; clients were " in each.words
+        assert f"clustered in {above} round" in each.words
 
 
 def unadapted(name="r", headline="received"):
@@ -814,3 +815,121 @@ def test_clients_that_are_all_alike_have_no_correlation():
 def test_where_there_is_no_divergence_a_sentence_says_why(run, why):
     with pytest.raises(ConfigError, match=why):
         catalogue.draw("divergence", run)
+
+
+# --- seconds and parameters -----------------------------------------------------------------------
+
+
+def several(name, readings):
+    """One picture of several runs, and its words; a ConfigError where there is none."""
+    _, _, make, words = next(each for each in catalogue.COMPARED if each[0] == name)
+    return make(readings).figure(), words(readings)
+
+
+def clocked(name, seed=0, times=((1.0, 2.0), (3.0, 2.0)), due=(True, True), scores=(0.5, 0.6)):
+    """A run with a clock, of which layers may rest in some rounds."""
+    events = [
+        round_of(
+            n + 1,
+            clock={"computation": c, "communication": s, "waiting": 0.0, "total": 100.0 * (n + 1)},
+            received={"accuracy": scores[n]},
+            notes={"layers": {"all_due": due[n]}},
+        )
+        for n, (c, s) in enumerate(times)
+    ]
+    config = {"method": {"name": name}, "run": {"seed": seed, "rounds": 2}}
+    result = {"judged_by": "accuracy", "received": {"accuracy": scores[-1]}}
+    return finished(name, events=events, config=config, result=result)
+
+
+def test_seconds_are_means_of_rounds_by_what_they_went_into():
+    runs = [clocked("a"), clocked("b", times=((1.0, 0.0), (0.0, 0.0)))]
+    figure, words = several("compare-seconds", runs)
+    parts = {t.name: list(t.x) for t in figure.data if t.type == "bar"}
+    assert parts == {"computation": [2, 0.5], "communication": [2, 0]}  # nobody waited
+    assert list(figure.layout.yaxis.ticktext) == ["a", "b"]
+    (dots,) = [t for t in figure.data if t.name == "score at the end"]
+    assert (list(dots.x), list(dots.y)) == ([0.6, 0.6], [0, 1])
+    # In all it is what the clock says at the end, with what came before the first round.
+    assert "a 60.0 %, 3 min 20 s in all (2 s computation, 2 s communication a round)" in words
+    assert "layers" not in words
+
+
+def test_where_layers_rest_the_last_full_round_is_named_beside():
+    runs = [clocked("rests", due=(True, False), scores=(0.5, 0.8)), clocked("never")]
+    figure, words = several("compare-seconds", runs)
+    (full,) = [t for t in figure.data if t.name == "last round with all layers"]
+    assert (list(full.x), list(full.y)) == ([0.5], [0.25])
+    assert "rests 80.0 %, 50.0 % with all layers" in words
+    assert "never 60.0 %, 3 min" in words
+
+
+def test_seeds_are_one_row_with_their_range():
+    runs = [clocked("a", seed=0), clocked("a", seed=1, scores=(0.5, 0.8)), clocked("b")]
+    figure, _ = several("compare-seconds", runs)
+    (dots,) = [t for t in figure.data if t.name == "score at the end"]
+    assert list(dots.x) == pytest.approx([0.7, 0.6])
+    assert list(dots.error_x.array) == pytest.approx([0.1, 0])
+    assert list(dots.error_x.arrayminus) == pytest.approx([0.1, 0])
+
+
+def test_without_a_clock_for_all_seconds_are_real():
+    events = [{k: v for k, v in e.items() if k != "clock"} for e in clocked("b").events]
+    figure, words = several("compare-seconds", [clocked("a"), replace(clocked("b"), events=events)])
+    assert {t.name: list(t.x) for t in figure.data if t.type == "bar"} == {
+        "train": [2, 2],
+        "score": [0.5, 0.5],
+    }
+    assert words.startswith("Seconds of this machine, the fastest first: a 60.0 %, 5.0 s in all")
+
+
+def with_value(value, seed=0, score=0.5, groups="xxyy", method="fedclust", key="threshold", **run):
+    table = {"name": method} | ({} if value is None else {key: value})
+    config = {"method": table, "run": {"seed": seed, "rounds": 2, **run}}
+    result = {"judged_by": "accuracy", "received": {"accuracy": score}}
+    events = [round_of(1, groups=list(groups))]
+    return finished(f"{value}/{seed}", events=events, config=config, result=result)
+
+
+def test_score_and_groups_over_a_parameter_with_means_over_seeds():
+    runs = [
+        with_value(4.0, score=0.3, groups="xxxx"),
+        with_value(2, score=0.5),
+        with_value(2, seed=1, score=0.7, groups="xyzz"),
+        with_value(None, score=0.9, groups="xyzz"),  # the default: "auto"
+    ]
+    figure, words = several("compare-parameter", runs)
+    (mean,) = [t for t in figure.data if t.name == "score at the end" and not t.fill]
+    (count,) = [t for t in figure.data if t.name == "groups" and not t.fill]
+    assert list(zip(mean.x, mean.y, strict=True)) == [(2, 0.6), (4, 0.3)]
+    assert list(zip(count.x, count.y, strict=True)) == [(2, 2.5), (4, 1)]
+    shade = next(t for t in figure.data if t.fill)
+    assert list(zip(shade.x, shade.y, strict=True)) == [(2, 0.5), (4, 0.3), (4, 0.3), (2, 0.7)]
+    auto = [list(t.y) for t in figure.data if t.name == "threshold = auto"]
+    assert auto == [[0.9, 0.9], [3, 3]]
+    assert "2: 60.0 %, 2.5 groups; 4: 30.0 %, 1 group; auto: 90.0 %, 3 groups." in words
+    assert "highest is at auto" in words
+    assert figure.layout.xaxis2.title.text == "threshold of fedclust"
+
+
+def test_values_far_apart_are_on_a_logarithmic_axis():
+    for most, kind in ((10, None), (500, "log")):
+        figure, _ = several("compare-parameter", [with_value(v) for v in (1, most)])
+        assert figure.layout.xaxis2.type == kind
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        ([with_value(1), with_value(2, batch=3)], "differ in method.threshold, run.batch"),
+        ([with_value(1), with_value(1, seed=1)], "differ in nothing"),
+        ([with_value(1), with_value(1, batch=3)], "differ in run.batch"),
+        ([with_value(1), with_value(1, method="pacfl")], "differ in method.name"),
+        ([with_value(1), with_value("auto")], "two numbers or more for method.threshold.*is one"),
+        ([with_value(1), finished("x", config={})], "whose configuration says what was run"),
+    ],
+)
+def test_runs_that_differ_otherwise_are_not_drawn_over_a_parameter(runs, why):
+    with pytest.raises(ConfigError, match=why):
+        several("compare-parameter", runs)
+    assert "compare-parameter" not in {d.name for d in catalogue.compared(runs)}

@@ -322,6 +322,23 @@ def test_hopkins_and_layers():
     scored = figures.hopkins_and_layers([{**e, "received": {"accuracy": 0.5}} for e in events])
     assert points(scored, "accuracy received") == [(1, 0.5), (2, 0.5)]
     check_dressed(scored, "accuracy")
+    # In round 2 a half layer less is shared: a line through all four panels.
+    assert [(s.x0, s.yref) for s in scored.layout.shapes] == [
+        (2, f"y{n} domain") for n in ("", "2", "3", "4")
+    ]
+
+
+def test_clusterings_of_fedtsdp_are_those_that_were_made_with_both_stages():
+    told = {"shared_layers": 2.0}
+    events = [
+        event(1, [0, 0, 1], hopkins=0.7, stages={"eps_outputs": 2, "eps_weights": 3}, **told),
+        event(2, [0, 0, 1], hopkins=0.9, **told),  # above the threshold, but nobody was asked
+        event(3, [0, 0, 1], hopkins=0.8, stages={"eps_outputs": 1, "eps_weights": 2}, **told),
+    ]
+    figure = figures.hopkins_and_layers(events)
+    assert points(figure, "clustered anew") == [(1, 0.7), (3, 0.8)]
+    assert points(figure, "after the first stage, by outputs") == [(1, 2), (3, 1)]
+    assert points(figure, "after the second stage, by weights") == [(1, 3), (3, 2)]
 
 
 # --- layers -------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from coterie.report.figures.clients import quarters, scores_of
 from coterie.report.figures.compared import Kind, alike, final, kinds_of, spent
+from coterie.report.figures.compared_bars import timed, varied
 from coterie.report.figures.scores import AXES
 from coterie.report.reading import Reading
 from coterie.report.tables import size
-from coterie.report.words import seconds, value, word
+from coterie.report.words import count, seconds, value, word
 from coterie.report.words_compared import mean
 
 MOST = 6  # runs whose numbers are said; pictures and tables have the rest
@@ -74,6 +75,44 @@ def cost(readings: Sequence[Reading]) -> str:
     ]
     told = [f"{title} ({value(got, by)} for {size(moved)})" for moved, got, title in front]
     return f"Up and left is better. No other is both better and cheaper than: {_first(told)}."
+
+
+def seconds_a_round(readings: Sequence[Reading]) -> str:
+    """Of score and seconds: what a round took, and what it took in all."""
+    by = alike(readings)[0]
+    title, rows = timed(readings)
+    told = []
+    for row in sorted(rows, key=lambda row: row.total):
+        parts = [f"{v:.2g} s {part}" for part, v in row.parts.items() if v]
+        full = f", {value(mean(row.full), by)} with all layers" if row.full else ""
+        told.append(
+            f"{row.kind.title} {value(mean(row.scores), by)}{full}, {seconds(row.total)} in all "
+            f"({', '.join(parts)} a round)"
+        )
+    most = 3 if len(told) > 4 else 4
+    more = f" and {len(told) - most} more" if len(told) > most else ""
+    text = f"The {title} clock, the fastest first: {'; '.join(told[:most])}{more}."
+    if any(row.full for row in rows):
+        text += " While layers rest, clients use their own and score higher."
+    return text.replace("The real clock", "Seconds of this machine")
+
+
+def parameter(readings: Sequence[Reading]) -> str:
+    """Of score and groups over a parameter: where the score is highest."""
+    found = varied(readings)
+    every = {f"{v:g}": own for v, own in found.values.items()} | dict(found.named)
+    best = max(every, key=lambda v: mean(every[v][0]) or 0.0)
+    told = []
+    for name, (scores, groups) in every.items():
+        middle = sum(groups) / len(groups)
+        many = count(groups[0], "group") if len(set(groups)) == 1 else f"{middle:.1f} groups"
+        told.append(f"{name}: {value(mean(scores), found.by)}, {many}")
+    seeds = max(len(scores) for scores, _ in every.values())
+    several = f" Means over up to {seeds} seeds; bands are their range." if seeds > 1 else ""
+    return (
+        f"{word(found.by).capitalize()} at the end and number of groups by {found.key} of "
+        f"{found.method}. {_first(told, '; ')}. The highest is at {best}.{several}"
+    )
 
 
 def _first(told: Sequence[str], between: str = ", ") -> str:

@@ -10,7 +10,13 @@ from coterie.errors import ConfigError
 from coterie.report.figures import matrices
 from coterie.report.figures.divergence import compare
 from coterie.report.figures.following import followed, names_of_groups, steps_of_groups
-from coterie.report.figures.methods import mixed_rounds, radii_of, rapid_ends, trials_of
+from coterie.report.figures.methods import (
+    clusterings,
+    mixed_rounds,
+    radii_of,
+    rapid_ends,
+    trials_of,
+)
 from coterie.report.figures.streams import streams
 from coterie.report.figures.style import having, series
 from coterie.report.figures.trees import cut_height, later_cuts
@@ -293,11 +299,17 @@ def hopkins(reading: Reading) -> str:
     shared = series(reading.rounds, "shared_layers", "FedTSDP")
     least = threshold(reading)
     above = sum(v > least for _, v in found)
-    return (
-        f"The Hopkins statistic was above {least:g}, so that clients were clustered anew, in "
-        f"{above} of {len(found)} rounds; shared layers went "
-        f"from {shared[0][1]:.2g} to {shared[-1][1]:.2g}."
+    clustered = clusterings(reading.rounds, least)
+    times = f"clustered in {count(len(clustered), 'round')}" if clustered else "never clustered"
+    text = (
+        f"The Hopkins statistic was above {least:g} in {above} of {len(found)} rounds; clients "
+        f"were {times}"
     )
+    last = clustered[max(clustered)] if clustered else {}
+    if len(last) > 1:
+        first, second = (last[word] for word in ("eps_outputs", "eps_weights"))
+        text += f", at last into {first} clusters by outputs, then {second} by weights"
+    return f"{text}. Shared layers went from {shared[0][1]:.2g} to {shared[-1][1]:.2g}."
 
 
 def silhouette(reading: Reading) -> str:

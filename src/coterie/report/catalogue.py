@@ -15,6 +15,7 @@ from coterie.report.captions_groups import noting, setting, threshold
 from coterie.report.figures import (
     by_layer,
     clients,
+    compared_bars,
     cost,
     divergence,
     evidence,
@@ -345,6 +346,18 @@ COMPARED: tuple[_Several, ...] = (
     ),
     ("compare-clients", "Scores of clients", several.clients, captions_compared.clients),
     ("compare-cost", "Score against cost", several.cost, captions_compared.cost),
+    (
+        "compare-seconds",
+        "Score and seconds a round",
+        compared_bars.seconds,
+        captions_compared.seconds_a_round,
+    ),
+    (
+        "compare-parameter",
+        "Score and groups by a parameter",
+        compared_bars.parameter,
+        captions_compared.parameter,
+    ),
 )
 
 

@@ -91,15 +91,23 @@ def told_apart(names: Sequence[str]) -> list[str]:
 
 
 def _setup(reading: Reading) -> str:
+    told = settings_of(reading)
+    return json.dumps(told, sort_keys=True, default=str) if told else ""
+
+
+def settings_of(reading: Reading) -> dict[str, dict[str, Any]]:
+    """The tables of a configuration without what makes no other set-up; none if it says too little.
+
+    What was run is known if the configuration has a method and a seed.
+    """
     config = reading.config
     if not isinstance(config.get("method"), Mapping) or reading.seed is None:
-        return ""
-    told = {
+        return {}
+    return {
         name: {k: v for k, v in table.items() if k not in _SAME.get(name, ())}
         for name, table in config.items()
         if isinstance(table, Mapping)
     }
-    return json.dumps(told, sort_keys=True, default=str)
 
 
 def _title(runs: Sequence[Reading]) -> str:
@@ -161,7 +169,7 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
         raise ConfigError("no run sent anything")
     figure = figure_of(traces)
     x_axis(figure, title, kind)
-    _score_axis(figure.y, by)
+    score_axis(figure.y, by)
     return styled(figure, f"{said(by)} against {against}", 460)
 
 
@@ -184,7 +192,8 @@ def _together(
     return mean, low, high
 
 
-def _score_axis(update: Any, by: str) -> None:
+def score_axis(update: Any, by: str) -> None:
+    """The title and the ticks of an axis of scores; ``update`` sets them."""
     percent = {"tickformat": SHARE, "hoverformat": ".1%"} if by == "accuracy" else {}
     update(title=said(by), **percent)
 
@@ -218,7 +227,7 @@ def clients(readings: Sequence[Reading]) -> Sketch:
         range=[len(rows) - 0.45, -0.55],
         showgrid=False,
     )
-    _score_axis(figure.x, by)
+    score_axis(figure.x, by)
     figure.x(nticks=7)
     return styled(figure, "Scores of clients at the end", 150 + min(900, 52 * len(rows)))
 
@@ -336,7 +345,7 @@ def cost(readings: Sequence[Reading]) -> Sketch:
     few = len(labels) <= 10
     figure = figure_of(traces, annotations=_labels(labels) if few else [], showlegend=not few)
     x_axis(figure, title.replace(" so far", ""), "bytes")
-    _score_axis(figure.y, by)
+    score_axis(figure.y, by)
     highest = max(x for x, *_ in labels)
     figure.x(range=[-0.04 * highest, 1.22 * highest or 1])
     return styled(figure, f"{said(by)} against cost", 440)

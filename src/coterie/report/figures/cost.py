@@ -149,25 +149,37 @@ def _bars(xs: Sequence[Any], ys: Sequence[float | None], name: str, colour: str,
     }
 
 
-def time_parts(reading: Reading) -> tuple[str, dict[str, list[tuple[float, float]]]]:
-    """Seconds of each round by what they went into: of the simulated clock, else real ones."""
-    clocked = [e for e in reading.rounds if isinstance(e.get("clock"), Mapping)]
-    keys: tuple[str, ...] = ("computation", "communication", "waiting")
-    source, title = "clock", "simulated"
-    if not clocked:
-        clocked = [e for e in reading.rounds if isinstance(e.get("seconds"), Mapping)]
-        keys, source, title = ("train", "score"), "seconds", "real"
-    found = {
-        key: [(float(e["round"]), number(e[source].get(key)) or 0.0) for e in clocked]
-        for key in keys
-    }
-    found = {key: points for key, points in found.items() if any(v for _, v in points)}
-    if not found:
-        raise ConfigError(f"{reading.name}: no round says how long it took")
-    return title, found
+# Where a round's seconds are written, what they are called, and their parts.
+_SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "clock": ("simulated", ("computation", "communication", "waiting")),
+    "seconds": ("real", ("train", "score")),
+}
 
 
-_TIMES = {
+def time_parts(
+    reading: Reading, source: str = ""
+) -> tuple[str, dict[str, list[tuple[float, float]]]]:
+    """Seconds of each round by what they went into: of the simulated clock, else real ones.
+
+    ``source`` is "clock" or "seconds" where only one of them will do.
+    """
+    for name in (source,) if source else tuple(_SOURCES):
+        title, keys = _SOURCES[name]
+        timed = [e for e in reading.rounds if isinstance(e.get(name), Mapping)]
+        if not timed:
+            continue
+        found = {
+            key: [(float(e["round"]), number(e[name].get(key)) or 0.0) for e in timed]
+            for key in keys
+        }
+        found = {key: points for key, points in found.items() if any(v for _, v in points)}
+        if found:
+            return title, found
+        break
+    raise ConfigError(f"{reading.name}: no round says how long it took")
+
+
+TIMES = {
     "computation": BLUE,
     "communication": ORANGE,
     "waiting": FAINT,
@@ -185,7 +197,7 @@ def time_by_round(reading: Reading) -> Sketch:
                 [r for r, _ in points],
                 [v for _, v in points],
                 key,
-                _TIMES[key],
+                TIMES[key],
                 "round %{x}: %{y:.3~s}s ",
             )
             for key, points in found.items()

@@ -137,14 +137,17 @@ def _add_radii(
 def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Sketch:
     """FedTSDP: the Hopkins statistic and its threshold, the shared layers, the clusters.
 
-    Below them, where rounds were scored, the accuracy of the models received.
+    Rounds in which clients were clustered are marked, with the clusters after each stage; dotted
+    lines are where a half layer less was shared. Below them, where rounds were scored, the accuracy
+    of the models received.
     """
     tendency = series(events, "hopkins", "FedTSDP")
     scored = accuracies(events)
     figure = panels([0.34, 0.22, 0.22] + [0.22] * bool(scored))
     figure.add(line(tendency, "Hopkins statistic", BLUE), panel=1)
-    clustered = [(r, v) for r, v in tendency if v > threshold]
-    figure.add(dots(clustered, "clustered anew", RED, "circle"), panel=1)
+    clustered = clusterings(events, threshold)
+    found = [(r, v) for r, v in tendency if r in clustered]
+    figure.add(dots(found, "clustered anew", RED, "circle"), panel=1)
     figure.add(level(tendency, threshold, f"threshold {threshold:g}"), panel=1)
     layers = series(events, "shared_layers", "FedTSDP")
     figure.add(stairs(layers, "shared layers L", GREEN), panel=2)
@@ -155,15 +158,37 @@ def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Sket
     figure.add(stairs(counts, "clusters", PURPLE), panel=3)
     lone = [(r, sizes.count(1)) for r, sizes in steps]
     figure.add(stairs(lone, "clusters of one client", ORANGE, "dash"), panel=3)
+    for word, (name, symbol) in _STAGES.items():
+        after = [(r, stages[word]) for r, stages in clustered.items() if word in stages]
+        if after:
+            figure.add(dots(after, name, INK, symbol), panel=3)
     figure.y(title="Hopkins H", panel=1)
     figure.y(title="layers", rangemode="tozero", panel=2)
     figure.y(title="clusters", rangemode="tozero", panel=3)
     if scored:
         figure.add(line(scored, "accuracy received", BLUE), panel=4)
         figure.y(title="accuracy", tickformat=".0%", panel=4)
+    fewer = [r for (_, before), (r, now) in pairwise(halves) if now < before]
+    figure.layout["shapes"] = [_upright(r, at.x, at.y) for r in fewer for at in figure.panels]
     figure.x(title="round", panel=3 + bool(scored))
-    height = 740 if scored else 600
+    height = 760 if scored else 620
     return styled(figure, "FedTSDP: tendency to cluster, shared layers, clusters", height)
+
+
+_STAGES = {  # what FedTSDP's stages compare, and how their clusters are drawn
+    "eps_outputs": ("after the first stage, by outputs", "circle-open"),
+    "eps_weights": ("after the second stage, by weights", "cross-thin-open"),
+}
+
+
+def clusterings(events: Sequence[Event], threshold: float) -> dict[int, dict[str, int]]:
+    """The rounds in which FedTSDP clustered, with the number of clusters after each stage.
+
+    Of runs that did not note their stages, those in which the statistic was above the threshold.
+    """
+    steps = having(events, "hopkins")
+    found = {e["round"]: dict(e["notes"]["stages"]) for e in steps if "stages" in e["notes"]}
+    return found or {e["round"]: {} for e in steps if (e["notes"]["hopkins"] or 0) > threshold}
 
 
 def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sketch:
@@ -292,11 +317,11 @@ def _shade(x: str, y: str, begin: int, end: int) -> dict[str, Any]:
     }
 
 
-def _upright(round: int) -> dict[str, Any]:
-    """A dotted line through the first panel."""
+def _upright(round: float, x: str = "", y: str = "") -> dict[str, Any]:
+    """A dotted line through a panel."""
     style = {"color": FAINT, "width": 1, "dash": "dot"}
     ends = {"x0": round, "x1": round, "y0": 0, "y1": 1}
-    return {"type": "line", **ends, "xref": "x", "yref": "y domain", "line": style}
+    return {"type": "line", **ends, "xref": f"x{x}", "yref": f"y{y} domain", "line": style}
 
 
 def _mark(round: int, trial: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,282 @@
+"""Several runs by their numbers: scores beside seconds, and scores over a parameter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from coterie.errors import ConfigError
+from coterie.methods import METHODS
+from coterie.report.figures.compared import (
+    Kind,
+    alike,
+    final,
+    kinds_of,
+    score_axis,
+    settings_of,
+    spent,
+)
+from coterie.report.figures.cost import TIMES, time_parts
+from coterie.report.figures.scores import AXES, curve
+from coterie.report.figures.sketch import Sketch, panels, tiles
+from coterie.report.figures.style import (
+    band,
+    clear,
+    dash_of,
+    level,
+    line,
+    plain,
+    short,
+    styled,
+    symbol_of,
+)
+from coterie.report.palette import BLUE, INK, PURPLE, line_of
+from coterie.report.reading import Reading
+from coterie.report.shapes import is_number
+
+WIDE = 50  # times the smallest value: from there on, values are drawn on a logarithmic scale
+_MISSING = object()
+
+
+# --- seconds --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The scores of a set-up's seeds, its mean seconds a round by what they went into, and in all.
+
+    ``full`` are the scores of the last round after which clients had received all layers, where
+    layers rest: in other rounds clients use layers of their own, and score higher.
+    """
+
+    kind: Kind
+    scores: Sequence[float]
+    full: Sequence[float]
+    parts: Mapping[str, float]
+    total: float
+
+
+def full_score(reading: Reading) -> float | None:
+    """The score of the last round with all layers; None where no layer ever rested."""
+    whole = [e for e in reading.rounds if _all_due(e)]
+    if len(whole) == len(reading.rounds):
+        return None
+    points = curve(whole, reading.headline, reading.judged_by)
+    return points[-1][1] if points else None
+
+
+def _all_due(event: Mapping[str, Any]) -> bool:
+    layers = (event.get("notes") or {}).get("layers")
+    return bool(layers.get("all_due", True)) if isinstance(layers, Mapping) else True
+
+
+def timed(readings: Sequence[Reading]) -> tuple[str, list[Timed]]:
+    """What each set-up's rounds took: by the simulated clock if all have one, else really."""
+    _, runs = alike(readings)
+    clocked = all(any(isinstance(e.get("clock"), Mapping) for e in r.rounds) for r in runs)
+    source = "clock" if clocked else "seconds"
+    title, found = "", []
+    for kind in kinds_of(runs):
+        scores = [v for v in map(final, kind.runs) if v is not None]
+        full = [v for v in map(full_score, kind.runs) if v is not None]
+        try:
+            told = [time_parts(r, source) for r in kind.runs]
+        except ConfigError:
+            continue
+        if scores:
+            title = told[0][0]
+            sums = [{k: sum(v for _, v in points) for k, points in own.items()} for _, own in told]
+            rounds = [max(len(points) for points in own.values()) for _, own in told]
+            keys = dict.fromkeys(k for own in sums for k in own)
+            means = {
+                k: sum(own.get(k, 0.0) / n for own, n in zip(sums, rounds, strict=True)) / len(sums)
+                for k in keys
+            }
+            ends = [spent(r, AXES["seconds"][0]) if clocked else None for r in kind.runs]
+            totals = [
+                sum(own.values()) if e is None else e for own, e in zip(sums, ends, strict=True)
+            ]
+            total = sum(totals) / len(totals)
+            found.append(Timed(kind, scores, full, means, total))
+    if not found:
+        raise ConfigError("no run says both how good it was and how long its rounds took")
+    return title, found
+
+
+def seconds(readings: Sequence[Reading]) -> Sketch:
+    """Score at the end, and the mean seconds of a round by what they went into: a row a set-up.
+
+    Of several seeds dots are means, and lines go from the lowest to the highest.
+    """
+    by = alike(readings)[0]
+    title, rows = timed(readings)
+    names = [short(row.kind.title, 20) for row in rows]
+    figure = tiles([2], gap=0.05)
+    ends = [(i, row.scores) for i, row in enumerate(rows)]
+    figure.add(_ranges(ends, "score at the end", PURPLE, "circle"), panel=1)
+    full = [(i + 0.25, row.full) for i, row in enumerate(rows) if row.full]
+    if full:
+        figure.add(_ranges(full, "last round with all layers", INK, "diamond-open"), panel=1)
+    for part in dict.fromkeys(p for row in rows for p in row.parts):
+        bar = {
+            "type": "bar",
+            "orientation": "h",
+            "y": list(range(len(rows))),
+            "x": clear([row.parts.get(part, 0.0) for row in rows], 4),
+            "name": part,
+            "marker": {"color": TIMES[part], "line": {"width": 0}},
+            "hovertemplate": f"%{{x:.3~s}}s {part} a round<extra></extra>",
+        }
+        figure.add(bar, panel=2)
+    for place, trace in enumerate(figure.data):
+        trace["legendrank"] = -place  # plotly.js turns the legend of stacked bars around
+    figure.layout |= {"barmode": "stack", "bargap": 0.35, "showlegend": True}
+    places = {"tickvals": list(range(len(rows))), "range": [len(rows) - 0.45, -0.55]}
+    figure.y(places, ticktext=names, showgrid=False)
+    figure.y(showticklabels=False, panel=2)
+    score_axis(lambda **more: figure.x(more, panel=1, nticks=5), by)
+    figure.x(title=f"{title} seconds a round", rangemode="tozero", nticks=5, panel=2)
+    return styled(figure, "Score and seconds a round", 170 + min(900, 44 * len(rows)))
+
+
+def _ranges(
+    rows: Sequence[tuple[float, Sequence[float]]], name: str, colour: str, symbol: str
+) -> dict[str, Any]:
+    """A dot for the mean of each row, with a line from the lowest to the highest."""
+    means = [sum(v) / len(v) for _, v in rows]
+    bars = {
+        "type": "data",
+        "symmetric": False,
+        "array": clear([max(v) - m for (_, v), m in zip(rows, means, strict=True)]),
+        "arrayminus": clear([m - min(v) for (_, v), m in zip(rows, means, strict=True)]),
+        "color": colour,
+        "thickness": 1.5,
+        "width": 4,
+    }
+    return {
+        "type": "scatter",
+        "x": clear(means),
+        "y": [i for i, _ in rows],
+        "mode": "markers",
+        "marker": {"size": 10, "color": colour, "symbol": symbol},
+        "name": name,
+        "hovertemplate": f"{name}: %{{x}}<extra></extra>",
+        "cliponaxis": False,
+        **({"error_x": bars} if any(len(v) > 1 for _, v in rows) else {}),
+    }
+
+
+# --- a parameter ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Varied:
+    """Runs of one method that differ in one parameter: scores and numbers of groups by its value.
+
+    ``named`` are those of values that are no numbers, such as "auto".
+    """
+
+    method: str
+    key: str
+    by: str
+    values: Mapping[float, tuple[list[float], list[int]]]
+    named: Mapping[str, tuple[list[float], list[int]]]
+
+
+def varied(readings: Sequence[Reading]) -> Varied:
+    """The one parameter of the method that these runs differ in; a sentence if it is not one."""
+    by, runs = alike(readings)
+    tables = [_flat(r) for r in runs]
+    if len(runs) < 2 or not all(tables):
+        raise ConfigError("there must be two runs or more whose configuration says what was run")
+    keys = dict.fromkeys(k for table in tables for k in table)
+    differ = [k for k in keys if len({str(t.get(k, _MISSING)) for t in tables}) > 1]
+    if "method.name" in differ:  # then its parameters are others, too
+        differ = [k for k in differ if k == "method.name" or not k.startswith("method.")]
+    key = differ[0] if differ else ""
+    if len(differ) != 1 or not key.startswith("method.") or key == "method.name":
+        what = ", ".join(differ[:5]) + (" and more" if len(differ) > 5 else "")
+        raise ConfigError(
+            "this picture is of runs of one method that differ in exactly one of its parameters, "
+            f"besides the seed; these differ in {what or 'nothing'}"
+        )
+    values: dict[float, tuple[list[float], list[int]]] = {}
+    named: dict[str, tuple[list[float], list[int]]] = {}
+    for run, table in zip(runs, tables, strict=True):
+        score, own = final(run), table.get(key)
+        if score is None:
+            continue
+        if own is not None and is_number(own):
+            scores, groups = values.setdefault(float(own), ([], []))
+        else:
+            scores, groups = named.setdefault(str(own), ([], []))
+        scores.append(score)
+        groups.append(len({g for g in run.groups if g is not None}))
+    if len(values) < 2:
+        raise ConfigError(
+            f"runs with two numbers or more for {key} are needed; there "
+            f"{'is one' if values else 'are none'}"
+        )
+    ordered = {v: values[v] for v in sorted(values)}
+    return Varied(runs[0].method, key.removeprefix("method."), by, ordered, named)
+
+
+def _flat(reading: Reading) -> dict[str, Any]:
+    """All settings by table and key; of the method also those that were left at their defaults."""
+    tables = settings_of(reading)
+    factory = METHODS.get(str((tables.get("method") or {}).get("name")))
+    known = inspect.signature(factory).parameters if factory else {}
+    defaults = {k: p.default for k, p in known.items() if p.default is not p.empty}
+    own = {"method": {**defaults, **tables["method"]}} if tables else {}
+    return {f"{t}.{k}": v for t, table in {**tables, **own}.items() for k, v in table.items()}
+
+
+def parameter(readings: Sequence[Reading]) -> Sketch:
+    """Score at the end and number of groups over a parameter that the runs differ in.
+
+    Of several seeds lines are means, bands go from the lowest to the highest. Values that are no
+    numbers, such as "auto", are dashed lines.
+    """
+    found = varied(readings)
+    figure = panels([0.62, 0.38])
+    _add_means(figure, 1, {v: s for v, (s, _) in found.values.items()}, "score at the end", BLUE)
+    _add_means(figure, 2, {v: g for v, (_, g) in found.values.items()}, "groups", PURPLE)
+    ends = [(v, 0.0) for v in found.values]
+    for i, (name, (scores, groups)) in enumerate(found.named.items()):
+        told = f"{found.key} = {plain(name)}"
+        for panel, own in ((1, scores), (2, groups)):
+            height = sum(own) / len(own)
+            mark = level(ends, height, told, line_of(i + 1)[0], dash_of(i + 1))
+            figure.add({**mark, "showlegend": panel == 1}, panel=panel)
+    score_axis(lambda **more: figure.y(more, panel=1), found.by)
+    figure.y(title="groups", rangemode="tozero", nticks=6, panel=2)
+    low, high = min(found.values), max(found.values)
+    wide = low > 0 and high >= WIDE * low
+    few = list(found.values) if len(found.values) <= 12 else None
+    ticks: dict[str, Any] = {"tickvals": few, "ticktext": [f"{v:g}" for v in few]} if few else {}
+    ticks = ticks if wide or _roomy(found.values) else {}
+    figure.x({**ticks, "type": "log"} if wide else ticks)
+    figure.x(title=f"{found.key} of {plain(found.method)}", panel=2)
+    return styled(figure, f"Score and groups by {found.key}", 520)
+
+
+def _roomy(values: Mapping[float, Any]) -> bool:
+    """Whether all values can be written under a linear axis."""
+    ordered = sorted(values)
+    room = (ordered[-1] - ordered[0]) / 18
+    return len(ordered) <= 12 and all(b - a > room for a, b in pairwise(ordered))
+
+
+def _add_means(
+    figure: Sketch, panel: int, values: Mapping[float, Sequence[float]], name: str, colour: str
+) -> None:
+    """A line of means, with a band from the lowest to the highest where there are several."""
+    if any(len(own) > 1 for own in values.values()):
+        low, high = ([(v, f(own)) for v, own in values.items()] for f in (min, max))
+        figure.add(band(low, high, name, colour, showlegend=False), panel=panel)
+    means = [(v, sum(own) / len(own)) for v, own in values.items()]
+    marker = {"size": 8, "symbol": symbol_of(panel - 1), "color": colour}
+    figure.add(line(means, name, colour, marker=marker, mode="lines+markers"), panel=panel)
