@@ -822,8 +822,8 @@ def test_where_there_is_no_divergence_a_sentence_says_why(run, why):
 
 def several(name, readings):
     """One picture of several runs, and its words; a ConfigError where there is none."""
-    _, _, make, words = next(each for each in catalogue.COMPARED if each[0] == name)
-    return make(readings).figure(), words(readings)
+    words = next(words for each, *_, words in catalogue.COMPARED if each == name)
+    return catalogue.draw_compared(name, readings), words(readings)
 
 
 def clocked(name, seed=0, times=((1.0, 2.0), (3.0, 2.0)), due=(True, True), scores=(0.5, 0.6)):
@@ -910,6 +910,11 @@ def test_score_and_groups_over_a_parameter_with_means_over_seeds():
     assert "2: 60.0 %, 2.5 groups; 4: 30.0 %, 1 group; auto: 90.0 %, 3 groups." in words
     assert "highest is at auto" in words
     assert figure.layout.xaxis2.title.text == "threshold of fedclust"
+
+
+def test_a_name_that_is_no_picture_of_several_runs_is_a_sentence():
+    with pytest.raises(ConfigError, match="did you mean 'compare-seconds'"):
+        catalogue.draw_compared("compare-second", [clocked("a"), clocked("b")])
 
 
 def test_values_far_apart_are_on_a_logarithmic_axis():

@@ -361,6 +361,14 @@ COMPARED: tuple[_Several, ...] = (
 )
 
 
+def draw_compared(name: str, readings: Sequence[Reading]) -> Figure:
+    """One picture of several runs by its name."""
+    makes = {each: make for each, _, make, _ in COMPARED}
+    if name not in makes:
+        raise ConfigError(unknown("picture of several runs", name, makes))
+    return makes[name](readings).figure()
+
+
 def compared(readings: Sequence[Reading], problems: list[str] | None = None) -> list[Drawn]:
     """The pictures that have several runs side by side; ``problems`` as for ``pictures``."""
     found = []

@@ -6,6 +6,7 @@ below draw sketches, which pages take as they are; the functions here make figur
 """
 
 from coterie.report.figures import by_layer, groups, matrices, methods, streams, trees
+from coterie.report.figures import divergence as _divergence
 from coterie.report.figures import evidence as _evidence
 from coterie.report.figures.following import followed
 from coterie.report.figures.sketch import in_plotly
@@ -16,6 +17,7 @@ alluvial = in_plotly(streams.alluvial)
 client_map = in_plotly(_evidence.client_map)
 dendrogram = in_plotly(trees.dendrogram)
 distances_by_layer = in_plotly(by_layer.distances_by_layer)
+labels_and_models = in_plotly(_divergence.divergence)
 evidence_by_number = in_plotly(_evidence.evidence)
 groups_over_rounds = in_plotly(groups.groups_over_rounds)
 hopkins_and_layers = in_plotly(methods.hopkins_and_layers)
@@ -37,6 +39,7 @@ __all__ = [
     "groups_over_rounds",
     "hopkins_and_layers",
     "label_shares",
+    "labels_and_models",
     "layer_intervals",
     "loss_and_trials",
     "mixing_matrix",
