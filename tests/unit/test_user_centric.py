@@ -70,6 +70,37 @@ def test_rows_by_hand():
     assert state.groups == {0: 0, 1: 1, 2: 2}
 
 
+def test_terms_of_the_bound_by_hand():
+    # Of row 0: 1/(0.337426²/10 + 0.525577²/20 + 0.136997²/30), and 0.525577·1 + 0.136997·4; with
+    # FedAvg's weights 1/6, 2/6, 3/6: (2·1 + 3·4)/6, (1·1 + 3·5)/6, (1·4 + 2·5)/6.
+    _, state = start(told())
+    terms = state.notes["mixing_terms"]
+    assert terms["clients"] == [0, 1, 2]
+    assert terms["samples"] == [10, 20, 30]
+    assert terms["effective"][0] == pytest.approx(38.7254, rel=1e-4)
+    assert terms["discrepancy"][0] == pytest.approx(1.073565, rel=1e-4)
+    assert terms["together"] == pytest.approx([14 / 6, 16 / 6, 14 / 6], rel=1e-5)
+    assert "stream_effective" not in terms  # everybody has its own stream
+
+
+def test_clients_of_one_stream_have_the_terms_of_its_row():
+    _, state = start(told(), streams=1)
+    terms, row = state.notes["mixing_terms"], ROWS.mean(axis=0)
+    worth = 1 / (row**2 / [10, 20, 30]).sum()
+    assert terms["stream_effective"] == pytest.approx([worth] * 3, rel=1e-4)
+    gaps = np.array([[0, 1, 4], [1, 0, 5], [4, 5, 0]])
+    assert terms["stream_discrepancy"] == pytest.approx(gaps @ row, rel=1e-4)
+    assert terms["effective"][0] == pytest.approx(38.7254, rel=1e-4)  # its own row's, as before
+
+
+def test_clients_far_apart_have_the_terms_of_learning_alone():
+    _, state = start(told({c: (100 * c, 0) for c in range(3)}, {}))
+    terms = state.notes["mixing_terms"]
+    assert (terms["effective"], terms["discrepancy"]) == ([10, 20, 30], [0, 0, 0])
+    _, state = start(told(dict.fromkeys(range(3), (1, 2)), {}))
+    assert state.notes["mixing_terms"]["effective"] == pytest.approx([60] * 3, rel=1e-5)
+
+
 def test_rows_have_the_weights_of_the_rule():
     # w_ij/w_ii = (n_j/n_i)·exp(−‖g_i − g_j‖²/(2σ_iσ_j)), in a federation drawn at random.
     rng = np.random.default_rng(0)

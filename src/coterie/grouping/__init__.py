@@ -41,6 +41,7 @@ from coterie.grouping.hierarchy import (
     canonical,
 )
 from coterie.grouping.kmeans import Streams, best_k, kmeans, kmeans_up_to
+from coterie.grouping.mixing import MixingTerms, mixing_diagnostics
 from coterie.grouping.one_shot import local_centres, nearest_seed, seed_centres
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Dendrogram",
     "Evidence",
     "Halves",
+    "MixingTerms",
     "Streams",
     "adjusted_rand",
     "agglomerate",
@@ -70,6 +72,7 @@ __all__ = [
     "local_centres",
     "manhattan",
     "min_max",
+    "mixing_diagnostics",
     "nearest_seed",
     "one_thread",
     "paired_angle_matrix",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from coterie.client import Client
 from coterie.compose import Assign, grouped
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload, mix
-from coterie.grouping import best_k, cosine, euclidean, kmeans_up_to
+from coterie.grouping import best_k, cosine, euclidean, kmeans_up_to, mixing_diagnostics
 from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
 from coterie.methods.evidenced import NO_NOISE, ROOT, Evidenced, Try, everybody, shown
 from coterie.methods.trees import no_more
@@ -30,6 +30,13 @@ _UNRELIABLE = 0.05  # no direction is taken to be less reliable than this: it di
 _FLOOR = 1e-3  # of the mean deviation: that of a client with one sample is 0, and it divides
 _SHARPER = 0.25  # σ² of a direction in units of its halves' spread: chosen on digits, seed 0
 softmax = partial(scipy_softmax, axis=1)
+
+
+class Rows(NamedTuple):
+    """Everybody's row of weights, and the squared distances that they come from."""
+
+    weights: Matrix
+    squares: Matrix
 
 
 @method
@@ -146,14 +153,15 @@ class Weighing:
             )
         return self.weighed(state.joined({}, probe=answer.memory), seen_in(answer))
 
-    def weights(self, seen: Mapping[ClientId, Seen]) -> Matrix:
+    def rows(self, seen: Mapping[ClientId, Seen]) -> Rows:
         """Everybody's row of weights."""
-        rows: Matrix = softmax(log_weights(seen, self.updates))
-        return rows
+        squares = squared_distances(seen, self.updates)
+        return Rows(softmax(log_weights(seen, squares, self.updates)), squares)
 
     def weighed(self, state: State, seen: dict[ClientId, Seen]) -> State:
         """With everybody's weights, and with its stream."""
-        weights = self.weights(seen)
+        rows = self.rows(seen)
+        weights = rows.weights
         notes: dict[str, Any] = {"clients": list(seen), "mixing": matrix(weights)}
         labels: list[Slot] = [state.groups[c] for c in seen]
         if self.streams == "all":
@@ -170,7 +178,7 @@ class Weighing:
             models = dict.fromkeys(sorted(set(labels), key=lambda s: (str(type(s)), s)), first)
         groups = dict(zip(seen, labels, strict=True))
         state = replace(state, models=models, groups=groups, notes={**state.notes, **notes})
-        return mixed(state, seen, weights)
+        return mixed(state, seen, rows)
 
     def admit(self, fed: Federation, state: State, info: Round) -> State:
         """Newcomers answer the same question, and get a row or a stream."""
@@ -180,7 +188,8 @@ class Weighing:
             seen = {c: answers[c] for c in sorted(answers)}
         else:
             seen = asked(fed, memory["start"], seen, info.cohort)
-        logs, people = log_weights(seen, self.updates), list(seen)
+        squares, people = squared_distances(seen, self.updates), list(seen)
+        logs = log_weights(seen, squares, self.updates)
         known = [i for i, c in enumerate(people) if c in state.groups]
         models, groups = dict(state.models), dict(state.groups)
         for i in sorted(set(range(len(people))) - set(known)):
@@ -194,13 +203,13 @@ class Weighing:
                 gaps = euclidean(row, memory["mixing"].numpy())
                 groups[people[i]] = list(models)[int(np.argmin(gaps))]
         state = replace(state, models=models, groups=groups)
-        return mixed(state, seen, self.weights(seen))
+        return mixed(state, seen, Rows(softmax(logs), squares))
 
     def regrouped(self, before: State, after: State) -> State:
         """After a trial: rows of the streams that there are now."""
         after = self.how.settled(before, after)
         seen = {c: v for c, v in after.memory["seen"].items() if c in after.groups}
-        return mixed(after, seen, self.weights(seen))
+        return mixed(after, seen, self.rows(seen))
 
 
 def send_gradient(
@@ -236,17 +245,40 @@ def nearest_part(state: State, direction: Tensor) -> Slot:
     return slot
 
 
-def mixed(state: State, seen: Mapping[ClientId, Seen], weights: Matrix) -> State:
-    """With the row of weights of each model, and the weight that clients give their own group."""
-    people = list(seen)
+def mixed(state: State, seen: Mapping[ClientId, Seen], rows: Rows) -> State:
+    """With the row of weights of each model; what the rows are like is noted."""
+    people, weights = list(seen), rows.weights
     slots = np.array([str(state.groups[c]) for c in people])
     same = (slots[:, None] == slots) * weights
     mixing = rows_of(state.models, {c: state.groups[c] for c in people}, weights)
     notes: dict[str, Any] = {"streams": len(state.models)}
+    given = None
+    if len(state.models) < len(people):
+        place = {slot: i for i, slot in enumerate(state.models)}
+        given = mixing.numpy()[[place[state.groups[c]] for c in people]]
+    notes["mixing_terms"] = {"clients": people, **terms_of(seen, rows, given)}
     if 1 < len(state.models) < len(people):
         notes["own_group"] = round(float(same.sum(1).mean()), 4)
     state = replace(state, notes={**state.notes, **notes})
     return state.joined({}, seen=dict(seen), mixing=mixing)
+
+
+def terms_of(
+    seen: Mapping[ClientId, Seen], rows: Rows, given: Matrix | None
+) -> dict[str, list[float]]:
+    """The bound's terms for everybody: by its own row, and with the weights of FedAvg.
+
+    ``given`` are the rows that clients get instead of their own where they share streams.
+    """
+    counts = np.array([examples for *_, examples in seen.values()], float)
+    alike = np.tile(counts / counts.sum(), (len(counts), 1))
+    own = mixing_diagnostics(rows.weights, counts, rows.squares)
+    together = mixing_diagnostics(alike, counts, rows.squares).discrepancy
+    found = {"samples": counts, **own._asdict(), "together": together}
+    if given is not None:
+        shared = mixing_diagnostics(given, counts, rows.squares)
+        found |= {f"stream_{name}": values for name, values in shared._asdict().items()}
+    return {name: [float(f"{v:.6g}") for v in values] for name, values in found.items()}
 
 
 def seen_in(answer: Answer) -> dict[ClientId, Seen]:
@@ -267,18 +299,26 @@ def asked(
     return {c: answers[c] for c in sorted(answers)}
 
 
-def log_weights(seen: Mapping[ClientId, Seen], directions: bool = False) -> Matrix:
+def squared_distances(seen: Mapping[ClientId, Seen], directions: bool = False) -> Matrix:
+    """‖g_i−g_j‖²; of ``directions`` of updates, without what is due to having few samples."""
+    vectors, variances, _ = zip(*seen.values(), strict=True)
+    rows = np.stack([v.numpy() for v in vectors])
+    if directions:
+        return true_distances(rows, np.array(variances))
+    squares: Matrix = euclidean(rows) ** 2
+    return squares
+
+
+def log_weights(seen: Mapping[ClientId, Seen], squares: Matrix, directions: bool = False) -> Matrix:
     """log n_j − ‖g_i−g_j‖²/(2σ_iσ_j); what is the same all along a row does not matter.
 
     Of ``directions`` of updates, what the two halves of a client's data differ by is taken out of
-    the distances, so σ can be smaller.
+    the distances (``squares``), so σ can be smaller.
     """
-    vectors, variances, examples = zip(*seen.values(), strict=True)
-    rows, deviations = np.stack([v.numpy() for v in vectors]), np.sqrt(np.array(variances))
+    _, variances, examples = zip(*seen.values(), strict=True)
+    deviations = np.sqrt(np.array(variances))
     deviations = np.maximum(deviations, max(_FLOOR * deviations.mean(), 1e-12))
-    squares, factor = euclidean(rows) ** 2, 1.0
-    if directions:
-        squares, factor = true_distances(rows, np.array(variances)), _SHARPER
+    factor = _SHARPER if directions else 1.0
     spread = 2 * factor * np.outer(deviations, deviations)
     logs: Matrix = np.log(examples)[None] - squares / spread
     return logs
