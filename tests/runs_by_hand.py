@@ -99,6 +99,15 @@ INIT = {
                 "<u>head</u>": [[], [1.0], [5.0, 5.0], [6.0, 6.0, 3.0]],
             },
         },
+        "mixing_terms": {
+            "clients": [0, 1, 2, 3],
+            "samples": [10, 10, 10, 10],
+            "effective": [25.0, 25.0, 20.0, 18.0],
+            "discrepancy": [1.4, 1.4, 1.2, 1.0],
+            "together": [3.0, 3.0, 3.25, 3.75],
+            "stream_effective": [26.0, 26.0, 20.0, 18.0],
+            "stream_discrepancy": [1.5, 1.3, 1.2, 1.0],
+        },
         "mixing": [[0.5, 0.3, 0.1, 0.1], [0.3, 0.5, 0.1, 0.1], [0, 0, 0.6, 0.4], [0, 0, 0.4, 0.6]],
     },
 }
@@ -250,7 +259,9 @@ def finished(name="one", **changes):
 
 def evidenced(groups=("x", "x", "y", "y"), init=EVIDENCE, verdict=VERDICT, **changes):
     """A run that found its groups by evidence, and tried them in its second round."""
-    noted = {k: v for k, v in INIT["notes"].items() if k not in ("silhouette", "mixing")}
+    noted = {
+        k: v for k, v in INIT["notes"].items() if k not in ("silhouette", "mixing", "mixing_terms")
+    }
     noted |= {"evidence": init, "threshold": None, "why": init["why"]}
     later = list(groups) if len(set(groups)) > 1 else ["x"] * 4
     events = [

@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import silhouette_score
 
 import coterie
 from coterie.client import Client
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import Upload
+from coterie.grouping import kmeans
 from coterie.method import Round
 from scripted import Scripted, Spy, halves, linears, opened, setup, steps, weights
 from support import digits, drive, experiment, models, on_quadratics, quadratics, with_groups
@@ -530,3 +532,22 @@ def test_the_scenarios_groups_are_never_looked_at(tmp_path):
         state, _, _ = drive(made, tmp_path / name, rounds=2)
         runs.append(replace(state, notes={}))
     assert torch.equal(runs[0].models[0].vector, runs[1].models[0].vector)
+
+
+@pytest.mark.parametrize("streams", [1, 3, "all"])
+def test_silhouettes_of_the_rows_are_noted_whatever_the_streams(streams):
+    g = {c: (10.0 * (c % 2) + 0.3 * c, 0.0) for c in range(6)}
+    _, state = start(told(g, dict.fromkeys(g, 9.0), {}), streams=streams)
+    rows = np.array(state.notes["mixing"])
+    wanted = {str(k): silhouette_score(rows, kmeans(rows, k)[0]) for k in range(2, 6)}
+    assert state.notes["silhouette"] == pytest.approx(wanted, abs=1e-4)
+    assert state.notes["streams"] == (6 if streams == "all" else streams)
+
+
+def test_silhouettes_of_many_clients_are_left_out_unless_they_decide():
+    g = {c: (float(c % 2), 0.0) for c in range(101)}
+    _, state = start(told(g, {}, dict.fromkeys(g, 1)), streams=2)
+    assert "silhouette" not in state.notes
+    paper = {"streams": "auto", "select": "silhouette"}
+    _, state = start(told(g, {}, dict.fromkeys(g, 1)), **paper)
+    assert state.notes["silhouette"].keys() == {"2"}  # of identical rows there are two kinds

@@ -29,6 +29,7 @@ Seen = tuple[Tensor, float, int]  # gradient or direction, its variance, samples
 _UNRELIABLE = 0.05  # no direction is taken to be less reliable than this: it divides
 _FLOOR = 1e-3  # of the mean deviation: that of a client with one sample is 0, and it divides
 _SHARPER = 0.25  # σ² of a direction in units of its halves' spread: chosen on digits, seed 0
+_MOST_SCORED = 100  # clients: of more, k-means for every number of streams takes seconds
 softmax = partial(scipy_softmax, axis=1)
 
 
@@ -168,10 +169,11 @@ class Weighing:
             labels = list(seen)
         elif isinstance(self.streams, int):
             labels = list(kmeans_up_to(weights, self.streams)[0].tolist())
-        elif not self.found:
+        by_silhouette = self.streams == "auto" and not self.found
+        if by_silhouette or len(weights) <= _MOST_SCORED:
             best = best_k(weights, penalty=self.penalty)
-            labels = list(best.labels.tolist())
             notes["silhouette"] = {str(k): v for k, v in best.scores.items()}
+            labels = list(best.labels.tolist()) if by_silhouette else labels
         models = state.models
         if not self.found:
             first = next(iter(models.values()))

@@ -328,7 +328,15 @@ def silhouette(reading: Reading) -> str:
         )
     elif notes.get("why"):
         text += f" What was chosen: {notes['why']}."
+    present = streams_of(reading, notes)
+    if notes.get("contrast") is None and present is not None:
+        text += f" The run has {count(present, 'stream')}."
     return text
+
+
+def streams_of(reading: Reading, notes: Mapping[str, Any]) -> int | None:
+    """How many streams there are by now, of a method that has streams by its notes."""
+    return len({g for g in reading.groups if g is not None}) if "streams" in notes else None
 
 
 def steps(reading: Reading) -> str:

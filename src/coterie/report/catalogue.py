@@ -9,7 +9,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, unknown
-from coterie.report import captions, captions_compared, captions_evidence, captions_groups
+from coterie.report import (
+    captions,
+    captions_compared,
+    captions_evidence,
+    captions_groups,
+    captions_mixing,
+)
 from coterie.report.captions_evidence import noted_last
 from coterie.report.captions_groups import noting, setting, threshold
 from coterie.report.figures import (
@@ -22,6 +28,7 @@ from coterie.report.figures import (
     groups,
     matrices,
     methods,
+    mixing,
     privacy,
     scores,
     streams,
@@ -121,6 +128,11 @@ def _mixing(reading: Reading) -> Sketch:
     except ConfigError:
         return matrices.taken_matrix(reading.events, reading.groups, reading.names)
     return matrices.mixing_matrix(event["notes"], reading.groups, reading.names)
+
+
+def _silhouette(reading: Reading) -> Sketch:
+    notes = noting(reading, "silhouette")["notes"]
+    return methods.silhouette(notes, streams=captions_groups.streams_of(reading, notes))
 
 
 def _similarity(reading: Reading) -> Sketch:
@@ -242,10 +254,17 @@ PICTURES: dict[str, Picture] = {
         ),
         Picture("mixing", "groups", "Who takes how much of whom", _mixing, captions_groups.mixing),
         Picture(
+            "mixing-terms",
+            "groups",
+            "What mixing gains and risks",
+            lambda r: mixing.mixing_terms(noted_last(r, "mixing_terms"), r.groups, r.names),
+            captions_mixing.mixing_terms,
+        ),
+        Picture(
             "silhouette",
             "groups",
             "How many groups",
-            lambda r: methods.silhouette(noting(r, "silhouette")["notes"]),
+            _silhouette,
             captions_groups.silhouette,
         ),
         Picture(

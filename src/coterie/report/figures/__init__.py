@@ -5,7 +5,7 @@ of whole runs a ``Reading``. What cannot be drawn is a ``ConfigError`` that says
 below draw sketches, which pages take as they are; the functions here make figures of them.
 """
 
-from coterie.report.figures import by_layer, groups, matrices, methods, streams, trees
+from coterie.report.figures import by_layer, groups, matrices, methods, mixing, streams, trees
 from coterie.report.figures import divergence as _divergence
 from coterie.report.figures import evidence as _evidence
 from coterie.report.figures.following import followed
@@ -25,6 +25,7 @@ label_shares = in_plotly(matrices.label_shares)
 layer_intervals = in_plotly(methods.layer_intervals)
 loss_and_trials = in_plotly(methods.loss_and_trials)
 mixing_matrix = in_plotly(matrices.mixing_matrix)
+mixing_terms = in_plotly(mixing.mixing_terms)
 silhouette = in_plotly(methods.silhouette)
 similarity_matrix = in_plotly(matrices.similarity_matrix)
 steps_by_round = in_plotly(methods.steps_by_round)
@@ -43,6 +44,7 @@ __all__ = [
     "layer_intervals",
     "loss_and_trials",
     "mixing_matrix",
+    "mixing_terms",
     "plain",
     "silhouette",
     "similarity_matrix",

@@ -33,9 +33,12 @@ from coterie.report.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, RED,
 from coterie.run.rundir import rounds_of
 
 
-def silhouette(notes: Mapping[str, Any], floor: float = 0.1) -> Sketch:
-    """The silhouette of each number of groups, with the least that counts and what was chosen."""
-    scores = noted(notes, "silhouette", "FedClust's, or user-centric's with streams=auto")
+def silhouette(notes: Mapping[str, Any], floor: float = 0.1, streams: int | None = None) -> Sketch:
+    """The silhouette of each number of groups, with the least that counts and what was chosen.
+
+    ``streams`` is how many there are in the run, where these are not the ones that score best.
+    """
+    scores = noted(notes, "silhouette", "FedClust's, or user-centric's of up to 100 clients")
     if not scores:
         raise ConfigError("no number of groups has a silhouette: fewer than three clients differ")
     points = sorted((int(k), float(v)) for k, v in scores.items())
@@ -47,6 +50,9 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1) -> Sketch:
             level(points, floor, f"least that counts: {floor:g}"),
         ]
     )
+    if streams is not None and streams != best[0] and str(streams) in scores:
+        at = (streams, float(scores[str(streams)]))
+        figure.add(dots([at], f"this run: {streams} streams, {at[1]:.3f}", INK, "square"))
     said = [plain(notes["why"])] if notes.get("why") else []
     if notes.get("contrast") is not None:
         said.append(f"contrast of the gradients {notes['contrast']:.2f}: {_streams(notes)}")

@@ -1,0 +1,134 @@
+"""What clients gain and risk by mixing: effective samples against weighted discrepancy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.report.figures.following import followed
+from coterie.report.figures.sketch import Sketch, Trace
+from coterie.report.figures.style import THIN, dots, figure_of, noted, plain, styled, thin
+from coterie.report.palette import BLUE, FAINT, INK, RED, colour_of
+
+Point = tuple[float, float]  # effective samples, discrepancy
+_STEPS = 24  # of the curve from alone to all alike
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Points of effective samples and discrepancy: of each client, and of each stream.
+
+    ``own`` are clients by their own weights; ``alone`` and ``together`` the same clients if each
+    learned by itself, and if all had the weights of FedAvg. ``streams`` are means over the clients
+    of a stream, with its weights, by the stream's number; empty where every client has its own.
+    """
+
+    clients: Sequence[int]
+    labels: Sequence[int | None]
+    own: Sequence[Point]
+    alone: Sequence[Point]
+    together: Sequence[Point]
+    streams: Mapping[int, Point]
+
+    @property
+    def all_samples(self) -> float:
+        """The samples of all clients."""
+        return sum(x for x, _ in self.alone)
+
+
+def terms_of(notes: Mapping[str, Any], groups: Sequence[Any] = ()) -> Terms:
+    """The terms in user-centric's notes; ``groups`` are clients' streams, in client order."""
+    told = noted(notes, "mixing_terms", "user-centric's")
+    clients, samples = list(told["clients"]), [float(n) for n in told["samples"]]
+    own = [groups[c] if c < len(groups) else None for c in clients]
+    labels = followed([own])[0]
+    streams = {}
+    if "stream_effective" in told:
+        given = list(zip(told["stream_effective"], told["stream_discrepancy"], strict=True))
+        for label in sorted({k for k in labels if k is not None}):
+            streams[label] = mean([p for p, k in zip(given, labels, strict=True) if k == label])
+    return Terms(
+        clients,
+        labels,
+        list(zip(told["effective"], told["discrepancy"], strict=True)),
+        [(n, 0.0) for n in samples],
+        [(sum(samples), float(d)) for d in told["together"]],
+        streams,
+    )
+
+
+def mean(points: Sequence[Point]) -> Point:
+    """The point in the middle of these.
+
+    >>> mean([(1.0, 2.0), (3.0, 4.0)])
+    (2.0, 3.0)
+    """
+    return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
+
+
+def blend(terms: Terms, share: float) -> Point:
+    """The mean client with this share of FedAvg's weights, and the rest on itself.
+
+    Of these weights Σ_j w_ij²/n_j is (1 − s)²/n_i + (1 − (1 − s)²)/Σ_j n_j.
+    """
+    rest, total = (1 - share) ** 2, terms.all_samples
+    worth = [1 / (rest / n + (1 - rest) / total) for n, _ in terms.alone]
+    return sum(worth) / len(worth), share * mean(terms.together)[1]
+
+
+def mixing_terms(
+    notes: Mapping[str, Any], groups: Sequence[Any] = (), names: Sequence[str] = ()
+) -> Sketch:
+    """What clients' mixtures are worth in samples, against how far they are from those mixed in.
+
+    ``notes`` are user-centric's; ``groups`` are clients' streams and ``names`` their names, in
+    client order. To the right is more to learn from, further down is more like one's own data. The
+    dotted line is what one gets without comparing clients, by moving from oneself to the weights
+    of FedAvg.
+    """
+    terms = terms_of(notes, groups)
+    people = [plain(names[c] if c < len(names) else f"client {c}") for c in terms.clients]
+    curve = [blend(terms, k / _STEPS) for k in range(_STEPS + 1)]
+    traces = [
+        thin(curve, "between the two, clients not compared", FAINT, "dot"),
+        dots([mean(terms.alone)], "each alone", INK, "x", **_hover(["each alone, on average"])),
+        _marked(terms.together, people, "all alike (FedAvg's weights)", FAINT, "square-open"),
+        _marked(terms.own, people, "a client by its own weights", _colours(terms), "circle"),
+    ]
+    if terms.streams:
+        said = [f"stream {k}, mean of {terms.labels.count(k)} clients" for k in terms.streams]
+        colours = [colour_of(k) for k in terms.streams]
+        traces.append(
+            _marked(list(terms.streams.values()), said, "a stream by its weights", colours,
+                    "diamond-open", 15)
+        )  # fmt: skip
+    figure = figure_of(traces)
+    figure.x(title="effective number of samples", rangemode="tozero", nticks=7)
+    figure.y(title="weighted discrepancy", rangemode="tozero")
+    return styled(figure, "What mixing gains and risks", 440)
+
+
+def _colours(terms: Terms) -> str | list[str]:
+    """By stream where clients share them."""
+    if not terms.streams:
+        return BLUE
+    return [RED if k is None else colour_of(k) for k in terms.labels]
+
+
+def _marked(
+    points: Sequence[Point],
+    said: Sequence[str],
+    name: str,
+    colour: str | list[str],
+    symbol: str,
+    size: int = 8,
+) -> Trace:
+    line = {"width": 2} if symbol.endswith("-open") else THIN
+    marker = {"color": colour, "symbol": symbol, "size": size, "opacity": 0.85, "line": line}
+    return dots(points, name, INK, symbol, **_hover(said)) | {"marker": marker}
+
+
+def _hover(said: Sequence[str]) -> dict[str, Any]:
+    told = "%{hovertext}<br>%{x:.5~g} samples<br>discrepancy %{y:.3~g}<extra></extra>"
+    return {"hovertext": list(said), "hovertemplate": told}
