@@ -13,8 +13,10 @@ A round takes T_dl·(m + ρN) + T_min + H_N/μ: m models sent down one after the
 many hear counted once, N uploads, and the slowest of N users who compute. The three systems are the
 paper's: ρ = 4 and stragglers, ρ = 2, ρ = 1. What is sent and computed is the same in all of them,
 so each method is run once, with the first system's clock, and the rounds' parts are read off it;
-the other two times follow. Before round 1 the user-centric rule asks for a gradient, FedFomo sends
-each client 5 models in a round. SCAFFOLD needs 5 epochs: --methods adds it, for more time.
+the other two times follow (``coterie.report.systems``). ``coterie report`` draws the same picture,
+``compare-systems``, of any runs with this clock. Before round 1 the user-centric rule asks for a
+gradient, FedFomo sends each client 5 models in a round. SCAFFOLD needs 5 epochs: --methods adds it,
+for more time.
 
 Each finished run is one file in the folder of the runs; what was killed goes on when the script is
 called again. Figures and picture go to ``benchmarks/results/user_centric_figure.json``, ``.md`` and
@@ -29,9 +31,7 @@ import bisect
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,20 @@ import torch
 
 from coterie.data import Population
 from coterie.door.clock import SYSTEMS, System
-from coterie.errors import TrainingError
+from coterie.report import systems
+from coterie.report.figures.systems import by_system, heading
+from coterie.report.reading import Reading
 from coterie.run.compare import method_list
 from coterie.run.config import parse, population_of
 from coterie.run.scenarios import scenario
-from dc_pfl_table import Tree, carry_out, content, write
+from dc_pfl_table import Tree, carry_out, write
 from methods import RESULTS, as_page, ended, machine
 
 SCENARIO = scenario("user-centric/covariate")
 METHODS = "user-centric,user-centric:streams=4,oracle,cfl,fedfomo,fedavg,local"
 USERS, SAMPLES, LR, ROUNDS = 20, 1000, 0.05, 60
 MEASURED = 1  # the system whose clock the runs have
-COLOURS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#E69F00", "#999999", "#56B4E9")
-DASHES = ("solid", "solid", "dot", "dash", "dashdot", "longdash", "dot", "dash")
+OURS = "user-centric streams=4"
 
 
 # --- runs ----------------------------------------------------------------------------------------
@@ -90,62 +91,23 @@ def all_runs(asked: argparse.Namespace) -> dict[str, Tree]:
 # --- time ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Load:
-    """What a round asks of a system: models down, models up, and how often all users compute."""
-
-    streams: float
-    uploads: float
-    turns: float
-
-    def lasts(self, system: System, users: int) -> float:
-        """In units of T_dl."""
-        slowest = system.t_min + system.inverse_mu * harmonic(users)
-        return self.streams + system.rho * self.uploads + self.turns * slowest
-
-
-def harmonic(n: int) -> float:
-    """1 + 1/2 + … + 1/n, the mean of the largest of n exponential delays."""
-    return sum(1 / k for k in range(1, n + 1))
-
-
-def load(event: Mapping[str, Any], model_bytes: int, users: int) -> Load:
-    """A round's parts from the time that it took in the measured system.
-
-    Known are the bytes sent up, and computation apart from communication; what is left of that is
-    the streams. What is set up before round 1 has its bytes in one sum, headers included.
-    """
-    system, clock = SYSTEMS[MEASURED], event["clock"]
-    if "kinds" in event:
-        uploads = content(event)[1] / model_bytes
-    else:
-        uploads = float(round(event["bytes"]["up"] / model_bytes))
-    streams = clock["communication"] - system.rho * uploads
-    turns = clock["computation"] / (system.t_min + system.inverse_mu * harmonic(users))
-    found = Load(tidy(streams), tidy(uploads), tidy(turns))
-    if min(found.streams, found.turns) < 0 or found.turns != round(found.turns):
-        raise TrainingError(
-            f"the time of round {event['round']} cannot be divided into streams, uploads and "
-            f"computation: {found}. Some users sat out or were lost?"
-        )
-    return found
-
-
-def tidy(value: float) -> float:
-    """Whole, if it is but for rounding."""
-    return float(round(value)) if abs(value - round(value)) < 1e-6 else value
-
-
-def loads(kept: Tree) -> list[Load]:
-    """Of what came before round 1, then of each round."""
-    before = [kept["begun"]] if "clock" in kept["begun"] else []
-    return [load(e, kept["model_bytes"], USERS) for e in (*before, *kept["history"])]
+def reading(title: str, kept: Tree) -> Reading:
+    """What is kept of a run as reports read it: all users answer in every round."""
+    everybody = list(range(USERS))
+    begun = {**kept["begun"], "event": "init", "groups": everybody}
+    return Reading(
+        title,
+        "finished",
+        config={"clock": {"name": "wireless", "system": MEASURED}},
+        events=[begun, *({**event, "cohort": everybody} for event in kept["history"])],
+        result={**kept["summary"], "method": title.split()[0]},
+        sessions=[{"model_bytes": kept["model_bytes"]}],
+    )
 
 
 def times(kept: Tree, system: System) -> list[float]:
     """When each round ends, in units of T_dl."""
-    ends = list(accumulate(each.lasts(system, USERS) for each in loads(kept)))
-    return ends[-len(kept["history"]) :]
+    return list(systems.times(reading("run", kept), system).values())
 
 
 def scores(kept: Tree) -> list[float]:
@@ -181,7 +143,9 @@ def rows(runs: Mapping[str, Tree]) -> list[Tree]:
         for number, system in SYSTEMS.items():
             mine, fedavg = times(kept, system), times(base, system)
             own["systems"][str(number)] = {
-                "round": loads(kept)[-1].lasts(system, USERS),
+                "round": systems.load(kept["history"][-1], kept["model_bytes"], USERS).lasts(
+                    system, USERS
+                ),
                 "half": reached(mine, scores(kept), fedavg[(len(fedavg) - 1) // 2]),
                 "end": reached(mine, scores(kept), fedavg[-1]),
                 "times": mine,
@@ -190,47 +154,29 @@ def rows(runs: Mapping[str, Tree]) -> list[Tree]:
     return found
 
 
-def figure(table: Sequence[Tree], title: str) -> Any:
-    """Three panels, one a system, over the time in which FedAvg does all its rounds.
-
-    Who has done all rounds before, without sending anything, keeps what it has.
-    """
-    from plotly.subplots import make_subplots
-
-    panels = make_subplots(
-        rows=1, cols=len(SYSTEMS), shared_yaxes=True, horizontal_spacing=0.03,
-        subplot_titles=[heading(s) for s in SYSTEMS.values()],
-    )  # fmt: skip
-    base = next((row for row in table if row["method"] == "fedavg"), table[0])
-    for column, number in enumerate(SYSTEMS, start=1):
-        end = base["systems"][str(number)]["times"][-1]
-        for row, colour, dash in zip(table, COLOURS, DASHES, strict=False):
-            x, y = row["systems"][str(number)]["times"], row["curve"]
-            if x[-1] < end:
-                x, y = [*x, end], [*y, y[-1]]
-            panels.add_scatter(
-                x=[round(t, 3) for t in x],
-                y=[round(100 * score, 2) for score in y],
-                name=row["method"], legendgroup=row["method"], showlegend=column == 1,
-                mode="lines", line={"color": colour, "dash": dash, "width": 2},
-                row=1, col=column,
-            )  # fmt: skip
-        panels.update_xaxes(title="time / T<sub>dl</sub>", range=[0, end], row=1, col=column)
-    panels.update_yaxes(title="accuracy %, mean over users", row=1, col=1)
-    panels.update_layout(
-        title={"text": title, "font": {"size": 16}},
-        template="plotly_white", width=1100, height=460,
-        font={"family": "Arial, Helvetica, sans-serif", "size": 13},
-        margin={"l": 60, "r": 20, "t": 90, "b": 110},
-        legend={"orientation": "h", "x": 0.5, "xanchor": "center", "y": -0.2},
-    )  # fmt: skip
-    return panels
+def figure(runs: Mapping[str, Tree], title: str) -> Any:
+    """Three panels, one a system, over the time in which FedAvg does all its rounds."""
+    picture = by_system([reading(name, kept) for name, kept in runs.items()]).figure()
+    return picture.update_layout(title={"text": title}, width=1100)
 
 
-def heading(system: System) -> str:
-    """A system in a few words."""
-    nodes = "stragglers" if system.inverse_mu else "no stragglers"
-    return f"ρ = {system.rho:g}, {nodes}"
+def standing(table: Sequence[Tree], ours: str = OURS, base: str = "fedavg") -> list[str]:
+    """How user-centric aggregation with four streams stands against FedAvg at the end."""
+    by_name = {row["method"]: row["systems"] for row in table}
+    if ours not in by_name or base not in by_name:
+        return []
+    told = []
+    for number, system in SYSTEMS.items():
+        mine, other = (by_name[name][str(number)]["end"] for name in (ours, base))
+        head = f"system {number} ({heading(system)}), when {base} has done all its rounds: {ours} "
+        if mine is None:
+            told.append(f"{head}has not done a round")
+            continue
+        gap = round(100 * (mine - other), 1)
+        much = f"is {abs(gap):.1f} points {'above' if gap > 0 else 'below'}"
+        much = much if gap else "is the same as"
+        told.append(f"{head}{much} {base} ({share(mine)} and {share(other)} %)")
+    return told
 
 
 def page(kept: Mapping[str, Any]) -> str:
@@ -245,6 +191,7 @@ def page(kept: Mapping[str, Any]) -> str:
             cells += [f"{own['round']:.1f}", share(own["half"]), share(own["end"])]
         lines.append(f"| {' | '.join(cells)} |")
     told = [
+        *(f"- {line}" for line in kept["standing"]),
         "- Accuracies in per cent, the mean over users' own test data; those of the paper are of "
         f"EMNIST and 100 users ({SCENARIO.paper}, table I), this is {kept['settings']['data']} "
         f"with {USERS}.",
@@ -316,13 +263,12 @@ def main(words: Sequence[str] | None = None) -> int:
         "torch": torch.__version__,
         "machine": machine(),
         "seconds": round(sum(run["summary"]["seconds"] for run in runs.values()), 1),
+        "standing": standing(table),
         "rows": table,
     }
     target = asked.results / "user_centric_figure"
     write(target, kept, page(kept))
-    draw(
-        target, figure(table, f"Accuracy against time, {USERS} users, {asked.data} in 4 rotations")
-    )
+    draw(target, figure(runs, f"Accuracy against time, {USERS} users, {asked.data} in 4 rotations"))
     return 0
 
 

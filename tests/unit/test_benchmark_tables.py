@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from coterie.door.clock import SYSTEMS, Leg, Moment, make_clock
-from coterie.errors import ConfigError, TrainingError
+from clocked import EXCHANGES, H20, MODEL, legs, measured
+from coterie.door.clock import SYSTEMS
+from coterie.errors import ConfigError
 from coterie.models import INITIALISATIONS
 from coterie.run.config import parse
 from coterie.run.scenarios import scenario
@@ -311,81 +312,6 @@ def test_the_table_is_written_with_how_it_was_made(tmp_path, monkeypatch):
 
 # --- the user-centric paper's figure 6 -----------------------------------------------------------
 
-MODEL = 4000  # bytes
-H20 = sum(1 / k for k in range(1, 21))
-
-
-def legs(streams, models_down=1, models_up=1):
-    """Twenty users; ``streams`` is each one's stream, None for nothing sent down."""
-    return [
-        Leg(
-            client=c,
-            down=0,
-            up=0,
-            content_down=0 if s is None else models_down * MODEL,
-            content_up=models_up * MODEL,
-            stream=() if s is None else (s,),
-            samples=10,
-        )
-        for c, s in enumerate(streams)
-    ]
-
-
-def clocked(legs, system):
-    """What the clock itself says, for one exchange of all."""
-    clock = make_clock("wireless", {"system": system}, 0, 20, MODEL)
-    return max(clock.finishes(legs, Moment(0, 0)).values(), key=lambda s: s.total)
-
-
-def measured(legs, number=1, accuracy=0.5):
-    """A round's event as a run with the first system's clock has it."""
-    last = clocked(legs, picture.MEASURED)
-    up = sum(leg.content_up for leg in legs)
-    times = (last.computation, last.communication)
-    return event(number, up, times, accuracy, bytes={"down": 0, "up": up + 999})
-
-
-EXCHANGES = {
-    "fedavg": (legs([7] * 20), 1, 20),
-    "streams=4": (legs([c % 4 for c in range(20)]), 4, 20),
-    "all": (legs(range(20)), 20, 20),
-    "fedfomo": (legs(range(20), models_down=5), 100, 20),
-    "local": (legs([None] * 20, models_up=0), 0, 0),
-}
-
-
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_the_parts_of_a_round_are_read_off_its_time(name):
-    exchange, streams, uploads = EXCHANGES[name]
-    assert picture.load(measured(exchange), MODEL, 20) == picture.Load(streams, uploads, 1)
-
-
-@pytest.mark.parametrize("name", EXCHANGES)
-@pytest.mark.parametrize("number", SYSTEMS)
-def test_other_systems_times_are_what_their_own_clock_says(name, number):
-    exchange = EXCHANGES[name][0]
-    found = picture.load(measured(exchange), MODEL, 20).lasts(SYSTEMS[number], 20)
-    assert found == pytest.approx(clocked(exchange, number).total, abs=1e-9)
-
-
-def test_rounds_of_the_three_systems_by_hand():
-    one, four, all_ = (picture.Load(m, 20, 1) for m in (1, 4, 20))
-    assert one.lasts(SYSTEMS[1], 20) == pytest.approx(1 + 80 + 1 + H20)
-    assert [one.lasts(SYSTEMS[n], 20) for n in (2, 3)] == [42, 22]
-    assert [four.lasts(SYSTEMS[n], 20) for n in (2, 3)] == [45, 25]
-    assert [all_.lasts(SYSTEMS[n], 20) for n in (2, 3)] == [61, 41]
-
-
-def test_what_comes_before_round_1_counts_with_its_headers_left_out():
-    before = measured(legs([7] * 20))
-    del before["kinds"]
-    assert picture.load(before, MODEL, 20) == picture.Load(1, 20, 1)
-
-
-def test_a_round_that_some_sat_out_is_refused():
-    with pytest.raises(TrainingError, match="round 3"):
-        picture.load(measured(legs([7] * 12), number=3), MODEL, 20)
-
 
 def run_of(name, accuracies, before=False):
     history = [measured(EXCHANGES[name][0], n, a) for n, a in enumerate(accuracies, 1)]
@@ -427,22 +353,38 @@ def test_rows_compare_at_the_times_of_fedavg():
 
 
 def test_the_picture_has_a_panel_for_each_system_over_its_own_time():
-    drawn = picture.figure(picture.rows(some_runs()), "title")
+    drawn = picture.figure(some_runs(), "title")
     assert len(drawn.data) == 6
     fedavg = [list(t.x) for t in drawn.data if t.name == "fedavg"]
     assert fedavg[2] == [22, 44, 66, 88]
     assert fedavg[1] == [42, 84, 126, 168]
     assert fedavg[0][0] == pytest.approx(82 + H20, abs=1e-3)
-    assert list(drawn.data[-1].y) == [20, 30, 40, 45]
-    assert [t.showlegend for t in drawn.data] == [True, True, *[False] * 4]
+    assert list(drawn.data[-1].y) == [0.2, 0.3, 0.4, 0.45]
+    assert [t.showlegend for t in drawn.data] == [None, None, *[False] * 4]
     assert list(drawn.layout.xaxis3.range) == [0, 88]
 
 
 def test_who_is_done_early_keeps_its_accuracy_to_the_end_of_the_picture():
     runs = {**some_runs(), "local": run_of("local", [0.1, 0.2])}
-    drawn = picture.figure(picture.rows(runs), "title")
+    drawn = picture.figure(runs, "title")
     local = drawn.data[-1]
-    assert (list(local.x), list(local.y)) == ([1, 2, 88], [10, 20, 20])
+    assert (list(local.x), list(local.y)) == ([1, 2, 88], [0.1, 0.2, 0.2])
+
+
+def test_the_result_says_how_four_streams_stand_against_fedavg():
+    rows = [
+        {"method": picture.OURS, "systems": {"1": {"end": 0.76}, "2": {"end": 0.7512}}},
+        {"method": "fedavg", "systems": {"1": {"end": 0.704}, "2": {"end": 0.754}}},
+    ]
+    rows[0]["systems"]["3"], rows[1]["systems"]["3"] = {"end": 0.5}, {"end": 0.5}
+    assert [line.split(": ", 1)[1] for line in picture.standing(rows)] == [
+        "user-centric streams=4 is 5.6 points above fedavg (76.0 and 70.4 %)",
+        "user-centric streams=4 is 0.3 points below fedavg (75.1 and 75.4 %)",
+        "user-centric streams=4 is the same as fedavg (50.0 and 50.0 %)",
+    ]
+    rows[0]["systems"]["1"]["end"] = None
+    assert picture.standing(rows)[0].endswith("user-centric streams=4 has not done a round")
+    assert picture.standing(rows[1:]) == []
 
 
 def test_settings_of_the_figure_are_the_scenarios_but_for_what_the_script_says():

@@ -15,6 +15,7 @@ from coterie.report import (
     captions_evidence,
     captions_groups,
     captions_mixing,
+    captions_systems,
 )
 from coterie.report.captions_evidence import noted_last
 from coterie.report.captions_groups import noting, setting, threshold
@@ -32,6 +33,7 @@ from coterie.report.figures import (
     privacy,
     scores,
     streams,
+    systems,
     trees,
     verdict,
 )
@@ -362,6 +364,12 @@ COMPARED: tuple[_Several, ...] = (
         "Score by simulated time",
         lambda runs: several.lines(runs, "seconds"),
         lambda runs: captions_compared.lines(runs, "seconds"),
+    ),
+    (
+        "compare-systems",
+        "Score by time in three systems",
+        systems.by_system,
+        captions_systems.by_system,
     ),
     ("compare-clients", "Scores of clients", several.clients, captions_compared.clients),
     ("compare-cost", "Score against cost", several.cost, captions_compared.cost),

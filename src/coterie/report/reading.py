@@ -179,7 +179,7 @@ class Reading(Notebook):
     @classmethod
     def of(cls, result: Result, name: str = "") -> Reading:
         """A result of this process, whether it was kept in a folder or not."""
-        from coterie.run.provenance import described, versions
+        from coterie.run.provenance import described, size_of, versions
 
         held = result.newcomers
         came = result.summary.get("newcomers")
@@ -196,7 +196,7 @@ class Reading(Notebook):
             clients=result.clients,
             result=result.summary,
             data=described(result.plan.population),
-            sessions=[{"versions": versions()}],
+            sessions=[{"versions": versions(), "model_bytes": size_of(result.plan.start)}],
         )
 
 

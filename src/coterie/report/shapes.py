@@ -161,7 +161,7 @@ CONFIG: dict[str, Shape] = dict.fromkeys(
 SESSION: dict[str, Shape] = {
     **dict.fromkeys(("at", "engine", "folder", "system"), text),
     "argv": _plain(lambda v: isinstance(v, list) and all(isinstance(w, str) for w in v)),
-    **dict.fromkeys(("rounds", "done", "workers"), count),
+    **dict.fromkeys(("rounds", "done", "workers", "model_bytes"), count),
     "versions": mapped(text),
     "headline": RESULT["headline"],
 }

@@ -40,7 +40,7 @@ from coterie.models import initialise
 from coterie.run.ending import Stop
 from coterie.run.live import Live
 from coterie.run.privacy import calibrated, check_privacy
-from coterie.run.provenance import about, described, session
+from coterie.run.provenance import about, described, session, size_of
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir
 from coterie.seeds import numpy_generator, seed_for
@@ -240,8 +240,7 @@ class Experiment:
         settings.wire.check(start.layout)
         named = [dict(settings.clock), dict(settings.availability)]
         names = [n.pop("name") for n in named]
-        travels = start.layout.only(start.layout.shareable).size
-        clock = make_clock(names[0], named[0], settings.seed, everybody, max(1, 4 * travels))
+        clock = make_clock(names[0], named[0], settings.seed, everybody, max(1, size_of(start)))
         available = make_availability(names[1], named[1], settings.seed, everybody)
         check_policy(settings.policy, len(self.members), clock, available)
         return Terms(settings.wire, clock, settings.policy, available, start, settings.seed)
@@ -422,7 +421,7 @@ def execute(
             live.begin(resume)
             run.write_config(experiment.config)
             run.write_data(described(experiment.population, remote is not None))
-            run.append_session(session(experiment, max(0, live.done)))
+            run.append_session(session(experiment, max(0, live.done), size_of(plan.start)))
         if plan.privacy.on and remote is None:
             plan.roster.prepare()
         make = ENGINES[experiment.settings.engine]

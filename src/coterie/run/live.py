@@ -227,6 +227,7 @@ class Live:
             "groups": self._groups(),
             "bytes": asdict(self.ledger.total),
             "wasted": asdict(self.ledger.total_wasted),
+            "kinds": {k: [b.down, b.up] for k, b in sorted(self.ledger.kinds.items())},
             "seconds": {"train": round(time.perf_counter() - began, 4)},
         }
         if self.terms.clock is not None:

@@ -17,6 +17,7 @@ import numpy as np
 from coterie import __version__
 from coterie.data.heterogeneity import label_table
 from coterie.data.population import Population
+from coterie.weights import Weights
 
 if TYPE_CHECKING:
     from coterie.run.experiment import Experiment
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 _NAMED = ("torch", "numpy", "scipy", "scikit-learn")
 
 
-def session(experiment: Experiment, done: int) -> dict[str, Any]:
+def session(experiment: Experiment, done: int, model_bytes: int) -> dict[str, Any]:
     """The process that begins to work on a run: when, what it was told, and with what versions.
 
     ``argv`` is what follows the program's name; None if this is not the command line's process.
-    ``headline`` is the score that the method is judged by.
+    ``headline`` is the score that the method is judged by, ``model_bytes`` the size of what of the
+    model travels.
     """
     settings = experiment.settings
     program = Path(sys.argv[0]) if sys.argv else Path()
@@ -42,9 +44,15 @@ def session(experiment: Experiment, done: int) -> dict[str, Any]:
         "engine": settings.engine,
         "workers": settings.workers,
         "headline": experiment.method.headline,
+        "model_bytes": model_bytes,
         "versions": versions(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }
+
+
+def size_of(start: Weights) -> int:
+    """The bytes of a model on its way, uncompressed."""
+    return 4 * start.layout.only(start.layout.shareable).size
 
 
 def about(

@@ -144,25 +144,12 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
     """
     by, runs = alike(readings)
     place, title, kind = AXES[against]
-    traces: list[Any] = []
-    for i, each in enumerate(kinds_of(runs)):
-        colour, dash = line_of(i)
-        curves = [
-            curve(r.rounds, r.headline, by, place) or finish(r, r.headline, place)
-            for r in each.runs
-        ]
-        mean, low, high = _together(curves)
-        if not mean:
-            continue
-        several = len(curves) > 1
-        name = short(each.title, 32) + (f", mean of {len(curves)}" if several else "")
-        if several and len(mean) > 1:
-            more = {"showlegend": False, "legendgroup": name, "opacity": 0.13}
-            traces.append(band(low, high, name, colour, **more))
-        hover = f"{name}<br>{_hover(against)}<br>%{{y}}<extra></extra>"
-        own = line(mean, name, colour, dash, hovertemplate=hover, legendgroup=name)
-        size = 6 if len(mean) > 1 else 10
-        traces.append(own | {"marker": {"size": size, "symbol": symbol_of(i + i // 8)}})
+    kinds = kinds_of(runs)
+    curves = [
+        [curve(r.rounds, r.headline, by, place) or finish(r, r.headline, place) for r in each.runs]
+        for each in kinds
+    ]
+    traces = kind_lines(kinds, curves, _hover(against))
     if not traces:
         raise ConfigError(f"no run has scores against {against}")
     if against == "bytes" and not any(x for trace in traces for x in trace["x"]):
@@ -171,6 +158,30 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
     x_axis(figure, title, kind)
     score_axis(figure.y, by)
     return styled(figure, f"{said(by)} against {against}", 460)
+
+
+def kind_lines(
+    kinds: Sequence[Kind],
+    curves: Sequence[Sequence[Sequence[tuple[float, float]]]],
+    hover: str,
+) -> list[Any]:
+    """A line for each kind of run: of its runs' curves the mean, and a band around it."""
+    traces: list[Any] = []
+    for i, (each, own) in enumerate(zip(kinds, curves, strict=True)):
+        colour, dash = line_of(i)
+        mean, low, high = _together(own)
+        if not mean:
+            continue
+        several = len(own) > 1
+        name = short(each.title, 32) + (f", mean of {len(own)}" if several else "")
+        if several and len(mean) > 1:
+            more = {"showlegend": False, "legendgroup": name, "opacity": 0.13}
+            traces.append(band(low, high, name, colour, **more))
+        told = f"{name}<br>{hover}<br>%{{y}}<extra></extra>"
+        drawn = line(mean, name, colour, dash, hovertemplate=told, legendgroup=name)
+        size = 6 if len(mean) > 1 else 10
+        traces.append(drawn | {"marker": {"size": size, "symbol": symbol_of(i + i // 8)}})
+    return traces
 
 
 def _hover(against: str) -> str:

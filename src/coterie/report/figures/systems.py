@@ -1,0 +1,134 @@
+"""Several runs in the three systems of the user-centric paper: scores against time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.door.clock import SYSTEMS, System
+from coterie.errors import ConfigError
+from coterie.report import systems
+from coterie.report.figures.compared import alike, kind_lines, kinds_of, score_axis
+from coterie.report.figures.scores import Place, curve, said
+from coterie.report.figures.sketch import TEMPLATE, Panel, Sketch
+from coterie.report.figures.style import styled
+from coterie.report.reading import Reading
+
+_GAP = 0.03  # between panels
+_HOVER = "time %{x:.5~g} T<sub>dl</sub>"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Runs whose times in other systems are known, and the score that they are judged by."""
+
+    by: str
+    runs: Sequence[Reading]
+    base: Reading
+
+    def ends(self, system: System) -> float:
+        """When the run that all are held against has done its rounds."""
+        return max(systems.times(self.base, system).values())
+
+    def points(self, run: Reading, system: System) -> list[tuple[float, float]]:
+        """A run's score against time; who is done early keeps what it has to the end."""
+        found = curve(run.rounds, run.headline, self.by, placed(run, system))
+        end = self.ends(system)
+        return [*found, (end, found[-1][1])] if found and found[-1][0] < end else found
+
+    def at_end(self, run: Reading, system: System) -> float | None:
+        """The score of the last round that is over by the end, None before the first."""
+        end = self.ends(system) * (1 + 1e-9)  # what is missed by no more than rounding counts
+        found = [y for x, y in self.points(run, system) if x <= end]
+        return found[-1] if found else None
+
+
+def timed(readings: Sequence[Reading]) -> Timed:
+    """The runs that had the wireless clock; all are held against FedAvg.
+
+    Without FedAvg it is the run that is first done in the third system, of those that send
+    anything.
+    """
+    by, runs = alike(readings)
+    known: list[Reading] = []
+    why: list[str] = []
+    for run in runs:
+        try:
+            if systems.times(run, SYSTEMS[1]) and curve(run.rounds, run.headline, by):
+                known.append(run)
+        except ConfigError as error:
+            why.append(str(error))
+    if not known:
+        raise ConfigError(why[0] if why else "no run was scored by round")
+    fedavg = [r for r in known if r.method == "fedavg"]
+    sends = [r for r in known if any((e.get("bytes") or {}).get("up") for e in r.rounds)]
+    base = min(fedavg or sends or known, key=lambda r: max(systems.times(r, SYSTEMS[3]).values()))
+    return Timed(by, known, base)
+
+
+def placed(run: Reading, system: System) -> Place:
+    """Where on the time axis of a system a round of this run lies."""
+    ends = systems.times(run, system)
+    return lambda event: ends.get(event["round"])
+
+
+def heading(system: System) -> str:
+    """A system in a few words.
+
+    >>> heading(SYSTEMS[1])
+    'ρ = 4, stragglers'
+    """
+    nodes = "stragglers" if system.inverse_mu else "no stragglers"
+    return f"ρ = {system.rho:g}, {nodes}"
+
+
+def by_system(readings: Sequence[Reading]) -> Sketch:
+    """Three panels, one a system: each run's headline score against time in units of T_dl.
+
+    Time ends when FedAvg has done all its rounds; who has done them earlier keeps what it has.
+    """
+    shown = timed(readings)
+    figure = _columns(len(SYSTEMS))
+    kinds = kinds_of(shown.runs)
+    for panel, (number, system) in enumerate(SYSTEMS.items(), 1):
+        curves = [[shown.points(r, system) for r in kind.runs] for kind in kinds]
+        for trace in kind_lines(kinds, curves, _HOVER):
+            hidden = {} if panel == 1 else {"showlegend": False}
+            figure.add({**trace, **hidden, "legendgroup": trace["name"]}, panel=panel)
+        what = f"time / T<sub>dl</sub><br>system {number}: {heading(system)}"
+        figure.x(title=what, range=[0, shown.ends(system)], nticks=5, tickangle=0, panel=panel)
+    score_axis(figure.y, shown.by)
+    for panel in range(2, len(SYSTEMS) + 1):
+        figure.y(title="", matches="y", showticklabels=False, panel=panel)
+    made = styled(figure, f"{said(shown.by)} against time in three systems", 460)
+    figure.x(automargin=True)
+    return made
+
+
+def _columns(count: int) -> Sketch:
+    """Panels side by side."""
+    wide = (1 - _GAP * (count - 1)) / count
+    layout: dict[str, Any] = {"template": TEMPLATE}
+    found = []
+    for place in range(count):
+        at = "" if place == 0 else str(place + 1)
+        left = place * (wide + _GAP)
+        domain = [round(left, 6), round(min(1.0, left + wide), 6)]
+        layout[f"xaxis{at}"] = {"anchor": f"y{at}", "domain": domain}
+        layout[f"yaxis{at}"] = {"anchor": f"x{at}"}
+        found.append(Panel(at, at))
+    return Sketch([], layout, found)
+
+
+def standings(readings: Sequence[Reading]) -> Mapping[int, Mapping[str, float | None]]:
+    """For each system, each kind of run's mean score by the end of the time that is drawn."""
+    shown = timed(readings)
+    found: dict[int, dict[str, float | None]] = {}
+    for number, system in SYSTEMS.items():
+        found[number] = {}
+        for kind in kinds_of(shown.runs):
+            ends = [shown.at_end(r, system) for r in kind.runs]
+            known = [v for v in ends if v is not None]
+            found[number][kind.title] = sum(known) / len(known) if known else None
+    return found
