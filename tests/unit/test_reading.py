@@ -242,7 +242,8 @@ def test_what_a_run_is_judged_by_is_known_before_its_end(real, tmp_path):
     assert read_run(place).headline == "adapted"
     assert read_run(real[0]).sessions[0]["headline"] == "received"
     judged = experiment_of(parse({"method": {"name": "per-fedavg"}}))
-    assert session(judged, 0)["headline"] == "adapted"
+    told = session(judged, 0, 400)
+    assert (told["headline"], told["model_bytes"]) == ("adapted", 400)
 
 
 JUNK = {
