@@ -88,3 +88,20 @@ def test_a_silhouette_says_how_many_streams_the_run_has():
     assert points(catalogue.draw("silhouette", run), "this run: 3 streams, 0.200") == [(3, 0.2)]
     best = figures.silhouette(notes, streams=2)
     assert not [t for t in best.data if t.name.startswith("this run")]
+
+
+def test_runs_are_compared_in_units_of_all_samples_and_fedavgs_discrepancy():
+    # Streams' rows count where there are any: 22.5 of 40 samples, 1.25 of 3.25.
+    own = {k: v for k, v in NOTES["mixing_terms"].items() if not k.startswith("stream")}
+    alone = finished("b", events=[{**INIT, "notes": {"mixing_terms": own}}])
+    figure = mixing.compared([finished("a"), alone, finished("c", events=[])]).figure()
+    assert points(figure, "a") == [(0.5625, pytest.approx(1.25 / 3.25, abs=1e-5))]
+    assert points(figure, "b") == [(0.55, pytest.approx(1.25 / 3.25, abs=1e-5))]
+    assert points(figure, "each alone") == [(0.25, 0)]
+    assert points(figure, "all alike (FedAvg's weights)") == [(1, 1)]
+    assert {t.name for t in figure.data} >= {"a", "b"}
+    assert "c" not in {t.name for t in figure.data}
+    told = captions_mixing.compared([finished("a"), alone])
+    assert "a 56% at 38%; b 55% at 38%." in told
+    with pytest.raises(ConfigError, match="no run noted"):
+        mixing.compared([finished("c", events=[])])

@@ -371,6 +371,12 @@ COMPARED: tuple[_Several, ...] = (
         systems.by_system,
         captions_systems.by_system,
     ),
+    (
+        "compare-mixing-terms",
+        "What mixing gains and risks",
+        mixing.compared,
+        captions_mixing.compared,
+    ),
     ("compare-clients", "Scores of clients", several.clients, captions_compared.clients),
     ("compare-cost", "Score against cost", several.cost, captions_compared.cost),
     (

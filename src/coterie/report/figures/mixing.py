@@ -6,10 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.errors import ConfigError
+from coterie.report.figures.compared import kinds_of
 from coterie.report.figures.following import followed
 from coterie.report.figures.sketch import Sketch, Trace
-from coterie.report.figures.style import THIN, dots, figure_of, noted, plain, styled, thin
-from coterie.report.palette import BLUE, FAINT, INK, RED, colour_of
+from coterie.report.figures.style import (
+    SHARE,
+    THIN,
+    dots,
+    figure_of,
+    noted,
+    plain,
+    short,
+    styled,
+    symbol_of,
+    thin,
+)
+from coterie.report.palette import BLUE, FAINT, INK, RED, colour_of, line_of
+from coterie.report.reading import Reading
 
 Point = tuple[float, float]  # effective samples, discrepancy
 _STEPS = 24  # of the curve from alone to all alike
@@ -35,6 +49,17 @@ class Terms:
     def all_samples(self) -> float:
         """The samples of all clients."""
         return sum(x for x, _ in self.alone)
+
+    @property
+    def used(self) -> Point:
+        """The mean client by the weights that its model is made with."""
+        placed = [self.streams[k] for k in self.labels if k is not None and k in self.streams]
+        return mean(placed or self.own)
+
+    def share(self, point: Point) -> Point:
+        """A point in units of all samples and of the discrepancy with FedAvg's weights."""
+        far = mean(self.together)[1]
+        return point[0] / self.all_samples, point[1] / far if far else 0.0
 
 
 def terms_of(notes: Mapping[str, Any], groups: Sequence[Any] = ()) -> Terms:
@@ -107,6 +132,45 @@ def mixing_terms(
     figure.x(title="effective number of samples", rangemode="tozero", nticks=7)
     figure.y(title="weighted discrepancy", rangemode="tozero")
     return styled(figure, "What mixing gains and risks", 440)
+
+
+def compared(readings: Sequence[Reading]) -> Sketch:
+    """Several runs' mean clients, between learning alone and FedAvg's weights.
+
+    In units of all samples and of the discrepancy with FedAvg's weights, so that runs which compare
+    clients in different ways can be put side by side. Runs that noted no terms are left out.
+    """
+    found = terms_by_kind(readings)
+    if not found:
+        raise ConfigError("no run noted the terms of its mixing weights")
+    first = next(iter(found.values()))[0]
+    curve = [first.share(blend(first, k / _STEPS)) for k in range(_STEPS + 1)]
+    traces = [
+        thin(curve, "between the two, clients not compared", FAINT, "dot"),
+        dots(curve[:1], "each alone", INK, "x"),
+        dots(curve[-1:], "all alike (FedAvg's weights)", INK, "square-open"),
+    ]
+    for i, (title, runs) in enumerate(found.items()):
+        marked = dots(
+            [t.share(t.used) for t in runs], short(title, 32), line_of(i)[0], symbol_of(i)
+        )
+        traces.append(marked | {"marker": {**marked["marker"], "size": 11}})
+    figure = figure_of(traces)
+    percent = {"tickformat": SHARE, "hoverformat": ".1%", "rangemode": "tozero"}
+    figure.x(percent, title="effective number of samples, of all samples")
+    figure.y(percent, title="discrepancy, of FedAvg's")
+    return styled(figure, "What mixing gains and risks", 440)
+
+
+def terms_by_kind(readings: Sequence[Reading]) -> dict[str, list[Terms]]:
+    """The last terms of each run that noted any, runs of one set-up together."""
+    found: dict[str, list[Terms]] = {}
+    for kind in kinds_of(readings):
+        for run in kind.runs:
+            noting = [e for e in run.events if (e.get("notes") or {}).get("mixing_terms")]
+            if noting:
+                found.setdefault(kind.title, []).append(terms_of(noting[-1]["notes"], run.groups))
+    return found
 
 
 def _colours(terms: Terms) -> str | list[str]:
