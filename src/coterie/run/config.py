@@ -318,7 +318,7 @@ def assign_texts(tree: dict[str, Any], texts: Sequence[str]) -> None:
 def displace(tree: Mapping[str, Any], parameters: Collection[str]) -> None:
     """Drop parameters of the method that exclude those that are about to be set over them.
 
-    Two that exclude each other and are both to be set stay: the method refuses them.
+    Two that exclude each other and are both set afterwards are refused by the method.
 
     >>> tree = {"method": {"name": "fedclust", "clusters": 4}}
     >>> displace(tree, ["threshold"]); tree
@@ -329,7 +329,7 @@ def displace(tree: Mapping[str, Any], parameters: Collection[str]) -> None:
         return
     name = str(table.get("name", MethodSection().name))
     for parameter in parameters:
-        for other in excluded_by(name, parameter).difference(parameters):
+        for other in excluded_by(name, parameter):
             table.pop(other, None)
 
 
