@@ -78,6 +78,7 @@ def test_the_terms_after_a_trial_are_the_ones_that_are_drawn():
     figure = catalogue.draw("mixing-terms", changed)
     assert points(figure, "a client by its own weights") == [(7, 0)]
     assert "FedAvg" not in captions_mixing.mixing_terms(changed)  # nobody differs
+    assert points(mixing.compared([changed]).figure(), "one") == [(1, 0)]
 
 
 def test_a_silhouette_says_how_many_streams_the_run_has():

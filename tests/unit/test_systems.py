@@ -70,6 +70,11 @@ def test_times_in_another_system_are_those_of_a_run_there(tmp_path, method):
         people = people or population_of(parse(tree))
         execute(experiment_of(parse(tree), people), tmp_path / str(number))
         runs[number] = read_run(tmp_path / str(number))
+    for run in runs.values():
+        asked = run.begun
+        if asked:  # what it took before round 1 is told apart by kind, and that is all of it
+            ways = [sum(way) for way in zip(*asked["kinds"].values(), strict=True)]
+            assert ways == [asked["bytes"]["down"], asked["bytes"]["up"]]
     for measured_in in SYSTEMS:
         for number in SYSTEMS:
             found = systems.times(runs[measured_in], SYSTEMS[number])
