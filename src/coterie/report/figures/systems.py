@@ -96,7 +96,8 @@ def by_system(readings: Sequence[Reading]) -> Sketch:
         for trace in kind_lines(kinds, curves, _HOVER):
             hidden = {} if panel == 1 else {"showlegend": False}
             figure.add({**trace, **hidden, "legendgroup": trace["name"]}, panel=panel)
-        what = f"time / T<sub>dl</sub><br>system {number}: {heading(system)}"
+        # On lines of their own: on a phone a panel is narrow.
+        what = f"time / T<sub>dl</sub><br>system {number}: {heading(system)}".replace(", ", "<br>")
         figure.x(title=what, range=[0, shown.ends(system)], nticks=5, tickangle=0, panel=panel)
     score_axis(figure.y, shown.by)
     for panel in range(2, len(SYSTEMS) + 1):
