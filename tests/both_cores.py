@@ -22,7 +22,7 @@ def files(folder: str) -> list[str]:
 
 FEDERATIONS = [path for path in files("e2e") if "federation" in path]
 MIDDLE = "tests/laws/test_q"  # laws from here on in the alphabet are a job of their own
-ENGINES = ["tests/engines", "tests/faults", *FEDERATIONS]
+ENGINES = ["tests/engines", "tests/faults", "tests/attacks", *FEDERATIONS]
 COUNTED = [
     ["tests/unit", "src"],
     [path for path in files("e2e") if path not in FEDERATIONS],
