@@ -779,20 +779,20 @@ def test_divergence_of_labels_is_held_against_what_was_noted_with_its_correlatio
         ("pairs of one group", [1], "diamond"),
     ]
     # Of (0, d, d) and (1, 2, 4): deviations (−2, 1, 1)/3 and (−4, −1, 5)/3 give 12/√(6·42).
-    assert f"{12 / (6 * 42) ** 0.5:.3f} with the distance by the method" in each.words
+    assert f"over 3 pairs: {12 / (6 * 42) ** 0.5:.3f} (distance)." in each.words
     assert "0.895" not in each.words
-    assert each.figure.layout.annotations[-1].text == "Distance by the method: r = 0.756"
+    assert each.figure.layout.annotations[-1].text == "Distance, r = 0.756"
 
 
 def test_dc_pfl_shows_its_discrepancy_with_and_without_the_scaling():
     plain = [[0, 0, 5], [0, 0, 5], [5, 5, 0]]
     run = labelled({**APART, "unscaled_distances": plain}, groups="xxxx")
     each = drawn(run)["divergence"]
-    assert [a.text.partition(": ")[2] for a in each.figure.layout.annotations] == [
-        "",
-        "",
-        "r = 0.756",
-        "r = 1.000",
+    assert [a.text for a in each.figure.layout.annotations] == [
+        "Labels (KL)",
+        "Scaled models",
+        "Scaled, r = 0.756",
+        "As they are, r = 1.000",
     ]
     assert "0.895" in each.words
     assert "Diamonds" not in each.words  # all are in one group
@@ -801,7 +801,7 @@ def test_dc_pfl_shows_its_discrepancy_with_and_without_the_scaling():
 
 def test_clients_that_are_all_alike_have_no_correlation():
     each = drawn(labelled(APART, labels=[(3, 1)] * 3))["divergence"]
-    assert "not defined for the distance by the method" in each.words
+    assert "not defined (distance)" in each.words
 
 
 @pytest.mark.parametrize(

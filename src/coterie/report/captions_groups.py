@@ -210,19 +210,17 @@ def divergence(reading: Reading, groups: Sequence[Any]) -> str:
     found = compare(reading.events, reading.data)
     size = len(found.clients)
     pairs = size * (size - 1) // 2
-    told = []
-    for what in found.models:
-        r = found.correlation(what)
-        told.append(f"{r:.3f} with the {what}" if r == r else f"not defined for the {what}")
+    values = [(what, found.correlation(what)) for what in found.models]
+    told = [f"{r:.3f} ({what})" if r == r else f"not defined ({what})" for what, r in values]
     text = (
         f"Every two of {size} clients: the symmetric Kullback-Leibler divergence of their labels, "
-        f"and how far apart their models are. Pearson's correlation over {count(pairs, 'pair')}: "
-        f"{', '.join(told).replace('the the', 'the')}."
+        f"and how far apart they are by what the method compared. Pearson's correlation over "
+        f"{count(pairs, 'pair')}: {', '.join(told)}."
     )
     if found.pairs(found.together(groups)).any():
         text += " Diamonds are pairs of one group."
     if len(found.models) > 1:
-        text += " DC-PFL's paper has 0.895 for the scaled one (30 clients)."
+        text += " DC-PFL's paper has 0.895 for scaled models of 30 clients."
     return text
 
 

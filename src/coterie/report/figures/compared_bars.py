@@ -114,7 +114,8 @@ def seconds(readings: Sequence[Reading]) -> Sketch:
     by = alike(readings)[0]
     title, rows = timed(readings)
     names = [short(row.kind.title, 20) for row in rows]
-    figure = tiles([2], gap=0.05)
+    high = 200 + 2 * min(450, 34 * len(rows))
+    figure = tiles([1, 1], gap=75 / high)
     ends = [(i, row.scores) for i, row in enumerate(rows)]
     figure.add(_ranges(ends, "score at the end", PURPLE, "circle"), panel=1)
     full = [(i + 0.25, row.full) for i, row in enumerate(rows) if row.full]
@@ -136,10 +137,10 @@ def seconds(readings: Sequence[Reading]) -> Sketch:
     figure.layout |= {"barmode": "stack", "bargap": 0.35, "showlegend": True}
     places = {"tickvals": list(range(len(rows))), "range": [len(rows) - 0.45, -0.55]}
     figure.y(places, ticktext=names, showgrid=False)
-    figure.y(showticklabels=False, panel=2)
-    score_axis(lambda **more: figure.x(more, panel=1, nticks=5), by)
-    figure.x(title=f"{title} seconds a round", rangemode="tozero", nticks=5, panel=2)
-    return styled(figure, "Score and seconds a round", 170 + min(900, 44 * len(rows)))
+    few: dict[str, Any] = {"nticks": 5, "tickangle": 0}
+    score_axis(lambda **more: figure.x(more, panel=1, **few), by)
+    figure.x(few, title=f"{title} seconds a round", rangemode="tozero", panel=2)
+    return styled(figure, "Score and seconds a round", high)
 
 
 def _ranges(

@@ -19,7 +19,7 @@ from coterie.report.palette import BLUE, ORANGE
 
 Matrix = np.ndarray[Any, Any]
 MOST = 3000  # pairs that are drawn
-KL = "divergence of labels"
+KL = "labels (KL)"
 
 
 @dataclass(frozen=True)
@@ -64,24 +64,20 @@ def compare(events: Sequence[Event], data: Mapping[str, Any]) -> Compared:
         notes = noted[-1]["notes"]
         clients = list(notes["clients"])
         found = {
-            "discrepancy of scaled models": grid(notes["distances"], "f8"),
-            "the same without the scaling": grid(notes["unscaled_distances"], "f8"),
+            "scaled models": grid(notes["distances"], "f8"),
+            "models as they are": grid(notes["unscaled_distances"], "f8"),
         }
     else:
         pairs = pairs_of(events)
         if pairs.alike:
             raise ConfigError("this run noted how alike clients are, not how far apart")
-        clients, found = list(pairs.clients), {f"{pairs.what} by the method": _rows(pairs.rows)}
+        clients, found = list(pairs.clients), {pairs.what: grid(pairs.rows, "f8")}
     there = [i for i, c in enumerate(clients) if c < len(held) and sum(held[c])]
     if len(there) < 2:
         raise ConfigError("fewer than two clients have both labels and a distance")
     people = [clients[i] for i in there]
     kept = {what: rows[np.ix_(there, there)] for what, rows in found.items()}
     return Compared(people, kl_matrix(np.array([held[c] for c in people], float)), kept)
-
-
-def _rows(rows: Sequence[Sequence[float | None]]) -> Matrix:
-    return grid(rows, "f8")
 
 
 def divergence(
@@ -102,7 +98,7 @@ def divergence(
     labels = [people[i] for i in order]
     whats = list(found.models)
     figure = tiles([2, 2] if len(whats) > 1 else [3], gap=0.12)
-    shown = {f"{KL} (KL)": found.labels, whats[0]: found.models[whats[0]]}
+    shown = {KL: found.labels, whats[0]: found.models[whats[0]]}
     for panel, (what, rows) in enumerate(shown.items(), 1):
         values = rows[np.ix_(order, order)]
         add_matrix(figure, panel, values, labels, ends, _short(what), "how far apart clients are")
@@ -137,9 +133,9 @@ def _add_points(
         }
         figure.add(trace, panel=panel)
     r = found.correlation(what)
-    said = f": r = {r:.3f}" if r == r else ""
+    said = f", r = {r:.3f}" if r == r else ""
     figure.layout["annotations"].append(
-        panel_title(figure.panels[panel - 1], f"{_short(what)}{said}")
+        panel_title(figure.panels[panel - 1], f"{_short(what.replace('models', '').strip())}{said}")
     )
     figure.x(panel=panel, title=KL, rangemode="tozero", nticks=6)
     figure.y(panel=panel, rangemode="tozero", nticks=6)

@@ -76,7 +76,9 @@ def _map(
         zmin=low,
         zmax=high,
     )
-    found["colorbar"] |= {"tickvals": [low, high], "ticktext": ["closest", "farthest"]}
+    # Not at the very ends, where plotly.js 4.1 leaves a label out that has no room.
+    ticks = [low + share * (high - low) for share in (0.1, 0.9)]
+    found["colorbar"] |= {"tickvals": ticks, "ticktext": ["close", "far"]}
     return found if first else {**found, "showscale": False}
 
 
