@@ -139,8 +139,9 @@ def seconds(readings: Sequence[Reading]) -> Sketch:
     figure.y(places, ticktext=names, showgrid=False)
     few: dict[str, Any] = {"nticks": 5, "tickangle": 0}
     score_axis(lambda **more: figure.x(more, panel=1, **few), by)
-    figure.x(few, title=f"{title} seconds a round", rangemode="tozero", panel=2)
-    return styled(figure, "Score and seconds a round", high)
+    figure.x(few, title="seconds a round", rangemode="tozero", panel=2)
+    figure.layout["xaxis"]["title"]["standoff"] = 4  # above the other panel
+    return styled(figure, f"Score and {title} seconds a round", high)
 
 
 def _ranges(
