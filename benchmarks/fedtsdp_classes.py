@@ -149,6 +149,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     asked.seeds = [int(s) for s in asked.seeds.split(",")]
+    if not set(asked.sets.split(",")) <= SETS.keys():
+        parser.error(f"--sets {asked.sets}: there are {', '.join(SETS)}")
     work = partial(run, folder=asked.folder)
     kept = {
         "command": "python benchmarks/fedtsdp_classes.py --folder DATA",

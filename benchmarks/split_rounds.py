@@ -78,17 +78,21 @@ def run(cell: Mapping[str, Any]) -> dict[str, Any]:
         "tried": [n for n, notes in noted if "verdict" in notes],
         "split": [n for (n, _), a, b in zip(noted, before, groups, strict=True) if b > a],
         "groups": groups[-1],
-        "paper": by_the_paper([loss for _, loss, _ in losses]),
+        "paper": by_the_paper([(n, loss) for n, loss, full in losses if full]),
     }
 
 
-def by_the_paper(losses: Sequence[float]) -> list[int]:
+def by_the_paper(losses: Sequence[tuple[int, float]]) -> list[int]:
     """The rounds in which the paper's rule sees an end, resting for 6 after each."""
-    found, start = [], 0
-    for end in range(1, len(losses) + 1):
-        if end > start and has_ended(losses[start:end], "absolute", SMOOTH, OBSERVE):
-            found.append(end)
-            start = end + SLEEP
+    found: list[int] = []
+    watched: list[float] = []
+    for number, loss in losses:
+        if found and number <= found[-1] + SLEEP:
+            continue
+        watched.append(loss)
+        if has_ended(watched, "absolute", SMOOTH, OBSERVE):
+            found.append(number)
+            watched = []
     return found
 
 

@@ -29,7 +29,8 @@ class Order:
 
     ``apart`` marks work that a real client would do on its own, with no message: its bytes are
     counted apart, as those of scoring are. ``unhurried`` marks work beside a round's ordinary
-    training, such as evidence about groups: deadlines do not run for it, as before the first round.
+    training, such as evidence about groups: the round's deadlines do not run for it, as before the
+    first round; clients elsewhere have the real one anew.
     """
 
     client: ClientId

@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.deploy import serve as serving
+from coterie.deploy.member import Member
 from coterie.door.privacy import secure
 from coterie.errors import CoterieError, TrainingError
+from coterie.run import experiment as experiments
 from faked_grid import Federation, read, tree
 
 SECURE = {"secure": True, "randomness": "system"}
@@ -62,6 +64,33 @@ def test_an_honest_server_refuses_it_before_anybody_is_asked(tmp_path):
     with pytest.raises(CoterieError, match=r"set privacy\.randomness = system"):
         fed.serve()
     assert not fed.grid.posts
+
+
+# --- V3: the same change of different models ------------------------------------------------------
+
+
+def test_members_take_no_changes_of_models_that_may_differ(tmp_path, monkeypatch):
+    fed = federation(tmp_path)
+    fed.config["wire"] = {"down": "qsgd"}
+    monkeypatch.setattr(serving, "_check", lambda config: None)
+    honest, builds, at_member = experiments.check_privacy, Member._site_of, []
+
+    def site_of(member, *given):
+        at_member.append(member)
+        try:
+            return builds(member, *given)
+        finally:
+            at_member.pop()
+
+    def check(*given):  # the server's own is taken out
+        return honest(*given) if at_member else None
+
+    monkeypatch.setattr(Member, "_site_of", site_of)
+    monkeypatch.setattr(experiments, "check_privacy", check)
+    with pytest.raises(CoterieError):
+        fed.serve()
+    assert sum("wire.down = 'qsgd'" in line for line in fed.heard) == 4
+    assert not advertised(fed)
 
 
 # --- V4: a metric read as the name of a slot ------------------------------------------------------

@@ -22,7 +22,7 @@ from coterie.engines.base import one_thread
 from coterie.engines.flower.engine import MISSING, ORDER
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.engines.site import Site
-from coterie.errors import CoterieError, DataError, RunDirError, WireError
+from coterie.errors import ConfigError, CoterieError, DataError, RunDirError, WireError
 from coterie.federation import ClientId
 from coterie.run.config import experiment_of, parse
 from coterie.tree import write_atomic
@@ -159,6 +159,11 @@ class Member:
             return None
         if self.secure and not plan.privacy.secure:
             raise WireError("this client takes part in runs with secure sums only")
+        if plan.privacy.on:
+            try:
+                experiment.check_privacy(plan.start.layout)
+            except ConfigError as why:
+                raise WireError(str(why)) from None  # it is about the server's own settings
         if plan.privacy.on and plan.privacy.randomness != "system":
             raise WireError(
                 "secure sums and noise among real clients need real randomness, and these terms "

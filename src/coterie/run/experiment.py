@@ -156,17 +156,7 @@ class Experiment:
         if self.method.check is not None:
             self.method.check(self.setup(start))
         self._check_codecs()
-        always = self.settings.availability["name"] == "always"
-        check_privacy(
-            self.privacy,
-            self.method,
-            self.settings.wire,
-            self.settings.policy,
-            always,
-            layout,
-            len(self.members),
-            self.settings.clock["name"],
-        )
+        self.check_privacy(layout)
         self.terms(start)
         if self.settings.stop.seconds is not None and self.settings.clock["name"] == "none":
             raise ConfigError(
@@ -180,6 +170,19 @@ class Experiment:
             )
         self._check_targets()
         return plan
+
+    def check_privacy(self, layout: Layout) -> None:
+        """Refuse settings under which clients would not be hidden; clients elsewhere do, too."""
+        check_privacy(
+            self.privacy,
+            self.method,
+            self.settings.wire,
+            self.settings.policy,
+            self.settings.availability["name"] == "always",
+            layout,
+            len(self.members),
+            self.settings.clock["name"],
+        )
 
     def site_plan(self, folder: Path) -> Plan:
         """The same, unchecked: for a client that was told the experiment."""

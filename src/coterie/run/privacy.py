@@ -61,14 +61,14 @@ def check_privacy(
     if privacy.secure and not coding.upwards.exact:
         raise ConfigError(
             f"wire.up = '{coding.up}' loses digits, and what masks hide must add up exactly: leave "
-            "the codec out (with full participation wire.down may have one), or --secure"
+            "the codec out, or --secure"
         )
-    part = cohort_size(policy.cohort, clients) < clients or policy.sampling == "poisson"
-    if privacy.secure and privacy.same_orders and part and not coding.downwards.exact:
+    if privacy.secure and privacy.same_orders and not coding.downwards.exact:
         raise ConfigError(
-            f"wire.down = '{coding.down}' sends each client a change of the model that it holds, "
-            "and with partial participation these differ; members of a secure sum must be sent "
-            "the same. Leave the codec out, or give that up with privacy.same_orders = false"
+            f"wire.down = '{coding.down}' sends each client a change of the model that it holds. "
+            "Members of a secure sum confirm to each other what they were sent, and the same "
+            "change makes different models of different ones: leave the codec out, or give that "
+            "up with privacy.same_orders = false"
         )
     if method.sees != "each":
         return
