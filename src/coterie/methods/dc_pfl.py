@@ -44,6 +44,7 @@ from coterie.methods.evidenced import NO_NOISE
 from coterie.methods.splitting import (
     Levels,
     Splitting,
+    asked,
     mean_distances,
     mean_of_pairs,
     tree_of,
@@ -183,7 +184,7 @@ class Course:
     def finer(self, state: State) -> dict[str, Any]:
         """What comes after the end of a rapid decrease."""
         if self.trial == "cuts":
-            return {"phase": "ask", "early": False}
+            return asked(early=False)
         now = len(set(state.groups.values()))
         deepest = self.levels.deepest(tree_of(state.memory))
         for level in range(state.memory["level"] + 1, deepest + 1):
@@ -256,7 +257,7 @@ class Course:
             and self.early
             and self.trial == "cuts"
         ):
-            memory |= {"phase": "ask", "early": True}
+            memory |= asked(early=True)
         state = replace(state, memory=memory)
         return replace(state, notes=self.shown(state, notes))
 

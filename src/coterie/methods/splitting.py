@@ -86,7 +86,7 @@ class Splitting:
 
     def proposed(self, fed: Federation, state: State, info: Round) -> State:
         """With a trial of the next group in this round, or, if there is none, what comes then."""
-        if "queue" not in state.memory:
+        if state.memory.get("queue") is None:
             state, complete = answered(fed, state)
             if not complete:
                 return state
@@ -153,7 +153,7 @@ class Splitting:
             state = replace(state, groups=with_most(before.groups, state.groups))
         if memory["queue"]:
             return replace(state, memory=memory)
-        del memory["queue"]
+        memory["queue"] = None
         changed, tried = memory.pop("changed", False), memory.pop("tried", False)
         memory["phase"] = "watch"
         if not self.divided(replace(state, memory=memory), early=False):
@@ -163,6 +163,11 @@ class Splitting:
         if tried:
             memory |= {"losses": [], "rounds": []}
         return replace(state, memory=memory)
+
+
+def asked(early: bool) -> dict[str, Any]:
+    """What is remembered when finer groups are to be looked for."""
+    return {"phase": "ask", "early": early, "queue": None}
 
 
 def answered(fed: Federation, state: State) -> tuple[State, bool]:
