@@ -583,6 +583,28 @@ def test_changed_parameters_are_told():
     assert "method.streams 5 instead of all" in laid("user-centric/covariate", five).changed
 
 
+def test_changed_options_of_the_scenarios_own_data_are_told(tmp_path):
+    name = "survey/k-fed-d300-k64"
+
+    def told(**options):
+        return laid(name, {"data": {"options": options}}).changed
+
+    assert told(samples=600) == ["data.options.samples 600 instead of 24000"]
+    assert told(separation=2.0, standardize=True) == [
+        "data.options.separation 2.0 instead of 10.0",
+        "data.options.standardize True instead of False",
+    ]
+    assert told(seed=0, samples=24_000) == []  # the default, and the scenario's own
+    fewer = laid(name, {"data": {"options": {"samples": 600}}}).tree["data"]["options"]
+    assert (fewer["components"], fewer["dimensions"], fewer["samples"]) == (64, 300, 600)
+
+    split = {"cache": str(tmp_path), "split": "letters"}
+    own = laid("user-centric/label", {"data": {"set": "emnist", "options": split}})
+    assert own.changed == ["data.options.split letters instead of balanced"]
+    other = laid("user-centric/label", {"data": {"set": "mnist", "options": {"cache": "there"}}})
+    assert other.changed == []  # these are options of another set
+
+
 def test_the_methods_of_a_table_are_those_that_there_are():
     titles = [t for t, _, _ in method_list(",".join(scenario("user-centric/label").methods()))]
     assert {"fedprox", "local", "fedavg"} <= set(titles)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coterie.data.files import Where
+from coterie.data.sets import SETS
 from coterie.errors import ConfigError
 from coterie.methods import METHODS
 from coterie.run.compare import method_list
@@ -25,6 +26,8 @@ SCORES = ("received", "adapted", "clustering", "unknown")
 NOTE = "scenario.json"
 # Settings that do not make an experiment another one.
 _FREE = (
+    "data.set",
+    "data.folder",
     "run.engine",
     "run.workers",
     "run.address",
@@ -136,13 +139,17 @@ class Scenario:
 def _whole(method: Mapping[str, Any]) -> Tree:
     """A method's table with the defaults of all that it does not say."""
     section = parse({"method": method}).method
-    factory = METHODS.get(section.name)
-    usual = {} if factory is None else inspect.signature(factory).parameters
-    return {**{k: p.default for k, p in usual.items()}, **section.model_dump()}
+    return {**_defaults(METHODS.get(section.name)), **section.model_dump(exclude={"name"})}
+
+
+def _defaults(function: Callable[..., Any] | None) -> Tree:
+    """The parameters of a method or a data set, with their defaults."""
+    usual = {} if function is None else inspect.signature(function).parameters
+    return {k: p.default for k, p in usual.items() if p.default is not p.empty}
 
 
 def overlay(tree: Tree, over: Mapping[str, Any]) -> None:
-    """Lay some tables over others, key by key.
+    """Lay some tables over others, key by key, those inside of them (``data.options``) too.
 
     Another name drops the old one's parameters, and a parameter of the method drops those that
     cannot be given beside it.
@@ -156,7 +163,10 @@ def overlay(tree: Tree, over: Mapping[str, Any]) -> None:
         if table == "method":
             displace(tree, values)
         for key in [k for k in values if k != "name"]:
-            assign(tree, f"{table}.{key}", values[key])
+            value, below = values[key], tree.get(table, {}).get(key)
+            if isinstance(value, Mapping) and isinstance(below, Mapping):
+                value = {**below, **value}
+            assign(tree, f"{table}.{key}", value)
 
 
 @dataclass(frozen=True)
@@ -194,13 +204,14 @@ class Chosen:
     def changed(self) -> list[str]:
         """The settings that are not the scenario's, but for the data set and the method's name.
 
-        A method's parameters are compared with those that its figure is for.
+        A method's parameters are compared with those that its figure is for; options of the data
+        only where the data set is the scenario's own.
         """
         name = self.tree["method"]["name"]
         usual, given = self.scenario.tree(name), self.tree
         method = usual["method"] if self.key is None else self.scenario.table_of(self.key)
-        before = {**_flat(parse(usual)), **_keyed(_whole(method))}
-        now = {**_flat(parse(given)), **_keyed(_whole(given["method"]))}
+        before = {**_flat(parse(usual)), **_keyed("method", _whole(method))}
+        now = {**_flat(parse(given)), **_keyed("method", _whole(given["method"]))}
         keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
         told = [f"{k} {_value(now.get(k))} instead of {_value(before.get(k))}" for k in keys]
         return [words for key, words in zip(keys, told, strict=True) if self._matters(key)]
@@ -209,8 +220,9 @@ class Chosen:
         """Whether a setting makes the experiment another one than the paper's."""
         if self.scenario.target is not None and key in _OF_TARGETS:
             return True
-        free = (*_FREE, "data.set", "data.folder", "data.options")
-        return key not in free and key.split(".")[0] != "evaluation"
+        if key.startswith("data.options."):
+            return self.data == self.scenario.data and key != "data.options.cache"
+        return key not in _FREE and key.split(".")[0] != "evaluation"
 
     @property
     def costs(self) -> Tree | None:
@@ -237,12 +249,15 @@ class Chosen:
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    tables = config.model_dump(exclude={"method"})
-    return {f"{t}.{k}": v for t, table in tables.items() for k, v in table.items()}
+    """All settings but the method's, by dotted keys; options of the data one by one."""
+    tables = config.model_dump(exclude={"method": True, "data": {"options"}})
+    flat = {k: v for name, table in tables.items() for k, v in _keyed(name, table).items()}
+    options = {**_defaults(SETS.get(config.data.set)), **config.data.options}
+    return {**flat, **_keyed("data.options", options)}
 
 
-def _keyed(method: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"method.{k}": v for k, v in method.items() if k != "name"}
+def _keyed(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{table}.{k}": v for k, v in values.items()}
 
 
 def _value(value: Any) -> str:
