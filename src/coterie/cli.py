@@ -137,7 +137,7 @@ def run(
         tree = _resumed(resume, config or scenario or stand_in, directory, sets, flags)
         about = recall(resume, tree)
     else:
-        tree = resolve(config, sets, **flags)
+        tree = resolve(config, sets, scenario=scenario, **flags)
         chosen = chosen_of(scenario, tree, stand_in)
         tree = tree if chosen is None else chosen.tree
         tell(chosen)

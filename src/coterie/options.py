@@ -15,7 +15,7 @@ from rich.markup import escape
 from coterie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from coterie.run.scenarios import Chosen
+    from coterie.run.scenarios import Chosen, Scenario
 
 out = Console()
 err = Console(stderr=True)
@@ -121,9 +121,16 @@ FLAGS = {
 
 
 def resolve(
-    config: Path | None, sets: list[str] | None, sweeping: bool = False, **flags: Any
+    config: Path | None,
+    sets: list[str] | None,
+    sweeping: bool = False,
+    scenario: str | None = None,
+    **flags: Any,
 ) -> dict[str, Any]:
-    """A file, then flags, then --set: one tree of tables."""
+    """A file, then flags, then --set: one tree of tables.
+
+    A file's table ``[method]`` without a name is about the method of the scenario, if there is one.
+    """
     from coterie.run.config import assign, assign_text, assign_texts
     from coterie.run.toml import read_toml
 
@@ -132,6 +139,8 @@ def resolve(
         raise ConfigError(
             f"{config} has a table [sweep], so this is a sweep: coterie compare {config}"
         )
+    if scenario is not None and isinstance(tree.get("method"), dict):
+        tree["method"].setdefault("name", _find(scenario).method)
     for flag, value in flags.items():
         if value is None or value is False:
             continue
@@ -152,9 +161,14 @@ def chosen_of(scenario: str | None, given: dict[str, Any], stand_in: bool = Fals
             raise ConfigError("--stand-in is about a scenario's data: name one with --scenario")
         return None
     from coterie.run.scenarios import choose
+
+    return choose(_find(scenario), given, stand_in)
+
+
+def _find(scenario: str) -> Scenario:
     from coterie.run.scenarios import scenario as find
 
-    return choose(find(scenario), given, stand_in)
+    return find(scenario)
 
 
 def tell(chosen: Chosen | None) -> None:

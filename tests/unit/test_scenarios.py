@@ -14,6 +14,7 @@ from coterie.data.partitions import DRAWS, LEVELS, primary_secondary, thirds
 from coterie.errors import ConfigError, DataError
 from coterie.methods import METHODS, make
 from coterie.models import make_model
+from coterie.options import resolve
 from coterie.report.scenario_tables import target_lines
 from coterie.run.compare import method_list, set_up
 from coterie.run.config import assign_texts, method_of, parse, population_of
@@ -558,6 +559,31 @@ def test_a_later_layer_displaces_and_the_same_layer_does_not(name):
     twice = set_up(base, titled, [("method.clusters", 2)])
     with pytest.raises(ConfigError, match="not both"):
         method_of(parse(twice))
+
+
+def test_file_then_scenarios_method_then_set(tmp_path):
+    name, file = "fedclust/fmnist-skew20", tmp_path / "mine.toml"
+    file.write_text("[method]\nthreshold = 0.5\n")  # of the scenario's method: none is named
+
+    def method(*sets, **flags):
+        given = resolve(file, list(sets), scenario=name, **flags)
+        return laid(name, given).tree["method"]
+
+    own = {"name": "fedclust", "linkage": "average"}
+    assert method() == {**own, "threshold": 0.5}
+    assert method("method.clusters=3") == {**own, "clusters": 3}
+    assert method(method="fedclust") == {**own, "threshold": 0.5}
+    assert method("method.clusters=3", method="pacfl") == {"name": "pacfl", "clusters": 3}
+    assert method(method="fedavg") == {"name": "fedavg"}
+    base = resolve(file, None, scenario=name)
+    for title, expected in (
+        ("fedclust", {"threshold": 0.5}),
+        ("fedclust:clusters=3", {"clusters": 3}),
+    ):
+        compared = set_up(base, method_list(title)[0], [])
+        assert laid(name, compared).tree["method"] == {**own, **expected}
+    file.write_text("[method]\nname = 'pacfl'\nthreshold = 0.5\n")
+    assert method("method.clusters=3") == {"name": "pacfl", "clusters": 3}
 
 
 def test_a_run_that_is_read_back_has_its_figure_and_no_changes():

@@ -203,7 +203,7 @@ def _begun(
 
     scenario, stand_in = scene
     _refuse_parameters(sets or [])
-    base = resolve(file, sets, sweeping=True, **flags)
+    base = resolve(file, sets, sweeping=True, scenario=scenario, **flags)
     sweep = _swept(base, flagged, sets, flags)
     named = bool(sweep.methods)
     if not named and scenario is not None:

@@ -105,7 +105,7 @@ def groups(
     check_by(by)
     for target in filter(None, (to, picture)):
         check_target(target)
-    tree = resolve(config, sets, **flags)
+    tree = resolve(config, sets, scenario=scenario, **flags)
     chosen = chosen_of(scenario, tree, stand_in)
     tell(chosen)
     tree = _asking(tree if chosen is None else chosen.tree, by, seeds, probe_steps, not no_trial)
@@ -153,7 +153,7 @@ def probe(
 
     flags = {k: v for k, v in locals().items() if k in FLAGS}
     warn("coterie probe is part of coterie groups now, which also says whether there are groups")
-    tree = resolve(config, sets, **flags)
+    tree = resolve(config, sets, scenario=scenario, **flags)
     chosen = chosen_of(scenario, tree, stand_in)
     tell(chosen)
     population = population_of(parse(tree if chosen is None else chosen.tree))
