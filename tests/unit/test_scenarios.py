@@ -182,6 +182,35 @@ def test_costs_to_a_target_are_those_of_the_paper(name, target, cost, cells):
     assert laid(name, {"method": {"name": "local"}}).about()["to_target"] == {"target": target}
 
 
+FOR_ONE = 2 * 32 * 10 / 100 / 1e6  # Mbit a client of one number, down and up, 10 of 100 a round
+
+
+@pytest.mark.parametrize(
+    ("short", "shape", "a_round", "rounds"),
+    [
+        ("svhn", (3, 32, 32), 0.3968, {"fedavg": 180, "fedprox": 180, "fednova": 200}),
+        ("fmnist", (3, 32, 32), 0.3968, {"fedavg": 200, "fedprox": 180}),
+        ("cifar100", (3, 32, 32), 42.37, {"fedavg": 100, "fednova": 85, "per-fedavg": 150}),
+    ],
+)
+def test_what_megabits_count_is_told_by_the_model(short, shape, a_round, rounds):
+    found = scenario(f"fedclust/{short}-skew30")
+    classes = 100 if short == "cifar100" else 10
+    model = make_model(found.config["model"]["name"], shape, classes)
+    numbers = sum(p.numel() for p in model.parameters())
+    assert numbers * FOR_ONE == pytest.approx(a_round, rel=5e-4)
+    for method, count in rounds.items():
+        assert found.megabits_to_target[method] == pytest.approx(count * a_round, rel=5e-4)
+    note = next(n for n in found.notes if "megabits" in n)
+    assert str(a_round) in note
+    told = {"LeNet-5": "lenet5", "ResNet-9": "resnet9"}
+    assert [m for words, m in told.items() if words in note] == [found.config["model"]["name"]]
+    grey = make_model("lenet5", (1, 28, 28), 10)
+    ours = sum(p.numel() for p in grey.parameters())
+    assert (f"{ours:,} numbers" in note) == (short == "fmnist")
+    assert (f"{ours * FOR_ONE:.4f}" in note) == (short == "fmnist")
+
+
 def test_costs_are_the_papers_only_for_its_target_and_parameters():
     name = "fedclust/cifar10-skew20"
     assert laid(name, {}).about()["to_target"] == {"target": 0.8, "rounds": 13}
