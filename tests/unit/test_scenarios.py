@@ -15,7 +15,7 @@ from coterie.errors import ConfigError, DataError
 from coterie.methods import METHODS, make
 from coterie.models import make_model
 from coterie.options import resolve
-from coterie.report.scenario_tables import target_lines
+from coterie.report.scenario_tables import paper_notes, target_lines
 from coterie.run.compare import method_list, set_up
 from coterie.run.config import assign_texts, method_of, parse, population_of
 from coterie.run.scenarios import (
@@ -658,6 +658,30 @@ def test_changed_options_of_the_scenarios_own_data_are_told(tmp_path):
     assert own.changed == ["data.options.split letters instead of balanced"]
     other = laid("user-centric/label", {"data": {"set": "mnist", "options": {"cache": "there"}}})
     assert other.changed == []  # these are options of another set
+
+
+def test_a_comparison_says_whose_settings_changed():
+    def row(**method):
+        return laid("fedclust/fmnist-skew20", {"method": method, "run": {"rounds": 9}}).about()
+
+    rows = {"fedclust": row(), "a": row(threshold=0.1), "fedavg": row(name="fedavg")}
+    rows |= {"b": row(threshold=0.2), "c": row(threshold=0.1)}
+
+    def told(*names):
+        notes = paper_notes({name: rows[name] for name in names})
+        start = "not the scenario's settings"
+        return [n.removeprefix(start) for n in notes if n.startswith(start)]
+
+    rounds, clusters = "run.rounds 9 instead of 200", "method.clusters unset instead of 4"
+    assert told("fedclust", "fedavg") == [f": {rounds}"]
+    assert told("a") == [f": {rounds}; method.threshold 0.1 instead of auto; {clusters}"]
+    assert told("fedclust", "a", "fedavg", "b", "c") == [
+        f": {rounds}",
+        f" for a and c: method.threshold 0.1 instead of auto; {clusters}",
+        f" for b: method.threshold 0.2 instead of auto; {clusters}",
+    ]
+    assert told("a", "b")[0] == f": {rounds}; {clusters}"  # what all have is said once
+    assert paper_notes({}) == []
 
 
 def test_the_methods_of_a_table_are_those_that_there_are():

@@ -38,10 +38,10 @@ def sheet_of(made: Comparison) -> Sheet:
         papers = {row["method"]: made.papers.get(row["method"]) for row in made.rows}
         told = {method: about for method, about in papers.items() if about is not None}
         sheet = _single(made.rows, made.judged_by, told)
-        notes = [*_missing(made), *paper_notes(list(told.values()))]
+        notes = [*_missing(made), *paper_notes(told)]
     else:
         sheet = _swept(made)
-        notes = [*_seeds(made), *_missing(made), *paper_notes(list(made.papers.values()))]
+        notes = [*_seeds(made), *_missing(made), *paper_notes(made.papers)]
     return replace(sheet, notes=notes)
 
 

@@ -371,7 +371,7 @@ def paper(reading: Reading, id: str, level: int, said: str) -> str:
         plus = f" ± {percent(spread)}" if spread is not None else ""
         said = f"{percent(figure)}{plus} % for {about.get('method')}"
     notes = _defensively(lambda: target_lines(about, reading.result), [])
-    notes += _defensively(lambda: paper_notes([about]), [])
+    notes += _defensively(lambda: paper_notes({about["method"]: about}), [])
     return tag(
         "div",
         tag(f"h{level}", "What the paper has"),

@@ -23,11 +23,12 @@ def figure_of(about: Mapping[str, Any]) -> str:
     return percent(about["figure"]) + ("†" if elsewhere else "")
 
 
-def paper_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines under published figures: where they are from, and why ours may differ."""
-    if not abouts:
+def paper_notes(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The lines under published figures, by rows: where they are from, and why ours may differ."""
+    if not rows:
         return []
-    about, lines = abouts[0], []
+    abouts, lines = list(rows.values()), []
+    about = abouts[0]
     published = [a for a in abouts if a["figure"] is not None]
     if published:
         scores: dict[str, list[str]] = {}
@@ -38,10 +39,18 @@ def paper_notes(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
             lines.append(f"† ours {about['instead']}")
     if any(cost in (a.get("to_target") or {}) for a in abouts for cost in _COSTS):
         lines.append(_counted(abouts))
-    changed = list(dict.fromkeys(c for a in abouts for c in a["changed"]))
-    if changed:
-        lines.append(f"not the scenario's settings: {'; '.join(changed)}")
-    return lines
+    return lines + _changed({row: a["changed"] for row, a in rows.items()})
+
+
+def _changed(rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """Settings that are not the scenario's: those of all rows first, then those of single ones."""
+    every = [c for c in next(iter(rows.values())) if all(c in other for other in rows.values())]
+    lines = {"": every}
+    whose: dict[tuple[str, ...], list[str]] = {}
+    for row, changed in rows.items():
+        whose.setdefault(tuple(c for c in changed if c not in every), []).append(row)
+    lines |= {f" for {' and '.join(names)}": list(own) for own, names in whose.items()}
+    return [f"not the scenario's settings{who}: {'; '.join(c)}" for who, c in lines.items() if c]
 
 
 def _comparable(scores: Mapping[str, Sequence[str]], about: Mapping[str, Any]) -> str:
@@ -56,7 +65,10 @@ def _comparable(scores: Mapping[str, Sequence[str]], about: Mapping[str, Any]) -
     newcomers = " of newcomers" * about["newcomers"]
     if len(scores) == 1:
         return f"comparable with our {next(iter(scores))} score{newcomers}"
-    each = [f"our {score} score{newcomers} ({', '.join(who)})" for score, who in scores.items()]
+    each = [
+        f"our {score} score{newcomers} ({', '.join(dict.fromkeys(who))})"
+        for score, who in scores.items()
+    ]
     return f"comparable with {' and '.join(each)}"
 
 
@@ -121,7 +133,7 @@ def print_paper(out: Console, about: Mapping[str, Any], summary: Mapping[str, An
         spread = f" ± {percent(about['spread'])}" if about["spread"] is not None else ""
         figure = f"{figure_of(about)}{spread} % for {about['method']}"
     out.print(f"    [bold]paper[/]  {escape(figure)}", highlight=False, soft_wrap=True)
-    for line in [*target_lines(about, summary), *paper_notes([about])]:
+    for line in [*target_lines(about, summary), *paper_notes({about["method"]: about})]:
         text = escape(line.removeprefix("paper: "))
         out.print(f"           {text}", highlight=False, soft_wrap=True)
 
