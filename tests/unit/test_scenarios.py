@@ -1,13 +1,16 @@
 """Papers' set-ups: what they say is what the papers say, and all of it can be run."""
 
 import gzip
+import io
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from coterie.data import build_population, describe, files, load, pairwise_kl
 from coterie.data.partitions import DRAWS, LEVELS, primary_secondary, thirds
@@ -15,7 +18,7 @@ from coterie.errors import ConfigError, DataError
 from coterie.methods import METHODS, make
 from coterie.models import make_model
 from coterie.options import resolve
-from coterie.report.scenario_tables import paper_notes, target_lines
+from coterie.report.scenario_tables import paper_notes, print_scenario, target_lines
 from coterie.run.compare import method_list, set_up
 from coterie.run.config import assign_texts, method_of, parse, population_of
 from coterie.run.scenarios import (
@@ -285,6 +288,25 @@ def test_every_scenario_is_whole(name):
     for key in found.figures:  # as --methods writes it, and back
         assert method_list(key.replace(" ", ":"))[0][0] == key
         assert parse(found.tree(key.split()[0])).method.name == key.split()[0]
+
+
+# What is said of published figures, and how a note would say it again.
+SAID = {
+    "unknown": r"received or adapted scores|before it is scored",
+    "clustering": r"share of samples|not\s+measure",
+    "received": r"comparable with|compare with (our )?received",
+    "adapted": r"comparable with|compare with (our )?(received|adapted)",
+}
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if scenario(n).figures])
+def test_with_what_figures_are_comparable_is_said_once(name):
+    out = Console(file=io.StringIO(), width=100)
+    print_scenario(out, scenario(name))
+    lines = [line for line in out.file.getvalue().splitlines() if line.startswith("- ")]
+    told = [line for line in lines if re.search(SAID[scenario(name).score], line)]
+    assert len(told) == 1
+    assert told[0].startswith("- The paper's figures: ")
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -280,7 +280,10 @@ def _run(
     done = [entry for entry in entries if entry.name not in missing]
     if not done:
         raise _nothing(failed, stopped, refused)
-    papers = {e.place: abouts[e.name] for e in reversed(done) if e.name in abouts}
+    papers: dict[str, Mapping[str, Any]] = {}
+    for entry in done:
+        if entry.name in abouts:
+            papers.setdefault(entry.place, abouts[entry.name])
     return _table(directory, done, Comparison((), "", refused, failed, stopped, papers=papers))
 
 

@@ -127,17 +127,15 @@ _NOTES = (
     "How much of a client's data is for testing is not said; here a fifth.",
 )
 _SCORE = (
-    "The paper does not say whether a client trains the model before it is scored. On "
-    "Fashion-MNIST with two labels a client FedAvg's figure is near our received score, "
+    "On Fashion-MNIST with two labels a client FedAvg's figure is near our received score, "
     "FedClust's near our adapted score."
 )
 _JOIN = (
-    "Figures are those of the 20 clients that join after the last round and then train the model "
-    "that they were given for 5 epochs: compare with adapted scores.",
+    "Newcomers are the 20 clients that join after the last round and then train the model that "
+    "they were given for 5 epochs.",
     "FedAvg, FedProx and FedNova train one global model, and the paper says of cluster models only "
     "that newcomers personalise them. Their figures, close to each other and 16 to 56 points below "
-    "Local's but on CIFAR-100, are what a global model gives without training: compare with "
-    "received scores.",
+    "Local's but on CIFAR-100, are what a global model gives without training.",
 )
 _NEWCOMER_SCORES = dict.fromkeys(("fedavg", "fedprox", "fednova"), "received")
 _TARGET = (

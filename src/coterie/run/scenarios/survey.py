@@ -78,10 +78,9 @@ def _k_fed() -> Iterator[Scenario]:
             spread={"k-fed": spread},
             score="clustering",
             notes=(
-                "The published figure is the share of samples that k-FED puts into the cluster of "
-                "their component. A run groups clients and trains models for them, and does not "
-                "measure that: benchmarks/kfed_table.py does, on mixtures of the same kind. What a "
-                "run scores is how well components are told apart by a linear model.",
+                "The right cluster is that of a sample's component; benchmarks/kfed_table.py has "
+                "k-FED's shares on mixtures of the same kind. A run groups clients and trains "
+                "models for them: it scores how well components are told apart by a linear model.",
                 "Neither the separation of the components nor the clients are told; here the "
                 "closest two means are 10 standard deviations apart, and 100 clients hold about "
                 f"30 samples of each of their {own} components.",
@@ -130,9 +129,8 @@ def _fedfomo() -> Iterator[Scenario]:
                 "there are nor the division, the model or the training. Here 15 clients in five "
                 "groups of different labels, all in every round, the model cnn, and 5 models for "
                 "each client.",
-                "Whether a client adapts the model before it is scored is not said. FedFomo's "
-                "received score is that of the mixture, Per-FedAvg's adapted score that after its "
-                "own steps.",
+                "FedFomo's received score is that of the mixture, Per-FedAvg's adapted score that "
+                "after its own steps.",
                 *_FEDFOMO_NOTES[short],
             ),
         )
