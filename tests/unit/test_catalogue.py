@@ -8,7 +8,9 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
+import torch
 
+import coterie
 from coterie.errors import ConfigError
 from coterie.report import catalogue, page, palette
 from coterie.report.figures import clients, cost, matrices, scores, streams
@@ -915,6 +917,25 @@ def test_score_and_groups_over_a_parameter_with_means_over_seeds():
 def test_a_name_that_is_no_picture_of_several_runs_is_a_sentence():
     with pytest.raises(ConfigError, match="did you mean 'compare-seconds'"):
         catalogue.draw_compared("compare-second", [clocked("a"), clocked("b")])
+
+
+def test_results_directories_and_readings_are_drawn_together(tmp_path):
+    people = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(3)]
+    kept, result = (
+        coterie.simulate(people, method=m, rounds=2, seed=0, directory=place)
+        for m, place in (("fedavg", tmp_path / "kept"), ("local", None))
+    )
+    given = [result, tmp_path / "kept", replace(finished("third"), path=None)]
+    figure = catalogue.draw_compared("compare-accuracy", given)
+    assert {t.name for t in figure.data} == {"kept", "local", "third"}
+    _, last = points(figure, "kept")[-1]
+    assert last == pytest.approx(kept.accuracy, abs=1e-3)
+
+
+@pytest.mark.parametrize("given", [[7], [clocked("a"), None], [{"method": "fedavg"}]])
+def test_what_is_no_run_is_refused_with_a_sentence(given):
+    with pytest.raises(ConfigError, match="is no run: give run directories"):
+        catalogue.draw_compared("compare-cost", given)
 
 
 def test_values_far_apart_are_on_a_logarithmic_axis():

@@ -46,6 +46,7 @@ from coterie.report.figures.following import (
 )
 from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import untitled
+from coterie.report.gathering import Run, listed, readings_of
 from coterie.report.reading import Reading
 from coterie.report.words import DAMAGE
 
@@ -394,12 +395,16 @@ COMPARED: tuple[_Several, ...] = (
 )
 
 
-def draw_compared(name: str, readings: Sequence[Reading]) -> Figure:
-    """One picture of several runs by its name."""
+def draw_compared(name: str, runs: Run | Sequence[Run]) -> Figure:
+    """One picture of several runs by its name.
+
+    ``runs`` are what ``write_report`` takes: run directories, folders of them, results, and what
+    ``read_run`` gives.
+    """
     makes = {each: make for each, _, make, _ in COMPARED}
     if name not in makes:
         raise ConfigError(unknown("picture of several runs", name, makes))
-    return makes[name](readings).figure()
+    return makes[name](readings_of(listed(runs))).figure()
 
 
 def compared(readings: Sequence[Reading], problems: list[str] | None = None) -> list[Drawn]:

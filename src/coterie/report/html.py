@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coterie.engines.dealing import available_cores
 from coterie.errors import RunDirError
-from coterie.report.figures.compared import told_apart
+from coterie.report.gathering import Run, listed, readings_of
 from coterie.report.markup import tag
 from coterie.report.numbers import moved, scored, shown
 from coterie.report.page import (
@@ -27,23 +24,20 @@ from coterie.report.page import (
     render,
     run_blocks,
 )
-from coterie.report.reading import FINISHED, Reading, find_runs, read_run
+from coterie.report.reading import FINISHED, Reading
 from coterie.report.tables import size
 from coterie.tree import write_atomic
-
-if TYPE_CHECKING:
-    from coterie.run.result import Result
 
 NAME = "report.html"
 _OPEN = 3  # up to so many runs on a page are shown at once, not folded
 
 
 def write_report(
-    runs: Path | str | Result | Sequence[Path | str | Result],
+    runs: Run | Sequence[Run],
     to: Path | str | None = None,
     title: str = "",
 ) -> Path:
-    """One HTML file about run directories, folders of them, or results; where it is.
+    """One HTML file about run directories, folders of them, results or readings; where it is.
 
     Without ``to`` it is ``report.html`` in the run or the folder, if there is one, else here.
 
@@ -54,7 +48,7 @@ def write_report(
     >>> write_report(result, folder / "mine.html").name
     'mine.html'
     """
-    given = [runs] if isinstance(runs, str) or not isinstance(runs, Sequence) else list(runs)
+    given = listed(runs)
     place = Path(to) if to is not None else default_place(given)
     page = report(readings_of(given), title)
     try:
@@ -67,53 +61,7 @@ def write_report(
     return place
 
 
-def readings_of(runs: Sequence[Path | str | Result]) -> list[Reading]:
-    """Runs as they can be read; a folder that is no run stands for all runs below it."""
-    found: dict[Path, Reading] = {}
-    results: list[Reading] = []
-    for each in runs:
-        if not isinstance(each, str | Path):
-            results.append(Reading.of(each))
-            continue
-        for name, path in _runs_in(Path(each)).items():
-            found.setdefault(path.resolve(), read_run(path, name))
-    names = _longer({path: reading.name for path, reading in found.items()})
-    read = [replace(reading, name=names[path]) for path, reading in found.items()]
-    every = [*read, *results]
-    apart = told_apart([reading.name for reading in every])
-    return [replace(reading, name=own) for reading, own in zip(every, apart, strict=True)]
-
-
-def _longer(names: dict[Path, str]) -> dict[Path, str]:
-    """Names of runs; those that several have begin with as many folders as tell them apart."""
-    taken = Counter(names.values())
-    found = dict(names)
-    for name in [name for name, count in taken.items() if count > 1]:
-        same = [path for path in names if names[path] == name]
-        parts = name.count("/") + 1
-        for more in range(1, max(len(path.parts) for path in same)):
-            longer = {path: "/".join(path.parts[-parts - more :]) for path in same}
-            if len(set(longer.values())) == len(same):
-                found |= longer
-                break
-    return found
-
-
-def _runs_in(path: Path) -> dict[str, Path]:
-    if not path.is_dir():
-        raise RunDirError(f"there is no folder {path}: name a run directory, or a folder of runs")
-    found = find_runs(path)
-    if not found and (path / "events.jsonl").is_file():
-        return {path.resolve().name: path}  # it lost its configuration
-    if not found:
-        raise RunDirError(
-            f"{path} is not a run directory, and there is none in it: neither it nor a folder "
-            "below it has a config.toml"
-        )
-    return found
-
-
-def default_place(runs: Sequence[Path | str | Result]) -> Path:
+def default_place(runs: Sequence[Run]) -> Path:
     """Where a report goes if nobody says: into the one folder that was named, or here."""
     if len(runs) == 1 and isinstance(runs[0], str | Path):
         return Path(runs[0]) / NAME
