@@ -819,6 +819,33 @@ def test_where_there_is_no_divergence_a_sentence_says_why(run, why):
         catalogue.draw("divergence", run)
 
 
+# --- DC-PFL's trials ---
+
+
+def watched(radii, **notes):
+    """A run of DC-PFL without trials, with these radii."""
+    told = {"phase": "watch", "gamma": 1.0, "alone": [], **notes}
+    events = [
+        {**round_of(1), "round": n, "notes": {"loss": 3.0 - 0.1 * n, "radius": r, **told}}
+        for n, r in enumerate(radii, 1)
+    ]
+    return finished(events=[INIT, *events])
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (watched([None] * 6), "there were too few rounds for a radius of curvature"),
+        (watched([None] * 7), "the loss has no finite radius of curvature"),  # of 5 + 2 losses
+        (watched([None, float("inf")]), "the loss has no finite radius of curvature"),
+        (watched([None, 9.0, 7.0]), "the radius of curvature was smallest in round 3, 7"),
+    ],
+)
+def test_the_words_of_a_run_without_trials_say_no_more_than_there_is(run, why):
+    words = drawn(run)["trials"].words
+    assert words.endswith(f"; no end of a rapid decrease was found; {why}.")
+
+
 # --- seconds and parameters -----------------------------------------------------------------------
 
 
@@ -829,11 +856,11 @@ def several(name, readings):
 
 
 def clocked(name, seed=0, times=((1.0, 2.0), (3.0, 2.0)), due=(True, True), scores=(0.5, 0.6)):
-    """A run with a clock, of which layers may rest in some rounds."""
-    events = [
+    """A run with a clock, of which layers may rest in some rounds; 4 s before the first round."""
+    events = [INIT] + [
         round_of(
             n + 1,
-            clock={"computation": c, "communication": s, "waiting": 0.0, "total": 100.0 * (n + 1)},
+            clock={"computation": c, "communication": s, "waiting": 0.0, "total": 0.0},
             received={"accuracy": scores[n]},
             notes={"layers": {"all_due": due[n]}},
         )
@@ -844,17 +871,27 @@ def clocked(name, seed=0, times=((1.0, 2.0), (3.0, 2.0)), due=(True, True), scor
     return finished(name, events=events, config=config, result=result)
 
 
-def test_seconds_are_means_of_rounds_by_what_they_went_into():
+def test_seconds_are_of_the_whole_run_by_what_they_went_into():
     runs = [clocked("a"), clocked("b", times=((1.0, 0.0), (0.0, 0.0)))]
     figure, words = several("compare-seconds", runs)
-    parts = {t.name: list(t.x) for t in figure.data if t.type == "bar"}
-    assert parts == {"computation": [2, 0.5], "communication": [2, 0]}  # nobody waited
+    # With the 4 s of computation before the first round; nobody waited.
+    bars = {t.name: t for t in figure.data if t.type == "bar"}
+    assert {k: list(t.x) for k, t in bars.items()} == {
+        "computation": [8, 5],
+        "communication": [4, 0],
+    }
+    assert {k: list(t.customdata) for k, t in bars.items()} == {
+        "computation": [2, 0.5],  # of a round
+        "communication": [2, 0],
+    }
     assert list(figure.layout.yaxis.ticktext) == ["a", "b"]
+    assert figure.layout.xaxis2.title.text == "seconds in all"
     (dots,) = [t for t in figure.data if t.name == "score at the end"]
     assert (list(dots.x), list(dots.y)) == ([0.6, 0.6], [0, 1])
-    # In all it is what the clock says at the end, with what came before the first round.
-    assert "a 60.0 %, 3 min 20 s in all (2 s computation, 2 s communication a round)" in words
-    assert "layers" not in words
+    assert words == (
+        "The simulated clock, the fastest first: b 60.0 %, 5.0 s in all (5.0 s computation; 0.5 s "
+        "a round); a 60.0 %, 12.0 s in all (8.0 s computation, 4.0 s communication; 4.0 s a round)."
+    )
 
 
 def test_where_layers_rest_the_last_full_round_is_named_beside():
@@ -863,7 +900,18 @@ def test_where_layers_rest_the_last_full_round_is_named_beside():
     (full,) = [t for t in figure.data if t.name == "last round with all layers"]
     assert (list(full.x), list(full.y)) == ([0.5], [0.25])
     assert "rests 80.0 %, 50.0 % with all layers" in words
-    assert "never 60.0 %, 3 min" in words
+    assert "never 60.0 %, 12.0 s" in words
+    assert words.endswith("clients use their own; by the end this scores higher with rests.")
+
+
+def test_what_resting_layers_do_to_the_score_is_said_from_the_numbers():
+    up, down, same = (
+        clocked(name, due=(True, False), scores=(0.5, end))
+        for name, end in (("up", 0.8), ("down", 0.4), ("same", 0.5))
+    )
+    words = several("compare-seconds", [up, down, same])[1]
+    assert words.endswith("this scores higher with up, lower with down.")
+    assert "While layers rest" not in several("compare-seconds", [same, clocked("never")])[1]
 
 
 def test_seeds_are_one_row_with_their_range():
@@ -879,8 +927,8 @@ def test_without_a_clock_for_all_seconds_are_real():
     events = [{k: v for k, v in e.items() if k != "clock"} for e in clocked("b").events]
     figure, words = several("compare-seconds", [clocked("a"), replace(clocked("b"), events=events)])
     assert {t.name: list(t.x) for t in figure.data if t.type == "bar"} == {
-        "train": [2, 2],
-        "score": [0.5, 0.5],
+        "train": [4, 4],
+        "score": [1, 1],
     }
     assert words.startswith("Seconds of this machine, the fastest first: a 60.0 %, 5.0 s in all")
 

@@ -42,7 +42,7 @@ def test_without_bytes_by_kind_uploads_are_whole_models():
 
 
 def test_a_round_that_some_sat_out_is_refused():
-    with pytest.raises(ConfigError, match="round 3"):
+    with pytest.raises(ConfigError, match=r"round 3 .* 12 up, and .* times that all 20 users"):
         systems.load(measured(legs([7] * 12), number=3), MODEL, 20)
     for what in ({"lost": 1}, {"late": 1}):
         with pytest.raises(ConfigError, match="round 1"):
@@ -129,6 +129,11 @@ def test_runs_of_another_clock_are_left_out_and_not_drawn_alone():
     mine, other = run_of("fedavg", [0.2]), finished("links")
     names = {t.name for t in drawn.by_system([mine, other]).figure().data}
     assert names == {"fedavg"}
+    caption = captions_systems.by_system([mine, other, finished("more")])
+    assert caption.endswith(
+        "Left out: links and more (times in other systems need --clock wireless)."
+    )
+    assert "Left out" not in captions_systems.by_system([mine])
     with pytest.raises(ConfigError, match="need --clock wireless"):
         drawn.by_system([other, finished("two")])
     with pytest.raises(ConfigError, match="drawn"):

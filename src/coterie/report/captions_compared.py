@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from coterie.report.figures.clients import quarters, scores_of
 from coterie.report.figures.compared import Kind, alike, final, kinds_of, spent
-from coterie.report.figures.compared_bars import timed, varied
+from coterie.report.figures.compared_bars import Timed, timed, varied
 from coterie.report.figures.scores import AXES
 from coterie.report.reading import Reading
 from coterie.report.tables import size
@@ -77,24 +77,36 @@ def cost(readings: Sequence[Reading]) -> str:
     return f"Up and left is better. No other is both better and cheaper than: {_first(told)}."
 
 
-def seconds_a_round(readings: Sequence[Reading]) -> str:
-    """Of score and seconds: what a round took, and what it took in all."""
+def total_seconds(readings: Sequence[Reading]) -> str:
+    """Of score and seconds: what the whole run took, and what a round did."""
     by = alike(readings)[0]
     title, rows = timed(readings)
     told = []
     for row in sorted(rows, key=lambda row: row.total):
-        parts = [f"{v:.2g} s {part}" for part, v in row.parts.items() if v]
+        parts = [f"{seconds(v)} {part}" for part, v in row.parts.items() if v]
         full = f", {value(mean(row.full), by)} with all layers" if row.full else ""
+        each = seconds(sum(row.a_round.values()))
         told.append(
             f"{row.kind.title} {value(mean(row.scores), by)}{full}, {seconds(row.total)} in all "
-            f"({', '.join(parts)} a round)"
+            f"({', '.join(parts)}; {each} a round)"
         )
     most = 3 if len(told) > 4 else 4
     more = f" and {len(told) - most} more" if len(told) > most else ""
     text = f"The {title} clock, the fastest first: {'; '.join(told[:most])}{more}."
-    if any(row.full for row in rows):
-        text += " While layers rest, clients use their own and score higher."
-    return text.replace("The real clock", "Seconds of this machine")
+    return text.replace("The real clock", "Seconds of this machine") + _resting(rows, by)
+
+
+def _resting(rows: Sequence[Timed], by: str) -> str:
+    """What resting layers do to the score, where they do anything."""
+    ways: dict[str, list[str]] = {}
+    for row in rows:
+        end, full = mean(row.scores), mean(row.full)
+        if end is None or full is None or value(end, by) == value(full, by):
+            continue
+        ways.setdefault("higher" if end > full else "lower", []).append(row.kind.title)
+    told = [f"{way} with {_first(titles)}" for way, titles in ways.items()]
+    text = " While layers rest, clients use their own; by the end this scores"
+    return f"{text} {', '.join(told)}." if told else ""
 
 
 def parameter(readings: Sequence[Reading]) -> str:

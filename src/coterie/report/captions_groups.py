@@ -16,6 +16,7 @@ from coterie.report.figures.methods import (
     radii_of,
     rapid_ends,
     trials_of,
+    was_bent,
 )
 from coterie.report.figures.streams import streams
 from coterie.report.figures.style import having, series
@@ -260,21 +261,29 @@ def trials(reading: Reading) -> str:
     ends = rapid_ends(reading.rounds)
     mixed = mixed_rounds(reading.rounds)
     losses = [p for p in series(reading.rounds, "loss", "DC-PFL") if p[0] not in mixed]
-    told = "never found"
+    text = f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}; "
     if ends:
         numbers = spoken([str(r) for r in sorted(ends)])
-        told = f"found {_times(len(ends))} (in round{'s' * (len(ends) > 1)} {numbers})"
-    text = (
-        f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}; the end of a "
-        f"rapid decrease (shaded) was {told}"
-    )
+        rounds = f"round{'s' * (len(ends) > 1)} {numbers}"
+        text += f"the end of a rapid decrease (shaded) was found {_times(len(ends))} (in {rounds})"
+    else:
+        text += "no end of a rapid decrease was found"
+    text += f"; {_radius(reading)}"
+    tried = f"; of {count(len(found), 'trial')}, {adopted} adopted new groups (✓)" if found else ""
+    return f"{text}{tried}."
+
+
+def _radius(reading: Reading) -> str:
+    """Where the radius of curvature was smallest, or why it never was a number."""
     known = [(v, r) for r, v in radii_of(reading.rounds) if v is not None]
     if known:
         value, number = min(known)
-        text += f"; the radius of curvature was smallest in round {number}, {value:.3g}"
-    else:
-        text += "; the loss has no finite radius of curvature"
-    return f"{text}; of {count(len(found), 'trial')}, {adopted} adopted new groups (✓)."
+        return f"the radius of curvature was smallest in round {number}, {value:.3g}"
+    bend = reading.settings("method").get("bend", "slope")
+    smooth = 1 if bend == "absolute" else int(setting(reading, "smooth", 5))
+    if was_bent(reading.rounds, smooth + 2, with_mixed=bend != "slope"):
+        return "the loss has no finite radius of curvature"
+    return "there were too few rounds for a radius of curvature"
 
 
 def layers(reading: Reading) -> str:

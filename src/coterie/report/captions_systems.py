@@ -8,6 +8,7 @@ from coterie.door.clock import SYSTEMS
 from coterie.report.figures.systems import heading, standings, timed
 from coterie.report.reading import Reading
 from coterie.report.words import value
+from coterie.run.findings import spoken
 
 MOST = 3  # runs whose scores are said in each system
 
@@ -20,7 +21,9 @@ def by_system(readings: Sequence[Reading]) -> str:
         known = sorted(((v, t) for t, v in ends.items() if v is not None), key=lambda p: -p[0])
         best = ", ".join(f"{title} {value(v, shown.by)}" for v, title in known[:MOST])
         told.append(f"{heading(SYSTEMS[number])}: {best}")
+    others = [f"{spoken(names)} ({why})" for why, names in shown.left_out.items()]
+    left_out = f" Left out: {'; '.join(others)}." if others else ""
     return (
         f"By the time at which {shown.base.name} has done all its rounds, the best are, with "
-        f"{'; '.join(told)}. ρ is how much slower up is than down."
+        f"{'; '.join(told)}. ρ is how much slower up is than down.{left_out}"
     )

@@ -382,9 +382,9 @@ COMPARED: tuple[_Several, ...] = (
     ("compare-cost", "Score against cost", several.cost, captions_compared.cost),
     (
         "compare-seconds",
-        "Score and seconds a round",
+        "Score and total seconds",
         compared_bars.seconds,
-        captions_compared.seconds_a_round,
+        captions_compared.total_seconds,
     ),
     (
         "compare-parameter",

@@ -70,8 +70,10 @@ def load(
     whole = found.turns == round(found.turns) and found.streams >= 0
     if not whole or clock.get("waiting") or event.get("lost") or event.get("late"):
         raise ConfigError(
-            f"the time of round {event['round']} cannot be divided into streams, uploads and "
-            f"computation: {found}. Some users sat out or were lost?"
+            f"the time of round {event['round']} cannot be divided into models sent down, uploads "
+            f"and computation: it would be {found.streams:.4g} models down, {found.uploads:.4g} "
+            f"up, and {found.turns:.4g} times that all {users} users compute. Were some users "
+            "left out, late or lost?"
         )
     return found
 
@@ -95,7 +97,10 @@ def times(reading: Reading, system: System) -> dict[int, float]:
         if "clock" not in event:
             raise ConfigError(f"{reading.name}: round {event['round']} has no simulated time")
         users = _users(event)
-        now += load(event, size, users, own, t_dl).lasts(system, users)
+        try:
+            now += load(event, size, users, own, t_dl).lasts(system, users)
+        except ConfigError as error:
+            raise ConfigError(f"{reading.name}: {error}") from None
         found[event["round"]] = now
     found.pop(0, None)
     return found
@@ -105,7 +110,7 @@ def clock_of(reading: Reading) -> tuple[System, float]:
     """The system that a run's wireless clock was set to, and its T_dl in seconds."""
     told = reading.settings("clock")
     if told.get("name") != "wireless":
-        raise ConfigError(f"{reading.name}: its times in other systems need --clock wireless")
+        raise ConfigError(f"{reading.name}: times in other systems need --clock wireless")
     if told.get("draw"):
         raise ConfigError(f"{reading.name}: delays were drawn (clock.draw), so they have no parts")
     base = SYSTEMS.get(told.get("system", 1), SYSTEMS[1])._asdict()

@@ -17,10 +17,9 @@ from coterie.report.figures.compared import (
     kinds_of,
     score_axis,
     settings_of,
-    spent,
 )
-from coterie.report.figures.cost import TIMES, time_parts
-from coterie.report.figures.scores import AXES, curve
+from coterie.report.figures.cost import TIMES, time_keys, time_parts
+from coterie.report.figures.scores import curve
 from coterie.report.figures.sketch import Sketch, panels, tiles
 from coterie.report.figures.style import (
     band,
@@ -34,7 +33,7 @@ from coterie.report.figures.style import (
     symbol_of,
 )
 from coterie.report.palette import BLUE, INK, PURPLE, line_of
-from coterie.report.reading import Reading
+from coterie.report.reading import Reading, number
 from coterie.report.shapes import is_number
 
 WIDE = 50  # times the smallest value: from there on, values are drawn on a logarithmic scale
@@ -46,17 +45,24 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Timed:
-    """The scores of a set-up's seeds, its mean seconds a round by what they went into, and in all.
+    """The scores of a set-up's seeds, and mean seconds by what they went into.
 
-    ``full`` are the scores of the last round after which clients had received all layers, where
-    layers rest: in other rounds clients use layers of their own, and score higher.
+    ``parts`` are those of the whole run, with what was spent before round 1, ``a_round`` those of a
+    round. ``full`` are the scores of the last round after which clients had received all layers,
+    where layers rest: in other rounds clients use layers of their own, which may do better or
+    worse.
     """
 
     kind: Kind
     scores: Sequence[float]
     full: Sequence[float]
     parts: Mapping[str, float]
-    total: float
+    a_round: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole run."""
+        return sum(self.parts.values())
 
 
 def full_score(reading: Reading) -> float | None:
@@ -88,28 +94,40 @@ def timed(readings: Sequence[Reading]) -> tuple[str, list[Timed]]:
             continue
         if scores:
             title = told[0][0]
-            sums = [{k: sum(v for _, v in points) for k, points in own.items()} for _, own in told]
-            rounds = [max(len(points) for points in own.values()) for _, own in told]
-            keys = dict.fromkeys(k for own in sums for k in own)
-            means = {
-                k: sum(own.get(k, 0.0) / n for own, n in zip(sums, rounds, strict=True)) / len(sums)
-                for k in keys
-            }
-            ends = [spent(r, AXES["seconds"][0]) if clocked else None for r in kind.runs]
-            totals = [
-                sum(own.values()) if e is None else e for own, e in zip(sums, ends, strict=True)
+            rounds = [{k: _sum(v) for k, v in own.items()} for _, own in told]
+            lengths = [max(len(points) for points in own.values()) for _, own in told]
+            whole = [_with_begin(own, r, source) for own, r in zip(rounds, kind.runs, strict=True)]
+            each = [
+                {k: v / n for k, v in own.items()} for own, n in zip(rounds, lengths, strict=True)
             ]
-            total = sum(totals) / len(totals)
-            found.append(Timed(kind, scores, full, means, total))
+            found.append(Timed(kind, scores, full, _means(whole), _means(each)))
     if not found:
         raise ConfigError("no run says both how good it was and how long its rounds took")
     return title, found
 
 
-def seconds(readings: Sequence[Reading]) -> Sketch:
-    """Score at the end, and the mean seconds of a round by what they went into: a row a set-up.
+def _sum(points: Sequence[tuple[float, float]]) -> float:
+    return sum(v for _, v in points)
 
-    Of several seeds dots are means, and lines go from the lowest to the highest.
+
+def _with_begin(parts: Mapping[str, float], run: Reading, source: str) -> dict[str, float]:
+    """Seconds of all rounds, with what was spent before the first."""
+    first = run.begun.get(source)
+    begin = first if isinstance(first, Mapping) else {}
+    added = {k: number(begin.get(k)) or 0.0 for k in time_keys(source)}
+    return {k: parts.get(k, 0.0) + v for k, v in added.items() if k in parts or v}
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean over seeds of each part."""
+    keys = dict.fromkeys(k for own in rows for k in own)
+    return {k: sum(own.get(k, 0.0) for own in rows) / len(rows) for k in keys}
+
+
+def seconds(readings: Sequence[Reading]) -> Sketch:
+    """Score at the end, and the seconds of the whole run by what they went into: a row a set-up.
+
+    Of several seeds dots are means, and lines go from the lowest to the highest; bars are means.
     """
     by = alike(readings)[0]
     title, rows = timed(readings)
@@ -129,7 +147,8 @@ def seconds(readings: Sequence[Reading]) -> Sketch:
             "x": clear([row.parts.get(part, 0.0) for row in rows], 4),
             "name": part,
             "marker": {"color": TIMES[part], "line": {"width": 0}},
-            "hovertemplate": f"%{{x:.3~s}}s {part} a round<extra></extra>",
+            "customdata": clear([row.a_round.get(part, 0.0) for row in rows], 4),
+            "hovertemplate": f"%{{x:.4~s}}s {part}, %{{customdata:.3~s}}s a round<extra></extra>",
         }
         figure.add(bar, panel=2)
     for place, trace in enumerate(figure.data):
@@ -139,9 +158,9 @@ def seconds(readings: Sequence[Reading]) -> Sketch:
     figure.y(places, ticktext=names, showgrid=False)
     few: dict[str, Any] = {"nticks": 5, "tickangle": 0}
     score_axis(lambda **more: figure.x(more, panel=1, **few), by)
-    figure.x(few, title="seconds a round", rangemode="tozero", panel=2)
+    figure.x(few, title="seconds in all", rangemode="tozero", panel=2)
     figure.layout["xaxis"]["title"]["standoff"] = 4  # above the other panel
-    return styled(figure, f"Score and {title} seconds a round", high)
+    return styled(figure, f"Score and total {title} seconds", high)
 
 
 def _ranges(

@@ -156,6 +156,11 @@ _SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+def time_keys(source: str) -> tuple[str, ...]:
+    """What the seconds of "clock" or "seconds" went into."""
+    return _SOURCES[source][1]
+
+
 def time_parts(
     reading: Reading, source: str = ""
 ) -> tuple[str, dict[str, list[tuple[float, float]]]]:

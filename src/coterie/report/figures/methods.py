@@ -282,6 +282,25 @@ def radii_of(events: Sequence[Event]) -> list[tuple[int, float | None]]:
     return found
 
 
+def was_bent(events: Sequence[Event], fewest: int, with_mixed: bool = False) -> bool:
+    """Whether DC-PFL ever had a radius of curvature, be it infinite, which files have as None.
+
+    It takes ``fewest`` losses that count, since the beginning or the last trial.
+    """
+    skipped = set() if with_mixed else mixed_rounds(events)
+    tried = {r for r, _ in trials_of(events)}
+    losses, before = 0, ""
+    for event in having(events, "phase"):
+        notes, number = event["notes"], event["round"]
+        losses += notes.get("loss") is not None and number not in skipped
+        if losses >= fewest or notes.get("radius") is not None:
+            return True
+        if number in tried or (before, notes["phase"]) == ("rest", "watch"):
+            losses = 0
+        before = notes["phase"]
+    return False
+
+
 def rapid_decreases(events: Sequence[Event]) -> list[tuple[int, int]]:
     """The rounds in which the loss fell rapidly: from the last trial to an end that was found."""
     begins = [e["round"] for e in having(events, "phase")][:1]

@@ -21,11 +21,15 @@ _HOVER = "time %{x:.5~g} T<sub>dl</sub>"
 
 @dataclass(frozen=True)
 class Timed:
-    """Runs whose times in other systems are known, and the score that they are judged by."""
+    """Runs whose times in other systems are known, and the score that they are judged by.
+
+    ``left_out`` are the names of others, by the reason.
+    """
 
     by: str
     runs: Sequence[Reading]
     base: Reading
+    left_out: Mapping[str, Sequence[str]]
 
     def ends(self, system: System) -> float:
         """When the run that all are held against has done its rounds."""
@@ -52,19 +56,22 @@ def timed(readings: Sequence[Reading]) -> Timed:
     """
     by, runs = alike(readings)
     known: list[Reading] = []
-    why: list[str] = []
+    left_out: dict[str, list[str]] = {}
     for run in runs:
         try:
-            if systems.times(run, SYSTEMS[1]) and curve(run.rounds, run.headline, by):
-                known.append(run)
+            systems.times(run, SYSTEMS[1])
+            if not curve(run.rounds, run.headline, by):
+                raise ConfigError("no round was scored")
+            known.append(run)
         except ConfigError as error:
-            why.append(str(error))
+            left_out.setdefault(str(error).removeprefix(f"{run.name}: "), []).append(run.name)
     if not known:
-        raise ConfigError(why[0] if why else "no run was scored by round")
+        why, names = next(iter(left_out.items()), ("there is no run", []))
+        raise ConfigError(f"{', '.join(names)}: {why}" if names else why)
     fedavg = [r for r in known if r.method == "fedavg"]
     sends = [r for r in known if any((e.get("bytes") or {}).get("up") for e in r.rounds)]
     base = min(fedavg or sends or known, key=lambda r: max(systems.times(r, SYSTEMS[3]).values()))
-    return Timed(by, known, base)
+    return Timed(by, known, base, left_out)
 
 
 def placed(run: Reading, system: System) -> Place:
