@@ -811,7 +811,7 @@ def test_clients_that_are_all_alike_have_no_correlation():
     [
         (labelled(APART, labels=()), "needs classes"),
         (labelled(APART, labels=[(0, 0), (3, 1), (0, 0)]), "fewer than two clients"),
-        (labelled({"mixing": [[1]]}), "no event has a matrix of distances"),
+        (labelled({"mixing": [[1]]}), "needs a run of a method that notes how far apart"),
     ],
 )
 def test_where_there_is_no_divergence_a_sentence_says_why(run, why):
@@ -844,6 +844,27 @@ def watched(radii, **notes):
 def test_the_words_of_a_run_without_trials_say_no_more_than_there_is(run, why):
     words = drawn(run)["trials"].words
     assert words.endswith(f"; no end of a rapid decrease was found; {why}.")
+
+
+# --- pictures of single methods ---
+
+
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("mixing", "user-centric with up to 200 clients, or of fedfomo"),
+        ("trials", "dc-pfl"),
+        ("hopkins", "fedtsdp"),
+        ("divergence", "a method that notes how far apart"),
+        ("distances-by-layer", "a method whose clients sent whole models"),
+    ],
+)
+def test_a_picture_of_other_methods_says_of_which(name, methods):
+    events = [{**INIT, "notes": None}, round_of(1, notes={"other": 1, "mixing": None})]
+    run = finished("mine", events=events, result={"method": "fedavg"})
+    with pytest.raises(ConfigError, match=f"^mine: picture '{name}' needs a run of {methods}"):
+        catalogue.draw(name, run)
+    catalogue.draw(name, finished())  # has all of them
 
 
 # --- seconds and parameters -----------------------------------------------------------------------

@@ -47,6 +47,7 @@ from coterie.report.figures.following import (
 from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import untitled
 from coterie.report.gathering import Run, listed, readings_of
+from coterie.report.needs import check_needs
 from coterie.report.reading import Reading
 from coterie.report.words import DAMAGE
 
@@ -319,6 +320,7 @@ def draw(name: str, reading: Reading) -> Figure:
     """One picture by its name."""
     if name not in PICTURES:
         raise ConfigError(unknown("picture", name, PICTURES))
+    check_needs(name, reading)
     return PICTURES[name].draw(reading).figure()
 
 
