@@ -935,6 +935,12 @@ def test_what_resting_layers_do_to_the_score_is_said_from_the_numbers():
     assert "While layers rest" not in several("compare-seconds", [same, clocked("never")])[1]
 
 
+def test_ticks_of_scores_that_are_close_are_told_apart():
+    figure, _ = several("compare-seconds", [clocked("a"), clocked("b", scores=(0.5, 0.605))])
+    # d3's format: up to two decimals, without zeros at the end.
+    assert figure.layout.xaxis.tickformat == ".2~%"
+
+
 def test_seeds_are_one_row_with_their_range():
     runs = [clocked("a", seed=0), clocked("a", seed=1, scores=(0.5, 0.8)), clocked("b")]
     figure, _ = several("compare-seconds", runs)

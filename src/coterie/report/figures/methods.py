@@ -12,6 +12,7 @@ from coterie.errors import ConfigError
 from coterie.report.figures.following import sizes
 from coterie.report.figures.sketch import Sketch, panels
 from coterie.report.figures.style import (
+    SHARE,
     Event,
     clear,
     dash_of,
@@ -173,7 +174,7 @@ def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Sket
     figure.y(title="clusters", rangemode="tozero", panel=3)
     if scored:
         figure.add(line(scored, "accuracy received", BLUE), panel=4)
-        figure.y(title="accuracy", tickformat=".0%", panel=4)
+        figure.y(title="accuracy", tickformat=SHARE, panel=4)
     fewer = [r for (_, before), (r, now) in pairwise(halves) if now < before]
     figure.layout["shapes"] = [_upright(r, at.x, at.y) for r in fewer for at in figure.panels]
     figure.x(title="round", panel=3 + bool(scored))

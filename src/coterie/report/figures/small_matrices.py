@@ -78,7 +78,8 @@ def _map(
     )
     # Not at the very ends, where plotly.js 4.1 leaves a label out that has no room.
     ticks = [low + share * (high - low) for share in (0.1, 0.9)]
-    found["colorbar"] |= {"tickvals": ticks, "ticktext": ["close", "far"]}
+    # With its title it has the right half, for the figure's title has the left.
+    found["colorbar"] |= {"tickvals": ticks, "ticktext": ["close", "far"], "len": 0.5}
     return found if first else {**found, "showscale": False}
 
 

@@ -18,7 +18,7 @@ Event = Mapping[str, Any]
 Points = Sequence[tuple[float, float]]
 
 THIN = {"color": INK, "width": 1}
-SHARE = ".0%"  # how an axis of accuracies is written
+SHARE = ".2~%"  # how an axis of accuracies is written: 68%, or 68.5% where ticks are that close
 _AXIS = re.compile(r"[xy]axis\d*$")
 MOST_NAMES = 12  # of clients in one hover
 
