@@ -87,8 +87,8 @@ SET = "--set"
             ),
         ),
         (
-            ("--set", "wire.down=qsgd", "--set", "run.cohort=0.5"),
-            ("wire.down = 'qsgd'", "partial participation", "privacy.same_orders = false"),
+            ("--set", "wire.down=qsgd"),
+            ("wire.down = 'qsgd'", "makes different models", "privacy.same_orders = false"),
         ),
         # These come to light in the first round, when the folder is there already.
         ((SET, "privacy.min_group=7"), ("slot 0", "privacy.min_group = 7")),
