@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,10 @@ from coterie.engines.flower import engine
 from coterie.engines.flower.keys import make_federation, read_client
 from coterie.engines.flower.parcel import HEAD
 from coterie.engines.flower.runtime import client_app
+from coterie.engines.site import Plan
 from coterie.run import config, live
 from coterie.run.config import experiment_of, parse
-from coterie.run.experiment import execute
+from coterie.run.experiment import Experiment, execute
 from coterie.run.result import Result
 
 NODE = 1000  # the node of client 0; the others follow
@@ -270,17 +271,21 @@ class Federation:
             self.keys = root / "federation"
             make_federation(self.keys, ["127.0.0.1"], [f"site{i}" for i in range(count)])
         self.clock, self.said, self.heard = Clock(), list[str](), list[str]()
+        for client in range(count) if secure else ():
+            self.who(client).record.permit()  # as the owner does with `coterie join`
         self.grid = Grid({c: self.member(c) for c in range(count)}, self.clock, self.member)
         self.served: serving.Served | None = None
 
+    def who(self, client: int) -> Identity:
+        """Who a client is, by its keys if it has any."""
+        if self.keys is None:
+            return Identity(client)
+        return Identity.of(read_client(self.keys / "clients" / f"site{client}"))
+
     def member(self, client: int) -> Member:
         """A client, started (again): all that it remembers is on its disk."""
-        who = Identity(client)
-        if self.keys is not None:
-            keys = read_client(self.keys / "clients" / f"site{client}")
-            who = Identity(keys.id, keys.name, keys.identity, keys.roster)
         place = self.root / f"site{client}"
-        return Member(place, self.sources[client], who, "cpu", self.heard.append)
+        return Member(place, self.sources[client], self.who(client), "cpu", self.heard.append)
 
     def restart(self, *clients: int) -> None:
         for client in clients or tuple(self.grid.members):
@@ -329,11 +334,26 @@ class Federation:
         """The same experiment by the reference engine."""
         return loop(self.config)
 
+    @property
+    def run(self) -> str:
+        """The name of the run that was served."""
+        assert self.served is not None
+        return self.served.run
 
-def loop(settings: Mapping[str, Any]) -> Result:
-    """A configuration's experiment by the reference engine."""
+
+def loop(settings: Mapping[str, Any], salt: str = "") -> Result:
+    """A configuration's experiment by the reference engine.
+
+    ``salt`` is what clients of secure sums put into their training: the name of their run.
+    """
     asked = parse(settings)
-    return execute(experiment_of(asked, population_of(asked)))
+    plain = Experiment.site_plan
+
+    def salted(experiment: Experiment, folder: Path) -> Plan:
+        return replace(plain(experiment, folder), salt=salt)
+
+    with patch.object(Experiment, "site_plan", salted):
+        return execute(experiment_of(asked, population_of(asked)))
 
 
 def assert_models(federation: Federation, wanted: Result, clients: Iterable[int] = ()) -> None:

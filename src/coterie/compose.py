@@ -217,6 +217,7 @@ class Assign:
     takes_as_public: str = ""
     needs_public: bool = False
     no_noise: str = ""
+    sums: int = 1
 
 
 def everyone() -> Assign:
@@ -411,6 +412,7 @@ def grouped(
         takes_as_public=assign.takes_as_public,
         needs_public=assign.needs_public,
         chooses="slot" if assign.picks else "",
+        sums=assign.sums,
     )
 
 

@@ -215,7 +215,9 @@ class Method:
     before a budget is exceeded. One that ``needs_public`` runs models on the server's own samples.
     ``takes_as_public`` is what it was told about clients beforehand,
     which no noise hides, and how far that matters. ``chooses`` is the metric in which its clients
-    name the slot that their model goes into, where they choose it themselves.
+    name the slot that their model goes into, where they choose it themselves. ``sums`` is how many
+    means (``reduce``) a client's uploads go into in one round, at most: under secure aggregation
+    clients sign no more, and all of them must be of the same clients with the same weights.
     """
 
     name: str
@@ -241,6 +243,7 @@ class Method:
     takes_as_public: str = ""
     needs_public: bool = False
     chooses: str = ""
+    sums: int = 1
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:

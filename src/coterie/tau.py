@@ -244,7 +244,9 @@ def adaptive_steps(
         measured = Measured.of(asking.means)
         control = control.moved(steps, info.spent, measured, state)
         after = replace(_remembering(after, control), notes={**after.notes, **control.notes})
-        return _ended(fed, inner, after, info, control, short[0]) if short else after
+        if short and fed.min_group == 1:
+            return _ended(fed, inner, after, info, control, short[0])
+        return after  # of secure sums there is one a round: the next round ends it
 
     def check(setup: Setup) -> None:
         if inner.check is not None:

@@ -45,6 +45,7 @@ from coterie.weights import Layout, Weights
 KEPT = "trial"  # where a client keeps the model it trained until it has been scored
 KEPT_IN = "trial_round"  # and the round in which it was trained
 STEPS = "trial_steps"  # in an order to train: the least number of steps before a model is scored
+SCALED = "scaled"  # in an order to score: whether scores are divided by a client's samples
 SCORED = "scored"  # in an upload: the longer-trained copy that is averaged and scored
 MOST = 0.9  # of the gain of the best cut: so much makes a coarser one good enough
 LARGEST = 60_000.0  # below it, a number fits into 16 bits
@@ -225,6 +226,8 @@ def score_cuts(
     if kept is not None and totals:
         others = _without_own(client, kept, names, totals, models, mean)
     row = torch.cat([torch.ones(1), mean, others, (mean[a] - mean[b]) ** 2, within])
+    if config.get(SCALED):
+        row = row / max(1, len(client.train))
     return Upload({"scores": row.float()})
 
 
@@ -471,6 +474,9 @@ def _scores(
     """The mean of all clients' rows, and how many clients it is of."""
     models = trained.scored
     kept = bool(trained.totals)  # then a client has what it trained alone, just as it sent it
+    # Clients of secure sums sign one row of weights in a round: that of the models just summed,
+    # which counts by samples. Their scores are divided by their samples, so each counts once.
+    hidden = fed.min_group > 1
     orders = []
     for client in people:
         names = [n if n in models else plan.root for n in plan.path(client)]
@@ -478,15 +484,18 @@ def _scores(
         config: dict[str, Scalar] = {"cuts": " ".join(names)}
         if plan.on != "val":
             config["on"] = plan.on
+        if hidden:
+            config[SCALED] = True
         if kept:
             config["totals"] = " ".join(str(trained.totals[n]) for n in names)
         offered = offer(models, sent)
         if kept:
             offered = {name: _shortened(model) for name, model in offered.items()}
         orders.append(Order(client, "score-cuts", offered, config, unhurried=True))
-    means = fed.reduce(orders, {c: {plan.finest(c): 1.0} for c in people}, by_examples=False)
-    rows = [(m.arrays["scores"], len(m.clients)) for m in means.values() if m.arrays]
-    count = sum(n for _, n in rows)
+    means = fed.reduce(orders, {c: {plan.finest(c): 1.0} for c in people}, by_examples=hidden)
+    told = [m for m in means.values() if m.arrays]
+    rows = [(m.arrays["scores"], m.examples if hidden else len(m.clients)) for m in told]
+    count = sum(len(m.clients) for m in told)
     if not count:
         return None
     total = sum((row.double() * n for row, n in rows), torch.zeros(()))  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.door.privacy.client import SESSIONS, Sealing
+from coterie.door.privacy.client import GRAIN, SESSIONS, Sealing
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
@@ -337,11 +337,11 @@ def test_a_step_is_repeated_word_by_word_and_never_done_again_with_others(driven
     assert not other["arrays"]
     # Nor is there a way back to the beginning of this attempt, with other orders or with the same.
     body = body_of(driven, "1.0", 2)
-    beside = {**body["beside"], "attempt": "b" * 32, "by_examples": False}
-    back = asked(driven, 2, {**body, "order": "1.9", "beside": beside})
+    beside = {**body["beside"], "attempt": "b" * 32}
+    back = asked(driven, 2, {**body, "order": "1.9", "config": {"steps": 1}, "beside": beside})
     assert back["error"] == "TrainingError"
     assert "a second time" in back["text"]
-    asked(driven, 2, {**body, "order": "1.9", "beside": {**beside, "by_examples": True}})
+    asked(driven, 2, {**body, "order": "1.9", "beside": beside})
     other = asked(driven, 2, step_body("b" * 32, "keys", said[2]))
     assert "each step comes once" in other["beside"]["refused"]
 
@@ -392,8 +392,8 @@ def test_a_client_refuses_weights_that_single_anybody_out(driven, weights):
 
 
 def test_clients_that_are_told_different_weights_make_no_sum(driven):
-    mine = {0: 7, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
-    others = dict.fromkeys(range(6), 1)
+    others = dict.fromkeys(range(6), GRAIN)
+    mine = {**dict.fromkeys(range(6), 7 * GRAIN), 0: GRAIN}  # its own is as ever
     told = {str(c): {"weights": mine if c == 0 else others} for c in range(6)}
     answers = started(driven, **told)
     from coterie.door.privacy.client import place_name
@@ -419,5 +419,5 @@ def test_secrets_of_a_finished_sum_are_gone_and_kept_from_others(driven):
     for client in range(6):
         folder = driven.plan.folder / SESSIONS / str(client)
         (session,) = folder.glob("*.session")
-        assert {p.name for p in folder.iterdir()} == {session.name, "signed"}
+        assert {p.name for p in folder.iterdir()} == {session.name, "signed.json"}
         assert folder.stat().st_mode & 0o777 == 0o700

@@ -40,6 +40,7 @@ class Metered:
     exchange: float = 1.0
     spent: Spent = field(default_factory=Spent)
     asked: list = field(default_factory=list)
+    min_group = 1
 
     @property
     def clients(self):

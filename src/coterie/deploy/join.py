@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from coterie.deploy.data import Source
+from coterie.deploy.member import Identity
 from coterie.engines.flower.keys import ClientKeys, read_client
 from coterie.engines.flower.processes import Child, environment, free_port, shared_secret, tail
 from coterie.errors import ConfigError
@@ -59,6 +60,8 @@ def join(joining: Joining, tell: Tell) -> None:
     joining.directory.mkdir(parents=True, exist_ok=True)
     place.lock()  # a second client in the same folder would answer with the same state
     try:
+        if keys is not None:
+            Identity.of(keys).record.permit()
         _Household(joining, keys, tell).live()
     finally:
         place.unlock()

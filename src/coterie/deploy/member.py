@@ -17,9 +17,12 @@ from coterie.deploy.data import Source
 from coterie.deploy.terms import Described, digest_of_start, seen_from_client, travelling
 from coterie.door.codec import Payload
 from coterie.door.privacy.identity import KEYS
+from coterie.door.privacy.record import Record
+from coterie.door.privacy.secagg import Rejected
 from coterie.door.wire import Message
 from coterie.engines.base import one_thread
 from coterie.engines.flower.engine import MISSING, ORDER
+from coterie.engines.flower.keys import ClientKeys, write_secret
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.engines.site import Site
 from coterie.errors import ConfigError, CoterieError, DataError, RunDirError, WireError
@@ -41,6 +44,20 @@ class Identity:
     name: str = ""
     secret: bytes = field(default=b"", repr=False)
     roster: Mapping[int, bytes] = field(default_factory=dict)
+    folder: Path | None = None  # of its keys
+
+    @staticmethod
+    def of(keys: ClientKeys) -> Identity:
+        """That of the client with these keys."""
+        return Identity(keys.id, keys.name, keys.identity, keys.roster, keys.folder)
+
+    @property
+    def record(self) -> Record:
+        """What it has signed, beside the key that it signs with: whatever folder it works in."""
+        if self.folder is None:
+            raise ConfigError(f"client {self.id} has no keys: it cannot take part in secure sums")
+        place = self.folder / Record.name_for(self.roster[self.id])
+        return Record(place, self.id, lasting=True)
 
 
 class Member:
@@ -171,6 +188,12 @@ class Member:
             )
         if plan.privacy.on:
             self._write_identities(plan.folder)
+        if plan.privacy.secure:
+            try:
+                self.who.record.enter(run)
+            except Rejected as why:
+                raise WireError(str(why)) from None
+            plan = replace(plan, salt=run, record=self.who.record.path)
         self._site, self._run = Site(plan, self._keep, self._tell), run
         self._model = {"name": config.model.name, **config.model.parameters}
         self._has.clear()
@@ -182,8 +205,6 @@ class Member:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         for client, public in self.who.roster.items():
             write_atomic(place / f"{client}.pub", public, durable=True)
-        from coterie.engines.flower.keys import write_secret
-
         write_secret(place / f"{self.who.id}.key", self.who.secret)
 
     def _place(self, run: str) -> Path:

@@ -34,8 +34,7 @@ def work(told: dict[str, Any]) -> int:
     source = Source(path, told["loader"], told["form"], told["options"], told["simulated"])
     who = Identity(told["client"])
     if told["keys"] is not None:
-        keys = read_client(Path(told["keys"]))
-        who = Identity(keys.id, keys.name, keys.identity, keys.roster)
+        who = Identity.of(read_client(Path(told["keys"])))
     place = Path(told["directory"])
     member = Member(place, source, who, told["device"], tell, told["secure"])
     secret = Path(told["secret"]).read_bytes()

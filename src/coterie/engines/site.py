@@ -70,6 +70,8 @@ class Plan:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     coding: Coding = field(default_factory=Coding)
     privacy: Privacy = field(default_factory=Privacy)
+    salt: str = ""  # of all training; a client of secure sums takes the name of its run
+    record: Path | None = None  # where a real client remembers what it has signed
 
     @property
     def roster(self) -> Roster:
@@ -109,6 +111,8 @@ class Site:
             plan.method.name,
             max(1, min(plan.train_sizes.values(), default=1)),
             plan.method.chooses,
+            plan.method.sums,
+            plan.record,
         )
         self._decoded: Decoded = {}
 
@@ -161,8 +165,18 @@ class Site:
     def _client(self, id: ClientId, body: Mapping[str, Any]) -> Client:
         data = self.plan.population.clients[id]
         state = Staged(self.store.read(id, body.get("expects", "")))
-        return Client(
-            id, data.train, data.val, state, body["round"], self.bench, body.get("config")
+        bench = self._salted(body["round"])
+        return Client(id, data.train, data.val, state, body["round"], bench, body.get("config"))
+
+    def _salted(self, round: int) -> Bench:
+        """What this client trains with in a round: with a salt, streams that no other run has.
+
+        So a server that names a new run, or an old round, does not get the same upload again.
+        """
+        if not self.plan.salt:
+            return self.bench
+        return replace(
+            self.bench, seed=seed_for(self.plan.seed, "salt", round, stream=self.plan.salt)
         )
 
     def _received(self, client: Client, body: Mapping[str, Any]) -> dict[str, Array]:

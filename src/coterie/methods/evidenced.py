@@ -9,6 +9,7 @@ from typing import Any, Literal
 from coterie import probing, trial
 from coterie.client import Task
 from coterie.compose import Assign, Check
+from coterie.errors import ConfigError
 from coterie.federation import ClientId, Federation, Slot
 from coterie.grouping import agglomerate, cosine
 from coterie.method import Public, Round, Setup, State, matrix
@@ -153,12 +154,22 @@ def by_evidence(
         state = everybody(setup)
         return state if probes is not None else how.begun(fed, state)[0]
 
+    def checks(setup: Setup) -> None:
+        if setup.smallest_group > 1 and how.tries != "off" and how.rounds > 1:
+            raise ConfigError(
+                f"trial_rounds = {how.rounds} needs sums of overlapping groups in one round, which "
+                "secure aggregation refuses: leave it at 1"
+            )
+        if check is not None:
+            check(setup)
+
     return Assign(
         start,
         how.admitted,
         tasks={**probing.TASKS, **(tasks or {})},
         sees="each",
-        check=check,
+        check=checks,
+        sums=1 if how.tries == "off" else 2,  # the models of a trial, and their scores
         probes=probes,
         regrouped=how.settled,
         no_noise=NO_NOISE,

@@ -324,7 +324,7 @@ class Live:
         self.history.append(event)
         self.done = number + 1
         self.stopped = self._reason()
-        if self.done % self.settings.checkpoint_every == 0 or self._last(number) or self.stopped:
+        if self._saves or self._last(number) or self.stopped:
             self._save(self.done)
         self._show([*complete, *([] if self.unscored else [event])])
         self._give_up()
@@ -340,8 +340,14 @@ class Live:
 
     def _keep(self) -> None:
         """Save what is done, if it is not saved."""
-        if self.done % self.settings.checkpoint_every:
+        if not self._saves:
             self._save(self.done)
+
+    @property
+    def _saves(self) -> bool:
+        """Whether the round just done is saved: a round that clients have signed always is."""
+        signed = self.remote is not None and self.plan.privacy.secure
+        return signed or self.done % self.settings.checkpoint_every == 0
 
     def _forgives(self, why: Exception) -> bool:
         """Whether an error may come of what clients of others sent."""

@@ -85,6 +85,11 @@ def check_privacy(
             f"method {method.name} does not work under secure aggregation, which shows sums only: "
             f"{seen}. Choose one that asks for means (`coterie methods`){consent}"
         )
+    if privacy.secure and "final layer" not in seen_by(method):
+        raise ConfigError(
+            f"method {method.name} needs more than the final layer that --reveal lets through: "
+            f"{seen_by(method)}. Choose one that asks for means (`coterie methods`)"
+        )
     if privacy.does("central"):
         raise ConfigError(
             f"method {method.name} groups or mixes clients by what each of them sent, which "
@@ -187,7 +192,8 @@ class Guard:
         privacy, name = self.privacy, self.plan.method.name
         if privacy.secure:
             run = f"{name} {self.plan.seed}"
-            self._secure = Secure(door, privacy, self.plan.roster, run, name)
+            most = self.plan.method.sums
+            self._secure = Secure(door, privacy, self.plan.roster, run, name, most=most)
         if privacy.does("central"):
             expected = float(cohort_size(self.policy.cohort, len(self.members)))
             self._stage = Private(

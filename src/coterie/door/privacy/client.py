@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +22,9 @@ from coterie.door.coding import change_of, laid_on
 from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.form import Count, Floats, Form, Integers, contribution
 from coterie.door.privacy.identity import Roster
-from coterie.door.privacy.isolation import isolated
 from coterie.door.privacy.nbafl import clip_weights, uplink_sigma
 from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
+from coterie.door.privacy.record import Record, Signature
 from coterie.door.privacy.secagg import Rejected, Session
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import content_of, digest_of
@@ -36,6 +35,7 @@ from coterie.weights import Layout, Weights
 
 SESSIONS = "sessions"  # a folder beside the clients' states
 NEGLIGIBLE = 0.1  # whoever counts less than this share of a slot's largest weight hides nobody
+GRAIN = 1 << 16  # weights that are not 0 or 1 are whole numbers of this part
 BIT = 1 << 8  # grid steps of a bit's half, so that its noise is fine enough
 _STEPS = {
     "keys": "share",
@@ -107,6 +107,8 @@ class Sealing:
     method: str = ""
     least_samples: int = 1
     chooses: str = ""  # the metric in which clients of this method name their slot
+    sums: int = 1  # different sums that this method may ask for in a round
+    record: Path | None = None  # where a real client remembers what it has signed
 
     @property
     def entropy(self) -> Entropy:
@@ -190,6 +192,11 @@ class Sealing:
                 f"method {self.method} asks client {client} for its part of a mean with weights "
                 f"that single clients out: client {light[0]} hardly counts"
             )
+        weighs = (weights.get(client, GRAIN), bool(told["by_examples"]))
+        try:
+            self._record(client).check(body["round"], repr(slot), weighs)
+        except Rejected as why:
+            raise TrainingError(str(why)) from None
         name = place_name(slot, told["by_examples"], weights)
         session = self._session(told["run"], body["round"], told["attempt"], name)
         path, order = self._path(client, session.attempt), digest_of(body["message"])
@@ -218,7 +225,8 @@ class Sealing:
             "round": session.round,
             "slot": slot,
             "count": (weights.get(client, 1), told["by_examples"]),
-            "place": name,
+            "weighs": weighs,
+            "weights": weights,
             "arrays": dict(sent),
             "asked": content_of(body["message"]),
             "content": content_of(body["message"]) if self.privacy.same_orders else "",
@@ -271,7 +279,13 @@ class Sealing:
             if told["step"] == "shares":
                 values = self._values(client, kept, told, member)
                 sent = member.mask(said, values, about(told, kept["content"]))
-                kept |= {"arrays": {}, "metrics": {}}  # hidden in the sum now, and needed no more
+                what = hashlib.sha256(
+                    repr(kept["slot"]).encode() + about(told, kept["asked"])
+                ).hexdigest()
+                # Nothing goes into a sum that would not be signed: others could unmask it.
+                self._record(client).check_sum(kept["round"], what, self.sums, member.shared)
+                # The upload is hidden in the sum now, and needed no more.
+                kept |= {"arrays": {}, "metrics": {}, "asked": what}
             elif told["step"] not in _STEPS:
                 raise Rejected(f"client {client} was asked for a step that there is not")
             else:
@@ -293,32 +307,18 @@ class Sealing:
         return reply
 
     def _sign(self, client: ClientId, kept: Mapping[str, Any], people: Sequence[ClientId]) -> None:
-        """Remember whose sum this upload is in; refuse a second one of nearly the same clients.
+        """Remember whose sum this upload is in; refuse a second one that differs from it."""
+        counts = {c: kept["weights"].get(c, GRAIN) for c in people}
+        signature = Signature(
+            kept["round"], kept["asked"], repr(kept["slot"]), kept["weighs"], counts
+        )
+        self._record(client).sign(signature, self.sums)
 
-        Their difference would be what a few of them sent: after a crash, or if a server asks again.
-        """
-        path = self.folder / SESSIONS / str(client) / "signed"
-        what = hashlib.sha256(f"{kept['round']} {kept['asked']}".encode()).hexdigest()
-        counts = hashlib.sha256(repr(kept["place"]).encode()).hexdigest()
-        rows = [dict.fromkeys(people, 1.0)]
-        for line in path.read_text().splitlines() if path.exists() else []:
-            before, so, *others = line.split()
-            if before != what:
-                continue
-            if so != counts:
-                raise Rejected(f"client {client} has given the same upload with other weights")
-            rows.append(dict.fromkeys(map(int, others), 1.0))
-        alone = isolated(rows, self.privacy.min_group)
-        if alone is not None:
-            raise Rejected(
-                f"client {client} has given the same upload to a sum that differs by {len(alone)} "
-                f"of its {len(people)} members: one could be taken from the other"
-            )
-        with path.open("a") as file:
-            file.write(f"{what} {counts} {' '.join(map(str, people))}\n")
-            if self._real:
-                file.flush()
-                os.fsync(file.fileno())
+    def _record(self, client: ClientId) -> Record:
+        """What this client has signed; in a simulation it is a part of the run."""
+        if self.record is not None:
+            return Record(self.record, client, lasting=True)
+        return Record(self.folder / SESSIONS / str(client) / "signed.json", client)
 
     def _session(self, run: str, round: int, attempt: str, slot: str) -> Session:
         """A session by this client's own rules, whatever the server says."""
@@ -352,8 +352,22 @@ class Sealing:
             )
         stay = self._session("", 0, "", "").enough(member.members)
         share = 1 / np.sqrt(max(stay, self.privacy.min_group))  # enough if no more remain
-        random = self.entropy.stream("noise", kept["round"], client)
+        random = self._noise_of_sum(client, kept, told, flat)
         return noised(flat, noise, self.privacy.bits, share, random)
+
+    def _noise_of_sum(
+        self, client: ClientId, kept: Mapping[str, Any], told: Mapping[str, Any], flat: Floats
+    ) -> Any:
+        """Where the noise of a sum comes from: the same for the same sum, asked for again.
+
+        Else a server that asks often enough could average it away.
+        """
+        if not self._real:
+            return self.entropy.stream("noise", kept["round"], client)
+        asked = hashlib.sha256(about(told, kept["asked"])).hexdigest()
+        upload = hashlib.sha256(flat.tobytes()).hexdigest()
+        secret = self.roster.private(client).hex()
+        return Entropy("simulated").stream(secret, "noise", kept["round"], asked, upload)
 
     def _enough(self, noise: Mapping[str, float]) -> bool:
         """Whether the noise on changes and bits together is what this client's settings ask for."""

@@ -7,7 +7,6 @@ masked input has arrived is in no sum, and its state stays as it was.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +17,14 @@ import torch
 
 from coterie.door.door import SECURE, Answer, Door
 from coterie.door.policy import cohort_size
-from coterie.door.privacy.client import about, negligible, place_name
+from coterie.door.privacy.client import GRAIN, about, negligible, place_name
 from coterie.door.privacy.form import Form, Total, length
-from coterie.door.privacy.isolation import isolated
 from coterie.door.privacy.secagg import Session, Sum, TooFew
 from coterie.door.privacy.settings import Privacy
 from coterie.errors import Abandoned, ConfigError, TrainingError
 from coterie.federation import Chosen, ClientId, Mean, Mixing, Order, Reply, Slot, mix, vector_of
 
 STEPS = ("keys", "shares", "survivors", "confirmations")  # what the server says after each exchange
-GRAIN = 1 << 16  # weights that are not 0 or 1 are whole numbers of this part
 
 
 @dataclass
@@ -35,7 +32,8 @@ class Secure:
     """A federation in which ``reduce`` goes through the protocol and ``gather`` shows no vectors.
 
     ``run`` names the run and ``method`` the method, for refusals. ``skipped`` are the slots of the
-    present round that were too small, and why.
+    present round that were too small, and why. ``most`` is how many sums the method may ask for in
+    a round: clients sign no more, and all of them must be of the same clients.
     """
 
     door: Door
@@ -44,7 +42,8 @@ class Secure:
     run: str = ""
     method: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
-    _asked: tuple[str, list[dict[Any, float]]] = ("", [])
+    most: int = 1
+    _turn: _Turn = field(default_factory=lambda: _Turn())
 
     @property
     def clients(self) -> Sequence[ClientId]:
@@ -93,8 +92,11 @@ class Secure:
         noise: Mapping[str, float] | None = None,
     ) -> dict[Slot, Total]:
         """The sum of each slot; ``noise`` is what clients are told to clip to and to add."""
+        turn = self._begin(by_examples)
+        orders = [o for o in orders if o.client not in turn.lost]
         rows = {} if isinstance(into, Chosen) else self._rows(orders, into)
         call = _Call(secrets.token_hex(16), rows, by_examples, noise)
+        self._refuse_other_weights(call)
         told = {o.client: {"run": self.run, **call.tells(o.client, into)} for o in orders}
         answers = {a.client: a for a in self.door.exchange(orders, told, adopt=False)}
         for answer in answers.values():
@@ -104,6 +106,9 @@ class Secure:
         replies = _blobs(running, answers.values())
         for step in STEPS:
             said = self._say(running, step, replies)
+            if step == "survivors":
+                said = self._keep_to_signed(running, said)
+                turn.sign(answers, {slot: running[slot].sum.summed for slot in said})
             replies = _blobs(running, self._carry(call, step, running, said))
         found = {}
         for slot, values in self._say(running, "total", replies).items():
@@ -139,8 +144,6 @@ class Secure:
                 slots.setdefault(slot, {})[order.client] = weight
         for slot, members in slots.items():
             self._refuse_small(slot, members)
-        least = self.privacy.min_group  # smaller ones are skipped, and so show nothing
-        self._refuse_isolation(orders, [m for m in slots.values() if len(m) >= least])
         return found
 
     def _refuse_small(self, slot: Slot, weights: Mapping[ClientId, float]) -> None:
@@ -166,24 +169,50 @@ class Secure:
         policy, clients = self.door.terms.policy, len(self.clients)
         return policy.sampling != "poisson" and cohort_size(policy.cohort, clients) == clients
 
-    def _refuse_isolation(self, orders: Sequence[Order], slots: list[dict[int, float]]) -> None:
-        """Refuse sums that, with those of the same vectors asked for before, single clients out."""
-        stage = f"{self.door.round}.{self.door.stage}"
-        if self._asked[0] != stage:
-            self._asked = (stage, [])
-        known = dict[int, bytes]()
-        keys = {o.client: _content(o, known) for o in orders}
-        rows = [{keys[c]: w for c, w in slot.items()} for slot in slots]
-        before = self._asked[1]
-        touched = [r for r in before if any(k in row for row in rows for k in r)]
-        alone = isolated([*touched, *rows], self.privacy.min_group) if touched else None
-        if alone is not None:
-            who = ", ".join(str(key[0]) for key in sorted(alone, key=str))
+    def _begin(self, by_examples: bool) -> _Turn:
+        """What clients have signed in this round; a sum more than the method declares is refused.
+
+        Clients would refuse it, too: with other weights or other members, sums of one round could
+        be taken from each other.
+        """
+        if self._turn.round != self.door.round:
+            self._turn = _Turn(self.door.round)
+        turn = self._turn
+        if turn.sums >= self.most:
             raise self._refusal(
-                f"sums whose combination shows client{'s' * (len(alone) > 1)} {who} alone",
-                f"privacy.min_group = {self.privacy.min_group}",
+                f"more than {self.most} sum{'s' * (self.most > 1)} in one round",
+                "clients sign as many as it declares (Method.sums), and no more",
             )
-        before += rows
+        if turn.by_examples not in (None, by_examples):
+            raise self._refusal(
+                "sums of one round in which clients count by samples, and each alike",
+                "one could be taken from the other. Give both the same weights",
+            )
+        turn.by_examples = by_examples
+        return turn
+
+    def _refuse_other_weights(self, call: _Call) -> None:
+        """Refuse weights that are not those of the earlier sums of this round."""
+        for client, (slot, _) in call.rows.items():
+            weight = call.weights(slot).get(client, GRAIN)
+            if self._turn.weights.setdefault(client, weight) != weight:
+                raise self._refusal(
+                    f"sums of one round in which client {client} has different weights",
+                    "one could be taken from the other",
+                )
+
+    def _keep_to_signed(
+        self, running: dict[Slot, _Running], said: dict[Slot, Any]
+    ) -> dict[Slot, Any]:
+        """Without the sums of other members than an earlier one of the round was of."""
+        for slot in list(said):
+            summed = frozenset(running[slot].sum.summed)
+            if any(self._turn.signed.get(c, summed) != summed for c in summed):
+                self.skipped[str(slot)] = (
+                    f"slot {slot!r}: its clients have signed a sum of others in this round"
+                )
+                del said[slot], running[slot]
+        return said
 
     def _refusal(self, what: str, why: str) -> ConfigError:
         return ConfigError(
@@ -310,6 +339,32 @@ class _Running:
     refusals: list[str] = field(default_factory=list)  # why members would not go on
 
 
+@dataclass
+class _Turn:
+    """The sums of one round so far: whose each client has signed, and how everybody counts.
+
+    ``lost`` were asked for a sum and are in none: the others do not sign one with them any more.
+    """
+
+    round: int = -1
+    sums: int = 0
+    by_examples: bool | None = None
+    signed: dict[ClientId, frozenset[ClientId]] = field(default_factory=dict)
+    weights: dict[ClientId, int] = field(default_factory=dict)
+    lost: set[ClientId] = field(default_factory=set)
+
+    def sign(
+        self, answers: Mapping[ClientId, Answer], summed: Mapping[Slot, Iterable[ClientId]]
+    ) -> None:
+        """One more sum, which these clients of each slot are asked to sign."""
+        for people in summed.values():
+            members = frozenset(people)
+            self.signed |= dict.fromkeys(members, members)
+        asked = {c for c, a in answers.items() if "slot" in a.beside}
+        self.sums += bool(summed)
+        self.lost |= asked - self.signed.keys() if summed else set()
+
+
 @dataclass(frozen=True)
 class _Call:
     """One ``reduce``: who is in which slot with which weight, and what clients are to add."""
@@ -354,20 +409,6 @@ class _Call:
         """What a client must know in order to make its contribution."""
         told: dict[str, Any] = {"metrics": list(metrics)}
         return told if self.noise is None else {**told, "noise": dict(self.noise)}
-
-
-def _content(order: Order, known: dict[int, bytes]) -> tuple[Any, ...]:
-    """What decides a client's upload within a round: two orders alike give the same one.
-
-    ``known`` are the arrays of a call that were looked at already; most clients get the same.
-    """
-    arrays = []
-    for name, array in sorted(order.arrays.items()):
-        if id(array) not in known:
-            numbers = vector_of(array).contiguous().numpy()
-            known[id(array)] = hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
-        arrays.append((name, known[id(array)]))
-    return order.client, order.task, tuple(arrays), tuple(sorted(order.config.items()))
 
 
 def _tensor(blob: bytes) -> torch.Tensor:

@@ -64,6 +64,11 @@ class Member:
         return len(self._kept.adverts)
 
     @property
+    def shared(self) -> tuple[int, ...]:
+        """Who may be in the sum: those who have shared their keys."""
+        return self._kept.shared
+
+    @property
     def survivors(self) -> tuple[int, ...]:
         """Whose sum this member has confirmed."""
         return self._kept.survivors
