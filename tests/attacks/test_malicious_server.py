@@ -93,6 +93,24 @@ def test_members_take_no_changes_of_models_that_may_differ(tmp_path, monkeypatch
     assert not advertised(fed)
 
 
+@pytest.mark.parametrize(
+    ("privacy", "says"),
+    [
+        ({}, "takes part in runs with secure sums only"),
+        ({**SECURE, "same_orders": False}, "only if all its members are sent the same order"),
+    ],
+)
+def test_who_joins_with_secure_takes_no_part_in_a_weaker_run(privacy, says, tmp_path):
+    fed = federation(tmp_path, privacy=privacy)
+    for member in fed.grid.members.values():
+        member.secure = True  # as `coterie join --secure` has it
+    with pytest.raises(CoterieError):
+        fed.serve()
+    for said in (fed.said, fed.heard):
+        assert any(says in line for line in said)
+    assert not advertised(fed)
+
+
 # --- V4: a metric read as the name of a slot ------------------------------------------------------
 
 

@@ -176,6 +176,11 @@ class Member:
             return None
         if self.secure and not plan.privacy.secure:
             raise WireError("this client takes part in runs with secure sums only")
+        if self.secure and not plan.privacy.same_orders:
+            raise WireError(
+                "this client takes part in a secure sum only if all its members are sent the same "
+                "order: set privacy.same_orders = true"
+            )
         if plan.privacy.on:
             try:
                 experiment.check_privacy(plan.start.layout)
