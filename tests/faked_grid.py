@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -275,6 +276,8 @@ class Federation:
             self.who(client).record.permit()  # as the owner does with `coterie join`
         self.grid = Grid({c: self.member(c) for c in range(count)}, self.clock, self.member)
         self.served: serving.Served | None = None
+        # Runs are named after their folders: what clients train depends on it under secure sums.
+        self.run_name: Callable[[str], str] = lambda name: name.encode().hex()
 
     def who(self, client: int) -> Identity:
         """Who a client is, by its keys if it has any."""
@@ -293,7 +296,8 @@ class Federation:
 
     def serve(self, name: str = "served", watch: Any = None, expect: int | None = None) -> Result:
         """Serve it, as ``coterie serve`` would, or go on."""
-        with self.in_memory():
+        named = SimpleNamespace(token_hex=lambda _: self.run_name(name))
+        with self.in_memory(), patch.object(serving, "secrets", named):
             told = serving.Serving(self.config, self.root / name, self.keys, expect=expect)
             seen = watch or (lambda event: None)
             return serving.serve(told, lambda _: nullcontext(seen), self.said.append)

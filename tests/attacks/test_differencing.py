@@ -4,14 +4,12 @@ The server is our own with its checks taken out; members are as ``coterie join``
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
-from coterie.deploy import serve as serving
 from coterie.deploy.member import Member
 from coterie.door.privacy.secure import Secure
 from coterie.errors import Abandoned, CoterieError, TrainingError
@@ -226,7 +224,6 @@ def served_with_a_crash(place, monkeypatch, crashes):
     else that round's first orders are lost, and it comes to nothing.
     """
     fed, save = federation(place, rounds=4), Live._save
-    monkeypatch.setattr(serving, "secrets", SimpleNamespace(token_hex=lambda n: "5a" * n))
 
     def crash(live, rounds):
         if rounds == 2:
@@ -265,7 +262,6 @@ def test_a_signed_round_that_cannot_be_repeated_is_abandoned_and_the_run_goes_on
 
 
 def test_a_signed_round_is_repeated_to_the_bit_when_everybody_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "secrets", SimpleNamespace(token_hex=lambda n: "5a" * n))
     fed, save = federation(tmp_path / "crashed", rounds=3), Live._save
 
     def crash(live, rounds):
