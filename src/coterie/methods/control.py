@@ -29,6 +29,10 @@ NO_ROBUST_MEAN = (
     "keeps its correction at the mean of its clients' own corrections, and a robust mean of their "
     "changes would lead it away from there"
 )
+NO_CLIPPING = (
+    "keeps its correction at the mean of its clients' own corrections, which follow from their "
+    "updates as they were"
+)
 NEEDS_EXACT = (
     "works out the mean of its clients' duals from the models that travel, which must arrive as "
     "they were sent"
@@ -106,6 +110,7 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
         pieces=None,
         needs_all_layers=EVERY_LAYER,
         no_robust_mean=NO_ROBUST_MEAN,
+        no_clipping=NO_CLIPPING,
         mirrors=(KEY, TOTAL),
     )
 
@@ -160,6 +165,7 @@ def feddyn(alpha: Positive = 0.1) -> Method:
         pieces=None,
         needs_all_layers=EVERY_LAYER,
         no_robust_mean=NO_ROBUST_MEAN,
+        no_clipping=NO_CLIPPING,
         needs_exact=NEEDS_EXACT,
         mirrors=(KEY, TOTAL),
     )

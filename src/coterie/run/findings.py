@@ -7,6 +7,7 @@ resumed, and to whoever reads its directory.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -176,8 +177,16 @@ def news_of(event: Event) -> list[str]:
 
 
 def warnings_of(events: Sequence[Event], over: bool = True) -> list[str]:
-    """The warnings of a run, the first for each parameter; those for the end if it is over."""
+    """The warnings of a run, the first for each parameter; those for the end if it is over.
+
+    A client whose answer was left out is one, when that first happens.
+    """
     first, last = dict[str, str](), dict[str, str]()
+    for event in events:
+        for client, why in (event.get("rejected") or {}).items():
+            when = f"round {event['round']}" if event.get("round") else "what came before round 1"
+            own = re.sub(rf"^client {client}, round \d+: ", "", str(why))
+            first.setdefault(f"client {client}", f"client {client} was left out of {when}: {own}")
     for _, said in noted(events, WARNING):
         for key, text in said.items():
             first.setdefault(str(key), str(text))
