@@ -21,7 +21,7 @@ from coterie.door.clock import Clock, Leg, Moment, Seconds
 from coterie.door.coding import SENT, Coded, Coding, decode, encode, now_held, reference_of
 from coterie.door.exposure import Exposure
 from coterie.door.ledger import Bytes, Ledger
-from coterie.door.outliers import at_fault, shortened, too_long
+from coterie.door.outliers import at_fault, shortened, too_long, without_name
 from coterie.door.policy import Policy, accept
 from coterie.door.vetting import misfits, printable, vet, vet_message
 from coterie.door.wire import Decoded, Encoded, Message, Wire, content_of, without
@@ -413,11 +413,11 @@ class Door:
         if self.samples is None and faults:
             when = f"round {self.moment}" if self.moment else "before round 1"
             left = f", as round {self.moment - 1} left it" if self.moment > 1 else ""
+            first = min(faults)
             raise Diverged(
                 f"{when}: the updates of {len(diverged)} of {len(bodies) + len(diverged)} clients "
-                f"are no longer finite. No client is to blame ({faults[min(faults)]}): it is the "
-                f"model that they were sent{left}, or the settings. Lower the learning rate "
-                "(train.lr) or clip gradients (train.clip)"
+                f"cannot be used: {without_name(diverged[first])}. No client is to blame "
+                f"({faults[first]}): it is the model that they were sent{left}, or the settings"
             )
         if self.samples is None and (self.terms.outliers == "off" or len(self.cohort) == 1):
             raise Diverged(diverged[min(diverged)])

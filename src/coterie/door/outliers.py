@@ -8,6 +8,7 @@ says nothing about a direction: an update of ordinary length is taken, whatever 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -33,7 +34,7 @@ Place = tuple[str, str]  # an array's name, and which part of it
 def too_long(orders: Orders, received: Arrays, sent: Arrays) -> dict[ClientId, str]:
     """Those whose updates are far longer than the others', and why."""
     found: dict[ClientId, str] = {}
-    for client, place, length, usual, others in _lengths(orders, received, sent):
+    for client, place, length, usual, others in lengths(orders, received, sent):
         if length.norm > LIMIT * usual and client not in found:
             found[client] = (
                 f"its {_called(place)} is a change of length {length.norm:.3g}, "
@@ -46,7 +47,7 @@ def too_long(orders: Orders, received: Arrays, sent: Arrays) -> dict[ClientId, s
 def shortened(orders: Orders, received: Arrays, sent: Arrays) -> dict[ClientId, dict[str, Array]]:
     """The arrays of those whose updates are longer than a bound, scaled down to it."""
     found: dict[ClientId, dict[str, Array]] = {}
-    for client, place, length, usual, _ in _lengths(orders, received, sent):
+    for client, place, length, usual, _ in lengths(orders, received, sent):
         bound = BOUND * usual
         if length.norm > bound:
             arrays = found.setdefault(client, dict(sent[client]))
@@ -72,10 +73,17 @@ def at_fault(
             if spoiled:
                 found[client] = f"the '{spoiled[0]}' that was sent to client {client} is not finite"
             elif 2 * len(ended) > len(cohort) > 1:
-                found[client] = (
-                    f"{len(ended)} of {len(cohort)} clients with the same order ended so"
-                )
+                found[client] = f"{len(ended)} of {len(cohort)} clients with one order ended so"
     return found
+
+
+def without_name(why: str) -> str:
+    """A reason without the client and round that it begins with.
+
+    >>> without_name("client 3, round 12: 'model' is no longer finite")
+    "'model' is no longer finite"
+    """
+    return re.sub(r"^client \d+, round \d+: ", "", why)
 
 
 def finite(array: Array) -> bool:
@@ -104,7 +112,7 @@ class _Length:
         return Weights(array.layout, vector) if isinstance(array, Weights) else vector
 
 
-def _lengths(
+def lengths(
     orders: Orders, received: Arrays, sent: Arrays
 ) -> Iterator[tuple[ClientId, Place, _Length, float, int]]:
     """Every client's lengths, each with the median of its cohort's and how many these are.

@@ -7,9 +7,10 @@ resumed, and to whoever reads its directory.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from coterie.door.outliers import without_name
 
 Event = Mapping[str, Any]
 Noted = tuple[int, Mapping[str, Any]]  # the round of an event (0: before the first), and a note
@@ -185,8 +186,8 @@ def warnings_of(events: Sequence[Event], over: bool = True) -> list[str]:
     for event in events:
         for client, why in (event.get("rejected") or {}).items():
             when = f"round {event['round']}" if event.get("round") else "what came before round 1"
-            own = re.sub(rf"^client {client}, round \d+: ", "", str(why))
-            first.setdefault(f"client {client}", f"client {client} was left out of {when}: {own}")
+            text = f"client {client} was left out of {when}: {without_name(str(why))}"
+            first.setdefault(f"client {client}", text)
     for _, said in noted(events, WARNING):
         for key, text in said.items():
             first.setdefault(str(key), str(text))
