@@ -123,14 +123,14 @@ def lengths(
     kinds = [{c: _measured(sent[c], received[c], b) for c in sent} for b in (True, False)]
     for cohort, judged in _cohorts(orders, sent, FEWEST):
         for place in dict.fromkeys(p for c in judged for p in kinds[1][c]):
-            usual, lengths, count = math.inf, kinds[1], 0
+            usual, chosen, count = math.inf, kinds[1], 0
             for kind in kinds:
                 known = [kind[c][place].norm for c in cohort if place in kind[c]]
                 if len(known) >= FEWEST and median(known) < usual:
-                    usual, lengths, count = median(known), kind, len(known)
+                    usual, chosen, count = median(known), kind, len(known)
             for client in judged if 0 < usual < math.inf else ():
-                if place in lengths[client]:
-                    yield client, place, lengths[client][place], usual, count
+                if place in chosen[client]:
+                    yield client, place, chosen[client][place], usual, count
 
 
 def _measured(
