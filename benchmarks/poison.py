@@ -47,7 +47,6 @@ CLIENTS, SAMPLES, ROUNDS, BAD = 10, 140, 20, 3
 SCHEDULE = {"epochs": 2, "batch_size": 16, "lr": 0.1}
 ATTACKED: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {},
-    "ifca": {"k": 2},
     "scaffold": {},
     "median": {},
 }
@@ -66,19 +65,36 @@ HONEST: Mapping[str, Mapping[str, Any]] = {
     "the same, 5 epochs": {"sizes": ONE_LARGE, "rounds": 3, "epochs": 5, "lr": 0.01},
     "the same, momentum 0.9": {"sizes": ONE_LARGE, "rounds": 3, "momentum": 0.9},
     "one with other labels, late": {
-        **{"sizes": [140] * 10, "odd": True, "rounds": 40},
-        **{"epochs": 5, "lr": 0.3},
+        "sizes": [140] * 10,
+        "odd": True,
+        "rounds": 40,
+        "epochs": 5,
+        "lr": 0.3,
     },
     "the same, four of ten a round": {
-        **{"sizes": [140] * 10, "odd": True, "rounds": 40, "cohort": 0.4},
-        **{"epochs": 5, "lr": 0.3},
+        "sizes": [140] * 10,
+        "odd": True,
+        "rounds": 40,
+        "cohort": 0.4,
+        "epochs": 5,
+        "lr": 0.3,
     },
 }
 METHODS: Mapping[str, Mapping[str, Any]] = {
     **{name: {} for name in ("fedavg", "fedprox", "fednova", "scaffold", "feddyn", "moon")},
-    **{"ifca": {"k": 2}, "fedclust": {}, "cfl": {}, "user-centric": {}, "fl-hc": {}, "fedfomo": {}},
-    **{"ditto": {}, "apfl": {}, "pfedme": {}, "per-fedavg": {}, "fedper": {}, "fedrep": {}},
-    **{"fedadam": {}},
+    "ifca": {"k": 2},
+    "fedclust": {},
+    "cfl": {},
+    "user-centric": {},
+    "fl-hc": {},
+    "fedfomo": {},
+    "ditto": {},
+    "apfl": {},
+    "pfedme": {},
+    "per-fedavg": {},
+    "fedper": {},
+    "fedrep": {},
+    "fedadam": {},
 }
 
 
@@ -113,11 +129,13 @@ def poisoned(method: coterie.Method, attack: Attack) -> coterie.Method:
 def attacked(name: str, attack: str, outliers: str, seed: int) -> dict[str, Any]:
     """The accuracy at the end, how often the client was left out, or in which round it ended."""
     method, lie = make(name, dict(ATTACKED[name])), ATTACKS[attack]
+    done: list[int] = []
     scores: list[float] = []
     left_out: list[str] = []
 
     def watch(event: Mapping[str, Any]) -> None:
-        scores.append(event["received"]["accuracy"])
+        done.append(event["round"])
+        scores.extend([event["received"]["accuracy"]] if "received" in event else [])
         left_out.extend(event.get("rejected", {}))
 
     ended = ""
@@ -129,6 +147,7 @@ def attacked(name: str, attack: str, outliers: str, seed: int) -> dict[str, Any]
             seed=seed,
             engine="loop",
             outliers=outliers,
+            evaluate_every=0,
             adapt_epochs=0,
             watch=watch,
             **(SCHEDULE | ({"momentum": 0.0} if name == "scaffold" else {})),
@@ -141,7 +160,7 @@ def attacked(name: str, attack: str, outliers: str, seed: int) -> dict[str, Any]
         "outliers": outliers,
         "seed": seed,
         "accuracy": scores[-1] if scores else None,
-        "rounds": len(scores),
+        "rounds": len(done),
         "left_out": len(left_out),
         "others_left_out": len([c for c in left_out if c != str(BAD)]),
         "ended": ended,
@@ -181,8 +200,12 @@ def longest(kind: str, name: str, seed: int) -> dict[str, Any]:
         door.too_long = judge
     ratio, what = worst[0]
     return {
-        **{"kind": kind, "method": name, "seed": seed},
-        **{"ratio": ratio, "what": what, "ended": ended},
+        "kind": kind,
+        "method": name,
+        "seed": seed,
+        "ratio": ratio,
+        "what": what,
+        "ended": ended,
     }
 
 
