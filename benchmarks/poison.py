@@ -60,7 +60,7 @@ ATTACKS: Mapping[str, Attack | None] = {
     "sign-flipped": lambda trained, sent: 2 * sent - trained,
     "sign-flipped, 10-fold": lambda trained, sent: sent - 10 * (trained - sent),
 }
-ONE_LARGE = [32] * 9 + [6250]  # of which a fifth is test data
+ONE_LARGE = [36] * 9 + [7150]  # of which seven tenths are for training
 HONEST: Mapping[str, Mapping[str, Any]] = {
     "25 and 5,000 samples": {"sizes": ONE_LARGE, "rounds": 5},
     "the same, 5 epochs": {"sizes": ONE_LARGE, "rounds": 3, "epochs": 5, "lr": 0.01},
