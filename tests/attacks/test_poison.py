@@ -23,11 +23,12 @@ from coterie.run import experiment as running
 from coterie.run.experiment import execute
 from coterie.run.privacy import Guard
 from coterie.weights import Weights
-from guarded import SECURE
+from guarded import SECURE, uneven
 from support import ROWS, digits, drive, experiment, models, same_bits
 
 NAN, INF = float("nan"), float("inf")
 PEOPLE = digits(samples=180)
+UNEVEN = uneven()  # whose updates differ in length by more than clipping would allow
 BAD = 2  # the client that does not follow the rules
 
 
@@ -174,7 +175,8 @@ HONEST = ("fedavg", "ifca", "scaffold", "feddyn", "ditto", "fednova", "fedfomo",
 def test_runs_without_outliers_keep_their_bits(name, tmp_path):
     found = {}
     for outliers in ("reject", "off"):
-        made = experiment(ROWS[name](), PEOPLE, settings={"outliers": outliers, "cohort": 0.7})
+        settings = {"outliers": outliers, "cohort": 0.7}
+        made = experiment(ROWS[name](), UNEVEN, settings=settings)
         found[outliers] = outcome(made, tmp_path / outliers)
     reject, off = found["reject"], found["off"]
     assert same_bits(reject.models, off.models)
