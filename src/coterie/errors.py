@@ -52,6 +52,10 @@ class TrainingError(CoterieError):
     exit_code = 5
 
 
+class Diverged(TrainingError):
+    """An update that holds NaN or infinity, or numbers too large to be added up."""
+
+
 class Abandoned(TrainingError):
     """A round in which too few clients reported: it is as if it had not been."""
 

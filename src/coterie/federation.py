@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from coterie.errors import TrainingError
+from coterie.errors import Diverged, TrainingError
 from coterie.weights import Weights
 
 ClientId = int
@@ -82,7 +82,7 @@ def check_finite(client: ClientId, round: int, task: str, arrays: Mapping[str, A
     for name, array in arrays.items():
         vector = vector_of(array)
         if vector.is_floating_point() and not bool(torch.isfinite(vector).all()):
-            raise TrainingError(
+            raise Diverged(
                 f"client {client}, round {round + 1}: '{name}' from task '{task}' is no longer "
                 "finite. Lower the learning rate (train.lr) or clip gradients (train.clip)"
             )

@@ -208,11 +208,12 @@ class Method:
     ``pieces`` are what the method is put together from, if it can be taken apart (``compose``).
     ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so; ``no_step``
     and ``no_robust_mean`` why no server's optimiser, or no robust mean, can go around it;
-    ``needs_exact`` why no codec may lose digits; ``no_noise`` why no noise can hide what it asks
-    for. ``mirrors`` names what in the server's memory
-    is the mean of what clients keep, and so cannot go back to an earlier round. ``headline`` is the
-    score that it is judged by, "received" or "adapted". One that ``keeps_budget`` ends by itself
-    before a budget is exceeded. One that ``needs_public`` runs models on the server's own samples.
+    ``no_clipping`` why updates may not be shortened; ``needs_exact`` why no codec may lose digits;
+    ``no_noise`` why no noise can hide what it asks for. ``mirrors`` names what in the server's
+    memory is the mean of what clients keep, and so cannot go back to an earlier round. ``headline``
+    is the score that it is judged by, "received" or "adapted". One that ``keeps_budget`` ends by
+    itself before a budget is exceeded. One that ``needs_public`` runs models on the server's own
+    samples.
     ``takes_as_public`` is what it was told about clients beforehand,
     which no noise hides, and how far that matters. ``chooses`` is the metric in which its clients
     name the slot that their model goes into, where they choose it themselves. ``sums`` is how many
@@ -235,6 +236,7 @@ class Method:
     needs_all_layers: str = ""
     no_step: str = ""
     no_robust_mean: str = ""
+    no_clipping: str = ""
     needs_exact: str = ""
     no_noise: str = ""
     mirrors: tuple[str, ...] = ()

@@ -74,6 +74,12 @@ Reveal = Annotated[
     str | None,
     typer.Option("--reveal", help="What --secure lets through: final-layer (FedClust)."),
 ]
+Outliers = Annotated[
+    str | None,
+    typer.Option(
+        "--outliers", help="Updates unlike the others: reject (the default), clip or off."
+    ),
+]
 Track = Annotated[
     list[str] | None,
     typer.Option("--track", help="Also write to tensorboard or mlflow; may be repeated."),
@@ -117,6 +123,7 @@ FLAGS = {
     "secure": "privacy.secure",
     "epsilon": "privacy.epsilon",
     "reveal": "privacy.reveal",
+    "outliers": "run.outliers",
 }
 
 

@@ -275,6 +275,7 @@ def adaptive_steps(
         needs_all_layers="measures the gradient of every layer in each round",
         no_step="ends with the best models seen, which a step would move",
         no_robust_mean="needs plain means of gradients",
+        no_clipping="needs plain means of gradients",
         keeps_budget=True,
     )
 

@@ -311,9 +311,11 @@ def test_a_reply_that_is_not_finite_is_refused_by_name(engine):
 
         return work
 
-    made = experiment(with_task(coterie.fedavg(), spoiled), settings={"engine": engine})
+    method, settings = with_task(coterie.fedavg(), spoiled), {"engine": engine, "rounds": 2}
     with pytest.raises(TrainingError, match="client 3, round 1: 'model'"):
-        execute(made)
+        execute(experiment(method, settings={**settings, "outliers": "off"}))
+    told = [e["rejected"] for e in execute(experiment(method, settings=settings)).history]
+    assert [list(left_out) for left_out in told] == [["3"], ["3"]]
 
 
 def test_two_orders_for_one_client_are_refused(tmp_path):

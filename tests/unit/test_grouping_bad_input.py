@@ -90,4 +90,12 @@ def test_a_client_whose_training_diverges_is_named(method):
     population = people([40] * 4)
     population.clients[2].train.x.mul_(1e30)
     with pytest.raises(TrainingError, match=r"client 2, round 1: .*no longer finite.*train\.lr"):
-        run(population, method)
+        run(population, method, outliers="off")
+    result = run(population, method)  # the others go on without it
+    assert len(result.history) == 4
+    told = [e["rejected"] for e in (result.begun, *result.history) if "rejected" in e]
+    assert told
+    assert all(list(left_out) == ["2"] for left_out in told)
+    (warning,) = [w for w in result.summary["warnings"] if "left out" in w]
+    assert warning.startswith("client 2 was left out of ")
+    assert "no longer finite. Lower the learning rate (train.lr)" in warning

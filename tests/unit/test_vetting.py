@@ -312,8 +312,8 @@ class Lying(Loop):
             yield client, message
 
 
-def doored(samples, lie, tmp_path):
-    made = experiment(coterie.fedavg(), PEOPLE)
+def doored(samples, lie, tmp_path, **settings):
+    made = experiment(coterie.fedavg(), PEOPLE, settings=settings)
     plan = made.plan(tmp_path)
     engine = Lying(plan)
     engine.lie = lie
@@ -356,9 +356,12 @@ def test_a_client_that_lies_is_rejected_by_name_and_the_others_count(lie, told, 
     assert door.rejected == {}
 
 
-def test_a_door_of_a_simulation_raises_as_before(tmp_path):
+def test_a_door_of_a_simulation_looks_for_outliers_only(tmp_path):
     with pytest.raises(TrainingError, match="client 2"):
-        doored(False, spoil, tmp_path / "a")
+        doored(False, spoil, tmp_path / "a", outliers="off")
+    replies, door = doored(False, spoil, tmp_path / "d")
+    assert [r.client for r in replies] == [0, 1, 3, 4, 5]
+    assert "no longer finite" in door.rejected[2]
     # It looks at nothing else: what a simulation does is its own.
     replies, door = doored(False, lambda b: b.update(examples=10**6), tmp_path / "b")
     assert [r.client for r in replies] == [0, 1, 2, 3, 4, 5]

@@ -154,7 +154,7 @@ class Client:
             self.trained += found.samples
             return found
         except TrainingError as error:
-            raise TrainingError(
+            raise type(error)(
                 f"client {self.id}, round {self.round + 1}: {error}. Lower the learning rate "
                 "(train.lr) or clip gradients (train.clip)"
             ) from error

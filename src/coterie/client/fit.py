@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from coterie.client.objectives import Batch, Objective, Slope
 from coterie.data.population import Split
-from coterie.errors import ConfigError, TrainingError, unknown
+from coterie.errors import ConfigError, Diverged, unknown
 from coterie.seeds import seed_for, seed_layers, torch_generator
 from coterie.weights import Layout, Weights
 
@@ -200,7 +200,7 @@ def fit(
             losses.append(loss)
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
     if not (math.isfinite(mean_loss) and bool(torch.isfinite(model.vector).all())):
-        raise TrainingError("the training loss or the weights are no longer finite")
+        raise Diverged("the training loss or the weights are no longer finite")
     trained = model.weights()
     whole = trained.part(part).onto(start) if part else trained
     return Fit(whole, len(losses), mean_loss, samples)

@@ -21,6 +21,7 @@ from coterie.door.clock import Clock, Leg, Moment, Seconds
 from coterie.door.coding import SENT, Coded, Coding, decode, encode, now_held, reference_of
 from coterie.door.exposure import Exposure
 from coterie.door.ledger import Bytes, Ledger
+from coterie.door.outliers import at_fault, shortened, too_long, without_name
 from coterie.door.policy import Policy, accept
 from coterie.door.vetting import misfits, printable, vet, vet_message
 from coterie.door.wire import Decoded, Encoded, Message, Wire, content_of, without
@@ -28,6 +29,7 @@ from coterie.engines.base import Engine, Request
 from coterie.errors import (
     Abandoned,
     CoterieError,
+    Diverged,
     RunDirError,
     TrainingError,
     WireError,
@@ -64,7 +66,9 @@ Held = dict[str, Weights]  # models by name, as a client decoded them
 class Terms:
     """What a door works by: codecs, seconds, and when a round's reports count.
 
-    ``start`` is θ⁰, the first thing that a model down can be a change of.
+    ``start`` is θ⁰, the first thing that a model down can be a change of. ``outliers`` is what
+    becomes of updates unlike the others (``run.outliers``); with ``alone`` each is judged by
+    itself, as noise asks for: then nobody's update may decide about another's.
     """
 
     coding: Coding = field(default_factory=Coding)
@@ -73,6 +77,8 @@ class Terms:
     availability: Availability | None = None
     start: Weights | None = None
     seed: int = 0
+    outliers: str = "reject"
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class Door:
     @property
     def plain_means(self) -> bool:
         """Whether a mean is the plain mean of just what clients sent."""
-        return self.terms.coding.upwards.exact
+        return self.terms.coding.upwards.exact and self.terms.outliers != "clip"
 
     def begin(
         self,
@@ -314,6 +320,7 @@ class Door:
         asked = [*requests, *(sheet.request(o) for o in spare.values())]
         arrived: dict[ClientId, Message] = {}
         bodies: dict[ClientId, Mapping[str, Any]] = {}
+        diverged: dict[ClientId, str] = {}
         apart = not self.cohort or not orders or orders[0].task in NO_WORK or _unhurried(orders)
         ends = math.inf if apart else self._ends
         real, began = self._real_deadline, time.monotonic()
@@ -336,7 +343,12 @@ class Door:
                     # One that was damaged is as good as lost. They are read as they come, while
                     # others are still at work.
                     with suppress(WireError), self._forgiving(client):
-                        bodies[client] = sheet.read(client, by_client[client], message)
+                        try:
+                            bodies[client] = sheet.read(client, by_client[client], message)
+                        except Diverged as error:
+                            if by_client[client].task in (FETCH, KEEP):
+                                raise
+                            diverged[client] = printable(error)
         if apart:
             self._ends += time.monotonic() - began
         # Members of different secure sums send arrays of different lengths, as is right.
@@ -344,6 +356,7 @@ class Door:
             for client, why in misfits(by_client, bodies).items():
                 self.rejected[client] = why
                 del bodies[client]
+        left_out = self._judge(sheet, by_client, bodies, diverged)
         for client, body in bodies.items():
             self._take(client, body.get("scored", {}))
         late |= self._time(orders, requests, {c: arrived[c] for c in bodies})
@@ -355,11 +368,64 @@ class Door:
                 answers.append(sheet.answer(client, bodies[client]))
             elif client in bodies:
                 self._late.append(sheet.answer(client, bodies[client]))
+            elif client in left_out:
+                self._late.append(sheet.answer(client, left_out[client]))
         if adopt:
             for answer in answers:
                 self.adopt(answer)
-        self._enough(orders, answers, late)
+        # With noise, what one client's data made of its update must not decide over the round.
+        self._enough(orders, len(answers) + len(diverged) * self.terms.alone, late)
         return answers
+
+    def _judge(
+        self,
+        sheet: _Sheet,
+        orders: Mapping[ClientId, Order],
+        bodies: dict[ClientId, Mapping[str, Any]],
+        diverged: Mapping[ClientId, str],
+    ) -> dict[ClientId, Mapping[str, Any]]:
+        """Take outliers out of what has come, or shorten them; gives the bodies taken out."""
+        terms = self.terms
+        if diverged:
+            self._leave_out_diverged(sheet, orders, bodies, diverged)
+        if terms.outliers == "off" or terms.alone:
+            return {}
+        sent = {c: b["arrays"] for c, b in bodies.items() if orders[c].task not in NO_WORK}
+        if terms.outliers == "clip":
+            for client, arrays in shortened(orders, sheet.received, sent).items():
+                bodies[client] = {**bodies[client], "arrays": arrays}
+            return {}
+        found = too_long(orders, sheet.received, sent)
+        self.rejected |= found
+        return {client: bodies.pop(client) for client in found}
+
+    def _leave_out_diverged(
+        self,
+        sheet: _Sheet,
+        orders: Mapping[ClientId, Order],
+        bodies: Mapping[ClientId, Any],
+        diverged: Mapping[ClientId, str],
+    ) -> None:
+        """Reject updates that are not finite; in a simulation, end where no client is to blame."""
+        faults = {}
+        if not self.terms.alone:
+            faults = at_fault(orders, sheet.received, diverged, bodies)
+        if self.samples is None and faults:
+            when = f"round {self.moment}" if self.moment else "before round 1"
+            left = f", as round {self.moment - 1} left it" if self.moment > 1 else ""
+            first = min(faults)
+            raise Diverged(
+                f"{when}: the updates of {len(diverged)} of {len(bodies) + len(diverged)} clients "
+                f"cannot be used: {without_name(diverged[first])}. No client is to blame "
+                f"({faults[first]}): it is the model that they were sent{left}, or the settings"
+            )
+        if self.samples is None and (self.terms.outliers == "off" or len(self.cohort) == 1):
+            raise Diverged(diverged[min(diverged)])
+        for client, why in diverged.items():
+            self.rejected[client] = why
+            if client in faults:
+                blamed = f"{faults[client]}, so it is the model or the settings"
+                self.rejected[client] = f"{why}. It is not to blame: {blamed}"
 
     @contextmanager
     def _forgiving(self, client: ClientId) -> Iterator[None]:
@@ -476,18 +542,19 @@ class Door:
     def _lasts(self, seconds: Seconds) -> None:
         self.lasted, self.round_lasted = self.lasted + seconds, self.round_lasted + seconds
 
-    def _enough(
-        self, orders: Sequence[Order], replies: Sequence[Reply], late: set[ClientId]
-    ) -> None:
+    def _enough(self, orders: Sequence[Order], reported: int, late: set[ClientId]) -> None:
         """Give a round up that too few report in."""
         if not self.cohort or not orders or orders[0].task in NO_WORK:
             return
         # A few who are asked by themselves, as newcomers are, do not decide over the round.
         asked = self.enough if self.least == 1 else self.least
-        if len(replies) < self.least and len(orders) >= asked:
+        if reported < self.least and len(orders) >= asked:
+            out = [o.client for o in orders if o.client in self.rejected]
             raise Abandoned(
-                f"{len(replies)} of {len(orders)} clients reported"
-                f"{f', {len(late)} were late' if late else ''}, and it takes {self.least}"
+                f"{reported} of {len(orders)} clients reported"
+                f"{f', {len(late)} were late' if late else ''}"
+                f"{f', {len(out)} were left out ({self.rejected[out[0]]})' if out else ''}"
+                f", and it takes {self.least}"
             )
 
 

@@ -29,6 +29,10 @@ NO_ROBUST_MEAN = (
     "keeps its correction at the mean of its clients' own corrections, and a robust mean of their "
     "changes would lead it away from there"
 )
+NO_CLIPPING = (
+    "keeps its correction at the mean of its clients' own corrections, which follow from their "
+    "updates as they were"
+)
 NEEDS_EXACT = (
     "works out the mean of its clients' duals from the models that travel, which must arrive as "
     "they were sent"
@@ -52,7 +56,8 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
     Newcomers: get the model; their c_i is 0, so c shrinks by the share of those who were there.
     Departs: the local learning rate is that of the round, decayed. Buffers of batch normalisation
     are means by samples. Momentum and other optimisers than SGD are refused, and so are robust
-    means (``median``, ``trimmed-mean``, ``krum``): c would no longer be the mean of the c_i.
+    means (``median``, ``trimmed-mean``, ``krum``) and clipping (``run.outliers``): c would no
+    longer be the mean of the c_i.
     Notes: where clients have two labels each, training diverges at learning rates above 0.01. That
     is the method's own doing: an independent implementation diverges, too. Set ``train.lr = 0.01``,
     or clip gradients with ``train.clip = 1``.
@@ -106,6 +111,7 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
         pieces=None,
         needs_all_layers=EVERY_LAYER,
         no_robust_mean=NO_ROBUST_MEAN,
+        no_clipping=NO_CLIPPING,
         mirrors=(KEY, TOTAL),
     )
 
@@ -123,8 +129,9 @@ def feddyn(alpha: Positive = 0.1) -> Method:
     Travels: 1 model down, 1 up.
     Newcomers: get the model; their g_i is 0, so h shrinks by the share of those who were there.
     Departs: the local optimum is sought by the run's epochs, not exactly. Buffers of batch
-    normalisation are means by samples. Robust means (``median``, ``trimmed-mean``, ``krum``) and
-    lossy codecs are refused: h would no longer be the mean of the g_i.
+    normalisation are means by samples. Robust means (``median``, ``trimmed-mean``, ``krum``),
+    clipping (``run.outliers``) and lossy codecs are refused: h would no longer be the mean of the
+    g_i.
     Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
     """
     base = grouped("feddyn")
@@ -160,6 +167,7 @@ def feddyn(alpha: Positive = 0.1) -> Method:
         pieces=None,
         needs_all_layers=EVERY_LAYER,
         no_robust_mean=NO_ROBUST_MEAN,
+        no_clipping=NO_CLIPPING,
         needs_exact=NEEDS_EXACT,
         mirrors=(KEY, TOTAL),
     )

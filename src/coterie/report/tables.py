@@ -67,6 +67,8 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
     if "clock" in event:
         parts.append(f"clock {event['clock']['total']:.1f} s")
     parts += [f"{event[key]} {key}" for key in ("lost", "late") if event.get(key)]
+    if people := event.get("rejected"):
+        parts.append(f"left out: client{'s' * (len(people) > 1)} {', '.join(people)}")
     if "privacy" in event:
         parts.append(f"ε ≤ {event['privacy']['epsilon']:.3g}")
     if "abandoned" not in event:

@@ -139,6 +139,7 @@ class RunSection(Section):
     weighted: bool = False
     selection: float = Field(0.0, ge=0)
     abandoned: int = Field(10, ge=1)
+    outliers: str = "reject"
 
 
 class EvaluationSection(Section):

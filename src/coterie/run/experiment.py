@@ -39,7 +39,7 @@ from coterie.method import Method, Public, Setup
 from coterie.models import initialise
 from coterie.run.ending import Stop
 from coterie.run.live import Live
-from coterie.run.privacy import calibrated, check_privacy
+from coterie.run.privacy import calibrated, check_outliers, check_privacy
 from coterie.run.provenance import about, described, session, size_of
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir
@@ -81,7 +81,8 @@ class Settings(Policy):
     stay outside while the others train; they are admitted at the end and adapt what they receive
     for ``admit_epochs``. ``wire`` are the codecs; ``clock`` and ``availability`` a name and its
     parameters; ``stop`` is what ends a run early, ``target`` a score whose cost is reported;
-    ``privacy`` is what the server must not learn.
+    ``privacy`` is what the server must not learn. ``outliers`` is what becomes of updates that are
+    not finite, or far longer than the others': "reject", "clip" or "off".
     """
 
     rounds: int = 20
@@ -100,6 +101,7 @@ class Settings(Policy):
     holdout: int = 0
     admit_epochs: int = 5
     target: float | None = None
+    outliers: str = "reject"
     wire: Coding = field(default_factory=Coding)
     clock: Mapping[str, Any] = field(default_factory=lambda: {"name": "none"})
     availability: Mapping[str, Any] = field(default_factory=lambda: {"name": "always"})
@@ -157,6 +159,7 @@ class Experiment:
             self.method.check(self.setup(start))
         self._check_codecs()
         self.check_privacy(layout)
+        check_outliers(self.settings.outliers, self.privacy, self.method)
         self.terms(start)
         if self.settings.stop.seconds is not None and self.settings.clock["name"] == "none":
             raise ConfigError(
@@ -246,7 +249,16 @@ class Experiment:
         clock = make_clock(names[0], named[0], settings.seed, everybody, max(1, size_of(start)))
         available = make_availability(names[1], named[1], settings.seed, everybody)
         check_policy(settings.policy, len(self.members), clock, available)
-        return Terms(settings.wire, clock, settings.policy, available, start, settings.seed)
+        return Terms(
+            settings.wire,
+            clock,
+            settings.policy,
+            available,
+            start,
+            settings.seed,
+            settings.outliers,
+            settings.privacy.noised,
+        )
 
     def setup(self, start: Weights) -> Setup:
         """What the method starts from."""
@@ -333,6 +345,8 @@ class Experiment:
         ]
         if self.init != "torch":  # the names of older runs, which have no init, stay as they are
             parts.append(self.init)
+        if self.settings.outliers != "reject":  # likewise
+            parts.append(self.settings.outliers)
         digest.update(json.dumps(parts, default=str).encode())
         return digest.hexdigest()
 

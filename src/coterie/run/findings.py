@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from coterie.door.outliers import without_name
+
 Event = Mapping[str, Any]
 Noted = tuple[int, Mapping[str, Any]]  # the round of an event (0: before the first), and a note
 
@@ -176,8 +178,16 @@ def news_of(event: Event) -> list[str]:
 
 
 def warnings_of(events: Sequence[Event], over: bool = True) -> list[str]:
-    """The warnings of a run, the first for each parameter; those for the end if it is over."""
+    """The warnings of a run, the first for each parameter; those for the end if it is over.
+
+    A client whose answer was left out is one, when that first happens.
+    """
     first, last = dict[str, str](), dict[str, str]()
+    for event in events:
+        for client, why in (event.get("rejected") or {}).items():
+            when = f"round {event['round']}" if event.get("round") else "what came before round 1"
+            text = f"client {client} was left out of {when}: {without_name(str(why))}"
+            first.setdefault(f"client {client}", text)
     for _, said in noted(events, WARNING):
         for key, text in said.items():
             first.setdefault(str(key), str(text))

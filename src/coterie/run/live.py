@@ -230,6 +230,7 @@ class Live:
             "kinds": {k: [b.down, b.up] for k, b in sorted(self.ledger.kinds.items())},
             "seconds": {"train": round(time.perf_counter() - began, 4)},
         }
+        self.begun |= self._left_out()
         if self.terms.clock is not None:
             self.begun["clock"] = asdict(self.door.lasted)
         moved = self.ledger.total + self.ledger.total_wasted
@@ -309,7 +310,7 @@ class Live:
             event["spared"] = self.remote.spared - spared
         if self.door.rejected and self.remote is not None:
             self.remote.doubt(self.door.rejected)
-            event["rejected"] = {str(c): why for c, why in sorted(self.door.rejected.items())}
+        event |= self._left_out()
         self._book(number + 1)
         if self._may_wait(number, event):
             self.unscored = number + 1
@@ -329,6 +330,11 @@ class Live:
         self._show([*complete, *([] if self.unscored else [event])])
         self._give_up()
         self._heed()
+
+    def _left_out(self) -> dict[str, Any]:
+        """Whose answers were not used since the round, or the stage, began, and why."""
+        told = {str(c): why for c, why in sorted(self.door.rejected.items())}
+        return {"rejected": told} if told else {}
 
     def _heed(self) -> None:
         """End here if a file in the run's folder asks for that; what is done is saved first."""
@@ -480,7 +486,8 @@ class Live:
         self.ids = sorted({*self.ids, *came})
         groups = [self.state.groups[c] for c in came]
         self._book(number + 1)
-        self._note({"round": number + 1, "event": "arrival", "clients": came, "groups": groups})
+        event = {"round": number + 1, "event": "arrival", "clients": came, "groups": groups}
+        self._note({**event, **self._left_out()})
 
     def _leave(self) -> None:
         """A real federation is over: every client keeps the model that it would use now.
@@ -690,7 +697,7 @@ class Live:
         self.door.begin(max(0, self.done - 1), stage="admit")
         info = Round(self.done, self.newcomers, self.experiment.public)
         self.state = admit(self.federation, self.state, info)
-        came = [c for c in self.newcomers if c in self.state.groups]
+        came, rejected = [c for c in self.newcomers if c in self.state.groups], self._left_out()
         total, epochs = self.ledger.total, self.settings.admit_epochs
         received = self._scores(clients=came)
         adapted = self._scores(epochs, came) if epochs else received
@@ -702,6 +709,7 @@ class Live:
             "received": summarise(received, self.judged_by),
             "adapted": summarise(adapted, self.judged_by),
             "bytes": asdict(total - before),
+            **rejected,
         }
         self._note({"round": self.done, "event": "admission", **found})
         return found, received, adapted

@@ -8,6 +8,7 @@ from typing import Any
 
 from coterie.door.coding import Coding
 from coterie.door.door import Door
+from coterie.door.outliers import OUTLIERS
 from coterie.door.policy import Policy, cohort_size
 from coterie.door.privacy.accounting import Sampling, calibrate, sensible_delta
 from coterie.door.privacy.dp import Private
@@ -17,7 +18,7 @@ from coterie.door.privacy.secure import Secure
 from coterie.door.privacy.settings import Privacy
 from coterie.door.privacy.spending import Account, Spending, account_of
 from coterie.engines.site import Plan
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, unknown
 from coterie.federation import Federation, Slot
 from coterie.layerwise import RESTS
 from coterie.method import Method
@@ -95,6 +96,31 @@ def check_privacy(
             f"method {method.name} groups or mixes clients by what each of them sent, which "
             f"moves the models of others too, and is not noised: {seen_by(method)}. Choose one "
             "that asks for means, or privacy.mechanism = local"
+        )
+
+
+def check_outliers(outliers: str, privacy: Privacy, method: Method) -> None:
+    """Refuse a treatment of outliers that there is not, or that does not go with the run."""
+    if outliers not in OUTLIERS:
+        raise ConfigError(unknown("run.outliers", outliers, OUTLIERS))
+    if outliers != "clip":
+        return
+    use = "Take run.outliers = reject"
+    if method.no_clipping:
+        raise ConfigError(
+            f"run.outliers = 'clip' shortens what clients send, and method {method.name} "
+            f"{method.no_clipping}. {use}, or another method"
+        )
+    if privacy.noised:
+        raise ConfigError(
+            "run.outliers = 'clip' shortens updates to what is usual in the cohort, so each client "
+            f"decides about the others', which ε does not account for. {use}: noise has its own "
+            "bound, privacy.clip"
+        )
+    if privacy.secure:
+        raise ConfigError(
+            "run.outliers = 'clip' shortens single updates, and under --secure the server sees "
+            f"none. {use}, which then leaves out what clients themselves find not to be finite"
         )
 
 

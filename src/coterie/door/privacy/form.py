@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.door.privacy.secagg.ring import from_ring, to_ring
-from coterie.errors import TrainingError
+from coterie.errors import Diverged
 from coterie.federation import Array, vector_of
 from coterie.weights import Layout, Weights
 
@@ -115,7 +115,7 @@ def contribution(
         numbers = to_ring(values, bits, 1, members)
         ends = to_ring(np.array([counts, examples, *known]), 0, 1, members)
     except ValueError:  # which value it is, and how large, stays with the client
-        raise TrainingError(
+        raise Diverged(
             f"a value is too large for a sum of {members} clients with {bits} bits after the "
             "point, or not finite. Lower privacy.bits, or the learning rate if the model diverges"
         ) from None
