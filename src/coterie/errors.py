@@ -46,6 +46,10 @@ class RunDirError(CoterieError):
     exit_code = 4
 
 
+class LostHistory(RunDirError):
+    """A run that can be resumed only without a part of its history, unless that is accepted."""
+
+
 class TrainingError(CoterieError):
     """Training failed: a model diverged, a task raised, or nobody replied."""
 
