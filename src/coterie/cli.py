@@ -225,8 +225,9 @@ def _resumed(
 
 def rounds_done(place: Path) -> int:
     """How many rounds the run in this folder has saved."""
-    names = [p.stem.rpartition("-")[2] for p in (place / "checkpoints").glob("round-*.json")]
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    from coterie.run.rundir import RunDir
+
+    return RunDir(place).saved()
 
 
 def _how_to_go_on(place: Path, more: str) -> str:

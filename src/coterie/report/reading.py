@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,14 @@ from coterie.report import shapes
 from coterie.report.notebook import Notebook
 from coterie.run.checked import JSON_LINES, check_note, from_json, read_lines
 from coterie.run.findings import grouping_of, round_samples, warnings_of
-from coterie.run.rundir import CHECKSUMS, RunDir, open_plain, rounds_of, wrong_tables
+from coterie.run.rundir import CHECKSUMS, RunDir, numbered, open_plain, rounds_of, wrong_tables
 
 if TYPE_CHECKING:
     from coterie.run.result import Result
 
 KINDS = ("init", "scores", "arrival", "admission")  # events that are not rounds, as far as known
 FINISHED, RUNNING, STOPPED = "finished", "running", "stopped"
+_MOST = 1000  # missing rounds that are looked for
 _DEPTH = 4  # how deep under a folder runs are looked for
 
 Row = Mapping[str, Any]
@@ -213,7 +215,7 @@ def read_run(path: str | Path, name: str = "") -> Reading:
         raise RunDirError(f"{path} is not a run directory{hint}")
     problems: list[str] = []
     # Looked at before the files: those of a run that nobody works on are as it left them.
-    working = run.at_work()
+    working, saved = run.at_work(), run.saved()
     events = _events(run.events, problems)
     result = _checked(run.result, from_json, shapes.RESULT, problems)
     clients, exposed = _rows(run.table, problems), _rows(run.exposure, problems)
@@ -224,6 +226,10 @@ def read_run(path: str | Path, name: str = "") -> Reading:
     if isinstance(told, int) and told < last:
         problems.append(f"result.json is of round {told}, before the run was continued: left out")
         result, clients, exposed = {}, [], []
+    rounds = {e["round"] for e in events if "event" not in e}
+    lacking = (n for n in range(1, max(saved, last) + 1) if n not in rounds)
+    if gone := list(islice(lacking, _MOST)):
+        problems.append(f"{run.events.name} lacks {numbered(gone)}")
     status = RUNNING if working else FINISHED if result else STOPPED
     return Reading(
         name=name or path.resolve().name,

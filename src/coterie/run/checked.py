@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -129,7 +130,7 @@ class LineFile:
         """The present end."""
         if self._mark is None:
             found = self.read()
-            lines = found.whole
+            lines = found.every
             if lines and not found.checked:  # of an earlier version: they get checksums now
                 self.write([line.text for line in lines])
             else:
@@ -140,9 +141,11 @@ class LineFile:
     def append(self, texts: Iterable[str]) -> None:
         """Add lines; an OSError if they cannot be written."""
         written, mark = self._sealed(texts, self.mark)
-        title = "" if self.path.exists() else self._title()
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(title + written)
+        with self.path.open("a+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            torn = file.read() not in (b"", b"\n")  # a crash left a line without its end
+            file.write((self._title() if not end else "\n" * torn).encode() + written.encode())
         self._mark = mark
 
     def write(self, texts: Iterable[str]) -> None:

@@ -423,6 +423,8 @@ def execute(
             stack.callback(run.unlock)
             if remote is None:  # who serves has begun before, and looked then
                 run.stop_asked()  # of a session before this one
+            if resume and plan.privacy.on and remote is None:
+                plan.roster.check()
             live.begin(resume, discard_damaged)
             run.write_config(experiment.config)
             run.write_data(described(experiment.population, remote is not None))

@@ -128,7 +128,9 @@ class Live:
         self.ids = list(last.door.get("members", self.ids))
         self.exposure = Exposure.from_tree(last.door["exposure"])
         self.guard.restore(last.door["privacy"])
-        self.retained = [dict(c.door["versions"]) for c in good[-KEPT:]]
+        # Orders name what clients keep: as often as without a crash, or bytes would be others.
+        before = last.door.get("retained", [c.door["versions"] for c in good[-KEPT:-1]])
+        self.retained = [*map(dict, before), dict(self.versions)]
         events = self.run_dir.rewind(self.done, last.lines)
         if discard:
             self.checkpoints.mark(self.done, self.run_dir.marks())
@@ -702,6 +704,7 @@ class Live:
         door = {
             "ledger": self.ledger.to_tree(),
             "versions": dict(self.door.versions),
+            "retained": self.retained[1 - KEPT :],
             "held": folded(self.door.held),
             "lasted": (lasted.computation, lasted.communication, lasted.waiting),
             "next": self.next,

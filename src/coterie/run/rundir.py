@@ -21,6 +21,7 @@ from zlib import crc32
 from coterie.errors import RunDirError
 from coterie.run.checked import (
     EVENTS,
+    JSON_LINES,
     LEDGER_ROWS,
     Line,
     LineFile,
@@ -103,6 +104,11 @@ class RunDir:
         if not run.config.is_file():
             raise RunDirError(f"{path} is not a run directory: it has no config.toml")
         return run
+
+    def saved(self) -> int:
+        """The round of the newest checkpoint, by its name; 0 if there is none."""
+        names = [path.stem.rpartition("-")[2] for path in self.checkpoints.glob("round-*.json")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def lock(self) -> None:
         """Make sure that no other process is at work here."""
@@ -192,23 +198,16 @@ class RunDir:
 
     def append_session(self, session: Mapping[str, Any]) -> None:
         """Add a line to the sessions."""
-        try:
-            with self.sessions.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(session) + "\n")
-        except OSError as error:
-            raise self._full(self.sessions, error) from error
+        self._append(LineFile(self.sessions, JSON_LINES), [json.dumps(session)])
 
     def _append(self, file: LineFile, texts: Iterable[str]) -> None:
         try:
             file.append(texts)
         except OSError as error:
-            raise self._full(file.path, error) from error
-
-    def _full(self, path: Path, error: OSError) -> RunDirError:
-        return RunDirError(
-            f"cannot write {path}: {error.strerror}. Free some space; continue with "
-            f"--resume {self.path}"
-        )
+            raise RunDirError(
+                f"cannot write {file.path}: {error.strerror}. Free some space; continue with "
+                f"--resume {self.path}"
+            ) from error
 
     def append_ledger(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add a round's rows to the ledger."""
@@ -252,7 +251,7 @@ class RunDir:
             if file is self._event_lines:
                 kept = {e["round"] for e in rounds_of(line.value for line in lines.every)}
                 gone = [n for n in range(1, rounds + 1) if n not in kept]
-                what = "the history of " + (_numbered(gone) if gone else "what is between rounds")
+                what = "the history of " + (numbered(gone) if gone else "what is between rounds")
             return f"{file.path} {how}, and {what} cannot be read any more"
         return ""
 
@@ -332,10 +331,10 @@ def _complete(file: LineFile, lines: Lines, rounds: int, mark: Mark | None) -> b
     return [e["round"] for e in rounds_of(line.value for line in kept)] == [*range(1, rounds + 1)]
 
 
-def _numbered(rounds: Sequence[int]) -> str:
+def numbered(rounds: Sequence[int]) -> str:
     """Rounds in words.
 
-    >>> _numbered([3]), _numbered([3, 4, 5]), _numbered([1, 3])
+    >>> numbered([3]), numbered([3, 4, 5]), numbered([1, 3])
     ('round 3', 'rounds 3 to 5', 'rounds 1, 3')
     """
     if len(rounds) == 1:

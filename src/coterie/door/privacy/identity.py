@@ -48,6 +48,16 @@ class Roster(Mapping[ClientId, bytes]):
             return _read(self.folder / f"{client}.key")
         return self.entropy.stream("identity", client)(32)
 
+    def check(self) -> None:
+        """Refuse keys that were drawn before and are damaged."""
+        for client in self.clients if self.entropy.kind == "system" else ():
+            private, public = (self.folder / f"{client}.{end}" for end in ("key", "pub"))
+            if public.exists() and _public(_read(private)) != _read(public):
+                raise RunDirError(
+                    f"{private} and {public.name} do not belong together: one of them is damaged. "
+                    "Put back a copy, or start the run again in a new folder"
+                )
+
     def prepare(self) -> None:
         """Draw the keys that there are none of yet; in a simulation there is nothing to draw."""
         if self.entropy.kind != "system":
@@ -56,11 +66,6 @@ class Roster(Mapping[ClientId, bytes]):
         for client in self.clients:
             private, public = (self.folder / f"{client}.{end}" for end in ("key", "pub"))
             if public.exists():  # it is written last: before that nobody knows the key
-                if _public(_read(private)) != _read(public):
-                    raise RunDirError(
-                        f"{private} and {public} do not belong together: one of them is damaged. "
-                        "Put back a copy, or start the run again in a new folder"
-                    )
                 continue
             private.unlink(missing_ok=True)
             key = self.entropy.stream("identity")(32)
