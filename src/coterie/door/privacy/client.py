@@ -301,13 +301,12 @@ class Sealing:
         what = hashlib.sha256(f"{kept['round']} {kept['asked']}".encode()).hexdigest()
         counts = hashlib.sha256(repr(kept["place"]).encode()).hexdigest()
         rows = [dict.fromkeys(people, 1.0)]
-        for line in path.read_text().splitlines() if path.exists() else []:
-            before, so, *others = line.split()
+        for before, so, *others in _records(path):
             if before != what:
                 continue
             if so != counts:
                 raise Rejected(f"client {client} has given the same upload with other weights")
-            rows.append(dict.fromkeys(map(int, others), 1.0))
+            rows.append(dict.fromkeys(others, 1.0))
         alone = isolated(rows, self.privacy.min_group)
         if alone is not None:
             raise Rejected(
@@ -442,3 +441,15 @@ def noised(
 
 def _bytes(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _records(path: Path) -> list[tuple[Any, ...]]:
+    """What a client has signed, as ``_sign`` wrote it: two digests, and the members of a sum."""
+    try:
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [
+            (what, counts, *map(int, people))
+            for what, counts, *people in (line.split() for line in lines)
+        ]
+    except ValueError as error:
+        raise RunDirError(f"{path} is damaged ({error}): put back a copy of it") from error
