@@ -294,11 +294,11 @@ class Federation:
         for client in clients or tuple(self.grid.members):
             self.grid.members[client] = self.member(client)
 
-    def serve(self, name: str = "served", watch: Any = None, expect: int | None = None) -> Result:
+    def serve(self, name: str = "served", watch: Any = None, **told_too: Any) -> Result:
         """Serve it, as ``coterie serve`` would, or go on."""
         named = SimpleNamespace(token_hex=lambda _: self.run_name(name))
         with self.in_memory(), patch.object(serving, "secrets", named):
-            told = serving.Serving(self.config, self.root / name, self.keys, expect=expect)
+            told = serving.Serving(self.config, self.root / name, self.keys, **told_too)
             seen = watch or (lambda event: None)
             return serving.serve(told, lambda _: nullcontext(seen), self.said.append)
 

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -28,6 +28,7 @@ from coterie.options import (
     Cohort,
     ConfigFile,
     DataSet,
+    DiscardDamaged,
     EngineName,
     Epochs,
     EpsilonBudget,
@@ -51,6 +52,7 @@ from coterie.options import (
     Target,
     Track,
     Workers,
+    asking,
     chosen_of,
     err,
     new_directory,
@@ -64,8 +66,11 @@ from coterie.options import (
 from coterie.report import commands as seeing
 from coterie.report.live import commands as live
 from coterie.run import commands as comparing
-from coterie.run import groups_commands as asking
+from coterie.run import groups_commands as grouping
 from coterie.run.stopping import heeding, stoppable, stopped_with
+
+if TYPE_CHECKING:
+    from coterie.run.result import Result
 
 app = typer.Typer(
     help="Federated learning among clients whose data differ.",
@@ -116,6 +121,7 @@ def run(
         Path | None, typer.Option("--dir", help="Where to keep the run (default: runs/…).")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
+    discard_damaged: DiscardDamaged = False,
     track: Track = None,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -139,6 +145,8 @@ def run(
         tree = _resumed(resume, config or scenario or stand_in, directory, sets, flags)
         about = recall(resume, tree)
     else:
+        if discard_damaged:
+            raise ConfigError("--discard-damaged is about a run that is continued: give --resume")
         tree = resolve(config, sets, scenario=scenario, **flags)
         chosen = chosen_of(scenario, tree, stand_in)
         tree = tree if chosen is None else chosen.tree
@@ -152,26 +160,30 @@ def run(
     name, total = experiment.method.name, experiment.settings.rounds
     more = f" --rounds {rounds}" if resume is not None and rounds is not None else ""
     more += "".join(f" --track {each}" for each in track or ())
-    tracked = tracking(track, place, warn)
-    shown = progress(
-        err,
-        name,
-        total,
-        judged_by,
-        quiet,
-        done=0 if resume is None else rounds_done(resume),
-        may_end=experiment.settings.stop != Stop(),
-    )
-    stopped = stopped_with(lambda: _how_to_go_on(place, more))
-    with stopped, remember(place, about), shown as watch:
-        result = execute(
-            experiment,
-            place,
-            resume is not None,
-            heeding(watch),
-            track=tracked,
-            say=saying(err, name, quiet),
+
+    def go(discard: bool) -> Result:
+        shown = progress(
+            err,
+            name,
+            total,
+            judged_by,
+            quiet,
+            done=0 if resume is None else rounds_done(resume),
+            may_end=experiment.settings.stop != Stop(),
         )
+        stopped = stopped_with(lambda: _how_to_go_on(place, more))
+        with stopped, remember(place, about), shown as watch:
+            return execute(
+                experiment,
+                place,
+                resume is not None,
+                heeding(watch),
+                track=tracking(track, place, warn),
+                say=saying(err, name, quiet),
+                discard_damaged=discard,
+            )
+
+    result = asking(go, discard_damaged)
     if as_json:
         known = {} if about is None else {"scenario": about}
         typer.echo(json.dumps(finite({**result.summary, **known, "directory": str(place)})))
@@ -187,13 +199,12 @@ def _resumed(
     """The run's own configuration; only what cannot change its course may be given anew."""
     from coterie.run.config import assign, assign_texts, parse, run_anew
     from coterie.run.rundir import RunDir
-    from coterie.run.toml import read_toml
 
     free = ("rounds", "engine", "workers", "address", "alone")
     ends = [text for text in sets or [] if text.strip().startswith("stop.")]
     more = config or directory or len(ends) < len(sets or [])
     refuse_with_resume("run", bool(more), flags, *free, and_also=" and --set stop.…")
-    tree = read_toml(RunDir.open(resume).config)
+    tree = RunDir.open(resume).read_config()
     if "python" in tree:
         raise ConfigError(
             f"{resume} was made by coterie.simulate: continue it from Python with "
@@ -216,8 +227,9 @@ def _resumed(
 
 def rounds_done(place: Path) -> int:
     """How many rounds the run in this folder has saved."""
-    names = [p.stem.rpartition("-")[2] for p in (place / "checkpoints").glob("round-*.json")]
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    from coterie.run.rundir import RunDir
+
+    return RunDir(place).saved()
 
 
 def _how_to_go_on(place: Path, more: str) -> str:
@@ -233,8 +245,8 @@ app.add_typer(federation.keys, name="keys")
 app.command()(federation.serve)
 app.command()(federation.join)
 app.command()(comparing.compare)
-app.command()(asking.groups)
-app.command(hidden=True, deprecated=True)(asking.probe)
+app.command()(grouping.groups)
+app.command(hidden=True, deprecated=True)(grouping.probe)
 app.command()(live.watch)
 app.command()(seeing.report)
 

@@ -7,6 +7,7 @@ error                          exit  meaning
 ``ConfigError``                   2  a wrong name, key or value in the configuration
 ``DataError``                     3  data that is missing, damaged or cannot be split as asked
 ``RunDirError``                   4  a run directory or checkpoint that cannot be used
+``LostHistory``                   4  one that can be used only with a loss that nobody accepted
 ``TrainingError``                 5  training itself failed (diverged, no reply left)
 ``EngineError``                   6  the engine could not start or lost its workers
 ``WireError``                     7  a message that was damaged or cut short on its way
@@ -44,6 +45,10 @@ class RunDirError(CoterieError):
     """A run directory or checkpoint that cannot be read, written or resumed."""
 
     exit_code = 4
+
+
+class LostHistory(RunDirError):
+    """A run that can be resumed only without a part of its history, unless that is accepted."""
 
 
 class TrainingError(CoterieError):

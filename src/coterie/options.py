@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, LostHistory
 
 if TYPE_CHECKING:
     from coterie.run.scenarios import Chosen, Scenario
@@ -83,6 +84,13 @@ Outliers = Annotated[
 Track = Annotated[
     list[str] | None,
     typer.Option("--track", help="Also write to tensorboard or mlflow; may be repeated."),
+]
+DiscardDamaged = Annotated[
+    bool,
+    typer.Option(
+        "--discard-damaged",
+        help="Go on although a damaged file costs a part of the run's history; the file is kept.",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 ScenarioName = Annotated[
@@ -187,6 +195,25 @@ def tell(chosen: Chosen | None) -> None:
 def warn(text: str) -> None:
     """Say something on standard error, above the progress if that is there."""
     err.print(f"[yellow]note:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+_Result = TypeVar("_Result")
+
+
+def asking(go: Callable[[bool], _Result], discard: bool) -> _Result:
+    """Do it; if it would lose a part of a run's history, ask first, if anybody is there to answer.
+
+    ``go`` is told whether that may be lost; ``discard`` is what the command line says of it.
+    """
+    try:
+        return go(discard)
+    except LostHistory as loss:
+        if not sys.stdin.isatty() or not sys.stderr.isatty():
+            raise
+        err.print(escape(f"{loss}."), highlight=False, soft_wrap=True)
+        if not typer.confirm("Go on without it?", err=True):
+            raise
+    return go(True)
 
 
 def from_environment(folder: Path) -> bool:

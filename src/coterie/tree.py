@@ -102,14 +102,17 @@ def write_tree(path: Path, tree: Tree, whole: Layout, *, durable: bool) -> str:
     packed, tensors = pack(tree, whole)
     arrays = {str(i): t.detach().contiguous().clone() for i, t in enumerate(tensors)}
     text = json.dumps(packed)
-    data = save(arrays, metadata={"tree": text, "digest": _digest(text, list(arrays.values()))})
+    data = save(arrays, metadata={"tree": text, "sum": _digest(text, list(arrays.values()), True)})
     write_atomic(path, data, durable=durable)
     return hashlib.sha256(data).hexdigest()
 
 
-def _digest(text: str, tensors: Sequence[Tensor]) -> str:
+def _digest(text: str, tensors: Sequence[Tensor], formed: bool) -> str:
+    """Of all that makes a tree; ``formed``: of the tensors' types and shapes, too."""
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for tensor in tensors:
+        if formed:
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(_bits(tensor))
     return digest.hexdigest()
 
@@ -150,10 +153,12 @@ def read_tree(path: Path, whole: Layout) -> Tree:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = [file.get_tensor(str(i)) for i in range(len(list(file.keys())))]
-        if metadata["digest"] != _digest(metadata["tree"], tensors):
+        formed = "sum" in metadata  # an earlier version wrote "digest"
+        told = metadata["sum" if formed else "digest"]
+        if told != _digest(metadata["tree"], tensors, formed):
             raise ValueError("its checksum is wrong")
         return unpack(json.loads(metadata["tree"]), tensors, whole)
     except FileNotFoundError as error:
         raise RunDirError(f"{path} is missing") from error
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, OSError) as error:
         raise RunDirError(f"{path} is damaged or not one of Coterie's files ({error})") from error

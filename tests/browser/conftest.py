@@ -8,6 +8,8 @@ import pytest
 from browsing import browser as a_browser
 from browsing import why_not
 from coterie.run.api import run
+from coterie.run.checked import read_json
+from coterie.run.rundir import RunDir
 
 HOSTILE = "<img src=x onerror='window.hacked=1'></script><b>bold</b>"
 
@@ -45,14 +47,14 @@ def hostile(runs, tmp_path_factory):
     """The first of them with markup wherever a user's own words are."""
     place = tmp_path_factory.mktemp("hostile") / "run <b>x"
     shutil.copytree(runs / "fedclust", place)
-    told = json.loads((place / "data.json").read_text())
+    told = read_json(place / "data.json")
     told["names"] = [f"{HOSTILE} {c}" for c in range(len(told["names"]))]
     told["classes"] = [f"{HOSTILE} {c}" for c in range(len(told["classes"]))]
     (place / "data.json").write_text(json.dumps(told))
-    config = (place / "config.toml").read_text()
+    _, _, config = (place / "config.toml").read_text().partition("\n")  # without its checksum
     quoted = json.dumps(HOSTILE)
     (place / "config.toml").write_text(config + f"\n[told]\nby = {quoted}\n")
-    lines = [json.loads(line) for line in (place / "events.jsonl").read_text().splitlines()]
+    lines = RunDir(place).read_events()
     for event in lines:
         if event.get("groups"):
             event["groups"] = [f"{HOSTILE} {g}" for g in event["groups"]]

@@ -21,6 +21,7 @@ from coterie.data import load
 from coterie.methods import METHODS
 from coterie.run.admit import admit_client, newcomer_data
 from coterie.run.export import reopen
+from coterie.run.rundir import RunDir
 
 KINDS = ("--clients", 12, "--shift", "rotation", "--set", "shift.groups=2", "--engine", "loop")
 FEDCLUST = ("--method", "fedclust", "--set", "method.clusters=2", "-q")
@@ -38,8 +39,7 @@ def tree(folder):
 def settled(directory):
     """All that a run says at its end, but for the time it took."""
     directory = Path(directory)
-    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    result = json.loads((directory / "result.json").read_text())
+    events, result = RunDir(directory).read_events(), RunDir(directory).read_result()
     for said in (*events, result):
         said.pop("seconds", None)
     result.pop("train_seconds")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import coterie
 from coterie.data import load
 from coterie.run.export import reopen
+from coterie.run.rundir import RunDir
 
 
 def weights(directory, client=0):
@@ -23,8 +24,7 @@ def weights(directory, client=0):
 def settled(directory):
     """All that a run says at its end, but for the time it took."""
     directory = Path(directory)
-    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    result = json.loads((directory / "result.json").read_text())
+    events, result = RunDir(directory).read_events(), RunDir(directory).read_result()
     for said in (*events, result):
         said.pop("seconds")
     result.pop("train_seconds")
@@ -35,7 +35,7 @@ def test_a_run_leaves_what_it_promises(cli, small):
     ended = cli("run", *small, "--rounds", 3, "--dir", "r", "--json")
     assert ended.code == 0
     said = json.loads(ended.out)
-    kept = json.loads(Path("r/result.json").read_text())
+    kept = RunDir(Path("r")).read_result()
     assert said == {**kept, "directory": "r"}
     assert kept["rounds"] == 3
     assert 0 < kept["received"]["accuracy"] <= 1

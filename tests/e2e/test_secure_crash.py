@@ -24,7 +24,7 @@ randomness = "system"
 def signed(fed, name):
     """The rounds, from 0, whose sum a client has signed and remembers."""
     found = [*(fed.keys / "clients" / name).glob("signed-*.json")]
-    return [int(n) for path in found for n in json.loads(path.read_text())["rounds"]]
+    return [int(n) for path in found for n in json.loads(path.read_text())["record"]["rounds"]]
 
 
 def test_the_run_goes_on_without_the_round_that_was_signed(tmp_path):

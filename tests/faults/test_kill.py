@@ -1,6 +1,5 @@
 """A run that is killed at any moment and resumed ends with the same bits."""
 
-import json
 import os
 import random
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from coterie.run.export import reopen
+from coterie.run.rundir import RunDir
 from coterie.tree import same
 
 CONFIG = """
@@ -45,9 +45,8 @@ def start(*arguments: str) -> subprocess.Popen:
 
 
 def events(folder: Path) -> list[dict]:
-    path = folder / "events.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    found = RunDir(folder).read_events()
+    return [{k: v for k, v in event.items() if k != "seconds"} for event in found]
 
 
 @pytest.mark.timeout(280)

@@ -1,6 +1,5 @@
 """A run that is killed inside a trial of groups, and resumed, ends with the same bits."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coterie.run.export import reopen
+from coterie.run.rundir import RunDir
 from coterie.tree import same
 
 CONFIG = """
@@ -65,8 +65,8 @@ def coterie(*arguments: str, script: tuple[str, ...] = ()) -> subprocess.Complet
 
 
 def events(folder: Path) -> list[dict]:
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    found = RunDir(folder).read_events()
+    return [{k: v for k, v in event.items() if k != "seconds"} for event in found]
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ from coterie.door.privacy.settings import Privacy
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.store import Store
+from coterie.errors import LostHistory
 from coterie.run.ending import Stop as Ending
 from coterie.run.experiment import ENGINES, execute
-from coterie.run.export import rounds_of
+from coterie.run.rundir import RunDir, rounds_of
 from coterie.tree import same
 from support import ROWS, Stop, digits, experiment, stop_after
 
@@ -165,7 +166,7 @@ def test_rounds_are_told_in_order_and_when_they_are_complete(tmp_path):
     assert [(e["round"], "received" in e) for e in told] == [
         (1, False), (2, True), (3, False), (4, True), (5, True),
     ]  # fmt: skip
-    lines = [json.loads(x) for x in (tmp_path / "r/events.jsonl").read_text().splitlines()]
+    lines = RunDir(tmp_path / "r").read_events()
     assert [(e["round"], e.get("event"), "received" in e) for e in lines] == [
         (1, None, False),
         (2, None, False),
@@ -381,8 +382,7 @@ def dying(monkeypatch, at, after):
 
 
 def events(folder):
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    return [bare(json.loads(x)) for x in lines]
+    return [bare(event) for event in RunDir(folder).read_events()]
 
 
 @pytest.fixture(scope="module")
@@ -469,12 +469,14 @@ def test_resumed_with_a_target_it_looks_at_the_round_that_had_no_scores(tmp_path
     assert result.history[1]["received"] == alike(execute(made).history[1]["received"])
 
 
-def test_without_its_events_a_run_goes_on(tmp_path, monkeypatch):
+def test_without_its_events_a_run_goes_on_if_that_is_accepted(tmp_path, monkeypatch):
     made = small()
     killed_in_round_three(made, tmp_path / "r", monkeypatch)
     (tmp_path / "r/events.jsonl").unlink()
-    told = []
-    result = execute(by("riding", made), tmp_path / "r", resume=True, watch=told.append)
+    with pytest.raises(LostHistory, match=r"events\.jsonl is missing"):
+        execute(by("riding", made), tmp_path / "r", resume=True)
+    told, accepted = [], {"resume": True, "discard_damaged": True}
+    result = execute(by("riding", made), tmp_path / "r", watch=told.append, **accepted)
     assert [e["round"] for e in told] == [3, 4]
     assert same(result.weights(0), execute(made).weights(0))
 

@@ -23,6 +23,7 @@ from coterie.report.tables import newcomer_lines
 from coterie.run.admit import admit_client
 from coterie.run.experiment import ENGINES, Experiment, Settings, execute
 from coterie.run.live import Live
+from coterie.run.rundir import RunDir
 from coterie.weights import Weights
 from support import (
     Constant,
@@ -61,7 +62,7 @@ def settled(result):
 
 def written(folder):
     """What its files say, but for times."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    events = RunDir(folder).read_events()
     for event in events:
         event.pop("seconds", None)
     return events, (folder / "clients.csv").read_text()

@@ -96,7 +96,8 @@ def test_damage_in_the_middle_is_left_out_and_said(tmp_path):
     place = bare(tmp_path / "x", a_round(1), '{"round": 2, "rec\n', "7\n", a_round(3))
     found = read_run(place)
     assert [e["round"] for e in found.rounds] == [1, 3]
-    assert found.problems == ["events.jsonl has 2 damaged lines: left out"]
+    said = ["events.jsonl has 2 damaged lines: left out", "events.jsonl lacks round 2"]
+    assert found.problems == said
 
 
 def test_unknown_kinds_are_left_out_and_said(tmp_path):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,10 +214,8 @@ def test_mlflow_has_parameters_tags_and_tables(tracked):
     assert [m.value for m in newcomers] == [came["received"]["accuracy"]]
     where = Path(run.info.artifact_uri.removeprefix("file://")) / "run"
     assert (where / "clients.csv").read_text() == (place / "clients.csv").read_text()
-    assert json.loads((where / "result.json").read_text()) == json.loads(
-        (place / "result.json").read_text()
-    )
-    assert (where / "config.toml").read_text() == (place / "config.toml").read_text()
+    assert json.loads((where / "result.json").read_text()) == RunDir(place).read_result()
+    assert tomllib.loads((where / "config.toml").read_text()) == RunDir(place).read_config()
 
 
 def test_a_finished_run_that_is_resumed_repeats_nothing(tracked, tmp_path):

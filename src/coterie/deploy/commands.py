@@ -6,16 +6,20 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from coterie.errors import ConfigError
-from coterie.options import Track
+from coterie.options import DiscardDamaged, Track, asking
+
+if TYPE_CHECKING:
+    from coterie.run.result import Result
 
 out = Console()
 err = Console(stderr=True)
@@ -182,6 +186,7 @@ def serve(
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
     ] = None,
+    discard_damaged: DiscardDamaged = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -201,7 +206,6 @@ def serve(
 
     tree = resolve(config, sets)
     asked = parse(tree)
-    tracked = tracking(track, directory, _told)
     listen = host or ("127.0.0.1" if insecure else "0.0.0.0")
     if insecure:
         _warn()
@@ -232,8 +236,13 @@ def serve(
             yield heeding(watch)
 
     command = f"coterie serve {config} --dir {directory}"
-    with stopped_with(lambda: f"stopped. Go on with the same command: {command} …"):
-        result = serve(serving, shown, _told, tracked)
+
+    def go(discard: bool) -> Result:
+        told = replace(serving, discard_damaged=discard)
+        with stopped_with(lambda: f"stopped. Go on with the same command: {command} …"):
+            return serve(told, shown, _told, tracking(track, directory, _told))
+
+    result = asking(go, discard_damaged)
     if as_json:
         typer.echo(json.dumps(finite({**result.summary, "directory": str(directory)})))
     else:

@@ -27,12 +27,14 @@ from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.engines.site import Site
 from coterie.errors import ConfigError, CoterieError, DataError, RunDirError, WireError
 from coterie.federation import ClientId
+from coterie.run.checked import read_json, to_json
 from coterie.run.config import experiment_of, parse
 from coterie.tree import write_atomic
 from coterie.weights import Weights
 
 DESCRIBE, ENROL = "describe", "enrol"
 REFUSED, STRANGER = "refused", "stranger"
+_AGREE_AGAIN = "remove it to agree with the server anew"
 Tell = Callable[[str], None]
 
 
@@ -141,7 +143,7 @@ class Member:
         folder, told = self._place(parcel.run), json.loads(terms)
         agreed = folder / "agreed.json"
         if agreed.exists():  # a run does not become another under way, say without secure sums
-            before = json.loads(agreed.read_text())
+            before = read_json(agreed, _AGREE_AGAIN)
             if any(before[key] != told[key] for key in ("config", "start")):
                 raise WireError("these are not the terms that this run began with")
         given = folder / "start.safetensors"
@@ -152,7 +154,7 @@ class Member:
         site = self._site_of(parcel.run, told)
         if site is None:
             return self._sealed("start", parcel.run)
-        write_atomic(agreed, terms.encode(), durable=True)
+        write_atomic(agreed, to_json(told).encode(), durable=True)
         self._tell(f"enrolled as client {self.who.id} for run {parcel.run[:8]}")
         return self._sealed(ENROL, parcel.run)
 
@@ -243,7 +245,7 @@ class Member:
         if not path.exists():
             return None
         self._tell(f"going on with run {run[:8]} where it stopped")
-        return self._site_of(run, json.loads(path.read_text()))
+        return self._site_of(run, read_json(path, _AGREE_AGAIN))
 
     def _keep(self, id: ClientId, model: Weights, about: Mapping[str, Any]) -> None:
         """The run is over: the model that this client is left with, ready for use."""

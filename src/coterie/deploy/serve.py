@@ -31,9 +31,10 @@ from coterie.engines.flower.hub import Hub
 from coterie.engines.flower.keys import ServerKeys, read_server
 from coterie.engines.flower.parcel import Parcel
 from coterie.engines.site import Plan
-from coterie.errors import ConfigError, CoterieError, DataError, Interrupted, RunDirError
+from coterie.errors import ConfigError, CoterieError, DataError, Interrupted
 from coterie.federation import ClientId
 from coterie.methods.known_groups import COLUMN, with_groups
+from coterie.run.checked import read_json, to_json
 from coterie.run.config import (
     Config,
     check_model,
@@ -75,6 +76,7 @@ class Serving:
     expect: int | None = None  # clients to wait for; None: all that have keys
     superlink: str = ""
     secret: Path | None = None
+    discard_damaged: bool = False  # whether history may be lost that cannot be read any more
 
 
 class _Sizes(Mapping[ClientId, int]):
@@ -137,7 +139,7 @@ class Served(Flower):
             "like": self.like.to_json(),
             "count": self.count,
         }
-        write_atomic(self._place / "served.json", json.dumps(kept).encode(), durable=True)
+        write_atomic(self._place / "served.json", to_json(kept).encode(), durable=True)
 
     def recall(self, kept: Mapping[str, Any]) -> None:
         """The same, read again."""
@@ -399,7 +401,8 @@ def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = Non
             return engine
 
         watch = stack.enter_context(show(headline(engine.like.classes is None)))
-        return execute(experiment, serving.directory, resume, watch, made, track, tell)
+        lossy = serving.discard_damaged
+        return execute(experiment, serving.directory, resume, watch, made, track, tell, lossy)
 
 
 def _with_groups(config: Config, before: Mapping[str, Any] | None) -> Config:
@@ -505,11 +508,7 @@ def _remembered(place: Path) -> dict[str, Any] | None:
     path = place / "served.json"
     if not path.exists():
         return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise RunDirError(f"{path} is damaged ({error}): begin in a new folder") from None
-    return found
+    return read_json(path, "put back a copy of it, or begin in a new folder")
 
 
 def _write_roster(folder: Path, keys: ServerKeys) -> None:

@@ -7,26 +7,28 @@ refused.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, RunDirError
 from coterie.report import shapes
 from coterie.report.notebook import Notebook
+from coterie.run.checked import JSON_LINES, check_note, from_json, read_lines
 from coterie.run.findings import grouping_of, round_samples, warnings_of
-from coterie.run.rundir import RunDir, open_plain, rounds_of
+from coterie.run.rundir import CHECKSUMS, RunDir, numbered, open_plain, rounds_of, wrong_tables
 
 if TYPE_CHECKING:
     from coterie.run.result import Result
 
 KINDS = ("init", "scores", "arrival", "admission")  # events that are not rounds, as far as known
 FINISHED, RUNNING, STOPPED = "finished", "running", "stopped"
+_MOST = 1000  # missing rounds that are looked for
 _DEPTH = 4  # how deep under a folder runs are looked for
 
 Row = Mapping[str, Any]
@@ -213,28 +215,34 @@ def read_run(path: str | Path, name: str = "") -> Reading:
         raise RunDirError(f"{path} is not a run directory{hint}")
     problems: list[str] = []
     # Looked at before the files: those of a run that nobody works on are as it left them.
-    working = run.at_work()
+    working, saved = run.at_work(), run.saved()
     events = _events(run.events, problems)
-    result = _checked(run.result, json.loads, shapes.RESULT, problems)
-    clients, exposed = _rows(run.table, problems), _rows(path / "exposure.csv", problems)
+    result = _checked(run.result, from_json, shapes.RESULT, problems)
+    clients, exposed = _rows(run.table, problems), _rows(run.exposure, problems)
+    for wrong in wrong_tables(run, result.pop(CHECKSUMS, None)):
+        problems.append(f"{wrong.name} is damaged (its checksum is wrong), or of another time")
     last = max((e["round"] for e in events if "event" not in e), default=0)
     told = result.get("rounds")
     if isinstance(told, int) and told < last:
         problems.append(f"result.json is of round {told}, before the run was continued: left out")
         result, clients, exposed = {}, [], []
+    rounds = {e["round"] for e in events if "event" not in e}
+    lacking = (n for n in range(1, max(saved, last) + 1) if n not in rounds)
+    if gone := list(islice(lacking, _MOST)):
+        problems.append(f"{run.events.name} lacks {numbered(gone)}")
     status = RUNNING if working else FINISHED if result else STOPPED
     return Reading(
         name=name or path.resolve().name,
         status=status,
         path=path,
-        config=_checked(run.config, tomllib.loads, shapes.CONFIG, problems),
+        config=_checked(run.config, _config, shapes.CONFIG, problems),
         events=events,
         clients=clients,
         exposed=exposed,
         result=result,
-        data=_checked(run.data, json.loads, shapes.DATA, problems),
+        data=_checked(run.data, from_json, shapes.DATA, problems),
         sessions=_mended(run.sessions, _lines(run.sessions, problems), shapes.SESSION, problems),
-        scenario=_mapping(path / "scenario.json", json.loads, problems),
+        scenario=_mapping(path / "scenario.json", from_json, problems),
         problems=problems,
     )
 
@@ -328,22 +336,15 @@ def _checked(
 
 def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The lines of a file that grows; the last may be torn, others are said to be damaged."""
-    text = _text(path, problems)
-    found, damaged = [], 0
-    lines = text.split("\n")
-    for place, line in enumerate(lines):
-        try:
-            tree = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
-            damaged += place < len(lines) - 1  # the last one is still being written, or was
-            continue
-        if isinstance(tree, dict):
-            found.append(tree)
-        elif tree is not None:
-            damaged += 1
-    if damaged:
-        problems.append(f"{path.name} has {damaged} damaged line{'s' * (damaged > 1)}: left out")
-    return found
+    found = read_lines(_data(path, problems), JSON_LINES)
+    if count := len(found.damaged):
+        problems.append(f"{path.name} has {count} damaged line{'s' * (count > 1)}: left out")
+    return [line.value for line in found.every]
+
+
+def _config(text: str) -> dict[str, Any]:
+    check_note(text.encode())
+    return tomllib.loads(text)
 
 
 def _mapping(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
@@ -372,14 +373,19 @@ def _rows(path: Path, problems: list[str]) -> list[dict[str, str]]:
 
 def _text(path: Path, problems: list[str]) -> str:
     """A file's text, "" if there is none; bytes that are no text become question marks."""
+    return _data(path, problems).decode(errors="replace")
+
+
+def _data(path: Path, problems: list[str]) -> bytes:
+    """A file's content, nothing if there is none."""
     try:
-        with open(path, encoding="utf-8", errors="replace", opener=open_plain) as file:
+        with open(path, "rb", opener=open_plain) as file:
             return file.read()
     except FileNotFoundError:
-        return ""
+        return b""
     except OSError as error:
         problems.append(f"{path.name} cannot be read: {error.strerror}")
-        return ""
+        return b""
 
 
 def _table(config: Row, name: str) -> Row:

@@ -38,7 +38,6 @@ from coterie.run.experiment import public_of
 from coterie.run.export import check_target, reopen, write_model
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir
-from coterie.run.toml import read_toml
 from coterie.weights import Weights
 
 
@@ -160,7 +159,7 @@ def _on_test(scores: Mapping[str, float]) -> dict[str, float]:
 
 def newcomer_data(path: Path, run: Path, population: Population) -> ClientData:
     """A newcomer's labelled data from a file, encoded and divided as the run's own clients' are."""
-    config = parse(read_toml(RunDir.open(run).config))
+    config = parse(RunDir.open(run).read_config())
     samples = labelled_like(path, population, **_columns(config))
     fractions = config.data.test_fraction, config.data.val_fraction
     id = len(population.clients)  # a client of its own has a random stream of its own
@@ -171,7 +170,7 @@ def newcomer_data(path: Path, run: Path, population: Population) -> ClientData:
 
 def newcomer_metadata(path: Path, run: Path) -> dict[str, str]:
     """A newcomer's metadata, from those of the run's columns that its CSV file has too."""
-    config = parse(read_toml(RunDir.open(run).config))
+    config = parse(RunDir.open(run).read_config())
     if path.suffix.lower() != ".csv":
         return {}
     sheet = read_sheet(path, _columns(config).get("delimiter", ","))

@@ -90,6 +90,7 @@ def simulate(
     public: torch.Tensor | np.ndarray[Any, Any] | None = None,
     directory: str | Path | None = None,
     resume: bool = False,
+    discard_damaged: bool = False,
     watch: Watch | None = None,
     track: Track | None = None,
     **settings: Any,
@@ -103,10 +104,12 @@ def simulate(
     are layers that are neither trained nor sent; ``metrics`` are further scores, functions of
     outputs and targets; ``metadata`` are columns with a value for each client, as in
     ``{"site": {0: "north", 1: "south"}}``; ``public`` are samples without labels that the server
-    runs models on, where a method needs any; ``track`` are trackers, as for ``run``. ``settings``
-    are those of a schedule (``epochs``, ``batch_size``, ``lr``, …) and of a run (``cohort``,
-    ``seed``, ``engine``, ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``,
-    ``availability``, ``stop`` and ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
+    runs models on, where a method needs any; ``resume`` goes on with the run in ``directory``, and
+    ``discard_damaged`` does so even if a damaged file there costs a part of its history;
+    ``track`` are trackers, as for ``run``. ``settings`` are those of a schedule (``epochs``,
+    ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``, ``engine``, ``workers``,
+    ``evaluate_every``, …), and the tables ``wire``, ``clock``, ``availability``, ``stop`` and
+    ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
 
     >>> import torch
     >>> people = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
@@ -171,7 +174,7 @@ def simulate(
         },
     )
     _warn_of_public(experiment)
-    return execute(experiment, place, resume, watch, track=tracked)
+    return execute(experiment, place, resume, watch, track=tracked, discard_damaged=discard_damaged)
 
 
 def _warn_of_public(experiment: Experiment) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from coterie.door.door import KEPT, Held
 from coterie.errors import RunDirError
 from coterie.federation import ClientId
 from coterie.method import State
+from coterie.run.checked import Mark, from_json, to_json
 from coterie.tree import Tree, read_tree, write_atomic, write_tree
 from coterie.weights import Layout, Weights
 
@@ -21,12 +21,16 @@ _FORMAT = 3
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """After ``rounds`` rounds: the method's state, the door's, and what the history needs."""
+    """After ``rounds`` rounds: the method's state, the door's, and what the history needs.
+
+    ``lines`` say how far events and ledger had come; an earlier version left them out.
+    """
 
     rounds: int
     state: State
     door: Mapping[str, Tree]
     best: Mapping[str, Tree]
+    lines: Mapping[str, Mark] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -58,24 +62,48 @@ class Checkpoints:
             "rounds": checkpoint.rounds,
             "sha256": digest,
             "run": self.fingerprint,
+            "lines": dict(checkpoint.lines),
         }
-        write_atomic(self.folder / f"{name}.json", json.dumps(note).encode(), durable=True)
+        write_atomic(self.folder / f"{name}.json", to_json(note).encode(), durable=True)
         kept = {p.stem for p in self._notes()[-KEPT:]}
         for path in self.folder.glob("*round-*"):
             if path.stem not in kept:
                 path.unlink(missing_ok=True)
 
-    def forget_after(self, rounds: int) -> None:
-        """Remove checkpoints newer than the one that the run goes on from: they are bad."""
-        for note in self._notes():
-            if note.stem > f"round-{rounds:06d}":
-                note.unlink()
+    def mark(self, rounds: int, lines: Mapping[str, Mark]) -> None:
+        """Let a checkpoint count on these lines alone: others were given up."""
+        path = self.folder / f"round-{rounds:06d}.json"
+        note = from_json(path.read_text()) | {"lines": dict(lines)}
+        write_atomic(path, to_json(note).encode(), durable=True)
+
+    def set_aside(self, rounds: int) -> None:
+        """Take checkpoints after this round, which cannot be used, out of the way."""
+        for number in self.numbers():
+            for end in ("json", "safetensors"):  # it is the first that makes it exist
+                path = self.folder / f"round-{number:06d}.{end}"
+                if number > rounds and path.exists():
+                    path.replace(self.folder / f"damaged-{number:06d}.{end}")
+
+    def numbers(self) -> list[int]:
+        """The rounds that there are checkpoints of, good or not."""
+        found = (note.stem.removeprefix("round-") for note in self._notes())
+        return [int(number) for number in found if number.isdecimal()]
 
     def _notes(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.json"))
 
     def __bool__(self) -> bool:
         return bool(self._notes())
+
+    def newest(self, layout: Layout) -> Checkpoint:
+        """The last checkpoint; a RunDirError if it is damaged, though one before it may be good."""
+        last = self.load(layout)[-1]
+        if last.rounds < (done := max(self.numbers(), default=0)):
+            raise RunDirError(
+                f"the checkpoint of round {done} in {self.folder} is damaged. Do the round again "
+                f"with: coterie run --resume {self.folder.parent}"
+            )
+        return last
 
     def load(self, layout: Layout) -> list[Checkpoint]:
         """The good checkpoints, oldest first; a RunDirError when there is none."""
@@ -93,7 +121,7 @@ class Checkpoints:
     def _read(self, path: Path, layout: Layout) -> Checkpoint:
         data = path.with_suffix(".safetensors")
         try:
-            note: dict[str, Any] = json.loads(path.read_text())
+            note: dict[str, Any] = from_json(path.read_bytes().decode())
             digest = hashlib.sha256(data.read_bytes()).hexdigest()
             if note["format"] != _FORMAT:
                 raise RunDirError(f"{path} is of another version of Coterie.")
@@ -107,11 +135,12 @@ class Checkpoints:
                 raise RunDirError(f"{path} is damaged.")
             if note["sha256"] != digest:
                 raise RunDirError(f"{data} is damaged (its checksum is wrong).")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunDirError(f"{path} cannot be read ({error}).") from error
+            lines = {name: (int(n), int(crc)) for name, (n, crc) in note.get("lines", {}).items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RunDirError(f"{path} is damaged ({error}).") from error
         tree = read_tree(data, layout)
         return Checkpoint(
-            note["rounds"], State.from_tree(tree["state"]), tree["door"], tree["best"]
+            note["rounds"], State.from_tree(tree["state"]), tree["door"], tree["best"], lines
         )
 
 

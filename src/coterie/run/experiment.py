@@ -410,12 +410,14 @@ def execute(
     remote: Callable[[Plan], Remote] | None = None,
     track: Tracking | None = None,
     say: Say | None = None,
+    discard_damaged: bool = False,
 ) -> Result:
     """Run an experiment, or continue it where its directory's last checkpoint left it.
 
     With ``remote`` its clients are elsewhere, and keep their states themselves. ``watch`` is told
     of rounds, ``track`` of all events, ``say`` in words of what comes up: evidence for groups, the
-    verdict of a trial, warnings.
+    verdict of a trial, warnings. ``discard_damaged`` accepts that a resume loses history which
+    cannot be read any more: without it, that is a LostHistory.
     """
     check_engine(experiment.settings)
     with ExitStack() as stack:
@@ -435,7 +437,9 @@ def execute(
             stack.callback(run.unlock)
             if remote is None:  # who serves has begun before, and looked then
                 run.stop_asked()  # of a session before this one
-            live.begin(resume)
+            if resume and plan.privacy.on and remote is None:
+                plan.roster.check()
+            live.begin(resume, discard_damaged)
             run.write_config(experiment.config)
             run.write_data(described(experiment.population, remote is not None))
             run.append_session(session(experiment, max(0, live.done), size_of(plan.start)))

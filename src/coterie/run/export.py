@@ -14,7 +14,6 @@ from coterie.run.checkpoint import Checkpoints, unfolded
 from coterie.run.config import experiment_of, parse
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir, rounds_of
-from coterie.run.toml import read_toml
 from coterie.tree import write_atomic
 from coterie.weights import Weights
 
@@ -22,7 +21,7 @@ from coterie.weights import Weights
 def reopen(directory: Path) -> Result:
     """A run as its last checkpoint holds it, finished or not."""
     run = RunDir.open(directory)
-    tree = read_toml(run.config)
+    tree = run.read_config()
     if "python" in tree:
         raise ConfigError(
             f"{directory} was made by coterie.simulate: use the result's model() in Python"
@@ -30,14 +29,13 @@ def reopen(directory: Path) -> Result:
     experiment = experiment_of(parse(tree))
     plan = experiment.plan(run.clients)
     layout = plan.start.layout
-    last = Checkpoints(run.checkpoints, experiment.fingerprint(plan.start)).load(layout)[-1]
-    try:
-        summary: dict[str, Any] = json.loads(run.result.read_text()) if run.result.exists() else {}
-    except ValueError as error:
+    last = Checkpoints(run.checkpoints, experiment.fingerprint(plan.start)).newest(layout)
+    summary = run.read_result() if run.result.exists() else {}
+    if (done := summary.get("rounds", 0)) > last.rounds:
         raise RunDirError(
-            f"{run.result} is damaged ({error}); write it again with: coterie run --resume "
-            f"{directory}"
-        ) from error
+            f"the checkpoint of round {done} is missing from {run.checkpoints}. Do the round again "
+            f"with: coterie run --resume {directory}"
+        )
     return Result(
         history=rounds_of(run.read_events()),
         clients=[],

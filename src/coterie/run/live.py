@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -35,6 +34,7 @@ from coterie.run.evaluation import Scores, by_client, headline, summarise
 from coterie.run.findings import grouping_of, news_of, round_samples, warnings_of
 from coterie.run.privacy import Guard
 from coterie.run.result import client_rows
+from coterie.run.resuming import sound
 from coterie.run.rundir import SCORES, RunDir, rounds_of
 
 if TYPE_CHECKING:
@@ -97,8 +97,11 @@ class Live:
             secure=privacy.secure,
         )
 
-    def begin(self, resume: bool) -> None:
-        """Take up the newest good checkpoint; a run stopped before its first one begins anew."""
+    def begin(self, resume: bool, discard: bool = False) -> None:
+        """Take up the newest good checkpoint; a run stopped before its first one begins anew.
+
+        ``discard`` accepts that history is lost which cannot be read any more.
+        """
         if not resume or self.checkpoints is None or self.run_dir is None:
             return
         if not self.checkpoints:
@@ -109,13 +112,13 @@ class Live:
                 )
             self.run_dir.rewind(-1)
             return
-        good = self._whole(self.checkpoints.load(self.layout))
+        good = sound(self.run_dir, self.checkpoints, self.layout, self.store, discard, self.say)
         last = good[-1]
         if last.rounds > self.settings.rounds:
             raise ConfigError(
                 f"run.rounds = {self.settings.rounds}, but {last.rounds} rounds are done already"
             )
-        self.checkpoints.forget_after(last.rounds)
+        self.checkpoints.set_aside(last.rounds)
         self.state, self.done, self.best = last.state, last.rounds, dict(last.best)
         self.ledger = Ledger.from_tree(last.door["ledger"])
         self.versions = dict(last.door["versions"])
@@ -125,24 +128,14 @@ class Live:
         self.ids = list(last.door.get("members", self.ids))
         self.exposure = Exposure.from_tree(last.door["exposure"])
         self.guard.restore(last.door["privacy"])
-        self.retained = [dict(c.door["versions"]) for c in good[-KEPT:]]
-        events = self.run_dir.rewind(self.done)
+        # Orders name what clients keep: as often as without a crash, or bytes would be others.
+        before = last.door.get("retained", [c.door["versions"] for c in good[-KEPT:-1]])
+        self.retained = [*map(dict, before), dict(self.versions)]
+        events = self.run_dir.rewind(self.done, last.lines)
+        if discard:
+            self.checkpoints.mark(self.done, self.run_dir.marks())
         self.history = rounds_of(events)
         self.begun = next((e for e in events if e.get("event") == "init"), {})
-
-    def _whole(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
-        """Those up to the newest whose versions of client state are all there and sound."""
-        if self.store is None:
-            return checkpoints
-        while True:
-            try:
-                for client, version in checkpoints[-1].door["versions"].items():
-                    self.store.read(client, version)
-                return checkpoints
-            except RunDirError:
-                if len(checkpoints) == 1:
-                    raise
-                checkpoints = checkpoints[:-1]
 
     def run(self, engine: Engine) -> None:
         """All rounds that are left, then the closing evaluation."""
@@ -606,7 +599,7 @@ class Live:
         self.door.begin(max(0, self.done - 1), stage="final")
         if self.remote is not None and self.run_dir is not None and self.run_dir.result.exists():
             # It was over when it was stopped: some clients may have left with their models.
-            self.summary = json.loads(self.run_dir.result.read_text())
+            self.summary = self.run_dir.read_result("remove it to have it written again")
             self._leave()
             return
         received = self._scores()  # again, so that a finished run, resumed, counts the same bytes
@@ -725,6 +718,7 @@ class Live:
         door = {
             "ledger": self.ledger.to_tree(),
             "versions": dict(self.door.versions),
+            "retained": self.retained[1 - KEPT :],
             "held": folded(self.door.held),
             "lasted": (lasted.computation, lasted.communication, lasted.waiting),
             "next": self.next,
@@ -733,7 +727,8 @@ class Live:
             "exposure": self.exposure.to_tree(),
             "privacy": self.guard.to_tree(),
         }
-        self.checkpoints.save(Checkpoint(rounds, self.state, door, self.best), self.layout)
+        lines = self.run_dir.marks()
+        self.checkpoints.save(Checkpoint(rounds, self.state, door, self.best, lines), self.layout)
         self.door.retain()
         self.retained = self.door.retained
 

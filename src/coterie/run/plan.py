@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError, RunDirError
+from coterie.run.checked import read_json
 from coterie.run.config import Config, parse
 from coterie.run.entries import Entry
 from coterie.run.rundir import finite
@@ -105,8 +106,8 @@ def _first_plan(plan: Mapping[str, Any]) -> list[Entry]:
 def read_abouts(directory: Path) -> Abouts:
     """What a comparison was told of a scenario, by the names of its runs."""
     path = directory / ABOUTS
-    found: Abouts = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    advice = "remove it to go on without the paper's figures"
+    return read_json(path, advice) if path.exists() else {}
 
 
 def write_json(path: Path, tree: Any) -> None:

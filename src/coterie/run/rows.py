@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,14 @@ def read_kept(place: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """The summary and the clients' table of a finished run."""
     run = RunDir(place)
     try:
-        summary = json.loads(run.result.read_text())
+        summary = run.read_result()
         with run.table.open(newline="") as file:
             clients = list(csv.DictReader(file))
         row_of("", summary, clients, clients)  # all that a row needs is there
         if not clients:
             raise ValueError(f"{run.table.name} has no clients")
         return summary, clients
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         raise RunDirError(
             f"{place} is damaged ({error}); write it again with: coterie run --resume {place}"
         ) from error

@@ -6,6 +6,7 @@ import csv
 import errno
 import fcntl
 import io
+import itertools
 import json
 import math
 import os
@@ -15,14 +16,29 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from coterie.errors import RunDirError
-from coterie.run.toml import to_toml
+from coterie.run.checked import (
+    EVENTS,
+    JSON_LINES,
+    LEDGER_ROWS,
+    Line,
+    LineFile,
+    Lines,
+    Mark,
+    check_note,
+    read_json,
+    to_json,
+    with_note,
+)
+from coterie.run.toml import read_toml, to_toml
 from coterie.tree import sync, write_atomic
 
 ENGINE = "flower"  # what a federation's own processes keep, if it is a real one
 _BEFORE = (ENGINE, ".lock", ".stop")  # what may be there before a run begins
 _TRIES = 5  # to get the lock
+CHECKSUMS = "checksums"  # in result.json: of the tables that are written with it
 SCORES = "scores"  # the event of scores that came after their round was written
 
 
@@ -49,12 +65,15 @@ class RunDir:
         self.events = path / "events.jsonl"
         self.ledger = path / "ledger.csv"
         self.table = path / "clients.csv"
+        self.exposure = path / "exposure.csv"
         self.result = path / "result.json"
         self.data = path / "data.json"
         self.sessions = path / "sessions.jsonl"
         self._stop = path / ".stop"
         self.checkpoints = path / "checkpoints"
         self.clients = path / "clients"
+        self._event_lines = LineFile(self.events, EVENTS)
+        self._ledger_lines = LineFile(self.ledger, LEDGER_ROWS)
         self._lock: int | None = None
 
     @staticmethod
@@ -85,6 +104,11 @@ class RunDir:
         if not run.config.is_file():
             raise RunDirError(f"{path} is not a run directory: it has no config.toml")
         return run
+
+    def saved(self) -> int:
+        """The round of the newest checkpoint, by its name; 0 if there is none."""
+        names = [path.stem.rpartition("-")[2] for path in self.checkpoints.glob("round-*.json")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def lock(self) -> None:
         """Make sure that no other process is at work here."""
@@ -146,7 +170,23 @@ class RunDir:
 
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """The configuration as resolved."""
-        write_atomic(self.config, to_toml(tree).encode(), durable=True)
+        write_atomic(self.config, with_note(to_toml(tree)).encode(), durable=True)
+
+    def read_config(self) -> dict[str, Any]:
+        """The configuration again; a RunDirError if it is not as it was written."""
+        try:
+            check_note(self.config.read_bytes())
+        except OSError as error:
+            raise RunDirError(f"cannot read {self.config}: {error.strerror}") from error
+        except ValueError as error:
+            raise RunDirError(
+                f"{self.config} is damaged or was changed by hand ({error}): put back a copy of "
+                "it. If it is as you want it, remove the line that begins with '# crc'"
+            ) from error
+        tree = read_toml(self.config)
+        if not tree:
+            raise RunDirError(f"{self.config} is damaged (it is empty): put back a copy of it")
+        return tree
 
     def discard(self) -> None:
         """Remove a directory that this process has just created."""
@@ -154,30 +194,25 @@ class RunDir:
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Add a line to the events."""
-        self._append(self.events, json.dumps(finite(event), allow_nan=False) + "\n")
+        self._append(self._event_lines, [json.dumps(finite(event), allow_nan=False)])
 
     def append_session(self, session: Mapping[str, Any]) -> None:
         """Add a line to the sessions."""
-        self._append(self.sessions, json.dumps(session) + "\n")
+        self._append(LineFile(self.sessions, JSON_LINES), [json.dumps(session)])
 
-    def _append(self, path: Path, text: str) -> None:
+    def _append(self, file: LineFile, texts: Iterable[str]) -> None:
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            file.append(texts)
         except OSError as error:
             raise RunDirError(
-                f"cannot write {path}: {error.strerror}. Free some space; continue with "
+                f"cannot write {file.path}: {error.strerror}. Free some space; continue with "
                 f"--resume {self.path}"
             ) from error
 
     def append_ledger(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add a round's rows to the ledger."""
-        if not rows:
-            return
-        text = to_csv(rows)
-        if self.ledger.exists():
-            text = text.partition("\n")[2]
-        self._append(self.ledger, text)
+        if rows:
+            self._append(self._ledger_lines, to_csv(rows).splitlines()[1:])
 
     def sync(self) -> None:
         """Wait until events and ledger are on disk."""
@@ -186,39 +221,69 @@ class RunDir:
                 sync(path)
 
     def read_events(self) -> list[dict[str, Any]]:
-        """The lines so far; a last line that a crash cut short is left out."""
-        events = []
-        if self.events.exists():
-            for line in self.events.read_text().splitlines():
-                try:
-                    events.append(json.loads(line))
-                except ValueError:
-                    break
-        return events
+        """The lines so far that are as they were written."""
+        return [line.value for line in self._event_lines.read().every]
 
-    def rewind(self, rounds: int) -> list[dict[str, Any]]:
-        """Keep only the events up to this round: what came later will be done again.
+    def marks(self) -> dict[str, Mark]:
+        """How far events and ledger have come: what a checkpoint of now can count on."""
+        return {file.path.name: file.mark for file in self._files}
+
+    @property
+    def _files(self) -> tuple[LineFile, LineFile]:
+        return self._event_lines, self._ledger_lines
+
+    def missing(self, rounds: int, marks: Mapping[str, Mark]) -> str:
+        """What of events and ledger up to this round is not there any more, in words, if anything.
+
+        ``marks`` are those of the round's checkpoint; one of an earlier version has none.
+        """
+        for file in self._files:
+            lines = file.read()
+            if _complete(file, lines, rounds, marks.get(file.path.name)):
+                continue
+            if not file.path.exists():
+                how = "is missing"
+            elif lines.damaged:
+                how = f"is damaged at line {lines.damaged[0]}"
+            else:
+                how = f"is damaged: it ends too early, after {len(lines.every)} lines"
+            what = "a part of the bytes by round"
+            if file is self._event_lines:
+                kept = {e["round"] for e in rounds_of(line.value for line in lines.every)}
+                gone = [n for n in range(1, rounds + 1) if n not in kept]
+                what = "the history of " + (numbered(gone) if gone else "what is between rounds")
+            return f"{file.path} {how}, and {what} cannot be read any more"
+        return ""
+
+    def rewind(self, rounds: int, marks: Mapping[str, Mark] | None = None) -> list[dict[str, Any]]:
+        """Keep only the events and the ledger up to this round: what came later is done again.
 
         An admission comes after the last round, and is done again too; so are scores of this
-        round that came after it.
+        round that came after it. ``marks`` are those of the round's checkpoint. Of a file in which
+        lines up to it are damaged or missing, a copy is kept.
         """
-        events = [
-            e
-            for e in self.read_events()
-            if e["round"] < rounds + (e.get("event") != SCORES) and e.get("event") != "admission"
-        ]
-        write_atomic(
-            self.events, "".join(json.dumps(e) + "\n" for e in events).encode(), durable=True
-        )
-        if self.ledger.exists():
-            title, *rows = self.ledger.read_text().splitlines(keepends=True) or [""]
-            kept = [r for r in rows if r.endswith("\n") and int(r.partition(",")[0]) <= rounds]
-            write_atomic(self.ledger, "".join([title, *kept]).encode(), durable=True)
-        return events
+        marks = marks or {}
+        for file in self._files:
+            if not file.path.exists():
+                continue
+            lines, mark = file.read(), marks.get(file.path.name)
+            if mark is not None and lines.reach(mark):
+                kept = list(lines.whole[: mark[0]])
+            else:
+                kept = _until(lines, rounds)
+            if not _complete(file, lines, rounds, mark):
+                write_atomic(self._beside(file), file.path.read_bytes(), durable=True)
+            file.write(line.text for line in kept)
+        return self.read_events()
+
+    def _beside(self, file: LineFile) -> Path:
+        """A name for a damaged file that no other has."""
+        names = (f"{file.path.name}.damaged{(n and f'-{n}') or ''}" for n in itertools.count())
+        return next(p for p in map(self.path.joinpath, names) if not p.exists())
 
     def write_data(self, found: Mapping[str, Any]) -> None:
         """What is known of the clients' data."""
-        write_atomic(self.data, json.dumps(found).encode(), durable=False)
+        write_atomic(self.data, to_json(found).encode(), durable=False)
 
     def write_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The per-client table, as CSV."""
@@ -226,15 +291,72 @@ class RunDir:
 
     def write_exposure(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Which vectors of single clients the server saw, as CSV."""
-        write_atomic(self.path / "exposure.csv", to_csv(rows).encode(), durable=False)
+        write_atomic(self.exposure, to_csv(rows).encode(), durable=False)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """The summary at the end."""
-        write_atomic(
-            self.result,
-            json.dumps(finite(result), indent=1, allow_nan=False).encode(),
-            durable=False,
-        )
+        """The summary at the end, after the tables: it has their checksums."""
+        tables = [path for path in (self.table, self.exposure) if path.is_file()]
+        checksums = {path.name: crc32(path.read_bytes()) for path in tables}
+        tree = {**finite(result), CHECKSUMS: checksums}
+        write_atomic(self.result, to_json(tree, indent=1).encode(), durable=False)
+
+    def read_result(self, advice: str = "") -> dict[str, Any]:
+        """The summary again; a RunDirError, with advice, if it or a table is damaged."""
+        advice = advice or f"write it again with: coterie run --resume {self.path}"
+        found = read_json(self.result, advice)
+        for path in wrong_tables(self, found.pop(CHECKSUMS, None)):
+            raise RunDirError(f"{path} is damaged (its checksum is wrong); {advice}")
+        return found
+
+
+def _until(lines: Lines, rounds: int) -> list[Line]:
+    """The lines that were there when this round was over, by what they say themselves."""
+    return [
+        line
+        for line in lines.every
+        if line.value["round"] < rounds + (line.value.get("event") != SCORES)
+        and line.value.get("event") != "admission"
+    ]
+
+
+def _complete(file: LineFile, lines: Lines, rounds: int, mark: Mark | None) -> bool:
+    """Whether all lines up to a round are there, by its mark or, without, as far as one can see."""
+    if mark is not None:
+        return lines.reach(mark)
+    kept = _until(lines, rounds)
+    if any(number < line.number for number in lines.damaged[:1] for line in kept):
+        return False
+    if file.form is not EVENTS:
+        return True
+    return [e["round"] for e in rounds_of(line.value for line in kept)] == [*range(1, rounds + 1)]
+
+
+def numbered(rounds: Sequence[int]) -> str:
+    """Rounds in words.
+
+    >>> numbered([3]), numbered([3, 4, 5]), numbered([1, 3])
+    ('round 3', 'rounds 3 to 5', 'rounds 1, 3')
+    """
+    if len(rounds) == 1:
+        return f"round {rounds[0]}"
+    if len(rounds) > 2 and rounds[-1] - rounds[0] == len(rounds) - 1:
+        return f"rounds {rounds[0]} to {rounds[-1]}"
+    return f"rounds {', '.join(map(str, rounds))}"
+
+
+def wrong_tables(run: RunDir, checksums: Any) -> list[Path]:
+    """The tables of a run that are not as these checksums, of its result.json, say."""
+    known = checksums if isinstance(checksums, Mapping) else {}
+    wrong = []
+    for path in (run.table, run.exposure):
+        if path.name in known:
+            try:
+                found = crc32(path.read_bytes())
+            except OSError:
+                found = None
+            if found != known[path.name]:
+                wrong.append(path)
+    return wrong
 
 
 def open_plain(path: str | Path, flags: int) -> int:

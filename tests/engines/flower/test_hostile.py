@@ -19,6 +19,7 @@ from coterie.door.wire import Message
 from coterie.engines.flower.engine import ORDER
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.errors import ConfigError, RunDirError, TrainingError
+from coterie.run.rundir import RunDir
 from faked_grid import Federation, assert_models, loop, read, tree
 from support import Stop, stop_after
 
@@ -570,7 +571,7 @@ def test_killed_when_some_have_their_model_it_asks_only_the_others(known, tmp_pa
     sleep, fed.clock.sleep, fed.grid._reply = fed.clock.sleep, slept, dying
     with pytest.raises(Cut):
         fed.serve()
-    before = json.loads((tmp_path / "served/result.json").read_text())
+    before = RunDir(tmp_path / "served").read_result()
     assert before.get("kept", []) == ([0, 1] if known else [])
     fed.clock.sleep, fed.grid._reply = sleep, answer
     fed.grid.posts.clear()

@@ -33,9 +33,7 @@ class Roster(Mapping[ClientId, bytes]):
             if self.entropy.kind == "system":
                 self._known[client] = _read(self.folder / f"{client}.pub")
             else:
-                from coterie.door.privacy.secagg.crypto import public_identity
-
-                self._known[client] = public_identity(self.private(client))
+                self._known[client] = _public(self.private(client))
         return self._known[client]
 
     def __iter__(self) -> Iterator[ClientId]:
@@ -50,12 +48,20 @@ class Roster(Mapping[ClientId, bytes]):
             return _read(self.folder / f"{client}.key")
         return self.entropy.stream("identity", client)(32)
 
+    def check(self) -> None:
+        """Refuse keys that were drawn before and are damaged."""
+        for client in self.clients if self.entropy.kind == "system" else ():
+            private, public = (self.folder / f"{client}.{end}" for end in ("key", "pub"))
+            if public.exists() and _public(_read(private)) != _read(public):
+                raise RunDirError(
+                    f"{private} and {public.name} do not belong together: one of them is damaged. "
+                    "Put back a copy, or start the run again in a new folder"
+                )
+
     def prepare(self) -> None:
         """Draw the keys that there are none of yet; in a simulation there is nothing to draw."""
         if self.entropy.kind != "system":
             return
-        from coterie.door.privacy.secagg.crypto import public_identity
-
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for client in self.clients:
             private, public = (self.folder / f"{client}.{end}" for end in ("key", "pub"))
@@ -66,7 +72,17 @@ class Roster(Mapping[ClientId, bytes]):
             descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(key)
-            write_atomic(public, public_identity(key), durable=False)
+            write_atomic(public, _public(key), durable=False)
+
+
+def _public(private: bytes) -> bytes:
+    """The public half of a key; nothing, if it is none."""
+    from coterie.door.privacy.secagg.crypto import public_identity
+
+    try:
+        return public_identity(private)
+    except ValueError:
+        return b""
 
 
 def _read(path: Path) -> bytes:

@@ -172,18 +172,34 @@ class Record:
     def _read(self) -> dict[str, Any]:
         empty = {"run": "", "permitted": False, "left": [], "rounds": {}, "weights": {}}
         try:
-            return {**empty, **json.loads(self.path.read_text())}
+            text = self.path.read_text()
         except FileNotFoundError:
             return empty
-        except (OSError, ValueError, TypeError) as error:
-            raise RunDirError(
-                f"{self.path} cannot be read ({error}): it says what this client has signed, and "
-                "without it no secure sum is safe. Restore it, or ask for new keys"
-            ) from None
+        except (OSError, ValueError) as error:
+            raise self._damaged(error) from None
+        try:
+            whole = json.loads(text)
+            kept: dict[str, Any] = whole["record"]
+            if whole["digest"] != _digest(kept):
+                raise ValueError("its digest is wrong")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise self._damaged(error) from None
+        return {**empty, **kept}
+
+    def _damaged(self, why: Exception) -> RunDirError:
+        return RunDirError(
+            f"{self.path} is damaged ({why}): it says what client {self.client} has signed, and "
+            "without it no secure sum is safe. Put back a copy of it, or ask for new keys"
+        )
 
     def _write(self, kept: Mapping[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path, json.dumps(kept).encode(), durable=self.lasting)
+        whole = json.dumps({"record": kept, "digest": _digest(kept)})
+        write_atomic(self.path, whole.encode(), durable=self.lasting)
+
+
+def _digest(kept: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _number(entry: tuple[str, Any]) -> int:

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import ConfigError, unknown
+from coterie.errors import ConfigError, RunDirError, unknown
+from coterie.run.checked import read_json
 from coterie.run.scenarios.fedclust import fedclust
 from coterie.run.scenarios.hand import at_hand, stand_in
 from coterie.run.scenarios.papers import dc_pfl, fedtsdp, user_centric
@@ -50,9 +50,11 @@ def scenario(name: str) -> Scenario:
 
 def recall(place: Path, tree: Mapping[str, Any]) -> dict[str, Any] | None:
     """What to say of the scenario of a run that is continued with these tables, if it had one."""
-    try:
-        about = json.loads((place / NOTE).read_text())
-        found = SCENARIOS[about["name"]]
-    except (OSError, ValueError, KeyError):
+    if not (place / NOTE).exists():
         return None
+    advice = "remove it to go on without the paper's figures"
+    name = read_json(place / NOTE, advice).get("name")
+    if name not in SCENARIOS:
+        raise RunDirError(f"{place / NOTE} is damaged (it names no scenario); {advice}")
+    found = SCENARIOS[name]
     return Chosen(found, tree["data"]["set"], asked=True, tree=dict(tree)).about()

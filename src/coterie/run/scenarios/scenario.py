@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coterie.data.files import Where
 from coterie.data.sets import SETS
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunDirError
 from coterie.methods import METHODS
+from coterie.run.checked import to_json
 from coterie.run.compare import method_list
 from coterie.run.config import Config, assign, displace, parse
 from coterie.run.rundir import RunDir
@@ -308,7 +308,6 @@ def remember(place: Path, about: Mapping[str, Any] | None) -> Iterator[None]:
     finally:
         run = RunDir(place)
         if about is not None and run.config.is_file():
-            write_atomic(place / NOTE, json.dumps(about, indent=1).encode(), durable=False)
-            if run.result.is_file():
-                summary = json.loads(run.result.read_text())
-                run.write_result({**summary, "scenario": dict(about)})
+            write_atomic(place / NOTE, to_json(about, indent=1).encode(), durable=False)
+            with suppress(RunDirError):  # none yet; a damaged one is written anew by a resume
+                run.write_result({**run.read_result(), "scenario": dict(about)})
