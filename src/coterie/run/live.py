@@ -610,6 +610,7 @@ class Live:
         alone = self._alone() if self.settings.alone else {}
         if not received:
             raise TrainingError("no client could be scored: none of them answered")
+        closing = {"event": "closing", **self._left_out()}
         total, lasted = self.ledger.total, self.door.lasted
         groups = len(set(self.state.groups.values()))
         newcomers, *scores = self._admit() if self.newcomers else ({}, {}, {})
@@ -623,7 +624,7 @@ class Live:
             alone,
             self.newcomers,
         )
-        self.summary = self._summary(received, adapted, total, lasted, groups)
+        self.summary = self._summary(received, adapted, total, lasted, groups, closing)
         if newcomers:
             self.summary["newcomers"] = newcomers
         if alone:
@@ -636,7 +637,13 @@ class Live:
             self._leave()
 
     def _summary(
-        self, received: Scores, adapted: Scores, total: Bytes, lasted: Seconds, groups: int
+        self,
+        received: Scores,
+        adapted: Scores,
+        total: Bytes,
+        lasted: Seconds,
+        groups: int,
+        closing: dict[str, Any],
     ) -> dict[str, Any]:
         """What the run comes to; bytes, seconds and groups as they were before newcomers came."""
         found: dict[str, Any] = {
@@ -661,7 +668,7 @@ class Live:
             "lost": self.ledger.lost,
             "late": self.ledger.late,
             "abandoned": sum("abandoned" in e for e in self.history),
-            "warnings": warnings_of(self._events),
+            "warnings": warnings_of([*self._events, closing]),
             **({"grouping": grouping} if (grouping := self._grouping(groups)) else {}),
             "exposure": self.exposure.summary(),
             **({"privacy": private} if (private := self.guard.summary()) else {}),
