@@ -113,6 +113,20 @@ def test_it_is_named_in_the_events_and_at_the_end(tmp_path, monkeypatch):
     assert [e["lost"] for e in result.history] == [1, 1]
 
 
+def test_one_that_cannot_be_scored_has_no_score_and_is_named():
+    """Its data make training diverge: when the closing scores let it adapt, the run is not lost."""
+    random = torch.Generator().manual_seed(2)
+    people = [(torch.randn(40, 3, generator=random), torch.arange(40) % 2) for _ in range(4)]
+    population = coterie.data.from_clients(people)
+    population.clients[BAD].train.x.mul_(1e30)
+    settings = {"engine": "loop", "cohort": 1, "seed": 1, "adapt_epochs": 3}
+    result = coterie.simulate(population, "logistic", "fedavg", 2, **settings)
+    assert BAD not in [c for e in result.history for c in e["cohort"]]
+    assert [c for c, row in enumerate(result.clients) if row["adapted_accuracy"] == ""] == [BAD]
+    (warning,) = result.summary["warnings"]
+    assert warning.startswith(f"client {BAD} was left out of the closing scores")
+
+
 def test_what_the_server_was_sent_is_noted_though_it_was_not_used(tmp_path):
     bad = outcome(
         experiment(coterie.fedavg(), PEOPLE), tmp_path, with_lie(constant(1e30))

@@ -22,7 +22,7 @@ from coterie.federation import Array, ClientId, Order, vector_of
 from coterie.weights import Weights
 
 OUTLIERS = ("reject", "clip", "off")
-LIMIT = 1000.0  # times the median length: what "reject" leaves out is longer
+LIMIT = 10_000.0  # times the median length: what "reject" leaves out is longer
 BOUND = 2.0  # times the median length: "clip" shortens to this
 FEWEST = 3  # replies that a median says anything of
 
@@ -39,7 +39,7 @@ def too_long(orders: Orders, received: Arrays, sent: Arrays) -> dict[ClientId, s
             found[client] = (
                 f"its {_called(place)} is a change of length {length.norm:.3g}, "
                 f"{length.norm / usual:.3g} times the median of {others} clients; "
-                f"run.outliers leaves out what is longer than {LIMIT:g} times"
+                f"run.outliers leaves out what is longer than {LIMIT:,.0f} times"
             )
     return found
 

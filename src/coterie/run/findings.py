@@ -186,6 +186,7 @@ def warnings_of(events: Sequence[Event], over: bool = True) -> list[str]:
     for event in events:
         for client, why in (event.get("rejected") or {}).items():
             when = f"round {event['round']}" if event.get("round") else "what came before round 1"
+            when = "the closing scores" if event.get("event") == "closing" else when
             text = f"client {client} was left out of {when}: {without_name(str(why))}"
             first.setdefault(f"client {client}", text)
     for _, said in noted(events, WARNING):

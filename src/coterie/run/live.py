@@ -609,6 +609,7 @@ class Live:
         alone = self._alone() if self.settings.alone else {}
         if not received:
             raise TrainingError("no client could be scored: none of them answered")
+        closing = {"event": "closing", **self._left_out()}
         total, lasted = self.ledger.total, self.door.lasted
         groups = len(set(self.state.groups.values()))
         newcomers, *scores = self._admit() if self.newcomers else ({}, {}, {})
@@ -622,7 +623,7 @@ class Live:
             alone,
             self.newcomers,
         )
-        self.summary = self._summary(received, adapted, total, lasted, groups)
+        self.summary = self._summary(received, adapted, total, lasted, groups, closing)
         if newcomers:
             self.summary["newcomers"] = newcomers
         if alone:
@@ -635,7 +636,13 @@ class Live:
             self._leave()
 
     def _summary(
-        self, received: Scores, adapted: Scores, total: Bytes, lasted: Seconds, groups: int
+        self,
+        received: Scores,
+        adapted: Scores,
+        total: Bytes,
+        lasted: Seconds,
+        groups: int,
+        closing: dict[str, Any],
     ) -> dict[str, Any]:
         """What the run comes to; bytes, seconds and groups as they were before newcomers came."""
         found: dict[str, Any] = {
@@ -660,7 +667,7 @@ class Live:
             "lost": self.ledger.lost,
             "late": self.ledger.late,
             "abandoned": sum("abandoned" in e for e in self.history),
-            "warnings": warnings_of(self._events),
+            "warnings": warnings_of([*self._events, closing]),
             **({"grouping": grouping} if (grouping := self._grouping(groups)) else {}),
             "exposure": self.exposure.summary(),
             **({"privacy": private} if (private := self.guard.summary()) else {}),
