@@ -10,8 +10,8 @@ than the one that it trained:
 - 100-fold: its change times 100;
 - sign-flipped: its change times -1; and times -10.
 
-In the second, nobody does. It has the longest change of an honest client over the median of its
-cohort, by which the limit of "reject" is justified: clients of 25 and of 5,000 training samples,
+In the second, nobody does. It has the longest change of an honest client over the limit of
+"reject", by which that is justified: clients of 25 and of 5,000 training samples,
 with one epoch and five, with momentum; clients that are nearly done beside one whose labels are
 others, or who comes seldom.
 
@@ -36,7 +36,7 @@ import torch
 
 import coterie
 from coterie.door import door
-from coterie.door.outliers import BOUND, LIMIT, OUTLIERS, lengths
+from coterie.door.outliers import BOUND, LEAST, MOVES, OUTLIERS, lengths, limit
 from coterie.errors import TrainingError
 from coterie.methods import make
 from coterie.weights import Weights
@@ -179,9 +179,10 @@ def longest(kind: str, name: str, seed: int) -> dict[str, Any]:
     worst: list[tuple[float, str]] = [(0.0, "")]
     judge = door.too_long
 
-    def measured(orders: Any, received: Any, sent: Any) -> dict[int, str]:
-        for client, place, length, usual, _ in lengths(orders, received, sent):
-            worst[0] = max(worst[0], (length.norm / usual, f"{orders[client].task}: {place[0]}"))
+    def measured(orders: Any, received: Any, sent: Any, examples: Any) -> dict[int, str]:
+        for each in lengths(orders, received, sent, examples):
+            share = each.length.norm / each.usual / limit(each.others, each.share)
+            worst[0] = max(worst[0], (share, f"{orders[each.client].task}: {each.place[0]}"))
         return {}
 
     if name == "scaffold":
@@ -230,19 +231,21 @@ def page(kept: Mapping[str, Any]) -> str:
         for name in METHODS:
             found = [r for r in kept["honest"] if (r["kind"], r["method"]) == (kind, name)]
             mark = "*" * any(r["ended"] for r in found)
-            cells.append(f"{max(r['ratio'] for r in found):.0f}{mark}")
+            cells.append(f"{max(r['ratio'] for r in found):.2f}{mark}")
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     told = [
         f"- First table: received accuracy after {ROUNDS} rounds, in per cent, mean of seeds "
         f"{', '.join(map(str, SEEDS))}; {CLIENTS} clients of {SAMPLES} digits, IID, "
         f"{SCHEDULE['epochs']} epochs, batches of {SCHEDULE['batch_size']}, learning rate "
         f'{SCHEDULE["lr"]}. Client {BAD} attacks in every round. "reject" leaves out what is not '
-        f'finite or longer than {LIMIT:,.0f} times the median, "clip" shortens to {BOUND:g} times. '
+        f"finite or longer than {limit(CLIENTS):,.0f} times the median (for clients of the same "
+        f'size), "clip" shortens to {BOUND:g} times. '
         "In brackets: rounds, of all seeds together, in which the client was left out.",
         "- A length says nothing about a direction: what is below the limit gets through "
         '"reject", and "clip" bounds how far it moves the mean, not where to.',
-        "- Second table: the longest change of an honest client over the median of its cohort, "
-        "over the same seeds. *: training diverged, whatever is left out, and the run ended.",
+        "- Second table: the longest change of an honest client over what its limit would have "
+        "been, over the same seeds; above 1 it would be left out. *: training diverged, whatever "
+        "is left out, and the run ended.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
     return as_page("Poisoned updates", dict(kept), lines, told)
@@ -284,7 +287,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "torch": torch.__version__,
         "machine": machine(),
         "seconds": round(time.perf_counter() - began, 1),
-        "limit": LIMIT,
+        "limit": {"moves": MOVES, "least": LEAST},
         "bound": BOUND,
         "attacks": attacks,
         "honest": honest,

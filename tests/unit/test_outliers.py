@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.door.outliers import BOUND, LIMIT, at_fault, shortened, too_long
+from coterie.door.outliers import BOUND, LEAST, at_fault, shortened, too_long
 from coterie.federation import Order
 from coterie.weights import Layout, Weights
 
@@ -42,11 +42,28 @@ def norm(weights, start=START):
 
 def test_the_limit_is_a_multiple_of_the_median_change_not_of_the_models_own_length():
     assert START.norm() == 50
-    assert too_long(*given(models(1, 1, 1, 0.99 * LIMIT))) == {}
-    found = too_long(*given(models(1, 1, 1, 1.01 * LIMIT)))
+    assert too_long(*given(models(1, 1, 1, 49.9))) == {}
+    found = too_long(*given(models(1, 1, 1, 50.1)))
     assert list(found) == [3]
-    assert "its 'model' is a change of length 1.01e+04, 1.01e+04 times the median" in found[3]
-    assert f"run.outliers leaves out what is longer than {LIMIT:,.0f} times" in found[3]
+    assert "its 'model' is a change of length 50.1, 50.1 times the median of 4" in found[3]
+    assert "run.outliers leaves out what is longer than 50 times" in found[3]
+
+
+def test_of_many_clients_one_may_move_the_mean_by_five_ordinary_changes():
+    """A hundred clients at rest but for one: it pulls as hard as the others together."""
+    sent = models(*[1] * 99, 499)
+    assert too_long(*given(sent)) == {}
+    assert list(too_long(*given(models(*[1] * 99, 501)))) == [99]
+
+
+def test_a_client_with_more_samples_makes_more_steps():
+    sent = models(1, 1, 1, 1, 9000)
+    many = {0: 25, 1: 25, 2: 25, 3: 25, 4: 5000}
+    assert too_long(*given(sent), many) == {}
+    assert list(too_long(*given(sent), dict.fromkeys(range(5), 25))) == [4]
+    assert list(too_long(*given(sent), {**many, 4: 2500})) == [4]
+    few = {**many, 4: 1}  # nor does it count against one that it has few
+    assert too_long(*given(models(1, 1, 1, 1, 49)), few) == {}
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -88,9 +105,9 @@ def test_of_several_models_that_were_sent_the_nearest_is_what_it_is_a_change_of(
 def test_what_is_a_change_by_itself_is_measured_by_itself():
     """As FedNova sends it; from the model that was sent, all would be about 50 long."""
     sent = {c: {"model": moved(1, START * 0)} for c in range(3)}
-    sent[3] = {"model": moved(2 * LIMIT, START * 0)}
+    sent[3] = {"model": moved(2 * LEAST, START * 0)}
     (why,) = too_long(*given(sent)).values()
-    assert "2e+04 times the median of 4 clients" in why
+    assert "100 times the median of 4 clients" in why
 
 
 def test_no_client_chooses_what_its_update_is_a_change_of():

@@ -395,7 +395,8 @@ class Door:
             for client, arrays in shortened(orders, sheet.received, sent).items():
                 bodies[client] = {**bodies[client], "arrays": arrays}
             return {}
-        found = too_long(orders, sheet.received, sent)
+        counts = {c: int(b["examples"]) for c, b in bodies.items()}
+        found = too_long(orders, sheet.received, sent, counts)
         self.rejected |= found
         return {client: bodies.pop(client) for client in found}
 

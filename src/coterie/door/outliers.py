@@ -22,36 +22,58 @@ from coterie.federation import Array, ClientId, Order, vector_of
 from coterie.weights import Weights
 
 OUTLIERS = ("reject", "clip", "off")
-LIMIT = 10_000.0  # times the median length: what "reject" leaves out is longer
+MOVES = 5.0  # ordinary changes by which one client of ordinary size may move a mean
+LEAST = 50.0  # times the median length: nothing below is left out, however few clients there are
 BOUND = 2.0  # times the median length: "clip" shortens to this
 FEWEST = 3  # replies that a median says anything of
 
 Orders = Mapping[ClientId, Order]
+Counts = Mapping[ClientId, int]  # how many samples each client has
 Arrays = Mapping[ClientId, Mapping[str, Array]]  # of each client: what it sent, or was sent
 Place = tuple[str, str]  # an array's name, and which part of it
 
 
-def too_long(orders: Orders, received: Arrays, sent: Arrays) -> dict[ClientId, str]:
-    """Those whose updates are far longer than the others', and why."""
+def too_long(
+    orders: Orders, received: Arrays, sent: Arrays, examples: Counts | None = None
+) -> dict[ClientId, str]:
+    """Those whose updates are far longer than the others', and why.
+
+    Without ``examples`` all clients have as many.
+    """
     found: dict[ClientId, str] = {}
-    for client, place, length, usual, others in lengths(orders, received, sent):
-        if length.norm > LIMIT * usual and client not in found:
-            found[client] = (
-                f"its {_called(place)} is a change of length {length.norm:.3g}, "
-                f"{length.norm / usual:.3g} times the median of {others} clients; "
-                f"run.outliers leaves out what is longer than {LIMIT:,.0f} times"
+    for judged in lengths(orders, received, sent, examples or {}):
+        times, most = judged.length.norm / judged.usual, limit(judged.others, judged.share)
+        if times > most and judged.client not in found:
+            found[judged.client] = (
+                f"its {_called(judged.place)} is a change of length {judged.length.norm:.3g}, "
+                f"{times:.3g} times the median of {judged.others} clients; run.outliers leaves "
+                f"out what is longer than {most:.3g} times"
             )
     return found
+
+
+def limit(clients: int, share: float = 1.0) -> float:
+    """How many times the median length of so many clients' changes one of them may have.
+
+    A change of N times the median moves the mean of N clients by one ordinary change; where
+    training stands still, a client that differs from all others comes near that. A client with
+    more samples than most (``share``, over the median) makes more steps, and its change may be
+    longer by as much.
+
+    >>> limit(10), limit(100), limit(10, share=200)
+    (50.0, 500.0, 10000.0)
+    """
+    return max(LEAST, MOVES * clients) * max(1.0, share)
 
 
 def shortened(orders: Orders, received: Arrays, sent: Arrays) -> dict[ClientId, dict[str, Array]]:
     """The arrays of those whose updates are longer than a bound, scaled down to it."""
     found: dict[ClientId, dict[str, Array]] = {}
-    for client, place, length, usual, _ in lengths(orders, received, sent):
-        bound = BOUND * usual
-        if length.norm > bound:
-            arrays = found.setdefault(client, dict(sent[client]))
-            arrays[place[0]] = length.scaled(arrays[place[0]], bound / length.norm)
+    for judged in lengths(orders, received, sent, {}):
+        bound, name = BOUND * judged.usual, judged.place[0]
+        if judged.length.norm > bound:
+            arrays = found.setdefault(judged.client, dict(sent[judged.client]))
+            arrays[name] = judged.length.scaled(arrays[name], bound / judged.length.norm)
     return found
 
 
@@ -112,9 +134,23 @@ class _Length:
         return Weights(array.layout, vector) if isinstance(array, Weights) else vector
 
 
-def lengths(
-    orders: Orders, received: Arrays, sent: Arrays
-) -> Iterator[tuple[ClientId, Place, _Length, float, int]]:
+@dataclass(frozen=True)
+class Judged:
+    """A client's change of one array, beside those of its cohort.
+
+    ``usual`` is the median length of ``others`` clients' changes, ``share`` how many samples the
+    client has over their median.
+    """
+
+    client: ClientId
+    place: Place
+    length: _Length
+    usual: float
+    others: int
+    share: float
+
+
+def lengths(orders: Orders, received: Arrays, sent: Arrays, examples: Counts) -> Iterator[Judged]:
     """Every client's lengths, each with the median of its cohort's and how many these are.
 
     Whether an array is a model or a change by itself is for its method to know. It is taken for
@@ -130,7 +166,9 @@ def lengths(
                     usual, chosen, count = median(known), kind, len(known)
             for client in judged if 0 < usual < math.inf else ():
                 if place in chosen[client]:
-                    yield client, place, chosen[client][place], usual, count
+                    here = [examples.get(c, 1) for c in cohort if place in chosen[c]]
+                    share = examples.get(client, 1) / max(1.0, median(here))
+                    yield Judged(client, place, chosen[client][place], usual, count, share)
 
 
 def _measured(
