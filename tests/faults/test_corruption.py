@@ -321,8 +321,8 @@ def report(subject: Subject, place: Path, path: Path) -> tuple[str, str]:
         there = [name for name in there if name not in gone.get(path.name, ())]
     # A last line without its end is as a crash leaves it, and counts as never written.
     cut = path.suffix == ".jsonl" and path.exists() and not path.read_bytes().endswith(b"\n")
-    if cut and getattr(read, path.stem) == list(getattr(subject.reading, path.stem))[:-1]:
-        there.remove(path.stem)
+    before = list(getattr(subject.reading, path.stem, ()))[:-1] if cut else None
+    there = [name for name in there if name != path.stem or getattr(read, name) != before]
     other = [name for name in there if getattr(read, name) != getattr(subject.reading, name)]
     return "same", "" if not other else f"other {other} without a word"
 
@@ -421,6 +421,7 @@ def test_every_line_has_a_checksum(subjects, tmp_path):
     assert command("run", "--resume", place, "-q") == Ended(0, "")
     assert outcome(place) == subjects["stopped"].outcome
     assert read_run(place).problems == ["sessions.jsonl has 1 damaged line: left out"]
+    assert [session["done"] for session in read_run(place).sessions] == [0, 2]
     sessions = lines_of(place / "sessions.jsonl")
     (place / "sessions.jsonl").write_text("".join(sessions[:1] + sessions[2:]))
     assert_checked(place)
@@ -629,6 +630,17 @@ def test_a_model_of_an_older_round_is_not_exported_for_the_last(subjects, tmp_pa
         assert not (tmp_path / "model").exists()
 
 
+def test_a_model_of_an_older_round_is_not_exported_for_a_damaged_one(subjects, tmp_path):
+    place = copied(subjects["stopped"], tmp_path)
+    newest = max((place / "checkpoints").glob("*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    ended = command("export", place, "--client", 0, "--to", tmp_path / "model")
+    assert ended.code == 4
+    assert "the checkpoint of round 2" in ended.err
+    assert f"coterie run --resume {place}" in ended.err
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_configuration_that_was_changed_is_not_resumed(subjects, tmp_path):
     place = copied(subjects["stopped"], tmp_path)
     config = place / "config.toml"
@@ -646,11 +658,10 @@ def test_a_configuration_that_was_changed_is_not_resumed(subjects, tmp_path):
 def test_a_comparison_writes_damaged_results_again(tmp_path):
     asked = {**CONFIG, "run": {**CONFIG["run"], "rounds": 1}}
     made = coterie.compare(asked, methods=["fedavg"], directory=tmp_path / "c")
-    for name in ("result.json", "clients.csv"):
+    for name, word in (("result.json", '"down": '), ("clients.csv", "^0,")):
         path = tmp_path / "c/fedavg" / name
         whole = path.read_text()
-        place = max(n for n, line in enumerate(lines_of(path)[:-2], 1) if "0." in line)
-        harm(path, place)
+        harm(path, next(n for n, line in enumerate(lines_of(path), 1) if re.search(word, line)))
         assert path.read_text() != whole
         with pytest.raises(RunDirError, match=re.escape(name)):
             RunDir(path.parent).read_result()
