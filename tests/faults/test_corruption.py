@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save
 import coterie.cli
 import coterie.options
 from coterie.errors import LostHistory, RunDirError
+from coterie.report.live.following import Following
 from coterie.report.reading import FINISHED, Reading, read_run
 from coterie.run.api import run
 from coterie.run.checked import (
@@ -689,6 +690,29 @@ def test_what_serves_a_federation_says_what_is_damaged(tmp_path):
         (tmp_path / "served.json").write_text(text)
         with pytest.raises(RunDirError, match=r"served\.json is damaged"):
             _remembered(tmp_path)
+
+
+def test_a_client_says_which_of_its_files_is_damaged(tmp_path):
+    pytest.importorskip("flwr")
+    from faked_grid import Federation, tree
+
+    fed = Federation(tmp_path, tree(method={"name": "fedavg"}, run={"rounds": 1}))
+    fed.serve()
+    (agreed,) = tmp_path.glob("site0/runs/*/agreed.json")
+    assert fed.member(0)._recall(agreed.parent.name) is not None
+    agreed.write_text(agreed.read_text().replace("fedavg", "fedavx", 1))
+    with pytest.raises(RunDirError, match=r"agreed\.json is damaged"):
+        fed.member(0)._recall(agreed.parent.name)
+
+
+def test_the_live_page_shows_what_can_be_read(subjects, tmp_path):
+    place = copied(subjects["stopped"], tmp_path)
+    harm(place / "events.jsonl", 2)
+    (place / "data.json").write_text("{")
+    (glance,) = Following(place).look().values()
+    assert glance.round == 3
+    assert "events.jsonl has 1 damaged line" in glance.problem
+    assert "data.json cannot be read" in glance.problem
 
 
 def test_json_files_of_all_sorts(tmp_path):
