@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save
 import coterie.cli
 import coterie.options
 from coterie.errors import LostHistory, RunDirError
+from coterie.report.live.following import Following
 from coterie.report.reading import FINISHED, Reading, read_run
 from coterie.run.api import run
 from coterie.run.checked import (
@@ -321,8 +322,8 @@ def report(subject: Subject, place: Path, path: Path) -> tuple[str, str]:
         there = [name for name in there if name not in gone.get(path.name, ())]
     # A last line without its end is as a crash leaves it, and counts as never written.
     cut = path.suffix == ".jsonl" and path.exists() and not path.read_bytes().endswith(b"\n")
-    if cut and getattr(read, path.stem) == list(getattr(subject.reading, path.stem))[:-1]:
-        there.remove(path.stem)
+    before = list(getattr(subject.reading, path.stem, ()))[:-1] if cut else None
+    there = [name for name in there if name != path.stem or getattr(read, name) != before]
     other = [name for name in there if getattr(read, name) != getattr(subject.reading, name)]
     return "same", "" if not other else f"other {other} without a word"
 
@@ -421,6 +422,7 @@ def test_every_line_has_a_checksum(subjects, tmp_path):
     assert command("run", "--resume", place, "-q") == Ended(0, "")
     assert outcome(place) == subjects["stopped"].outcome
     assert read_run(place).problems == ["sessions.jsonl has 1 damaged line: left out"]
+    assert [session["done"] for session in read_run(place).sessions] == [0, 2]
     sessions = lines_of(place / "sessions.jsonl")
     (place / "sessions.jsonl").write_text("".join(sessions[:1] + sessions[2:]))
     assert_checked(place)
@@ -629,6 +631,17 @@ def test_a_model_of_an_older_round_is_not_exported_for_the_last(subjects, tmp_pa
         assert not (tmp_path / "model").exists()
 
 
+def test_a_model_of_an_older_round_is_not_exported_for_a_damaged_one(subjects, tmp_path):
+    place = copied(subjects["stopped"], tmp_path)
+    newest = max((place / "checkpoints").glob("*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    ended = command("export", place, "--client", 0, "--to", tmp_path / "model")
+    assert ended.code == 4
+    assert "the checkpoint of round 2" in ended.err
+    assert f"coterie run --resume {place}" in ended.err
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_configuration_that_was_changed_is_not_resumed(subjects, tmp_path):
     place = copied(subjects["stopped"], tmp_path)
     config = place / "config.toml"
@@ -646,11 +659,10 @@ def test_a_configuration_that_was_changed_is_not_resumed(subjects, tmp_path):
 def test_a_comparison_writes_damaged_results_again(tmp_path):
     asked = {**CONFIG, "run": {**CONFIG["run"], "rounds": 1}}
     made = coterie.compare(asked, methods=["fedavg"], directory=tmp_path / "c")
-    for name in ("result.json", "clients.csv"):
+    for name, word in (("result.json", '"down": '), ("clients.csv", "^0,")):
         path = tmp_path / "c/fedavg" / name
         whole = path.read_text()
-        place = max(n for n, line in enumerate(lines_of(path)[:-2], 1) if "0." in line)
-        harm(path, place)
+        harm(path, next(n for n, line in enumerate(lines_of(path), 1) if re.search(word, line)))
         assert path.read_text() != whole
         with pytest.raises(RunDirError, match=re.escape(name)):
             RunDir(path.parent).read_result()
@@ -678,6 +690,29 @@ def test_what_serves_a_federation_says_what_is_damaged(tmp_path):
         (tmp_path / "served.json").write_text(text)
         with pytest.raises(RunDirError, match=r"served\.json is damaged"):
             _remembered(tmp_path)
+
+
+def test_a_client_says_which_of_its_files_is_damaged(tmp_path):
+    pytest.importorskip("flwr")
+    from faked_grid import Federation, tree
+
+    fed = Federation(tmp_path, tree(method={"name": "fedavg"}, run={"rounds": 1}))
+    fed.serve()
+    (agreed,) = tmp_path.glob("site0/runs/*/agreed.json")
+    assert fed.member(0)._recall(agreed.parent.name) is not None
+    agreed.write_text(agreed.read_text().replace("fedavg", "fedavx", 1))
+    with pytest.raises(RunDirError, match=r"agreed\.json is damaged"):
+        fed.member(0)._recall(agreed.parent.name)
+
+
+def test_the_live_page_shows_what_can_be_read(subjects, tmp_path):
+    place = copied(subjects["stopped"], tmp_path)
+    harm(place / "events.jsonl", 2)
+    (place / "data.json").write_text("{")
+    (glance,) = Following(place).look().values()
+    assert glance.round == 3
+    assert "events.jsonl has 1 damaged line" in glance.problem
+    assert "data.json cannot be read" in glance.problem
 
 
 def test_json_files_of_all_sorts(tmp_path):
