@@ -23,7 +23,7 @@ from coterie.door.exposure import Exposure
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.policy import Policy, accept
 from coterie.door.vetting import misfits, printable, vet, vet_message
-from coterie.door.wire import Decoded, Encoded, Message, Wire, content_of, without
+from coterie.door.wire import SMALL, Decoded, Encoded, Message, Wire, content_of, without
 from coterie.engines.base import Engine, Request
 from coterie.errors import (
     Abandoned,
@@ -55,7 +55,6 @@ SECURE = "$secure"  # a step of the secure-aggregation protocol
 KEEP = "$keep"  # the run is over: the client keeps the model that it would use now
 NO_WORK = (SCORE, FETCH, KEEP)  # beside the training: neither time nor deadlines go for it
 HOUR = 3600.0  # seconds that clients of others have if no deadline was set
-SMALL = 1 << 24  # numbers that an array may hold which is no model
 KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
 Held = dict[str, Weights]  # models by name, as a client decoded them
 
