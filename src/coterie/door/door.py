@@ -618,6 +618,8 @@ class _Sheet:
         check_finite(client, self.door.round, order.task, body["arrays"])
         if self.door.samples is not None:
             vet(body, self.door.samples.get(client, 0), order.task == SCORE)
+            if not all(isinstance(body.get(key, {}), Mapping) for key in ("beside", "of")):
+                raise TrainingError("what is beside its arrays has no names")
         for name, of in since.items():
             if of == SENT:
                 whole = body["arrays"][name].onto(references[name])

@@ -23,11 +23,13 @@ from coterie.door.privacy.form import Form, Total, length
 from coterie.door.privacy.isolation import isolated
 from coterie.door.privacy.secagg import Session, Sum, TooFew
 from coterie.door.privacy.settings import Privacy
+from coterie.door.vetting import printable
 from coterie.errors import Abandoned, ConfigError, TrainingError
 from coterie.federation import Chosen, ClientId, Mean, Mixing, Order, Reply, Slot, mix, vector_of
 
 STEPS = ("keys", "shares", "survivors", "confirmations")  # what the server says after each exchange
 GRAIN = 1 << 16  # weights that are not 0 or 1 are whole numbers of this part
+_METRICS, _LONG = 1000, 100  # how many a client may have summed, and the letters of their names
 
 
 @dataclass
@@ -101,7 +103,7 @@ class Secure:
             if "slot" not in answer.beside:  # it takes part in no mean: its work is done
                 self.door.adopt(answer)
         running = self._begun(call, answers)
-        replies = _blobs(running, answers.values())
+        replies = _blobs(running, [a for c, a in answers.items() if c not in self.door.rejected])
         for step in STEPS:
             said = self._say(running, step, replies)
             replies = _blobs(running, self._carry(call, step, running, said))
@@ -195,9 +197,9 @@ class Secure:
     def _begun(self, call: _Call, answers: Mapping[ClientId, Answer]) -> dict[Slot, _Running]:
         """A sum to be made for each slot that has enough members."""
         self.skipped, members = {}, dict[Slot, list[Answer]]()
-        for answer in answers.values():
-            if "slot" in answer.beside:
-                members.setdefault(answer.beside["slot"], []).append(answer)
+        forms = self._forms(answers.values())
+        for client in forms:
+            members.setdefault(answers[client].beside["slot"], []).append(answers[client])
         running = {}
         for slot in sorted(members, key=lambda s: (str(type(s)), s)):
             found = members[slot]
@@ -207,9 +209,7 @@ class Secure:
                     "a sum needs"
                 )
                 continue
-            layout = self.door.wire.layout
-            forms = {a.client: Form.from_tree(a.beside["form"], layout) for a in found}
-            first, *others = forms
+            first, *others = (answer.client for answer in found)
             odd = [c for c in others if forms[c].parts != forms[first].parts]
             if odd:
                 raise TrainingError(
@@ -224,6 +224,26 @@ class Secure:
             )
             running[slot] = _Running(run, forms[first], metrics, since)
         return running
+
+    def _forms(self, answers: Iterable[Answer]) -> dict[ClientId, Form]:
+        """What the part of each client in a sum is made of; who tells nonsense is rejected."""
+        found = {}
+        for answer in answers:
+            told = answer.beside
+            if "slot" not in told:
+                continue
+            try:
+                names, since = told.get("metrics", []), told.get("since", {})
+                if not isinstance(told["slot"], str | int) or not isinstance(since, Mapping):
+                    raise TrainingError("it names no slot of a sum")
+                if not isinstance(names, list) or len(names) > _METRICS:
+                    raise TrainingError("it names no metrics of a sum")
+                if not all(isinstance(n, str) and len(n) <= _LONG for n in names):
+                    raise TrainingError("it names no metrics of a sum")
+                found[answer.client] = Form.from_tree(told.get("form", ()), self.door.wire.layout)
+            except TrainingError as why:
+                self.door.rejected[answer.client] = printable(why)
+        return found
 
     def _same(self, slot: Slot, answers: Sequence[Answer]) -> str:
         """A digest of the order that all members of a slot got."""
@@ -381,6 +401,6 @@ def _blobs(
     found: dict[Slot, dict[ClientId, bytes]] = {slot: {} for slot in running}
     for answer in answers:
         slot = answer.beside.get("slot")
-        if slot in found and "secure" in answer.arrays:
+        if isinstance(slot, str | int) and slot in found and "secure" in answer.arrays:
             found[slot][answer.client] = vector_of(answer.arrays["secure"]).numpy().tobytes()
     return found
