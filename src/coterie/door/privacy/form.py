@@ -67,7 +67,12 @@ class Form:
     def from_tree(tree: Sequence[Any], layout: Layout) -> Form:
         """As a client told it; TrainingError if no arrays are made like that."""
         try:
+            lists = [tree, *(part for _, t, s, _ in tree for part in ([] if t is None else t, s))]
+            if not all(isinstance(part, list) for part in lists):
+                raise TypeError("its layers and shapes are no lists")
             parts = [(n, None if t is None else tuple(t), tuple(s), d) for n, t, s, d in tree]
+            if len({name for name, *_ in parts}) < len(parts):
+                raise ValueError("one of its names comes twice")
             for name, tensors, shape, dtype in parts:
                 sizes = all(type(n) is int and 0 <= n < _LONGEST for n in shape)
                 if not isinstance(name, str) or dtype not in _TYPES or not sizes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -202,27 +203,22 @@ class Secure:
             members.setdefault(answers[client].beside["slot"], []).append(answers[client])
         running = {}
         for slot in sorted(members, key=lambda s: (str(type(s)), s)):
-            found = members[slot]
+            found = self._alike(members[slot], forms)
             if len(found) < self.privacy.min_group:
                 self.skipped[str(slot)] = (
                     f"slot {slot!r} has {len(found)} of the {self.privacy.min_group} clients that "
                     "a sum needs"
                 )
                 continue
-            first, *others = (answer.client for answer in found)
-            odd = [c for c in others if forms[c].parts != forms[first].parts]
-            if odd:
-                raise TrainingError(
-                    f"clients {first} and {odd[0]} would send different arrays into one sum"
-                )
+            form = forms[found[0].client]
             metrics, since = call.metrics(found), found[0].beside.get("since", {})
             run = Sum(
                 self._session(call, slot),
                 self.roster,
-                call.length(forms[first], found),
+                call.length(form, found),
                 about=about(call.asks(metrics), self._same(slot, found)),
             )
-            running[slot] = _Running(run, forms[first], metrics, since)
+            running[slot] = _Running(run, form, metrics, since)
         return running
 
     def _forms(self, answers: Iterable[Answer]) -> dict[ClientId, Form]:
@@ -244,6 +240,20 @@ class Secure:
             except TrainingError as why:
                 self.door.rejected[answer.client] = printable(why)
         return found
+
+    def _alike(self, answers: Sequence[Answer], forms: Mapping[ClientId, Form]) -> Sequence[Answer]:
+        """Those who would send the arrays that most would; a client of others' is left out."""
+        counts = Counter(forms[a.client].parts for a in answers)
+        usual = max(counts, key=lambda parts: counts[parts])
+        odd = [a.client for a in answers if forms[a.client].parts != usual]
+        if odd and self.door.samples is None:
+            like = next(a.client for a in answers if a.client not in odd)
+            raise TrainingError(
+                f"clients {like} and {odd[0]} would send different arrays into one sum"
+            )
+        for client in odd:
+            self.door.rejected[client] = "it would send other arrays into a sum than the others"
+        return [a for a in answers if a.client not in odd]
 
     def _same(self, slot: Slot, answers: Sequence[Answer]) -> str:
         """A digest of the order that all members of a slot got."""
