@@ -174,5 +174,5 @@ def fuzz(
     run(None, examples)
     ends, number = time.monotonic() + SECONDS * share, 0
     while time.monotonic() < ends:
-        run(number, 1000)
+        run(number, 200)
         number += 1
