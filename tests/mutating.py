@@ -81,7 +81,7 @@ def odd_values(largest: int = 10**400) -> st.SearchStrategy[Any]:
 @st.composite
 def changed_tree(draw: st.DrawFn, examples: Sequence[Any], odd: Any = None) -> Any:
     """A valid tree of JSON with some of its parts of another kind, gone, or doubled."""
-    odd = odd or odd_values()
+    odd = odd_values() if odd is None else odd
     tree = copy.deepcopy(draw(st.sampled_from(examples)))
     for _ in range(draw(st.integers(1, 3))):
         if not isinstance(tree, dict | list) or draw(st.integers(0, 40)) == 0:

@@ -144,3 +144,27 @@ def test_a_malicious_server_does_not_fill_a_members_memory(name, tmp_path):
     assert answer.kind == "refused"
     assert peak < MOST
     assert any(f"hold {MANY} numbers" in line for line in fed.heard)
+
+
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [("clients", 2**63), ("clients", 10**9), ("clients", 0), ("least", 2**62), ("least", -1)],
+)
+def test_a_member_makes_no_room_for_more_clients_than_there_can_be(key, number, tmp_path):
+    pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
+    from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+    from faked_grid import Federation, tree
+
+    fed = Federation(tmp_path, tree(2, run={"rounds": 1}))
+    fed.serve()
+    (agreed,) = (tmp_path / "site0/runs").glob("*/agreed.json")
+    terms = {**json.loads(agreed.read_text()), key: number}
+    parcel = Parcel("enrol", "f" * 16, Message(b"{}", ()), {"json": json.dumps(terms)})
+    tracemalloc.start()
+    with fed.in_memory():
+        answer, _ = opened(fed.grid.members[0].answer(sealed(parcel, Digests())), {})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert answer.kind == "refused"
+    assert "the server says that there are" in answer.told["text"]
+    assert peak < MOST
