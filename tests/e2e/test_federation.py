@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from federated import Federation, Process, federation, rounds, same_models
 
@@ -34,6 +35,31 @@ def test_one_round_of_fedavg_over_tls(tmp_path):
         assert [client.wait() for client in clients] == [0, 0, 0]
         same_models(fed, loop)
         assert [e["exchanges"] for e in rounds(tmp_path / "served")] == [1]
+
+
+NETWORK = """
+from torch import nn
+
+def net(shape, outputs, hidden=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+"""
+
+
+@pytest.mark.e2e
+def test_a_model_of_each_partys_own_goes_by_its_name(tmp_path):
+    (tmp_path / "theirs.py").write_text(NETWORK)
+    (tmp_path / "ours.py").write_text(NETWORK)
+    with federation(tmp_path, names=("a", "b"), rounds=1) as fed:
+        fed.config.write_text(
+            fed.config.read_text().replace('"mlp"', '"mynet"').replace("[16]", "5")
+        )
+        server = fed.serve("served", "--model", f"mynet={tmp_path}/theirs.py:net")
+        own = ("--model", f"mynet={tmp_path}/ours.py:net")
+        clients = [fed.join(name, "--once", *own) for name in fed.names]
+        assert server.wait() == 0, server.text
+        assert [client.wait() for client in clients] == [0, 0]
+        left = [load_file(tmp_path / name / "model.safetensors") for name in fed.names]
+        assert all(model["1.weight"].shape == (5, 64) for model in left)
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,8 @@ def test_keys_that_cannot_be(cli, words, told):
         ("--insecure --set privacy.secure=true", "privacy.randomness = system"),
         ("--insecure --set method.name=fedagv", "did you mean 'fedavg'"),
         ("--insecure --set model.name=mpl", "did you mean 'mlp'"),
+        ("--insecure --set model.name=os:system", "unknown model 'os:system'"),
+        ("--insecure --model net=nowhere.py:net", "nowhere.py"),
         ("--insecure --set run.round=3", "did you mean 'run.rounds'"),
     ],
 )
@@ -131,6 +133,9 @@ def test_served_with_another_configuration(cli, config):
         ("--server localhost:1", 2, "d/keys"),
         ("--server localhost:1 --keys nowhere", 2, "nowhere"),
         ("--server localhost:1 --device abacus", 2, "abacus"),
+        ("--server localhost:1 --model mynet", 2, "write NAME=FILE.py:FUNCTION"),
+        ("--server localhost:1 --model mlp=mine.py:net", 2, "'mlp' comes with Coterie"),
+        ("--server localhost:1 --model net=nowhere.py:net", 2, "nowhere.py"),
     ],
 )
 def test_what_cannot_join(cli, words, code, told):

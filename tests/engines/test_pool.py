@@ -4,6 +4,8 @@ import ctypes
 import faulthandler
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -354,3 +356,121 @@ def test_results_and_events_do_not_depend_on_the_engine(tmp_path):
             assert {k: v for k, v in a.items() if k != "seconds"} == {
                 k: v for k, v in b.items() if k != "seconds"
             }
+
+
+# --- killed while starting ------------------------------------------------------------------------
+
+
+def killed_while_starting(marks: Path, times: int, monkeypatch) -> None:
+    """The first so many workers are killed before they are ready; a file counts who started."""
+    honest = pool_module.settle
+
+    def settle(parent, others):
+        honest(parent, others)
+        with (marks / "started").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        if len((marks / "started").read_text().splitlines()) <= times:
+            killed()
+
+    monkeypatch.setattr(pool_module, "settle", settle)
+
+
+def started(marks: Path) -> int:
+    return len((marks / "started").read_text().splitlines())
+
+
+def test_a_worker_killed_while_starting_is_replaced_and_nothing_changes(tmp_path, monkeypatch):
+    made = experiment(coterie.fedper())
+    state, door, _ = drive(made, tmp_path / "loop")
+    expected = models(made, state, door)
+    killed_while_starting(tmp_path, 2, monkeypatch)
+    state, door, pool = drive(made, tmp_path / "pool", lambda plan: Pool(plan, 1))
+    found = models(made, state, door)
+    pool.close()
+    assert started(tmp_path) == 3
+    assert same_bits(found, expected)
+    assert door.ledger.lost == 0
+
+
+def test_one_that_takes_a_dead_workers_place_may_be_killed_too(tmp_path, monkeypatch):
+    made = experiment(coterie.fedavg())
+    state, door, _ = drive(made, tmp_path / "loop")
+    expected = models(made, state, door)
+    plan = made.plan(tmp_path / "pool")
+    pool = Pool(plan, 2)
+    killed_while_starting(tmp_path, 2, monkeypatch)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    state, door, _ = drive(made, tmp_path / "pool", lambda plan: pool)
+    found = models(made, state, door)
+    pool.close()
+    assert started(tmp_path) == 3
+    assert same_bits(found, expected)
+
+
+def test_workers_that_are_always_killed_while_starting_end_the_run_with_a_sentence(
+    tmp_path, monkeypatch
+):
+    killed_while_starting(tmp_path, 99, monkeypatch)
+    with pytest.raises(EngineError, match=r"3 worker .* killed while starting \(signal 9\)"):
+        Pool(experiment(coterie.fedavg()).plan(tmp_path), 1)
+    assert started(tmp_path) == 3
+
+
+SPAWNED = """
+import os, signal, sys
+from pathlib import Path
+
+marks = Path(sys.argv[1]) / "started"
+if __name__ == "__mp_main__":  # a spawned worker that imports the script
+    with marks.open("a") as file:
+        file.write("x\\n")
+    if len(marks.read_text().splitlines()) <= int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+import torch
+
+
+def network():  # more than a pipe holds
+    first, last = torch.nn.Linear(64, 400), torch.nn.Linear(400, 10)
+    return torch.nn.Sequential(torch.nn.Flatten(), first, last)
+
+
+if __name__ == "__main__":
+    import coterie
+    from coterie.engines.pool import Pool
+    from support import drive, experiment, models, same_bits
+
+    made = experiment(coterie.fedavg(), model=network)
+    state, door, _ = drive(made, Path(sys.argv[1]) / "loop", rounds=1)
+    expected = models(made, state, door)
+    sys.platform = "darwin"
+    try:
+        start = lambda plan: Pool(plan, 1)
+        state, door, pool = drive(made, Path(sys.argv[1]) / "pool", start, rounds=1)
+    except coterie.CoterieError as error:
+        print(error)
+    else:
+        print("same bits" if same_bits(models(made, state, door), expected) else "others")
+        pool.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("times", "said"), [(1, "same bits"), (99, "3 worker processes, one after another, were")]
+)
+def test_a_spawned_worker_killed_while_it_imports_is_replaced(times, said, tmp_path):
+    """It dies before it has read what it was sent: nobody may wait for it to do so."""
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNED)
+    command = [sys.executable, str(script), str(tmp_path), str(times)]
+    paths = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.startswith(said), done.stderr
+    assert started(tmp_path) == min(times + 1, 3)

@@ -209,6 +209,24 @@ def test_an_idle_actors_death_is_nobodys_fault(pretend, tmp_path):
     assert ray.actors > 8
 
 
+def test_actors_that_die_while_they_start_are_replaced(pretend, tmp_path):
+    made = experiment(coterie.fedper())
+    expected = rounds(made, tmp_path / "loop", Loop)
+    deaths = []
+
+    def fatal(actor, method, call):
+        if method == "enter" and len(deaths) < 2:
+            deaths.append(actor)
+            return "before"
+        return False
+
+    pretend(fatal)
+    found = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2))
+    assert len(deaths) == 2
+    assert same_bits(found[0], expected[0])
+    assert found[1] == 0
+
+
 def test_who_never_comes_up_ends_the_run(pretend, tmp_path):
     ray = pretend(lambda actor, method, call: method == "enter")
     with pytest.raises(EngineError, match="could not be started"):

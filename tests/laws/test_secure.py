@@ -443,9 +443,10 @@ def test_the_sums_of_one_round_are_of_the_same_clients(tmp_path):
     assert [m.clients for m in means.values()] == [tuple(range(5)), (5, 6, 7)]
 
 
-def test_who_was_lost_in_the_first_sum_of_a_round_is_left_out_of_the_second(tmp_path):
+@pytest.mark.parametrize("exchange", ["1.0", "1.1"])
+def test_who_was_lost_in_the_first_sum_of_a_round_is_left_out_of_the_second(exchange, tmp_path):
     made = secured(replace(coterie.fedavg(), sums=2), population=uneven(8))
-    lost = lambda client, order: client == 3 and order == "1.1"  # noqa: E731
+    lost = lambda client, order: client == 3 and order == exchange  # noqa: E731
     driven = Driven(made, tmp_path, lambda plan: Faulty(Loop(plan), lose_reply=lost))
     driven.door.begin(0, cohort=range(8), enough=8, least=1)
     sends = made.method.sends(driven.state, 0)

@@ -44,6 +44,13 @@ Requests = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS and no keys: for loopback (127.0.0.1) only.")
 ]
+OwnModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="NAME=FILE.py:FUNCTION (or package.module:FUNCTION): what model.name = NAME is here.",
+    ),
+]
 
 
 @keys.command("request")
@@ -183,6 +190,7 @@ def serve(
         Path | None, typer.Option(help="The file of that SuperLink's --superexec-auth-secret-file.")
     ] = None,
     insecure: Insecure = False,
+    model: OwnModels = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
     ] = None,
@@ -195,6 +203,7 @@ def serve(
     _require()
     os.umask(0o077)  # what is written here is nobody else's business
     from coterie.cli import rounds_done
+    from coterie.deploy.names import map_models
     from coterie.deploy.serve import Serving, serve
     from coterie.options import resolve
     from coterie.report.progress import Watch, progress
@@ -204,6 +213,7 @@ def serve(
     from coterie.run.rundir import finite
     from coterie.run.stopping import heeding, stopped_with
 
+    map_models(model or [])
     tree = resolve(config, sets)
     asked = parse(tree)
     listen = host or ("127.0.0.1" if insecure else "0.0.0.0")
@@ -259,7 +269,10 @@ def join(
         typer.Option(help="This client's data: .npz, .csv, or a folder of arrays or images."),
     ] = None,
     data_loader: Annotated[
-        str, typer.Option(help="package.module:function that loads the data; it gets --data.")
+        str,
+        typer.Option(
+            help="package.module:function or FILE.py:function that loads the data; it gets --data."
+        ),
     ] = "",
     form: Annotated[
         str, typer.Option(help="What --data is: npz, npy, csv or image-folder (default: guessed).")
@@ -286,6 +299,7 @@ def join(
     once: Annotated[
         bool, typer.Option("--once", help="End when a run is over and the model is there.")
     ] = False,
+    model: OwnModels = None,
     insecure: Insecure = False,
 ) -> None:
     """Join a federation as a client, and stay until you end it."""
@@ -293,9 +307,11 @@ def join(
     os.umask(0o077)  # what is written here is nobody else's business
     from coterie.deploy.data import Source
     from coterie.deploy.join import Joining, join
+    from coterie.deploy.names import absolute, map_models
     from coterie.run.config import check_device
 
     check_device(device)
+    map_models(model or [])  # what is wrong with one is said at once
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"--server {server}: write HOST:PORT, as in {host or server}:{PORT}")
@@ -309,7 +325,8 @@ def join(
     source = Source(data and data.resolve(), data_loader, form, options, simulated)
     held = None if insecure else (keys or directory / "keys")
     try:
-        told = Joining(server, directory, source, held, client or 0, device, once, secure)
+        models = absolute(model or [])
+        told = Joining(server, directory, source, held, client or 0, device, once, secure, models)
         join(told, _told)
     except KeyboardInterrupt:
         err.print("left the federation; join again with the same command", highlight=False)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 from coterie.data import build_population, load
 from coterie.data.clients import from_clients
 from coterie.data.population import Population
+from coterie.deploy.names import function_at
 from coterie.errors import ConfigError, DataError
 from coterie.federation import ClientId
 from coterie.run.config import Config, population_of
@@ -41,7 +39,7 @@ class Source:
                 "--simulated takes the experiment's own data: leave out the form of yours"
             )
         if self.loader:
-            _function(self.loader)
+            function_at(self.loader, "--data-loader")
         elif not self.simulated:
             if self.path is None:
                 raise ConfigError("say where this client's data is: --data PATH, or --data-loader")
@@ -68,7 +66,7 @@ class Source:
         }
         if self.loader:
             try:
-                entry = _function(self.loader)(self.path)
+                entry = function_at(self.loader, "--data-loader")(self.path)
             except (Exception, SystemExit) as error:
                 raise DataError(
                     f"{self.loader} failed with {type(error).__name__}: {error}"
@@ -104,20 +102,4 @@ def _form_of(path: Path) -> str:
             f"{path}: say what it is with --form, or load it with --data-loader "
             "package.module:function"
         )
-    return found
-
-
-def _function(name: str) -> Any:
-    """The user's own function, found as Python finds modules, or in the folder one is in."""
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise ConfigError(f"--data-loader {name}: write package.module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise ConfigError(f"--data-loader {name}: {type(error).__name__}: {error}") from None
-    if not callable(found):
-        raise ConfigError(f"--data-loader {name}: that is no function")
     return found

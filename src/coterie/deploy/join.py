@@ -45,6 +45,7 @@ class Joining:
     device: str = "cpu"
     once: bool = False
     secure: bool = False
+    models: tuple[str, ...] = ()  # names of models, each with this client's own function
 
 
 def join(joining: Joining, tell: Tell) -> None:
@@ -156,6 +157,7 @@ class _Household:
             "device": self.joining.device,
             "once": self.joining.once,
             "secure": self.joining.secure,
+            "models": self.joining.models,
             "port": self.port,
             "secret": self.secret,
         }

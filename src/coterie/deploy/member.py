@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 from coterie import __version__
 from coterie.deploy.data import Source
+from coterie.deploy.names import asked
 from coterie.deploy.terms import Described, digest_of_start, seen_from_client, travelling
 from coterie.door.codec import Payload
 from coterie.door.privacy.identity import KEYS
@@ -28,7 +29,7 @@ from coterie.engines.site import Site
 from coterie.errors import ConfigError, CoterieError, DataError, RunDirError, WireError
 from coterie.federation import ClientId
 from coterie.run.checked import read_json, to_json
-from coterie.run.config import experiment_of, parse
+from coterie.run.config import experiment_of
 from coterie.tree import write_atomic
 from coterie.weights import Weights
 
@@ -119,13 +120,13 @@ class Member:
     # --- before the training --------------------------------------------------------------------
 
     def _describe(self, parcel: Parcel, came: Mapping[str, Payload]) -> Any:
-        asked = json.loads(parcel.told["json"])
-        if asked["version"] != __version__:
+        told = json.loads(parcel.told["json"])
+        if told["version"] != __version__:
             raise WireError(
-                f"the server runs Coterie {asked['version']}, client {self.who.id} {__version__}: "
+                f"the server runs Coterie {told['version']}, client {self.who.id} {__version__}: "
                 "install the same version"
             )
-        population, place = self._data(travelling(asked["config"]))
+        population, place = self._data(travelling(told["config"]))
         described = replace(Described.of(population, place), name=self.who.name)
         about = {"client": self.who.id, "data": described.to_json()}
         return self._sealed(DESCRIBE, parcel.run, json=json.dumps(about))
@@ -135,7 +136,7 @@ class Member:
             [tree.get(k) for k in ("data", "partition", "shift", "run")], sort_keys=True
         )
         if self._own[0] != key:
-            self._own = key, self.source.read(parse(tree), self.who.id)
+            self._own = key, self.source.read(asked(tree, self.source.simulated), self.who.id)
         return self._own[1]
 
     def _enrol(self, parcel: Parcel, came: Mapping[str, Payload]) -> Any:
@@ -161,7 +162,7 @@ class Member:
     def _site_of(self, run: str, terms: Mapping[str, Any]) -> Site | None:
         """A site for a run; None if its first weights are others than these terms ask for."""
         tree = travelling(terms["config"])  # no path of the server's means anything here
-        folder, config = self._place(run), parse(tree)
+        folder, config = self._place(run), asked(tree, self.source.simulated)
         own, place = self._data(tree)
         like = Described.from_json(terms["like"])
         population = seen_from_client(

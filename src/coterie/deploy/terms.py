@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from coterie.data.population import ClientData, Population, Split
-from coterie.errors import DataError
+from coterie.errors import DataError, WireError
 from coterie.federation import ClientId
 from coterie.methods.known_groups import COLUMN, with_groups
 from coterie.weights import Weights
 
+_CLIENTS, _SAMPLES = 10**6, 2**31  # more than there can be
 _PATHS = (("data", "folder"), ("model", "start"), ("availability", "file"))
 
 
@@ -68,7 +69,7 @@ class Described:
         try:
             classes = tree["classes"]
             sizes = tuple(int(n) for n in tree["sizes"])
-            if len(sizes) != 3 or min(sizes) < 0 or sizes[0] < 1 or max(sizes) > 2**31:
+            if len(sizes) != 3 or min(sizes) < 0 or sizes[0] < 1 or max(sizes) > _SAMPLES:
                 raise ValueError("sizes")
             _bounded(tree)
             group = tree["groups"]
@@ -182,6 +183,11 @@ def seen_from_client(
     like: Described, own: Population, place: int, id: ClientId, count: int, least: int
 ) -> Population:
     """The same clients as one of them knows them: itself, its labels numbered as everybody's."""
+    if not id < count <= _CLIENTS or not 0 <= least <= _SAMPLES:
+        raise WireError(
+            f"the server says that there are {count} clients, of {least} samples at least: client "
+            f"{id} is one of at most {_CLIENTS}"
+        )
     mine = own.clients[place]
     if own.classes is not None and own.classes != like.classes:
         assert like.classes is not None

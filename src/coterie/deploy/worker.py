@@ -14,12 +14,14 @@ import torch
 from coterie.deploy.data import Source
 from coterie.deploy.join import DONE
 from coterie.deploy.member import Identity, Member
+from coterie.deploy.names import map_models
 from coterie.engines.flower.keys import read_client
 from coterie.engines.flower.runtime import AWAY, Desk, client_app, quiet
 from coterie.errors import CoterieError
 
 _LOOK = 0.1  # seconds between two looks for a message
 _PAUSE = 1.0  # while there is no SuperNode
+_LINE = 2000  # characters of a line in the log
 
 
 def work(told: dict[str, Any]) -> int:
@@ -28,8 +30,10 @@ def work(told: dict[str, Any]) -> int:
     quiet()
 
     def tell(text: str) -> None:
-        print(text, flush=True)
+        # Parts of it may be a server's words: one line, of signs that do nothing to a terminal.
+        print("".join(c if c.isprintable() else "?" for c in text[:_LINE]), flush=True)
 
+    map_models(told["models"])
     path = None if told["path"] is None else Path(told["path"])
     source = Source(path, told["loader"], told["form"], told["options"], told["simulated"])
     who = Identity(told["client"])

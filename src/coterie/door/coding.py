@@ -21,7 +21,7 @@ from torch import Tensor
 
 from coterie.door.codec import Codec, Raw, codec
 from coterie.door.wire import Choice, Encoded
-from coterie.errors import ConfigError, unknown
+from coterie.errors import ConfigError, CoterieError, unknown
 from coterie.federation import Array, vector_of
 from coterie.weights import Entry, Layout, Weights
 
@@ -142,16 +142,28 @@ def encode(
 
 def decode(arrays: Mapping[str, Any], references: References, whole: Layout) -> dict[str, Array]:
     """The arrays that were meant: changes laid upon their references."""
+    if not isinstance(arrays, Mapping):
+        raise CoterieError("a message whose arrays have no names")
     found: dict[str, Array] = {}
     for name, told in arrays.items():
-        if not isinstance(told, Mapping):
-            found[name] = told
-            continue
-        reference = references.get(name)
-        parts = [laid_on(change, reference) for change in told.get("change", [])]
-        parts += told.get("plain", [])
-        found[name] = parts[0] if len(parts) == 1 else _joined(parts, whole)
+        try:
+            array = _meant(told, references.get(name), whole)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            raise CoterieError(f"the array '{str(name)[:100]}' makes no sense ({why})") from None
+        if not isinstance(array, Weights | Tensor):
+            raise CoterieError(f"the array '{str(name)[:100]}' is none")
+        found[name] = array
     return found
+
+
+def _meant(told: Any, reference: Array | None, whole: Layout) -> Any:
+    """An array as it came, or the parts of one put together."""
+    if not isinstance(told, Mapping):
+        return told
+    parts = [laid_on(change, reference) for change in told.get("change", [])]
+    parts += told.get("plain", [])
+    return parts[0] if len(parts) == 1 else _joined(parts, whole)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from coterie.door.ledger import Bytes, Ledger
 from coterie.door.outliers import at_fault, shortened, too_long, without_name
 from coterie.door.policy import Policy, accept
 from coterie.door.vetting import misfits, printable, vet, vet_message
-from coterie.door.wire import Decoded, Encoded, Message, Wire, content_of, without
+from coterie.door.wire import SMALL, Decoded, Encoded, Message, Wire, content_of, without
 from coterie.engines.base import Engine, Request
 from coterie.errors import (
     Abandoned,
@@ -57,7 +57,6 @@ SECURE = "$secure"  # a step of the secure-aggregation protocol
 KEEP = "$keep"  # the run is over: the client keeps the model that it would use now
 NO_WORK = (SCORE, FETCH, KEEP)  # beside the training: neither time nor deadlines go for it
 HOUR = 3600.0  # seconds that clients of others have if no deadline was set
-SMALL = 1 << 24  # numbers that an array may hold which is no model
 KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
 Held = dict[str, Weights]  # models by name, as a client decoded them
 
@@ -687,6 +686,8 @@ class _Sheet:
         check_finite(client, self.door.round, order.task, body["arrays"])
         if self.door.samples is not None:
             vet(body, self.door.samples.get(client, 0), order.task == SCORE)
+            if not all(isinstance(body.get(key, {}), Mapping) for key in ("beside", "of")):
+                raise TrainingError("what is beside its arrays has no names")
         for name, of in since.items():
             if of == SENT:
                 whole = body["arrays"][name].onto(references[name])

@@ -3,25 +3,34 @@
 A message is ``u32 header length | u32 checksum | header | payloads``. The header holds the body (a
 tree with numbered places for arrays) and each array's type, shape, length and codec, so it
 describes itself and no pickle is needed. The checksum is a CRC-32 of everything else.
+
+Whoever wrote a header may have lied: what it says is checked before any array is decoded. All
+arrays of a message together may have eight numbers for each byte that came, more than any plain
+codec packs into one, and beyond that, for ``topk`` and ``zstd``, as many as 64 models and 2^24.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from coterie.door.codec import Codec, Payload, Raw, codec, dtype_name
-from coterie.errors import WireError
+from coterie.errors import CoterieError, WireError
 from coterie.tree import Tree, pack, unpack
 from coterie.weights import Layout
 
+SMALL = 1 << 24  # numbers that an array may hold which is no model
 _START = 8  # bytes before the header
+_PACKED, _MODELS = 8, 64  # numbers that a byte may stand for; models that may be of hardly any
+_ARRAYS, _AXES, _LONGEST = 10_000, 8, 1 << 40
 NOT_MODELS = ("gradient", "direction")  # weights of this name are as large as a model, but none
 
 
@@ -73,9 +82,13 @@ class Message:
             raise WireError(f"a message of {len(view)} bytes is damaged: its checksum is wrong")
         header = bytes(view[_START:end])
         payloads = []
-        for _, _, length, *_ in json.loads(header)["arrays"]:
-            payloads.append(view[end : end + length])
-            end += length
+        try:
+            described = _Header.of(header).arrays
+        except CoterieError as error:
+            raise WireError(str(error)) from None
+        for array in described:
+            payloads.append(view[end : end + array.length])
+            end += array.length
         if end != len(view):
             raise WireError(f"a message of {len(view)} bytes should have {end}")
         return Message(header, tuple(payloads), work or Work())
@@ -90,6 +103,76 @@ def received(data: Payload, work: Work | None = None) -> Message | None:
         return Message.from_bytes(data, work)
     except WireError:
         return Message(b"", (memoryview(data)[_START:],)) if len(data) >= _START else None
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What a header says of one array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    length: int
+    spec: str = "raw"
+
+    @staticmethod
+    def of(said: Any) -> _Described:
+        dtype, shape, length, *spec = said
+        texts, numbers = [dtype, *spec], [length, *shape]
+        if not all(type(text) is str for text in texts) or len(spec) > 1:
+            raise TypeError("its type and codec are no names")
+        if not all(type(n) is int and 0 <= n <= _LONGEST for n in numbers) or len(shape) > _AXES:
+            raise ValueError("no array is of that size")
+        return _Described(dtype, tuple(shape), length, *spec)
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class _Header:
+    """A message's header, taken apart and made of what it should be made of."""
+
+    body: dict[str, Any]
+    arrays: tuple[_Described, ...]
+
+    @staticmethod
+    def of(text: bytes) -> _Header:
+        with _making_sense("header"):
+            tree = json.loads(text)
+            body, arrays = tree["body"], tree["arrays"]
+            if not isinstance(body, dict) or not isinstance(arrays, list):
+                raise TypeError("it has no body")
+            if len(arrays) > _ARRAYS:
+                raise ValueError(f"it has {len(arrays)} arrays")
+            return _Header(body, tuple(_Described.of(said) for said in arrays))
+
+    def check(self, payloads: tuple[Payload, ...], most: int) -> None:
+        """Refuse lengths that are not those of the payloads, and more numbers than there can be."""
+        if len(payloads) != len(self.arrays):
+            raise CoterieError(f"a message has {len(payloads)} arrays, not {len(self.arrays)}")
+        for payload, array in zip(payloads, self.arrays, strict=True):
+            if len(payload) != array.length:
+                raise WireError(f"an array of {array.length} bytes came with {len(payload)}")
+        # One that is decoded once for several places counts once.
+        came = {id(p): len(p) for p in payloads}
+        decoded = {(id(p), a): a.count for p, a in zip(payloads, self.arrays, strict=True)}
+        left = most + _PACKED * sum(came.values())
+        if sum(decoded.values()) > left:
+            raise CoterieError(
+                f"a message of {sum(came.values())} bytes of arrays says that these hold "
+                f"{sum(decoded.values())} numbers, and {left} is the most that it may"
+            )
+
+
+@contextmanager
+def _making_sense(part: str) -> Iterator[None]:
+    """What goes wrong in here is the fault of whoever made the message."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise CoterieError(f"a message whose {part} makes no sense ({why})") from None
 
 
 Choice = tuple[Codec, int]  # how one array is encoded, and the seed of that
@@ -133,20 +216,21 @@ class Wire:
         """The body of a message."""
         if not message.header:
             raise WireError(f"a message of {message.size} bytes was damaged on its way")
-        header = json.loads(message.header)
+        header = _Header.of(message.header)
+        header.check(message.payloads, _MODELS * self.layout.size + SMALL)
         memory = {} if decoded is None else decoded
         tensors = []
-        for payload, (dtype, shape, length, *told) in zip(
-            message.payloads, header["arrays"], strict=True
-        ):
-            if len(payload) != length:
-                raise WireError(f"an array of {length} bytes came with {len(payload)}")
-            spec = told[0] if told else "raw"
-            key = (id(payload), dtype + spec, tuple(shape))  # Python shares short bytes objects
+        for payload, array in zip(message.payloads, header.arrays, strict=True):
+            # Python shares short bytes objects, so their identity is not enough.
+            key = (id(payload), array.dtype + array.spec, array.shape)
             if key not in memory:
-                memory[key] = (payload, codec(spec).decode(payload, dtype, shape))
+                made = codec(array.spec).decode(payload, array.dtype, array.shape)
+                memory[key] = (payload, made)
             tensors.append(memory[key][1])
-        body: dict[str, Any] = unpack(header["body"], tensors, self.layout)
+        with _making_sense("body"):
+            body: dict[str, Any] = unpack(header.body, tensors, self.layout)
+            if not isinstance(body, dict) or not all(isinstance(key, str) for key in body):
+                raise TypeError("it says nothing by name")
         return body
 
     def kinds(self, message: Message) -> dict[str, int]:
@@ -156,9 +240,8 @@ class Wire:
         by their numbers of weights. Other arrays go by their names, ``losses`` are the numbers
         beside them, ``header`` is the rest.
         """
-        header = json.loads(message.header)
-        body, found = header["body"], dict[str, int]()
-        lengths = [length for _, _, length, *_ in header["arrays"]]
+        header, found = _Header.of(message.header), dict[str, int]()
+        body, lengths = header.body, [array.length for array in header.arrays]
 
         def add(name: str, packed: Any) -> None:
             if "change" in packed or "plain" in packed:
@@ -172,8 +255,9 @@ class Wire:
                 number = packed["$weights" if "$weights" in packed else "$tensor"]
                 found[name] = found.get(name, 0) + lengths[number]
 
-        for name, packed in body.get("arrays", {}).items():
-            add(name, packed)
+        with _making_sense("body"):
+            for name, packed in body.get("arrays", {}).items():
+                add(name, packed)
         if metrics := body.get("metrics"):
             found["losses"] = len(json.dumps(metrics, separators=(",", ":")))
         found["header"] = message.size - sum(found.values())

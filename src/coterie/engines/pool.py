@@ -1,8 +1,9 @@
 """One single-threaded worker process per core, each with a resident model.
 
 Data lies in memory once and is shared with the workers. Within an exchange every distinct array is
-sent once to each worker that needs it. A worker that dies is replaced and its orders are run again;
-an order that kills three workers counts as a lost reply.
+sent once to each worker that needs it. A worker that dies, at work or while it starts, is replaced
+and its orders are run again; an order that kills three workers counts as a lost reply, and three
+that are killed one after another while they start end the run.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import gc
 import json
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from typing import Any
 
@@ -27,6 +30,7 @@ from coterie.door.codec import Payload
 from coterie.door.wire import Message
 from coterie.engines.base import Answers, Request, units
 from coterie.engines.dealing import (
+    TRIES,
     Queue,
     Unit,
     arrived,
@@ -67,11 +71,12 @@ class Pool:
         self._context: Any = mp.get_context("fork" if forks else "spawn")
         if not forks:
             plan.population.share()
+        self._forked = forks
         self._workers: list[Worker] = []
         try:
             for _ in range(workers or available_cores()):
                 self._workers.append(self._start())
-            for worker in self._workers:
+            for worker in list(self._workers):
                 self._await_ready(worker)
         except BaseException:
             self.close()
@@ -134,15 +139,11 @@ class Pool:
     def _start(self) -> Worker:
         ours, theirs = self._context.Pipe()
         others = [w.pipe for w in self._workers] + [ours]
-        forked = self._context.get_start_method() == "fork"
         process = self._context.Process(
             target=_work,
-            args=(
-                theirs,
-                self._plan if forked else travelling(self._plan),
-                others if forked else [],
-                os.getpid(),
-            ),
+            args=(theirs, self._plan, others, os.getpid())
+            if self._forked
+            else (theirs, None, [], os.getpid()),
             daemon=True,
             name="coterie-worker",
         )
@@ -150,29 +151,47 @@ class Pool:
         held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             process.start()
-        except (AttributeError, TypeError, PicklingError, OSError) as error:
-            raise EngineError(
-                f"a worker process could not be started: {error}. On this system models, losses "
-                "and metrics go to workers by name: define them in a module, or use the loop "
-                'engine (run.engine = "loop")'
-            ) from error
+        except OSError as error:
+            raise EngineError(f"a worker process could not be started: {error}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         theirs.close()
         return Worker(process, ours)
 
-    def _await_ready(self, worker: Worker) -> None:
+    def _await_ready(self, worker: Worker) -> Worker:
+        """This worker once it has started, or the one that took its place as it was killed."""
+        for _ in range(TRIES - 1):
+            if self._is_ready(worker):
+                return worker
+            if worker.process.exitcode >= 0:  # it ended by itself, and would do so again
+                break
+            worker = self._renewed(worker)
+        if self._is_ready(worker):
+            return worker
+        raise EngineError(_not_started(worker.process.exitcode))
+
+    def _is_ready(self, worker: Worker) -> bool:
+        """Wait until a worker has started; False if it ended instead."""
         try:
+            if not self._forked:
+                # Not as an argument of the process: writing to one that is dead never ends there.
+                worker.pipe.send_bytes(self._pickled())
             if worker.pipe.recv_bytes() == _READY:
-                return
+                return True
         except (EOFError, OSError):
             pass
         worker.process.join()
-        raise EngineError(
-            f"a worker process ended while starting (exit code {worker.process.exitcode}). "
-            "A script that starts workers needs `if __name__ == '__main__':` on some systems; else "
-            'try fewer workers (run.workers) or the loop engine (run.engine = "loop")'
-        )
+        return False
+
+    def _pickled(self) -> Any:
+        try:
+            return ForkingPickler.dumps(travelling(self._plan))
+        except (AttributeError, TypeError, PicklingError) as error:
+            raise EngineError(
+                f"a worker process could not be started: {error}. On this system models, losses "
+                "and metrics go to workers by name: define them in a module, or use the loop "
+                'engine (run.engine = "loop")'
+            ) from error
 
     def _feed(self, queue: Queue, numbers: dict[int, int]) -> None:
         """Give every idle worker something to do."""
@@ -209,26 +228,44 @@ class Pool:
         worker.pipe.send_bytes(_UNIT + json.dumps(work).encode())
 
     def _replace(self, worker: Worker) -> Worker:
-        """A new worker in the place of a dead one."""
+        """A new worker in the place of a dead one, ready for work."""
+        return self._await_ready(self._renewed(worker))
+
+    def _renewed(self, worker: Worker) -> Worker:
+        """A new worker in the place of a dead one, still starting."""
         worker.pipe.close()
         worker.process.join()
         place = self._workers.index(worker)
-        del self._workers[place]
+        del self._workers[place]  # no other process inherits the dead one's pipe
         fresh = self._start()
         self._workers.insert(place, fresh)
-        self._await_ready(fresh)
         return fresh
 
 
-def _work(pipe: Connection, plan: Plan, others: Sequence[Connection], parent: int) -> None:
+def _not_started(code: int) -> str:
+    """Why there is no worker, by the exit code of the last that was tried."""
+    if code < 0:
+        return (
+            f"{TRIES} worker processes, one after another, were killed while starting (signal "
+            f"{-code}). Is there memory for them? Try fewer workers (run.workers) or the loop "
+            'engine (run.engine = "loop")'
+        )
+    return (
+        f"a worker process ended while starting (exit code {code}). "
+        "A script that starts workers needs `if __name__ == '__main__':` on some systems; else "
+        'try fewer workers (run.workers) or the loop engine (run.engine = "loop")'
+    )
+
+
+def _work(pipe: Connection, plan: Plan | None, others: Sequence[Connection], parent: int) -> None:
     """A worker's life: answer units until the parent hangs up."""
     settle(parent, others)
     torch.set_num_threads(1)
-    site = Site(arrived(plan))
-    gc.collect()
-    gc.freeze()  # what is here now stays: never look through it again
     blobs: dict[int, Payload] = {}
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        site = Site(arrived(plan or pickle.loads(pipe.recv_bytes())))
+        gc.collect()
+        gc.freeze()  # what is here now stays: never look through it again
         pipe.send_bytes(_READY)
         while True:
             frame = pipe.recv_bytes()

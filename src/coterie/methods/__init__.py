@@ -60,6 +60,7 @@ __all__ = [
     "flis",
     "group_evidence",
     "ifca",
+    "is_known",
     "join",
     "k_fed",
     "known_groups",
@@ -136,12 +137,13 @@ def excluded_by(name: str, parameter: str) -> set[str]:
     >>> excluded_by("fedclust", "threshold"), excluded_by("fedclust", "linkage")
     ({'clusters'}, set())
     """
-    factories = [find(part) for part in name.split("+") if _is_known(part)]
+    factories = [find(part) for part in name.split("+") if is_known(part)]
     declared = [names for factory in factories for names in exclusive_sets(factory)]
     return {other for names in declared if parameter in names for other in names} - {parameter}
 
 
-def _is_known(name: str) -> bool:
+def is_known(name: str) -> bool:
+    """Whether there is a method of that name; no code is imported to find out."""
     return name in METHODS or name in entry_points(group="coterie.methods").names
 
 

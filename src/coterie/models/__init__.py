@@ -1,5 +1,7 @@
 """The models that a run can train, by name; ``make_model`` makes one for the shape of the data.
 
+Packages register factories of their own under the entry point ``coterie.models``.
+
 In every model the last linear layer is called ``head``, and a norm is registered directly after
 the convolution that it normalises. Weights start as torch starts them, so ``torch.manual_seed``
 before ``make_model`` decides them; ``initialise`` draws them anew by another rule.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib.metadata import entry_points
 
 from torch import nn
 
@@ -19,7 +22,17 @@ from coterie.models.initialisation import INITIALISATIONS, check_init, initialis
 from coterie.models.parts import Shape, whole
 from coterie.models.residual import resnet9, resnet18
 
-__all__ = ["INITIALISATIONS", "MODELS", "Shape", "check_init", "initialise", "make_model"]
+__all__ = [
+    "INITIALISATIONS",
+    "MODELS",
+    "OWN",
+    "Shape",
+    "check_init",
+    "find",
+    "initialise",
+    "is_known",
+    "make_model",
+]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
@@ -34,6 +47,25 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 """Factories by name: each takes the shape of one sample, the number of outputs, and parameters."""
 
+OWN: dict[str, Callable[..., nn.Module]] = {}
+"""The same, as the command line of this process maps names to functions."""
+
+
+def is_known(name: str) -> bool:
+    """Whether there is a model of that name; no code is imported to find out."""
+    return name in MODELS or name in OWN or name in entry_points(group="coterie.models").names
+
+
+def find(name: str) -> Callable[..., nn.Module]:
+    """The factory of a model: ours, this process's own, or an installed package's."""
+    if name in MODELS or name in OWN:
+        return MODELS.get(name) or OWN[name]
+    installed = {e.name: e for e in entry_points(group="coterie.models")}
+    if name not in installed:
+        raise ConfigError(unknown("model", name, [*MODELS, *OWN, *installed]))
+    factory: Callable[..., nn.Module] = installed[name].load()
+    return factory
+
 
 def make_model(name: str, shape: Shape, outputs: int, **params: object) -> nn.Module:
     """The model called ``name`` for samples of ``shape``, with ``outputs`` numbers out.
@@ -44,9 +76,7 @@ def make_model(name: str, shape: Shape, outputs: int, **params: object) -> nn.Mo
     >>> make_model("mlp", (4,), 3, hidden=(8,)).head
     Linear(in_features=8, out_features=3, bias=True)
     """
-    if name not in MODELS:
-        raise ConfigError(unknown("model", name, MODELS))
-    factory = MODELS[name]
+    factory = find(name)
     known = {
         key: parameter
         for key, parameter in inspect.signature(factory).parameters.items()

@@ -27,7 +27,8 @@ from coterie.method import Method, Share
 from coterie.methods import excluded_by
 from coterie.methods import make as make_method
 from coterie.methods.known_groups import with_groups_read
-from coterie.models import MODELS, check_init, make_model
+from coterie.models import check_init, make_model
+from coterie.models import find as find_model
 from coterie.run.ending import Stop
 from coterie.run.experiment import Experiment, Settings, check_engine
 from coterie.run.presets import expanded
@@ -427,8 +428,7 @@ def method_of(config: Config) -> Method:
 
 def check_model(config: Config) -> None:
     """Refuse a model and an initialisation that there are not."""
-    if config.model.name not in MODELS:
-        raise ConfigError(unknown("model", config.model.name, MODELS))
+    find_model(config.model.name)
     check_init(config.model.init)
 
 

@@ -729,8 +729,44 @@ def test_only_signatures_of_the_federations_clients_are_admitted(gates, folder, 
     assert ask(known) == 412
 
 
+def answers(node, *sources):
+    """A request to push messages, as this node and with messages from these."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+
+    said = [Message(metadata=Metadata(src_node_id=source)) for source in sources]
+    return PushMessagesRequest(node=Node(node_id=node), messages_list=said).SerializeToString()
+
+
+def test_a_client_answers_for_its_own_node_only(gates, folder, keys):
+    nodes = {0: 11, 1: 2**63 + 5}
+    gate, upstream = gates(
+        admits=signed_by(keys.clients, nodes), limits=replace(QUICK, answers=10_000)
+    )
+
+    def push(name, body, path="/v1/fleet/push-messages"):
+        private = read_client(folder / "clients" / name).node_key.read_bytes()
+        proof = flower_headers(serialization.load_ssh_private_key(private, None))
+        return post(gate, keys, path, body, **proof)[0]
+
+    a, b = nodes.values()
+    assert push("a", answers(a, a)) == 200
+    assert push("b", iter([answers(b, b), answers(b, b)])) == 200  # in chunks
+    assert [note.digest for note in upstream.seen] == [
+        hashlib.sha256(body).hexdigest() for body in (answers(a, a), answers(b, b) * 2)
+    ]
+    for body in (answers(a, b), answers(a, a, b), answers(b, b), answers(b, a), answers(a, 0)):
+        assert push("a", body) == 403
+    assert push("a", answers(a, a) + answers(b)) == 403  # the second node takes the first's place
+    assert push("a", answers(a, a) + b"\xff") == 400
+    assert push("a", answers(a, *[a] * 2000)) == 413
+    assert len(upstream.seen) == 2
+    assert push("a", b"\xff" * 20_000, "/v1/fleet/push-object") == 200  # flows through, unread
+
+
 def test_who_is_not_admitted_does_not_get_a_body_in(gates, keys):
-    gate, upstream = gates(admits=lambda headers: False)
+    gate, upstream = gates(admits=lambda headers: None)
     assert post(gate, keys, body=b"x" * 1_000_000)[0] == 412
     assert upstream.seen == []
 

@@ -7,6 +7,7 @@ reported, so that nothing of a single client is needed beside the sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.door.privacy.secagg.ring import from_ring, to_ring
-from coterie.errors import Diverged
+from coterie.errors import ConfigError, Diverged, TrainingError
 from coterie.federation import Array, vector_of
 from coterie.weights import Layout, Weights
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
+_TYPES = ("float16", "float32", "float64", "uint8", "int32", "int64", "bool")
+_LONGEST = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Form:
     @property
     def size(self) -> int:
         """How many numbers all arrays have together."""
-        return sum(int(np.prod(shape)) for _, _, shape, _ in self.parts)
+        return sum(math.prod(shape) for _, _, shape, _ in self.parts)
 
     @property
     def layers(self) -> dict[str, tuple[str, ...]]:
@@ -62,8 +65,23 @@ class Form:
 
     @staticmethod
     def from_tree(tree: Sequence[Any], layout: Layout) -> Form:
-        """As a client told it."""
-        parts = [(n, None if t is None else tuple(t), tuple(s), d) for n, t, s, d in tree]
+        """As a client told it; TrainingError if no arrays are made like that."""
+        try:
+            lists = [tree, *(part for _, t, s, _ in tree for part in ([] if t is None else t, s))]
+            if not all(isinstance(part, list) for part in lists):
+                raise TypeError("its layers and shapes are no lists")
+            parts = [(n, None if t is None else tuple(t), tuple(s), d) for n, t, s, d in tree]
+            if len({name for name, *_ in parts}) < len(parts):
+                raise ValueError("one of its names comes twice")
+            for name, tensors, shape, dtype in parts:
+                sizes = all(type(n) is int and 0 <= n < _LONGEST for n in shape)
+                if not isinstance(name, str) or dtype not in _TYPES or not sizes:
+                    raise ValueError("its name, shape or type")
+                if tensors is not None and shape != (layout.only(tensors).size,):
+                    raise ValueError(f"the length of its '{name}'")
+        except (TypeError, ValueError, ConfigError) as error:
+            why = str(error)[:200]
+            raise TrainingError(f"its part of a sum would be of no arrays ({why})") from None
         return Form(tuple(parts), layout)
 
     def flat(self, arrays: Mapping[str, Array]) -> Floats:
@@ -76,7 +94,7 @@ class Form:
         found: dict[str, Array] = {}
         at = 0
         for name, tensors, shape, dtype in self.parts:
-            size = int(np.prod(shape))
+            size = math.prod(shape)
             kind = getattr(torch, dtype)
             row: Tensor = torch.from_numpy(flat[at : at + size]).to(kind).reshape(shape)
             found[name] = row if tensors is None else Weights(self.layout.only(tensors), row)

@@ -8,6 +8,7 @@ masked input has arrived is in no sum, and its state stays as it was.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,10 +22,12 @@ from coterie.door.privacy.client import GRAIN, about, negligible, place_name
 from coterie.door.privacy.form import Form, Total, length
 from coterie.door.privacy.secagg import Session, Sum, TooFew
 from coterie.door.privacy.settings import Privacy
+from coterie.door.vetting import printable
 from coterie.errors import Abandoned, ConfigError, TrainingError
 from coterie.federation import Chosen, ClientId, Mean, Mixing, Order, Reply, Slot, mix, vector_of
 
 STEPS = ("keys", "shares", "survivors", "confirmations")  # what the server says after each exchange
+_METRICS, _LONG = 1000, 100  # how many a client may have summed, and the letters of their names
 
 
 @dataclass
@@ -103,12 +106,13 @@ class Secure:
             if "slot" not in answer.beside:  # it takes part in no mean: its work is done
                 self.door.adopt(answer)
         running = self._begun(call, answers)
-        replies = _blobs(running, answers.values())
+        replies = _blobs(running, [a for c, a in answers.items() if c not in self.door.rejected])
         for step in STEPS:
             said = self._say(running, step, replies)
             if step == "survivors":
                 said = self._keep_to_signed(running, said)
-                turn.sign(answers, {slot: running[slot].sum.summed for slot in said})
+                asked = {c: slot for c, (slot, _) in rows.items()} or dict.fromkeys(told)
+                turn.sign(asked, {slot: running[slot].sum.summed for slot in said})
             replies = _blobs(running, self._carry(call, step, running, said))
         found = {}
         for slot, values in self._say(running, "total", replies).items():
@@ -224,35 +228,62 @@ class Secure:
     def _begun(self, call: _Call, answers: Mapping[ClientId, Answer]) -> dict[Slot, _Running]:
         """A sum to be made for each slot that has enough members."""
         self.skipped, members = {}, dict[Slot, list[Answer]]()
-        for answer in answers.values():
-            if "slot" in answer.beside:
-                members.setdefault(answer.beside["slot"], []).append(answer)
+        forms = self._forms(answers.values())
+        for client in forms:
+            members.setdefault(answers[client].beside["slot"], []).append(answers[client])
         running = {}
         for slot in sorted(members, key=lambda s: (str(type(s)), s)):
-            found = members[slot]
+            found = self._alike(members[slot], forms)
             if len(found) < self.privacy.min_group:
                 self.skipped[str(slot)] = (
                     f"slot {slot!r} has {len(found)} of the {self.privacy.min_group} clients that "
                     "a sum needs"
                 )
                 continue
-            layout = self.door.wire.layout
-            forms = {a.client: Form.from_tree(a.beside["form"], layout) for a in found}
-            first, *others = forms
-            odd = [c for c in others if forms[c].parts != forms[first].parts]
-            if odd:
-                raise TrainingError(
-                    f"clients {first} and {odd[0]} would send different arrays into one sum"
-                )
+            form = forms[found[0].client]
             metrics, since = call.metrics(found), found[0].beside.get("since", {})
             run = Sum(
                 self._session(call, slot),
                 self.roster,
-                call.length(forms[first], found),
+                call.length(form, found),
                 about=about(call.asks(metrics), self._same(slot, found)),
             )
-            running[slot] = _Running(run, forms[first], metrics, since)
+            running[slot] = _Running(run, form, metrics, since)
         return running
+
+    def _forms(self, answers: Iterable[Answer]) -> dict[ClientId, Form]:
+        """What the part of each client in a sum is made of; who tells nonsense is rejected."""
+        found = {}
+        for answer in answers:
+            told = answer.beside
+            if "slot" not in told:
+                continue
+            try:
+                names, since = told.get("metrics", []), told.get("since", {})
+                if not isinstance(told["slot"], str | int) or not isinstance(since, Mapping):
+                    raise TrainingError("it names no slot of a sum")
+                if not isinstance(names, list) or len(names) > _METRICS:
+                    raise TrainingError("it names no metrics of a sum")
+                if not all(isinstance(n, str) and len(n) <= _LONG for n in names):
+                    raise TrainingError("it names no metrics of a sum")
+                found[answer.client] = Form.from_tree(told.get("form", ()), self.door.wire.layout)
+            except TrainingError as why:
+                self.door.rejected[answer.client] = printable(why)
+        return found
+
+    def _alike(self, answers: Sequence[Answer], forms: Mapping[ClientId, Form]) -> Sequence[Answer]:
+        """Those who would send the arrays that most would; a client of others' is left out."""
+        counts = Counter(forms[a.client].parts for a in answers)
+        usual = max(counts, key=lambda parts: counts[parts])
+        odd = [a.client for a in answers if forms[a.client].parts != usual]
+        if odd and self.door.samples is None:
+            like = next(a.client for a in answers if a.client not in odd)
+            raise TrainingError(
+                f"clients {like} and {odd[0]} would send different arrays into one sum"
+            )
+        for client in odd:
+            self.door.rejected[client] = "it would send other arrays into a sum than the others"
+        return [a for a in answers if a.client not in odd]
 
     def _same(self, slot: Slot, answers: Sequence[Answer]) -> str:
         """A digest of the order that all members of a slot got."""
@@ -354,15 +385,20 @@ class _Turn:
     lost: set[ClientId] = field(default_factory=set)
 
     def sign(
-        self, answers: Mapping[ClientId, Answer], summed: Mapping[Slot, Iterable[ClientId]]
+        self,
+        asked: Mapping[ClientId, Slot | None],
+        summed: Mapping[Slot, Iterable[ClientId]],
     ) -> None:
-        """One more sum, which these clients of each slot are asked to sign."""
+        """One more sum, which these clients of each slot are asked to sign.
+
+        ``asked`` has the slot of everybody who was to be in one, None where clients choose it.
+        """
         for people in summed.values():
             members = frozenset(people)
             self.signed |= dict.fromkeys(members, members)
-        asked = {c for c, a in answers.items() if "slot" in a.beside}
         self.sums += bool(summed)
-        self.lost |= asked - self.signed.keys() if summed else set()
+        signed = {*summed, None} if summed else set()
+        self.lost |= {c for c, slot in asked.items() if slot in signed} - self.signed.keys()
 
 
 @dataclass(frozen=True)
@@ -422,6 +458,6 @@ def _blobs(
     found: dict[Slot, dict[ClientId, bytes]] = {slot: {} for slot in running}
     for answer in answers:
         slot = answer.beside.get("slot")
-        if slot in found and "secure" in answer.arrays:
+        if isinstance(slot, str | int) and slot in found and "secure" in answer.arrays:
             found[slot][answer.client] = vector_of(answer.arrays["secure"]).numpy().tobytes()
     return found

@@ -196,6 +196,7 @@ class Flower:
             self._tell(f"client {client} did not answer: {printable(envelope.error.reason)}")
             return None
         if envelope.metadata.src_node_id != self.nodes[client]:
+            self._tell(f"client {client}: an answer in its name came from another node")
             return None
         with suppress(KeyError):  # nobody spares the server anything
             try:

@@ -8,6 +8,10 @@ clients need, and answers everything else with 404.
 Requests are taken apart and written anew, never copied: what reaches the SuperLink has the gate's
 own framing, host and path, whatever tricks the original tried. Bodies flow through in pieces. It
 runs in a thread of its own, which waits for sockets or is in OpenSSL nearly all the time.
+
+A SuperLink checks that a request is signed by the node that it names, and not that the answers in
+it are of the same node. So the gate reads ``push-messages``, which are small (arrays travel by
+themselves), and lets a client answer for itself only.
 """
 
 from __future__ import annotations
@@ -38,10 +42,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Admits = Callable[[Mapping[str, str]], bool]
+# The node that a request's headers prove to be of, 0 if none is known; None: it is not admitted.
+Admits = Callable[[Mapping[str, str]], int | None]
 
 LOG = logging.getLogger("coterie.gate")
 _ALLOWED = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
+_ANSWERS = b"/v1/fleet/push-messages"
 _PIECE = 1 << 18
 _HEADERS, _HEADERS_SIZE, _TARGET_SIZE = 100, 1 << 15, 100
 # Of one connection only, or made anew by the gate. So are x-forwarded-*: a SuperLink believes them.
@@ -57,6 +63,7 @@ class Limits:
     """What a client may take; times in seconds, sizes in bytes."""
 
     body: int = 1 << 30
+    answers: int = 1 << 24  # a body that the gate reads itself: messages without their arrays
     connections: int = 400
     each_address: int = 100  # connections from one address; loopback has no such limit
     handshake: float = 10
@@ -81,7 +88,8 @@ class Gate:
     ``keys`` are the server's: their certificate is shown to clients, and the SuperLink, which uses
     the same one, is checked against their authority. Without keys, ``insecure`` must say so, and
     the address must be a loopback one. ``admits`` may look at a request's headers (lower-case
-    names) before its body is read; who is not admitted gets 412, as from a SuperLink.
+    names) before its body is read; who is not admitted gets 412, as from a SuperLink. Where it
+    gives the node that sent a request, answers in it that name another get 403.
     """
 
     def __init__(
@@ -282,9 +290,10 @@ class Gate:
                 return False
             wanted = request.method + b" " + request.target
             visit.check(request)
-            if self.admits is not None and not self.admits(_named(request)):
+            node = 0 if self.admits is None else self.admits(_named(request))
+            if node is None:
                 raise _Refused(412, "no key of this federation")
-            return await visit.forward(request, upstream)
+            return await visit.forward(request, upstream, node)
         except _Refused as refused:
             self._refusals.note(address, f"{wanted[:200]!r}: {refused} ({refused.status})")
             await visit.refuse(refused.status, str(refused))
@@ -405,9 +414,14 @@ class _Visit:
             if name == b"content-length" and int(value) > self._limits.body:
                 raise _Refused(413, "too large")
 
-    async def forward(self, request: h11.Request, upstream: httpx.AsyncHTTPTransport) -> bool:
+    async def forward(
+        self, request: h11.Request, upstream: httpx.AsyncHTTPTransport, node: int
+    ) -> bool:
         """Hand a request on and its answer back; whether another may follow."""
         import httpx
+
+        reads = node and request.target == _ANSWERS
+        content = await self._own_answers(node) if reads else self._body(self._limits.body)
 
         length = dict(request.headers).get(b"content-length")
         headers = _passing(request.headers)
@@ -420,7 +434,7 @@ class _Visit:
             "POST",
             self._base + request.target.decode("ascii"),
             headers=headers,
-            content=self._body(),
+            content=content,
             extensions={"timeout": waits},
         )
         try:
@@ -435,7 +449,22 @@ class _Visit:
             await answer.aclose()
         return self._next_cycle()
 
-    async def _body(self) -> AsyncIterator[bytes]:
+    async def _own_answers(self, node: int) -> bytes:
+        """The whole body of a request to push messages, if all of them are of this node."""
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from google.protobuf.message import DecodeError
+
+        body = b"".join([piece async for piece in self._body(self._limits.answers)])
+        try:
+            asked = PushMessagesRequest.FromString(body)
+        except DecodeError:
+            raise _Refused(400, "not understood") from None
+        named = {asked.node.node_id, *(m.metadata.src_node_id for m in asked.messages_list)}
+        if named != {node}:
+            raise _Refused(403, "an answer in the name of another client")
+        return body
+
+    async def _body(self, most: int) -> AsyncIterator[bytes]:
         """The request's body as it comes in, no more than allowed and no slower."""
         import h11
 
@@ -449,7 +478,7 @@ class _Visit:
             if not isinstance(event, h11.Data):
                 raise _Refused(400, "the request ended early")
             total += len(event.data)
-            if total > self._limits.body:
+            if total > most:
                 raise _Refused(413, "too large")
             patience.earn(len(event.data))
             yield bytes(event.data)
@@ -525,11 +554,12 @@ class _Visit:
         await (patience or _Patience(self._limits)).wait(self._line.writer.drain())
 
 
-def signed_by(clients: Iterable[Member]) -> Admits:
+def signed_by(clients: Iterable[Member], nodes: Mapping[int, int] | None = None) -> Admits:
     """Admit these clients only, by the key and the signature that Flower puts on a request.
 
-    A SuperLink checks the same, and the time that is signed, but reads a request's whole body into
-    memory first: whoever is no client should not get so far.
+    ``nodes`` are those of the clients, by id, once they are known. A SuperLink checks the same, and
+    the time that is signed, but reads a request's whole body into memory first: whoever is no
+    client should not get so far.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes, serialization
@@ -538,20 +568,21 @@ def signed_by(clients: Iterable[Member]) -> Admits:
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 
     form = serialization.PublicFormat.SubjectPublicKeyInfo
-    known: dict[bytes, ec.EllipticCurvePublicKey] = {}
+    known: dict[bytes, tuple[ec.EllipticCurvePublicKey, int]] = {}
     for client in clients:
         key = serialization.load_ssh_public_key(client.node.encode())
         assert isinstance(key, ec.EllipticCurvePublicKey)
-        known[key.public_bytes(serialization.Encoding.PEM, form)] = key
+        node = 0 if nodes is None else nodes[client.id]
+        known[key.public_bytes(serialization.Encoding.PEM, form)] = key, node
 
-    def admits(headers: Mapping[str, str]) -> bool:
+    def admits(headers: Mapping[str, str]) -> int | None:
         try:
-            key = known[b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)]
+            key, node = known[b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)]
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
             key.verify(signature, headers[TIMESTAMP_HEADER].encode(), ec.ECDSA(hashes.SHA256()))
         except (KeyError, ValueError, InvalidSignature):
-            return False
-        return True
+            return None
+        return node
 
     return admits
 

@@ -82,26 +82,20 @@ class Hub:
             shared_secret(self._secret_file)
             self._port = free_port()
             host, port = self._address
-            admits = None if self.keys is None else signed_by(self.keys.clients)
-            self._gate = Gate(
-                host, port, self._port, self.keys, insecure=self.keys is None, admits=admits
-            )
+            self._gate = Gate(host, port, self._port, self.keys, insecure=self.keys is None)
             self._start()
         self._connect()
         if self._gate is not None:
             if self.keys is not None:  # before anybody knocks: who is refused stays away a while
-                self._register(self.keys)
+                self.admit(self.keys)
             self._gate.start()
 
     def admit(self, keys: ServerKeys) -> dict[int, int]:
-        """Let these clients in; gives their nodes."""
-        nodes = self._register(keys)
+        """Let these clients in; gives their nodes. Each may answer for its own only."""
+        nodes = self.link.register({m.id: m.node for m in keys.clients})
         if self._gate is not None:
-            self._gate.admits = signed_by(keys.clients)
+            self._gate.admits = signed_by(keys.clients, nodes)
         return nodes
-
-    def _register(self, keys: ServerKeys) -> dict[int, int]:
-        return self.link.register({m.id: m.node for m in keys.clients})
 
     def mend(self) -> None:
         """Bring a SuperLink back that does not answer; what was under way is sent again."""
