@@ -344,7 +344,10 @@ def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 def _config(text: str) -> dict[str, Any]:
     check_note(text.encode())
-    return tomllib.loads(text)
+    found = tomllib.loads(text)
+    if not found:
+        raise ValueError("it has no tables")
+    return found
 
 
 def _mapping(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
