@@ -591,6 +591,21 @@ def test_files_of_newcomers(tmp_path):
     fuzz(parse, inputs, 150, memory=WIDE, share=2 * SHARE)
 
 
+@pytest.mark.parametrize("flag", [0x01, 0x20, 0x40], ids=["encrypted", "patched", "hidden"])
+def test_an_archive_that_says_that_it_is_encrypted(flag, tmp_path):
+    from coterie.data import load
+
+    data = bytearray(archives()[0])
+    at = data.find(b"PK\x01\x02")
+    while at >= 0:  # what the archive's table says of each of its files
+        data[at + 8] |= flag
+        at = data.find(b"PK\x01\x02", at + 1)
+    path = tmp_path / "late.npz"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="damaged or not what it should be"):
+        load("npz", path)
+
+
 def test_the_property_is_one_that_can_fail():
     """A parser with another exception, too much memory or too much time is found."""
 

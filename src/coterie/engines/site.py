@@ -122,10 +122,17 @@ class Site:
 
     def answer(self, requests: Sequence[tuple[ClientId, Message]]) -> list[Message]:
         """Carry out a unit of work; what a client does wrong is an answer too."""
-        bodies = [(c, self.wire.unpack(m, self._decoded) | {"message": m}) for c, m in requests]
+        bodies = [(c, self._opened(m) | {"message": m}) for c, m in requests]
         if bodies[0][1]["task"] == SCORE:
             return self._score_all(bodies)
         return [self._guarded(client, body, self._carry_out) for client, body in bodies]
+
+    def _opened(self, message: Message) -> dict[str, Any]:
+        """What an order says; one that makes no sense is the fault of whoever sent it."""
+        try:
+            return self.wire.unpack(message, self._decoded)
+        except CoterieError as error:
+            raise WireError(str(error)) from None
 
     def _guarded(
         self,
