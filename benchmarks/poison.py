@@ -43,7 +43,7 @@ from coterie.weights import Weights
 from dc_pfl_table import write
 from methods import RESULTS, as_page, commit, machine
 
-SEEDS = (30, 31, 32)  # none of them chose the limit
+SEEDS = (40, 41, 42)  # none of them chose the limit
 CLIENTS, SAMPLES, ROUNDS, BAD = 10, 140, 15, 3
 SCHEDULE = {"epochs": 2, "batch_size": 16, "lr": 0.1}
 ATTACKED: Mapping[str, Mapping[str, Any]] = {
