@@ -181,7 +181,7 @@ def longest(kind: str, name: str, seed: int) -> dict[str, Any]:
 
     def measured(orders: Any, received: Any, sent: Any, examples: Any) -> dict[int, str]:
         for each in lengths(orders, received, sent, examples):
-            share = each.length.norm / each.usual / limit(each.others, each.share)
+            share = each.length.norm / each.usual / limit(each.others, each.share, each.alike)
             worst[0] = max(worst[0], (share, f"{orders[each.client].task}: {each.place[0]}"))
         return {}
 

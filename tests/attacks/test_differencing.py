@@ -3,6 +3,7 @@
 The server is our own with its checks taken out; members are as ``coterie join`` starts them.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,14 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
+from coterie.deploy.data import Source
+from coterie.deploy.join import Joining, _permit_run
 from coterie.deploy.member import Member
+from coterie.door.privacy import secure
+from coterie.door.privacy.record import Part, Record
+from coterie.door.privacy.secagg import Rejected
 from coterie.door.privacy.secure import Secure
-from coterie.errors import Abandoned, CoterieError, TrainingError
+from coterie.errors import Abandoned, CoterieError, RunDirError, TrainingError
 from coterie.run.live import Live
 from faked_grid import Federation, read, tree
 
@@ -47,21 +53,21 @@ class Attack:
     def __init__(self, monkeypatch, asks, round=None, at=0, before=lambda: None):
         self.sums, self.refused, honest = [], [], Secure.sums
 
-        def sums(secure, orders, into, by_examples=True, noise=None):
-            total = honest(secure, orders, into, by_examples, noise)
-            if secure.door.round != at:
+        def sums(server, orders, into, by_examples=True, noise=None):
+            total = honest(server, orders, into, by_examples, noise)
+            if server.door.round != at:
                 return total
             before()
             # Another server, as it were: it remembers nothing of the sums before.
-            other = Secure(secure.door, secure.privacy, secure.roster, secure.run, secure.method)
-            now, secure.door.round = secure.door.round, at if round is None else round
+            other = Secure(server.door, server.privacy, server.roster, server.run, server.method)
+            now, server.door.round = server.door.round, at if round is None else round
             try:
                 again, weights, alike = asks(orders, into)
                 self.sums.append(honest(other, again, weights, by_examples ^ alike))
             except (Abandoned, TrainingError) as why:
                 self.refused.append(str(why))
             finally:
-                secure.door.round = now
+                server.door.round = now
             return total
 
         monkeypatch.setattr(Secure, "sums", sums)
@@ -116,7 +122,7 @@ def test_a_second_sum_of_the_same_round_is_refused(asks, restarted, tmp_path, mo
     assert not attack.sums
     assert len(attack.refused) == 1
     assert "abandoned" not in result.history[0]  # the honest sum was made
-    said = [line for line in fed.heard if "signed" in line or "counted otherwise" in line]
+    said = [line for line in fed.heard if "been in" in line or "counted otherwise" in line]
     assert {line.split("client ")[1][0] for line in said} >= {"0", "1", "2", "3"}
 
 
@@ -137,7 +143,80 @@ def test_a_round_before_the_last_one_signed_is_over(asks, tmp_path, monkeypatch)
     attack = Attack(monkeypatch, asks, round=0, at=1)
     fed.serve()
     assert not attack.sums
-    assert any("has signed in round 2, and signs in none before it" in t for t in fed.heard)
+    assert any(
+        "has been in a sum of round 2, and is in none of a round before it" in t for t in fed.heard
+    )
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {c: 1 if c == VICTIM else 0.5 for c in range(COUNT)},
+        {99: math.nan, **{c: 2**30 if c == VICTIM else 1 for c in range(COUNT)}},
+        {c: 2**40 if c == VICTIM else 2**39 for c in range(COUNT)},
+        dict.fromkeys(range(COUNT), True),
+        dict.fromkeys(range(COUNT), 1) | {77: 1},
+        {c: 1 if c == VICTIM else 0 for c in range(COUNT)},
+    ],
+    ids=["fractions", "NaN", "huge", "no numbers", "a stranger", "zeros"],
+)
+def test_weights_that_leave_one_upload_in_a_sum_are_refused(weights, tmp_path, monkeypatch):
+    """One sum would be enough: of half an upload, a whole number of steps is nothing."""
+    fed = federation(tmp_path)
+    monkeypatch.setattr(secure._Call, "weights", lambda call, slot: dict(weights))
+    (told,) = fed.serve().history
+    assert "abandoned" in told
+    assert not adverts(fed)
+    refused = [t for t in fed.heard if "has the weight" in t or "single clients out" in t]
+    assert len(refused) >= COUNT
+
+
+def test_who_gave_values_without_signing_gives_none_to_more_clients(tmp_path, monkeypatch):
+    """A sum needs the signatures of a part of its members: the others must not forget it."""
+    count, clients = 7, {5, 6}
+    made = tree(
+        count,
+        data={"samples": 25 * count},
+        run={"rounds": 1},
+        privacy={**PRIVACY, "threshold": 0.51},
+    )
+    fed = Federation(tmp_path, made, secure=True)
+    sums, honest, carry, signs = [], Secure.sums, Secure._carry, set(range(count))
+
+    def carried(server, call, step, running, said):
+        if step == "survivors":
+            said = {s: {c: b for c, b in m.items() if c in signs} for s, m in said.items()}
+        return carry(server, call, step, running, said)
+
+    def twice(server, orders, into, by_examples=True, noise=None):
+        nonlocal signs
+        for people, here in (
+            (set(range(count)) - clients, {0, 1, 2}),
+            (set(range(count)), {3, 4, 5, 6}),
+        ):
+            signs = here
+            other = Secure(server.door, server.privacy, server.roster, server.run, server.method)
+            asked = [o for o in orders if o.client in people]
+            sums.append(honest(other, asked, {c: into[c] for c in people}, False, noise))
+        return sums[0]
+
+    monkeypatch.setattr(Secure, "_carry", carried)
+    monkeypatch.setattr(Secure, "sums", twice)
+    fed.serve()
+    assert [total.clients for (total,) in (s.values() for s in sums)] == [(0, 1, 2, 3, 4)]
+    refused = [t for t in fed.heard if "differs by 2 of its 7 members" in t]
+    assert {t.split("client ")[1][0] for t in refused} >= set("01234")
+
+
+@pytest.mark.parametrize("number", [True, 1.0, -1, "1", None])
+def test_a_round_is_a_number(number, tmp_path):
+    """Else a record would take one round for another."""
+    record = Record(tmp_path / "signed.json", 0, lasting=True)
+    part = Part(1, "a", "0", (1, False), {0: 1, 1: 1, 2: 1})
+    record.give(part, 1)
+    with pytest.raises(Rejected):
+        record.give(replace(part, round=number, what="b", counts={0: 1, 1: 1}), 9)
+    record.give(part, 1)
 
 
 # --- another run ------------------------------------------------------------------------------
@@ -212,6 +291,61 @@ def stop_after(rounds):
             raise KeyboardInterrupt
 
     return watch
+
+
+def test_a_permission_is_for_the_next_run_and_not_for_the_one_after(tmp_path):
+    """Started again during a run, a client goes on with it, and with no other after that."""
+    record = Record(tmp_path / "signed.json", 0, lasting=True)
+    part = Part(0, "a", "0", (1, False), {0: 1, 1: 1, 2: 1})
+    with pytest.raises(Rejected, match="is in no run yet"):
+        record.enter("first")
+    record.permit()
+    record.enter("first")
+    record.give(part, 1)  # not signed: the sum may be unmasked all the same
+    record.permit()
+    record.enter("first")
+    for name in ("second", "third"):
+        with pytest.raises(Rejected, match="has taken part in run first"):
+            record.enter(name)
+    record.permit()
+    record.enter("second")
+    record.enter("third")  # to which the second, that learned nothing, gives way
+    record.give(part, 1)
+    record.permit()
+    with pytest.raises(Rejected, match="does not go back"):
+        record.enter("first")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"record": {}, "digest": ""}', b"\xff"])
+def test_a_damaged_record_is_a_sentence_and_no_empty_one(content, tmp_path):
+    record = Record(tmp_path / "signed.json", 0, lasting=True)
+    record.permit()
+    record.path.write_bytes(content)
+    for work in (record.permit, lambda: record.enter("a"), lambda: record.check(0, "0", (1, True))):
+        with pytest.raises(RunDirError, match="Ask for new keys"):
+            work()
+
+
+def test_a_record_that_is_gone_is_missed(tmp_path):
+    fed = federation(tmp_path)
+    fed.serve()
+    record = fed.who(0).record
+    joining = Joining("127.0.0.1:1", tmp_path / "site0", Source(simulated=True), None)
+    _permit_run(joining, record, fed.heard.append)
+    record.path.unlink()
+    with pytest.raises(CoterieError, match="which says what was signed, is gone"):
+        _permit_run(joining, record, fed.heard.append)
+
+
+def test_keys_in_a_place_that_cannot_be_written_will_do_without_secure_sums(tmp_path):
+    (tmp_path / "keys").write_text("no folder")
+    record = Record(tmp_path / "keys" / "signed.json", 0, lasting=True)
+    heard = []
+    joining = Joining("127.0.0.1:1", tmp_path / "site", Source(simulated=True), None)
+    _permit_run(joining, record, heard.append)
+    assert "no run with secure sums is possible" in heard[0]
+    with pytest.raises(RunDirError):
+        _permit_run(replace(joining, secure=True), record, heard.append)
 
 
 # --- a server that falls between the signatures and its checkpoint --------------------------------

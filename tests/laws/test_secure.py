@@ -436,11 +436,11 @@ def test_the_sums_of_one_round_are_of_the_same_clients(tmp_path):
         range(5)
     )
     moved = [replace(o, arrays={"0": o.arrays["0"] * 1.5}) for o in orders]
-    for people in (range(4), range(7), range(1, 6)):
-        with pytest.raises(Abandoned, match="signed a sum of"):
-            driven.fed.reduce([moved[c] for c in people], {c: {0: 1.0} for c in people})
     means = driven.fed.reduce(moved, {c: {0 if c < 5 else 1: 1.0} for c in range(8)})
     assert [m.clients for m in means.values()] == [tuple(range(5)), (5, 6, 7)]
+    for people in (range(4), range(7), range(1, 6)):
+        with pytest.raises(Abandoned, match=r"(signed|been in) a sum of"):
+            driven.fed.reduce([moved[c] for c in people], {c: {0: 1.0} for c in people})
 
 
 @pytest.mark.parametrize("exchange", ["1.0", "1.1"])

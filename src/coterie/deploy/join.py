@@ -19,9 +19,11 @@ from pathlib import Path
 
 from coterie.deploy.data import Source
 from coterie.deploy.member import Identity
+from coterie.door.privacy.client import SESSIONS
+from coterie.door.privacy.record import Record
 from coterie.engines.flower.keys import ClientKeys, read_client
 from coterie.engines.flower.processes import Child, environment, free_port, shared_secret, tail
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunDirError
 from coterie.run.rundir import RunDir
 
 _LOOK = 0.2
@@ -62,10 +64,27 @@ def join(joining: Joining, tell: Tell) -> None:
     place.lock()  # a second client in the same folder would answer with the same state
     try:
         if keys is not None:
-            Identity.of(keys).record.permit()
+            _permit_run(joining, Identity.of(keys).record, tell)
         _Household(joining, keys, tell).live()
     finally:
         place.unlock()
+
+
+def _permit_run(joining: Joining, record: Record, tell: Tell) -> None:
+    """Let this client take part in one more run with secure sums, as its owner asks by joining."""
+    before = [*joining.directory.glob(f"runs/*/states/{SESSIONS}/*/*.session")]
+    if before and not record.path.exists():
+        raise ConfigError(
+            f"{joining.directory} has taken part in secure sums, and {record.path}, which says "
+            "what was signed, is gone: no secure sum is safe without it. Put it back if it was "
+            "only moved; otherwise ask for new keys, and join in another folder (--dir)"
+        )
+    try:
+        record.permit()
+    except RunDirError as why:
+        if joining.secure:
+            raise
+        tell(f"no run with secure sums is possible: {why}")
 
 
 class _Household:

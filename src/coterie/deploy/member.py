@@ -35,7 +35,7 @@ from coterie.weights import Weights
 
 DESCRIBE, ENROL = "describe", "enrol"
 REFUSED, STRANGER = "refused", "stranger"
-_AGREE_AGAIN = "remove it to agree with the server anew"
+_AGREE_AGAIN = "remove it to agree with the server anew, and compare its settings with yours"
 Tell = Callable[[str], None]
 
 

@@ -29,6 +29,8 @@ References = Mapping[str, Array | None]  # None: the array is a change by itself
 # In a client's state: models as received, the model last sent as it arrived, what was not sent yet.
 HELD, SENT, LEFT = "$held", "$sent", "$left"
 LAST = ""  # the name of the model received last, the reference of one whose name is new
+# What trying to use an array raises that is none: a text, a list, a number too large for a tensor.
+_NONSENSE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def decode(arrays: Mapping[str, Any], references: References, whole: Layout) -> 
     for name, told in arrays.items():
         try:
             array = _meant(told, references.get(name), whole)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except _NONSENSE as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
             raise CoterieError(f"the array '{str(name)[:100]}' makes no sense ({why})") from None
         if not isinstance(array, Weights | Tensor):

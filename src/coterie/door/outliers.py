@@ -23,6 +23,7 @@ from coterie.weights import Weights
 
 OUTLIERS = ("reject", "clip", "off")
 MOVES = 5.0  # ordinary changes by which one client of ordinary size may move a mean
+APART = 10_000.0  # times the median length of clients that were sent other arrays
 LEAST = 50.0  # times the median length: nothing below is left out, however few clients there are
 BOUND = 2.0  # times the median length: "clip" shortens to this
 FEWEST = 3  # replies that a median says anything of
@@ -42,7 +43,8 @@ def too_long(
     """
     found: dict[ClientId, str] = {}
     for judged in lengths(orders, received, sent, examples or {}):
-        times, most = judged.length.norm / judged.usual, limit(judged.others, judged.share)
+        times = judged.length.norm / judged.usual
+        most = limit(judged.others, judged.share, judged.alike)
         if times > most and judged.client not in found:
             found[judged.client] = (
                 f"its {_called(judged.place)} is a change of length {judged.length.norm:.3g}, "
@@ -52,18 +54,19 @@ def too_long(
     return found
 
 
-def limit(clients: int, share: float = 1.0) -> float:
+def limit(clients: int, share: float = 1.0, alike: bool = True) -> float:
     """How many times the median length of so many clients' changes one of them may have.
 
     A change of N times the median moves the mean of N clients by one ordinary change; where
     training stands still, a client that differs from all others comes near that. A client with
     more samples than most (``share``, over the median) makes more steps, and its change may be
-    longer by as much.
+    longer by as much. Clients that were not sent the same arrays (not ``alike``) may be anywhere,
+    as where each keeps a model of its own: of these only what is absurd is left out.
 
     >>> limit(10), limit(100), limit(10, share=200)
     (50.0, 500.0, 10000.0)
     """
-    return max(LEAST, MOVES * clients) * max(1.0, share)
+    return max(LEAST if alike else APART, MOVES * clients) * max(1.0, share)
 
 
 def shortened(orders: Orders, received: Arrays, sent: Arrays) -> dict[ClientId, dict[str, Array]]:
@@ -139,7 +142,7 @@ class Judged:
     """A client's change of one array, beside those of its cohort.
 
     ``usual`` is the median length of ``others`` clients' changes, ``share`` how many samples the
-    client has over their median.
+    client has over their median, ``alike`` whether all were sent the same arrays.
     """
 
     client: ClientId
@@ -148,6 +151,7 @@ class Judged:
     usual: float
     others: int
     share: float
+    alike: bool = True
 
 
 def lengths(orders: Orders, received: Arrays, sent: Arrays, examples: Counts) -> Iterator[Judged]:
@@ -158,6 +162,7 @@ def lengths(orders: Orders, received: Arrays, sent: Arrays, examples: Counts) ->
     """
     kinds = [{c: _measured(sent[c], received[c], b) for c in sent} for b in (True, False)]
     for cohort, judged in _cohorts(orders, sent, FEWEST):
+        alike = cohort is judged
         for place in dict.fromkeys(p for c in judged for p in kinds[1][c]):
             usual, chosen, count = math.inf, kinds[1], 0
             for kind in kinds:
@@ -168,7 +173,7 @@ def lengths(orders: Orders, received: Arrays, sent: Arrays, examples: Counts) ->
                 if place in chosen[client]:
                     here = [examples.get(c, 1) for c in cohort if place in chosen[c]]
                     share = examples.get(client, 1) / max(1.0, median(here))
-                    yield Judged(client, place, chosen[client][place], usual, count, share)
+                    yield Judged(client, place, chosen[client][place], usual, count, share, alike)
 
 
 def _measured(

@@ -47,6 +47,11 @@ class Evidenced:
     again: bool = True
     views: Views | None = None
 
+    @property
+    def sums(self) -> int:
+        """How many sums a round has at most: in a trial the models, and then their scores."""
+        return 1 if self.tries == "off" else 2
+
     def begun(
         self,
         fed: Federation,
@@ -169,7 +174,7 @@ def by_evidence(
         tasks={**probing.TASKS, **(tasks or {})},
         sees="each",
         check=checks,
-        sums=1 if how.tries == "off" else 2,  # the models of a trial, and their scores
+        sums=how.sums,
         probes=probes,
         regrouped=how.settled,
         no_noise=NO_NOISE,

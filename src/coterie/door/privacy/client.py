@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from coterie.door.privacy.form import Count, Floats, Form, Integers, contributio
 from coterie.door.privacy.identity import Roster
 from coterie.door.privacy.nbafl import clip_weights, uplink_sigma
 from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
-from coterie.door.privacy.record import Record, Signature
+from coterie.door.privacy.record import Part, Record
 from coterie.door.privacy.secagg import Rejected, Session
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import content_of, digest_of
@@ -184,9 +184,7 @@ class Sealing:
             return Upload(), {}
         from coterie.door.privacy.secagg import Member
 
-        weights = dict(told.get("weights", {}))
-        if weights and client not in weights:
-            raise TrainingError(f"client {client} was told everybody's weight but its own")
+        weights = self._weights(client, told)
         if weights and (light := negligible(weights)):
             raise ConfigError(
                 f"method {self.method} asks client {client} for its part of a mean with weights "
@@ -241,6 +239,24 @@ class Sealing:
         write_tree(path, kept, self.layout, durable=self._real)
         return Upload({"secure": _bytes(advert)}), beside
 
+    def _weights(self, client: ClientId, told: Mapping[str, Any]) -> dict[ClientId, int]:
+        """Everybody's weight as this client was told, empty if all count alike.
+
+        They must be whole numbers: of a fraction, nothing would be left in a sum but the others.
+        """
+        weights = told.get("weights", {})
+        if type(told["by_examples"]) is not bool or not isinstance(weights, Mapping):
+            raise TrainingError(f"client {client} was not told how clients count")
+        if weights and client not in weights:
+            raise TrainingError(f"client {client} was told everybody's weight but its own")
+        for other, weight in weights.items():
+            if other not in self.roster or type(weight) is not int or not 0 < weight < 1 << 31:
+                raise TrainingError(
+                    f"client {client} was told that client {other} has the weight {weight}: "
+                    "weights are whole numbers, of clients that it knows"
+                )
+        return dict(weights)
+
     def _chosen(
         self, client: ClientId, upload: Upload, received: Mapping[str, Array], metric: object
     ) -> int:
@@ -282,8 +298,11 @@ class Sealing:
                 what = hashlib.sha256(
                     repr(kept["slot"]).encode() + about(told, kept["asked"])
                 ).hexdigest()
-                # Nothing goes into a sum that would not be signed: others could unmask it.
-                self._record(client).check_sum(kept["round"], what, self.sums, member.shared)
+                # Others can unmask a sum without this client's signature, so what goes into it is
+                # remembered now.
+                counts = {c: kept["weights"].get(c, GRAIN) for c in member.shared}
+                part = Part(kept["round"], what, repr(kept["slot"]), kept["weighs"], counts)
+                self._record(client).give(part, self.sums)
                 # The upload is hidden in the sum now, and needed no more.
                 kept |= {"arrays": {}, "metrics": {}, "asked": what}
             elif told["step"] not in _STEPS:
@@ -291,7 +310,7 @@ class Sealing:
             else:
                 sent = getattr(member, _STEPS[told["step"]])(said)
             if told["step"] == "survivors":
-                self._sign(client, kept, member.survivors)
+                self._record(client).sign(kept["round"], member.survivors)
             reply = Upload({"secure": _bytes(sent)}), {"slot": kept["slot"]}
             kept |= {"step": digest, "reply": _bytes(sent)}
         except Exception as why:
@@ -305,14 +324,6 @@ class Sealing:
         kept["member"] = _bytes(member.to_bytes())
         write_tree(path, kept, self.layout, durable=self._real)
         return reply
-
-    def _sign(self, client: ClientId, kept: Mapping[str, Any], people: Sequence[ClientId]) -> None:
-        """Remember whose sum this upload is in; refuse a second one that differs from it."""
-        counts = {c: kept["weights"].get(c, GRAIN) for c in people}
-        signature = Signature(
-            kept["round"], kept["asked"], repr(kept["slot"]), kept["weighs"], counts
-        )
-        self._record(client).sign(signature, self.sums)
 
     def _record(self, client: ClientId) -> Record:
         """What this client has signed; in a simulation it is a part of the run."""

@@ -1,16 +1,18 @@
-"""What a client has signed: the sums of each round, kept for as long as its key.
+"""What a client has given to sums and signed, round by round, kept for as long as its key.
 
 Whoever gets the sum of five uploads and the sum of four of them has the fifth. So all sums that a
-client signs in one round count as sums of one vector: they must be of the same clients, each
+client is in within one round count as sums of one vector: they must be of the same clients, each
 counted alike, and no more than the method declares. The record outlives a run: a server names runs
 as it likes, so a client enters another one only after its owner has asked for that.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,12 @@ _KEPT = 200  # rounds that a simulation can go back by
 
 
 @dataclass(frozen=True)
-class Signature:
-    """What a client is about to sign: in which round, whose sum, of what, and how each counts.
+class Part:
+    """What a client is about to give to a sum: in which round, with whom, and how each counts.
 
     ``what`` is a digest of the order and of what was asked of its result; ``weighs`` is this
-    client's weight, and whether samples count on top of that; ``counts`` is each survivor's weight.
+    client's weight, and whether samples count on top of that; ``counts`` is the weight of everybody
+    who may be in the sum.
     """
 
     round: int
@@ -37,25 +40,16 @@ class Signature:
     weighs: tuple[int, bool]
     counts: Mapping[ClientId, int]
 
-    @property
-    def survivors(self) -> list[ClientId]:
-        """Whose uploads are in the sum."""
-        return sorted(self.counts)
-
-    @property
-    def row(self) -> str:
-        """A digest of how everybody counts."""
-        told = [self.weighs[1], sorted(self.counts.items())]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
-
 
 @dataclass
 class Record:
-    """The sums that one client has signed, in a file of its own.
+    """The sums that one client has taken part in, in a file of its own.
 
-    A real client (``lasting``) never signs in a round before the last one it signed in, and takes
-    part in a new run only once its owner has ``permitted`` one. In a simulation the server is the
-    owner: a run may go back to its last checkpoint, where the same sums can be made again.
+    It is written before values leave the client, and again before its signature does: a sum may be
+    unmasked without the signature of each of its members. A real client (``lasting``) takes part in
+    no round before the last one, and in a new run only once its owner has permitted one. In a
+    simulation the server is the owner: a run may go back to its last checkpoint, where the same
+    sums can be made again.
     """
 
     path: Path
@@ -71,30 +65,30 @@ class Record:
 
     def permit(self) -> None:
         """The owner of this client lets it take part in one more run."""
-        self._write({**self._read(), "permitted": True})
+        with self._changing() as kept:
+            kept["permitted"] = True
 
     def enter(self, run: str) -> None:
         """Take part in this run; ``Rejected`` if that takes the owner's word, and there is none.
 
-        A run in which nothing was signed gives way to another: it has learned nothing.
+        A run to which this client gave nothing gives way to another: it has learned nothing.
         """
-        kept = self._read()
-        if run == kept["run"]:
-            return
-        if run in kept["left"]:
-            raise Rejected(
-                f"client {self.client} has left run {run[:8]} for another: it does not go back"
-            )
-        if kept["permitted"]:
+        with self._changing() as kept:
+            before = kept["run"]
+            if run in kept["left"]:
+                raise Rejected(
+                    f"client {self.client} has left run {run[:8]} for another: it does not go back"
+                )
+            if run != before and not kept["permitted"] and (kept["rounds"] or not before):
+                had = f"has taken part in run {before[:8]}" if before else "is in no run yet"
+                raise Rejected(
+                    f"client {self.client} {had}, and takes part in another run only when its "
+                    "owner starts `coterie join` again"
+                )
             kept["permitted"] = False
-        elif kept["rounds"] or not kept["run"]:
-            before = f"sums of run {kept['run'][:8]}" if kept["run"] else "nothing yet"
-            raise Rejected(
-                f"client {self.client} has signed {before}, and takes part in a new run only when "
-                "its owner starts `coterie join` again"
-            )
-        left = [*kept["left"], kept["run"]] if kept["rounds"] else kept["left"]
-        self._write({**kept, "left": left, "run": run, "rounds": {}, "weights": {}})
+            if run != before:
+                left = [*kept["left"], before] if kept["rounds"] else kept["left"]
+                kept |= {"left": left, "run": run, "rounds": {}, "weights": {}}
 
     # --- sums -----------------------------------------------------------------------------------
 
@@ -103,11 +97,58 @@ class Record:
 
         ``weighs`` is its weight, and whether its samples count on top of that.
         """
-        kept = self._read()
+        self._check(self._read(), round, slot, weighs)
+
+    def give(self, part: Part, most: int) -> None:
+        """Remember a part before it is given to a sum; ``Rejected`` if it must not be.
+
+        ``most`` is how many different sums the method may ask for in a round.
+        """
+        with self._changing() as kept:
+            self._check(kept, part.round, part.slot, part.weighs)
+            before = kept["rounds"].get(str(part.round))
+            members = sorted(part.counts)
+            if before is None:
+                before = {"members": members, "signed": False, "sums": [], "counts": {}}
+            self._compare(part, before)
+            sums = before["sums"]
+            if part.what not in sums:
+                if len(sums) >= most:
+                    raise Rejected(
+                        f"client {self.client} has been in all {most} of the sums that the method "
+                        f"may ask for in round {part.round + 1}"
+                    )
+                sums = [*sums, part.what]
+            # A real client never goes back, so what it gave in earlier rounds is of no use.
+            old = {} if self.lasting else kept["rounds"]
+            rounds = dict(sorted(old.items(), key=_number)[-_KEPT:])
+            counts = {**before["counts"], **{str(c): w for c, w in part.counts.items()}}
+            entry = {**before, "members": members, "sums": sums, "counts": counts}
+            rounds[str(part.round)] = entry
+            weights = {**kept["weights"], part.slot: [*part.weighs]}
+            kept |= {"rounds": rounds, "weights": weights}
+
+    def sign(self, round: int, survivors: Sequence[ClientId]) -> None:
+        """Remember whose sum is signed, before it is; ``Rejected`` if it must not be."""
+        with self._changing() as kept:
+            before = kept["rounds"].get(str(round))
+            if before is None:
+                raise Rejected(f"client {self.client} gave nothing in round {round + 1}")
+            if before["signed"] and before["members"] != sorted(survivors):
+                raise self._apart(set(before["members"]) ^ set(survivors), survivors)
+            signed = {**before, "signed": True, "members": sorted(survivors)}
+            kept["rounds"] = {**kept["rounds"], str(round): signed}
+
+    def _check(
+        self, kept: Mapping[str, Any], round: int, slot: str, weighs: tuple[int, bool]
+    ) -> None:
+        if type(round) is not int or round < 0:
+            raise Rejected(f"client {self.client} was asked for a sum of round {round!r}")
         last = max(map(int, kept["rounds"]), default=-1)
         if self.lasting and round < last:
             raise Rejected(
-                f"client {self.client} has signed in round {last + 1}, and signs in none before it"
+                f"client {self.client} has been in a sum of round {last + 1}, and is in none of a "
+                "round before it"
             )
         if kept["weights"].get(slot, [*weighs]) != [*weighs]:
             raise Rejected(
@@ -115,59 +156,62 @@ class Record:
                 "slot is the same for the whole run"
             )
 
-    def check_sum(self, round: int, what: str, most: int, members: Collection[ClientId]) -> None:
-        """Refuse to give values to a sum that would not be signed, whoever of these survives.
+    def _compare(self, part: Part, before: Mapping[str, Any]) -> None:
+        """Refuse a sum that could be taken from another of the same round.
 
-        ``most`` is how many different sums the method may ask for in a round.
+        Who has signed gives values only to a sum of the same clients; who has given values, but
+        not signed, only to one of a part of those who may be in the sum.
         """
-        before = self._read()["rounds"].get(str(round))
-        if before is None:
-            return
-        if what not in before["sums"] and len(before["sums"]) >= most:
+        members, now = set(before["members"]), set(part.counts)
+        if now - members or (before["signed"] and now != members):
+            raise self._apart(members ^ now, part.counts)
+        told = {str(c): w for c, w in part.counts.items()}
+        known = before["counts"]
+        if any(known.get(c, w) != w for c, w in told.items()):
             raise Rejected(
-                f"client {self.client} has signed all {most} of the sums that the method may ask "
-                f"for in round {round + 1}"
-            )
-        missing = set(before["survivors"]) - set(members)
-        if missing:
-            raise self._apart(missing, members)
-
-    def sign(self, signature: Signature, most: int) -> None:
-        """Remember a signature before it is given; ``Rejected`` if it must not be."""
-        round, slot = signature.round, signature.slot
-        self.check(round, slot, signature.weighs)
-        self.check_sum(round, signature.what, most, signature.counts)
-        kept = self._read()
-        before = kept["rounds"].get(str(round))
-        if before is None:
-            before = {"survivors": signature.survivors, "row": signature.row, "sums": []}
-        else:
-            self._compare(signature, before)
-            if signature.what in before["sums"]:
-                return  # the very same sum again
-        rounds = {} if self.lasting else dict(sorted(kept["rounds"].items(), key=_number)[-_KEPT:])
-        rounds[str(round)] = {**before, "sums": [*before["sums"], signature.what]}
-        weights = {**kept["weights"], slot: [*signature.weighs]}
-        self._write({**kept, "rounds": rounds, "weights": weights})
-
-    def _compare(self, signature: Signature, before: Mapping[str, Any]) -> None:
-        """Refuse a sum that could be taken from another of the same round."""
-        apart = set(before["survivors"]) ^ set(signature.survivors)
-        if apart:
-            raise self._apart(apart, signature.counts)
-        if before["row"] != signature.row:
-            raise Rejected(
-                f"client {self.client} has signed a sum of this round in which its members count "
+                f"client {self.client} has been in a sum of this round in which its members count "
                 "otherwise: one could be taken from the other"
             )
 
     def _apart(self, apart: Collection[ClientId], members: Collection[ClientId]) -> Rejected:
         return Rejected(
-            f"client {self.client} has signed a sum of this round that differs by {len(apart)} of "
+            f"client {self.client} has been in a sum of this round that differs by {len(apart)} of "
             f"its {len(members)} members: one could be taken from the other"
         )
 
     # --- the file -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        """What is kept, to be changed; it is written unless an error was raised.
+
+        Nobody else changes it meanwhile, such as a second client with the same keys.
+        """
+        with self._locked():
+            kept = self._read()
+            before = json.dumps(kept)
+            yield kept
+            if json.dumps(kept) != before:
+                whole = json.dumps({"record": kept, "digest": _digest(kept)})
+                write_atomic(self.path, whole.encode(), durable=self.lasting)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self.lasting:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            yield
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.with_suffix(".lock").open("w")
+        except OSError as error:
+            raise RunDirError(
+                f"{self.path.parent} cannot be written ({error.strerror}): what a client of secure "
+                "sums has signed is remembered there, beside its keys"
+            ) from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _read(self) -> dict[str, Any]:
         empty = {"run": "", "permitted": False, "left": [], "rounds": {}, "weights": {}}
@@ -187,15 +231,16 @@ class Record:
         return {**empty, **kept}
 
     def _damaged(self, why: Exception) -> RunDirError:
+        if not self.lasting:
+            return RunDirError(
+                f"{self.path} is damaged ({why}): put back a copy of it, or start the run again in "
+                "a new folder"
+            )
         return RunDirError(
             f"{self.path} is damaged ({why}): it says what client {self.client} has signed, and "
-            "without it no secure sum is safe. Put back a copy of it, or ask for new keys"
+            "without it no secure sum is safe. Ask for new keys; an older copy of the file would "
+            "forget what was signed since"
         )
-
-    def _write(self, kept: Mapping[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = json.dumps({"record": kept, "digest": _digest(kept)})
-        write_atomic(self.path, whole.encode(), durable=self.lasting)
 
 
 def _digest(kept: Mapping[str, Any]) -> str:

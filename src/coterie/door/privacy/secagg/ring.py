@@ -19,7 +19,7 @@ def to_ring(values: NDArray[np.float64], bits: int, weight: int, members: int) -
     >>> to_ring(np.array([0.5, -0.75, 0.125]), bits=2, weight=3, members=10)
     array([ 6, -9,  0])
     """
-    if bits < 0 or weight < 0 or members < 1:
+    if bits < 0 or weight != int(weight) or weight < 0 or members < 1:
         raise ValueError(f"bits {bits}, weight {weight} and members {members} make no ring")
     values = np.asarray(values, dtype=np.float64)
     if not np.isfinite(values).all():
