@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from clocked import EXCHANGES, H20, MODEL, legs, measured
+from coterie.door import outliers
 from coterie.door.clock import SYSTEMS
 from coterie.errors import ConfigError
 from coterie.models import INITIALISATIONS
@@ -21,6 +22,16 @@ with pytest.MonkeyPatch.context() as patch:
     import dc_pfl_table as table
     import initialisation
     import user_centric_figure as picture
+
+# --- figures that are kept ------------------------------------------------------------------------
+
+
+def test_the_figures_of_poisoned_updates_are_of_the_present_limit():
+    kept = json.loads((Path(table.__file__).parent / "results" / "poison.json").read_text())
+    assert kept["limit"] == {"moves": outliers.MOVES, "least": outliers.LEAST}
+    longest = max(row["ratio"] for row in kept["honest"])
+    assert 0.01 < longest < 0.5  # no honest client comes near it
+
 
 # --- DC-PFL's table II ---------------------------------------------------------------------------
 
