@@ -65,6 +65,9 @@ def unpack(packed: Any, tensors: Sequence[Tensor], whole: Layout) -> Tree:
         return [unpack(p, tensors, whole) for p in packed]
     if not isinstance(packed, dict):
         return packed
+    marks = [key for key in packed if key.startswith("$")]
+    if marks and packed.keys() - {"of"} != {marks[0]}:
+        raise CoterieError(f"a tree in which {marks[0]} does not stand alone")
     if "$weights" in packed:
         layout = whole.only(packed["of"]) if "of" in packed else whole
         return Weights(layout, tensors[packed["$weights"]])

@@ -3,6 +3,7 @@
 The server is our own with its checks taken out; members are as ``coterie join`` starts them.
 """
 
+import json
 import math
 from dataclasses import replace
 
@@ -44,6 +45,13 @@ def nearly(model):
     return replace(model, vector=vector)
 
 
+def forgetful(server):
+    """A server that remembers nothing of the sums before: another one, as it were."""
+    other = Secure(server.door, server.privacy, server.roster, server.run, server.method)
+    other.agreement = server.agreement
+    return other
+
+
 class Attack:
     """What the server does after each honest sum: a second one that it has no right to.
 
@@ -58,8 +66,7 @@ class Attack:
             if server.door.round != at:
                 return total
             before()
-            # Another server, as it were: it remembers nothing of the sums before.
-            other = Secure(server.door, server.privacy, server.roster, server.run, server.method)
+            other = forgetful(server)
             now, server.door.round = server.door.round, at if round is None else round
             try:
                 again, weights, alike = asks(orders, into)
@@ -195,7 +202,7 @@ def test_who_gave_values_without_signing_gives_none_to_more_clients(tmp_path, mo
             (set(range(count)), {3, 4, 5, 6}),
         ):
             signs = here
-            other = Secure(server.door, server.privacy, server.roster, server.run, server.method)
+            other = forgetful(server)
             asked = [o for o in orders if o.client in people]
             sums.append(honest(other, asked, {c: into[c] for c in people}, False, noise))
         return sums[0]
@@ -206,6 +213,72 @@ def test_who_gave_values_without_signing_gives_none_to_more_clients(tmp_path, mo
     assert [total.clients for (total,) in (s.values() for s in sums)] == [(0, 1, 2, 3, 4)]
     refused = [t for t in fed.heard if "differs by 2 of its 7 members" in t]
     assert {t.split("client ")[1][0] for t in refused} >= set("01234")
+
+
+# --- one sum, of which its members were told different things -----------------------------------
+
+
+def hidden_in_a_mark(body):
+    """The client would obey what stands under the mark, and sign the rest."""
+    real = {**body, "config": {**body["config"], "steps": 0}}
+    return {**body, "$dict": [[key, value] for key, value in real.items()]}
+
+
+def hidden_deeper(body):
+    real = {**body["config"], "steps": 0}
+    return {**body, "config": {**body["config"], "$dict": [[k, v] for k, v in real.items()]}}
+
+
+def another_order(body):
+    return {**body, "config": {**body["config"], "steps": 0}}
+
+
+@pytest.mark.parametrize("lie", [hidden_in_a_mark, hidden_deeper, another_order])
+def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path, monkeypatch):
+    """The others would send the model back as it was: the victim's change is all that is left."""
+    fed, order = federation(tmp_path), Member._order
+
+    def forged(member, parcel, came):
+        header = json.loads(parcel.message.header)
+        if "slot" in header["body"].get("beside", {}) and member.who.id != VICTIM:
+            header["body"] = lie(header["body"])
+            message = replace(parcel.message, header=json.dumps(header).encode())
+            parcel = replace(parcel, message=message)
+        return order(member, parcel, came)
+
+    monkeypatch.setattr(Member, "_order", forged)
+    (told,) = fed.serve().history
+    assert "abandoned" in told
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"), [("train", "lr", 1e-30), ("train", "steps", 1), ("run", "rounds", 9)]
+)
+def test_terms_that_all_but_one_are_told_otherwise_make_no_sum(
+    table, key, value, tmp_path, monkeypatch
+):
+    """All orders are the same and honest: it is the settings that differ."""
+    fed, enrol = federation(tmp_path), Member._enrol
+
+    def forged(member, parcel, came):
+        terms = json.loads(parcel.told["json"])
+        if member.who.id != VICTIM:
+            terms["config"][table][key] = value
+            parcel = replace(parcel, told={**parcel.told, "json": json.dumps(terms)})
+        return enrol(member, parcel, came)
+
+    monkeypatch.setattr(Member, "_enrol", forged)
+    (told,) = fed.serve().history
+    assert "abandoned" in told
+
+
+def test_samples_count_in_all_sums_of_a_round_or_in_none_whatever_the_slot(tmp_path):
+    record = Record(tmp_path / "signed.json", 0, lasting=True)
+    part = Part(0, "a", "'x'", (1, True), {0: 1, 1: 1, 2: 1})
+    record.give(part, 2)
+    record.sign(0, [0, 1, 2])
+    with pytest.raises(Rejected, match="count otherwise"):
+        record.give(replace(part, what="b", slot="'y'", weighs=(1, False)), 2)
 
 
 @pytest.mark.parametrize("number", [True, 1.0, -1, "1", None])

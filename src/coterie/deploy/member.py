@@ -15,7 +15,13 @@ from safetensors.torch import save
 from coterie import __version__
 from coterie.deploy.data import Source
 from coterie.deploy.names import asked
-from coterie.deploy.terms import Described, digest_of_start, seen_from_client, travelling
+from coterie.deploy.terms import (
+    Described,
+    agreement_of,
+    digest_of_start,
+    seen_from_client,
+    travelling,
+)
 from coterie.door.codec import Payload
 from coterie.door.privacy.identity import KEYS
 from coterie.door.privacy.record import Record
@@ -201,7 +207,8 @@ class Member:
                 self.who.record.enter(run)
             except Rejected as why:
                 raise WireError(str(why)) from None
-            plan = replace(plan, salt=run, record=self.who.record.path)
+            agreement = agreement_of(terms)
+            plan = replace(plan, salt=run, record=self.who.record.path, agreement=agreement)
         self._site, self._run = Site(plan, self._keep, self._tell), run
         self._model = {"name": config.model.name, **config.model.parameters}
         self._has.clear()

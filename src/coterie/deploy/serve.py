@@ -17,6 +17,7 @@ from coterie.data.population import Population
 from coterie.deploy.member import DESCRIBE, ENROL, REFUSED, STRANGER
 from coterie.deploy.terms import (
     Described,
+    agreement_of,
     digest_of_start,
     in_common,
     seen_from_server,
@@ -147,6 +148,11 @@ class Served(Flower):
         self.begun = {int(c): Described.from_json(d) for c, d in kept["clients"].items()}
         later = {int(c): Described.from_json(d) for c, d in kept["later"].items()}
         self.described = {**self.begun, **later}
+
+    @property
+    def agreement(self) -> str:
+        """A name for what all clients were told: members of a secure sum sign it."""
+        return agreement_of(self.terms)
 
     @property
     def population(self) -> Population:

@@ -8,6 +8,7 @@ which each builds model and method out of what is installed on its own machine.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from coterie import __version__
 from coterie.data.population import ClientData, Population, Split
 from coterie.errors import DataError, WireError
 from coterie.federation import ClientId
@@ -234,6 +236,13 @@ def travelling(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("device", "engine", "workers", "address", "cpus_per_worker", "gpus_per_worker"):
         tree.get("run", {}).pop(key, None)
     return tree
+
+
+def agreement_of(terms: Mapping[str, Any]) -> str:
+    """A name for all that a client is told of an experiment, but for who else may come."""
+    said = {key: terms[key] for key in ("config", "like", "least", "start")}
+    plain = json.loads(json.dumps([__version__, said]))  # as it arrives: keys are texts
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of_start(start: Weights) -> str:

@@ -143,6 +143,8 @@ class _Header:
             body, arrays = tree["body"], tree["arrays"]
             if not isinstance(body, dict) or not isinstance(arrays, list):
                 raise TypeError("it has no body")
+            if any(key.startswith("$") for key in body):  # what it says must be what is signed
+                raise ValueError("its body is not made of plain names")
             if len(arrays) > _ARRAYS:
                 raise ValueError(f"it has {len(arrays)} arrays")
             return _Header(body, tuple(_Described.of(said) for said in arrays))

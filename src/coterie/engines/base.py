@@ -68,6 +68,11 @@ class Remote(Engine, Protocol):
         ...
 
     @property
+    def agreement(self) -> str:
+        """A name for what all clients were told of the run."""
+        ...
+
+    @property
     def samples(self) -> Mapping[ClientId, int]:
         """How many training samples each client says it has."""
         ...

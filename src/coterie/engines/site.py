@@ -72,6 +72,7 @@ class Plan:
     privacy: Privacy = field(default_factory=Privacy)
     salt: str = ""  # of all training; a client of secure sums takes the name of its run
     record: Path | None = None  # where a real client remembers what it has signed
+    agreement: str = ""  # a name for what it was told of the run
 
     @property
     def roster(self) -> Roster:
@@ -113,6 +114,7 @@ class Site:
             plan.method.chooses,
             plan.method.sums,
             plan.record,
+            plan.agreement,
         )
         self._decoded: Decoded = {}
 
@@ -188,7 +190,10 @@ class Site:
 
     def _received(self, client: Client, body: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays of an order; a change is one of the model that the client holds, or of θ⁰."""
-        return decode(body["arrays"], self._held(client, body["arrays"]), self.wire.layout)
+        arrays = body["arrays"]
+        if self.plan.coding.downwards.exact and any("change" in _parts(a) for a in arrays.values()):
+            raise WireError("an order with a change of a model, where whole models are sent")
+        return decode(arrays, self._held(client, arrays), self.wire.layout)
 
     def _held(self, client: Client, names: Iterable[str]) -> dict[str, Weights]:
         """What models of these names are changes of."""
@@ -407,3 +412,8 @@ class Site:
         if len(y):
             found |= {name: float(f(out, y)) for name, f in self.plan.metrics.items()}
         return found
+
+
+def _parts(array: Any) -> Mapping[str, Any]:
+    """What an array of an order is put together from, if it is."""
+    return array if isinstance(array, Mapping) else {}

@@ -154,7 +154,8 @@ class Live:
         if self.store is None:
             self.remote = cast(Remote, engine)
             self.door.samples = self.remote.samples
-        self.federation = self.guard.around(self.door)
+        agreement = "" if self.remote is None else self.remote.agreement
+        self.federation = self.guard.around(self.door, agreement)
         if self.done < 0:
             self._init()
         if self.settings.stop.validates:  # it may be new since the run was stopped

@@ -213,13 +213,14 @@ class Guard:
                 "does not cover that: use larger cohorts (run.cohort)"
             )
 
-    def around(self, door: Door) -> Federation:
-        """The door, as a method may use it."""
+    def around(self, door: Door, agreement: str = "") -> Federation:
+        """The door, as a method may use it; real clients have agreed to something."""
         privacy, name = self.privacy, self.plan.method.name
         if privacy.secure:
             run = f"{name} {self.plan.seed}"
             most = self.plan.method.sums
             self._secure = Secure(door, privacy, self.plan.roster, run, name, most=most)
+            self._secure.agreement = agreement
         if privacy.does("central"):
             expected = float(cohort_size(self.policy.cohort, len(self.members)))
             self._stage = Private(

@@ -36,6 +36,7 @@ from coterie.weights import Layout, Weights
 SESSIONS = "sessions"  # a folder beside the clients' states
 NEGLIGIBLE = 0.1  # whoever counts less than this share of a slot's largest weight hides nobody
 GRAIN = 1 << 16  # weights that are not 0 or 1 are whole numbers of this part
+_LONG = 200  # letters of a slot's name
 BIT = 1 << 8  # grid steps of a bit's half, so that its noise is fine enough
 _STEPS = {
     "keys": "share",
@@ -85,12 +86,22 @@ def negligible(weights: Mapping[ClientId, float]) -> list[ClientId]:
     return sorted(c for c, w in weights.items() if w <= 0 or w < least)
 
 
+def agreed_name(run: str, agreement: str) -> str:
+    """A run's name in the protocol: who was told of another experiment is in no sum of it."""
+    return f"{run}, as agreed in {agreement}" if agreement else run
+
+
 def about(told: Mapping[str, Any], order: str) -> bytes:
     """What everybody in a sum must have been told alike, or nobody unmasks it.
 
     Else a server could send all but one a model of its own, or tell them to report other metrics,
     or to add hardly any noise.
     """
+    metrics, noise = told.get("metrics", []), told.get("noise", {})
+    names = isinstance(metrics, list) and all(type(name) is str for name in metrics)
+    known = isinstance(noise, Mapping) and set(noise) <= {"clip", "multiplier", "bits"}
+    if not (names and known and all(type(n) in (int, float) for n in noise.values())):
+        raise Rejected("a sum was asked for of which nobody can say what it consists of")
     same = {key: told[key] for key in ("metrics", "noise") if key in told} | {"order": order}
     return json.dumps(same, sort_keys=True).encode()
 
@@ -109,6 +120,7 @@ class Sealing:
     chooses: str = ""  # the metric in which clients of this method name their slot
     sums: int = 1  # different sums that this method may ask for in a round
     record: Path | None = None  # where a real client remembers what it has signed
+    agreement: str = ""  # a name for what a real client was told of the run
 
     @property
     def entropy(self) -> Entropy:
@@ -182,6 +194,8 @@ class Sealing:
             slot = told["slot"]
         else:  # its work goes into no mean
             return Upload(), {}
+        if type(slot) not in (int, str) or len(str(slot)) > _LONG:
+            raise TrainingError(f"client {client} was told a slot that is none")
         from coterie.door.privacy.secagg import Member
 
         weights = self._weights(client, told)
@@ -196,7 +210,8 @@ class Sealing:
         except Rejected as why:
             raise TrainingError(str(why)) from None
         name = place_name(slot, told["by_examples"], weights)
-        session = self._session(told["run"], body["round"], told["attempt"], name)
+        run = agreed_name(str(told["run"]), self.agreement)
+        session = self._session(run, body["round"], told["attempt"], name)
         path, order = self._path(client, session.attempt), digest_of(body["message"])
         if path.exists():
             kept = read_tree(path, self.layout)
@@ -250,7 +265,7 @@ class Sealing:
         if weights and client not in weights:
             raise TrainingError(f"client {client} was told everybody's weight but its own")
         for other, weight in weights.items():
-            if other not in self.roster or type(weight) is not int or not 0 < weight < 1 << 31:
+            if other not in self.roster or type(weight) is not int or abs(weight) >= 1 << 31:
                 raise TrainingError(
                     f"client {client} was told that client {other} has the weight {weight}: "
                     "weights are whole numbers, of clients that it knows"
@@ -295,9 +310,7 @@ class Sealing:
             if told["step"] == "shares":
                 values = self._values(client, kept, told, member)
                 sent = member.mask(said, values, about(told, kept["content"]))
-                what = hashlib.sha256(
-                    repr(kept["slot"]).encode() + about(told, kept["asked"])
-                ).hexdigest()
+                what = self._what(kept, told)
                 # Others can unmask a sum without this client's signature, so what goes into it is
                 # remembered now.
                 counts = {c: kept["weights"].get(c, GRAIN) for c in member.shared}
@@ -330,6 +343,17 @@ class Sealing:
         if self.record is not None:
             return Record(self.record, client, lasting=True)
         return Record(self.folder / SESSIONS / str(client) / "signed.json", client)
+
+    def _what(self, kept: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+        """A name for what this client gives to a sum: its upload, and what it was asked for it.
+
+        The upload may depend on the client's state, of which the server names the version.
+        """
+        form = Form.of(kept["arrays"], self.layout)
+        digest = hashlib.sha256(repr(kept["slot"]).encode() + about(told, kept["asked"]))
+        digest.update(form.flat(kept["arrays"]).tobytes())
+        digest.update(json.dumps(sorted(kept["metrics"].items())).encode())
+        return digest.hexdigest()
 
     def _session(self, run: str, round: int, attempt: str, slot: str) -> Session:
         """A session by this client's own rules, whatever the server says."""

@@ -110,6 +110,7 @@ class Record:
             members = sorted(part.counts)
             if before is None:
                 before = {"members": members, "signed": False, "sums": [], "counts": {}}
+                before["by_examples"] = part.weighs[1]
             self._compare(part, before)
             sums = before["sums"]
             if part.what not in sums:
@@ -167,7 +168,8 @@ class Record:
             raise self._apart(members ^ now, part.counts)
         told = {str(c): w for c, w in part.counts.items()}
         known = before["counts"]
-        if any(known.get(c, w) != w for c, w in told.items()):
+        other = before["by_examples"] != part.weighs[1]
+        if other or any(known.get(c, w) != w for c, w in told.items()):
             raise Rejected(
                 f"client {self.client} has been in a sum of this round in which its members count "
                 "otherwise: one could be taken from the other"

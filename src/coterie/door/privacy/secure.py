@@ -18,7 +18,7 @@ import torch
 
 from coterie.door.door import SECURE, Answer, Door
 from coterie.door.policy import cohort_size
-from coterie.door.privacy.client import GRAIN, about, negligible, place_name
+from coterie.door.privacy.client import GRAIN, about, agreed_name, negligible, place_name
 from coterie.door.privacy.form import Form, Total, length
 from coterie.door.privacy.secagg import Session, Sum, TooFew
 from coterie.door.privacy.settings import Privacy
@@ -36,7 +36,8 @@ class Secure:
 
     ``run`` names the run and ``method`` the method, for refusals. ``skipped`` are the slots of the
     present round that were too small, and why. ``most`` is how many sums the method may ask for in
-    a round: clients sign no more, and all of them must be of the same clients.
+    a round: clients sign no more, and all of them must be of the same clients. ``agreement`` names
+    what real clients were told of the run.
     """
 
     door: Door
@@ -46,6 +47,7 @@ class Secure:
     method: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
     most: int = 1
+    agreement: str = ""
     _turn: _Turn = field(default_factory=lambda: _Turn())
 
     @property
@@ -301,7 +303,7 @@ class Secure:
 
     def _session(self, call: _Call, slot: Slot) -> Session:
         return Session(
-            self.run,
+            agreed_name(self.run, self.agreement),
             self.door.round,
             call.attempt,
             place_name(slot, call.by_examples, call.weights(slot)),
