@@ -37,6 +37,7 @@ SESSIONS = "sessions"  # a folder beside the clients' states
 NEGLIGIBLE = 0.1  # whoever counts less than this share of a slot's largest weight hides nobody
 GRAIN = 1 << 16  # weights that are not 0 or 1 are whole numbers of this part
 _LONG = 200  # letters of a slot's name
+_NOISE = {"clip", "multiplier", "bits", "counts"}  # what a client can be told of noise
 BIT = 1 << 8  # grid steps of a bit's half, so that its noise is fine enough
 _STEPS = {
     "keys": "share",
@@ -99,7 +100,7 @@ def about(told: Mapping[str, Any], order: str) -> bytes:
     """
     metrics, noise = told.get("metrics", []), told.get("noise", {})
     names = isinstance(metrics, list) and all(type(name) is str for name in metrics)
-    known = isinstance(noise, Mapping) and set(noise) <= {"clip", "multiplier", "bits"}
+    known = isinstance(noise, Mapping) and set(noise) <= _NOISE
     if not (names and known and all(type(n) in (int, float) for n in noise.values())):
         raise Rejected("a sum was asked for of which nobody can say what it consists of")
     same = {key: told[key] for key in ("metrics", "noise") if key in told} | {"order": order}
