@@ -192,6 +192,20 @@ def test_the_same_sum_again_has_the_same_noise(randomness, tmp_path):
         assert (first != other).mean() > 0.9
 
 
+def test_noise_of_another_size_is_other_noise(tmp_path):
+    """The same one in two sizes would give itself away, and with it the upload."""
+    privacy = replace(SECURE, randomness="system", noise=1.0, delta=0.01)
+    driven = Asking(tmp_path, privacy)
+    sealing = driven.engine._site.sealing
+    kept, told = {"round": 0, "asked": "a"}, {"metrics": [], "noise": {}}
+
+    def drawn(members):
+        return sealing._noise_of_sum(0, kept, told, np.zeros(3), members)(32)
+
+    assert drawn(8) == drawn(8)
+    assert drawn(8) != drawn(7)
+
+
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_client_lost_in_the_second_of_two_means_of_one_order(lost, tmp_path):
     """The server asked for the same both times."""

@@ -318,7 +318,7 @@ class Sealing:
                 part = Part(kept["round"], what, repr(kept["slot"]), kept["weighs"], counts)
                 self._record(client).give(part, self.sums)
                 # The upload is hidden in the sum now, and needed no more.
-                kept |= {"arrays": {}, "metrics": {}, "asked": what}
+                kept |= {"arrays": {}, "metrics": {}}
             elif told["step"] not in _STEPS:
                 raise Rejected(f"client {client} was asked for a step that there is not")
             else:
@@ -388,22 +388,28 @@ class Sealing:
             )
         stay = self._session("", 0, "", "").enough(member.members)
         share = 1 / np.sqrt(max(stay, self.privacy.min_group))  # enough if no more remain
-        random = self._noise_of_sum(client, kept, told, flat)
+        random = self._noise_of_sum(client, kept, told, flat, member.members)
         return noised(flat, noise, self.privacy.bits, share, random)
 
     def _noise_of_sum(
-        self, client: ClientId, kept: Mapping[str, Any], told: Mapping[str, Any], flat: Floats
+        self,
+        client: ClientId,
+        kept: Mapping[str, Any],
+        told: Mapping[str, Any],
+        flat: Floats,
+        members: int,
     ) -> Any:
         """Where the noise of a sum comes from: the same for the same sum, asked for again.
 
-        Else a server that asks often enough could average it away.
+        Else a server that asks often enough could average it away. Of so many members each adds
+        its share: with others it is other noise, for the same in another size could be told apart.
         """
         if not self._real:
             return self.entropy.stream("noise", kept["round"], client)
         asked = hashlib.sha256(about(told, kept["asked"])).hexdigest()
         upload = hashlib.sha256(flat.tobytes()).hexdigest()
         secret = self.roster.private(client).hex()
-        return Entropy("simulated").stream(secret, "noise", kept["round"], asked, upload)
+        return Entropy("simulated").stream(secret, "noise", kept["round"], asked, upload, members)
 
     def _enough(self, noise: Mapping[str, float]) -> bool:
         """Whether the noise on changes and bits together is what this client's settings ask for."""

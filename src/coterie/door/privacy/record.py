@@ -29,9 +29,9 @@ _KEPT = 200  # rounds that a simulation can go back by
 class Part:
     """What a client is about to give to a sum: in which round, with whom, and how each counts.
 
-    ``what`` is a digest of the order and of what was asked of its result; ``weighs`` is this
-    client's weight, and whether samples count on top of that; ``counts`` is the weight of everybody
-    who may be in the sum.
+    ``what`` is a digest of the upload, of the order and of what was asked of its result; ``weighs``
+    is this client's weight, and whether samples count on top of that; ``counts`` is the weight of
+    everybody who may be in the sum.
     """
 
     round: int
