@@ -409,6 +409,14 @@ def test_clients_that_are_told_different_weights_make_no_sum(driven):
     assert list(total.rejected) == [0]
 
 
+def test_an_order_sends_whole_models_where_nothing_is_lost(driven):
+    """A change would make another model of what each client holds, under the same signature."""
+    body = body_of(driven, "1.0", 0)
+    change = {name: {"change": [array]} for name, array in body["arrays"].items()}
+    answer = asked(driven, 0, {**body, "order": "1.9", "arrays": change})
+    assert "where whole models are sent" in answer["text"]
+
+
 def test_a_client_whose_own_weight_is_missing_refuses(driven):
     body = body_of(driven, "1.0", 0)
     beside = {**body["beside"], "attempt": "b" * 32, "weights": dict.fromkeys(range(1, 6), 1)}

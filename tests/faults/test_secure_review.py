@@ -192,6 +192,23 @@ def test_the_same_sum_again_has_the_same_noise(randomness, tmp_path):
         assert (first != other).mean() > 0.9
 
 
+def test_the_same_order_from_another_state_is_another_sum(tmp_path):
+    """The server names the state that a client goes on from."""
+    driven = Asking(tmp_path)
+    sealing, model = driven.engine._site.sealing, driven.state.models[0]
+    kept = {"slot": 0, "asked": "a", "arrays": {"model": model}, "metrics": {"loss": 1.0}}
+    told = {"metrics": ["loss"]}
+    names = {
+        sealing._what(kept, told),
+        sealing._what({**kept, "arrays": {"model": nearly(model)}}, told),
+        sealing._what({**kept, "metrics": {"loss": 2.0}}, told),
+        sealing._what({**kept, "slot": 1}, told),
+        sealing._what({**kept, "asked": "b"}, told),
+    }
+    assert len(names) == 5
+    assert sealing._what(dict(kept), told) in names
+
+
 def test_noise_of_another_size_is_other_noise(tmp_path):
     """The same one in two sizes would give itself away, and with it the upload."""
     privacy = replace(SECURE, randomness="system", noise=1.0, delta=0.01)
