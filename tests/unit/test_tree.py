@@ -110,3 +110,12 @@ def test_very_short_arrays_are_told_apart():
             "c": torch.zeros(0), "d": torch.zeros(0, 3)}  # fmt: skip
     wire = Wire(LAYOUT)
     assert same(wire.unpack(wire.pack(body, {}), {}), body)
+
+
+@pytest.mark.parametrize(
+    "packed", [{"$dict": [], "a": 1}, {"a": {"$tuple": [], "$dict": []}}, {"$tensor": 0, "b": 2}]
+)
+def test_a_mark_that_does_not_stand_alone_is_refused(packed):
+    """Which of both would count? What is signed must be what is read."""
+    with pytest.raises(CoterieError, match="does not stand alone"):
+        unpack(packed, [torch.zeros(1)], None)
