@@ -49,7 +49,10 @@ def test_pack_and_unpack(tree):
     assert same(unpack(*pack(tree, LAYOUT), LAYOUT), tree)
 
 
-@given(st.dictionaries(st.text(), trees, max_size=3))
+names = st.text().filter(lambda text: not text.startswith("$"))  # as those of a body are
+
+
+@given(st.dictionaries(names, trees, max_size=3))
 @settings(max_examples=60)
 def test_messages(body):
     message = Wire(LAYOUT).pack(body)
