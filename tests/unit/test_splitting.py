@@ -94,7 +94,7 @@ class Play:
 
 
 def play(losses=(), early=True, groups=THIRDS, **more):
-    own = {k: more.pop(k) for k in ("levels", "trial_on", "sleep", "dynamic") if k in more}
+    own = {k: more.pop(k) for k in ("levels", "trial_on", "sleep", "dynamic", "start") if k in more}
     method = coterie.dc_pfl(**SHORT | own, early=early)
     groups = None if groups is None else dict(groups)
     return Play(method, [*losses, *[0.3] * 50], groups=groups, **more)
@@ -133,6 +133,41 @@ def test_groups_that_the_evidence_is_decided_about_are_tried_as_soon_as_there_is
         members = [c for c, s in made.state.groups.items() if s == slot]
         wanted = [0, 0.3 * THIRDS[members[0]], 0.001 * np.mean(members), 1]
         assert model.vector.tolist() == pytest.approx(wanted)
+
+
+def test_groups_that_the_evidence_is_decided_about_do_not_wait_for_the_tree(monkeypatch):
+    taken(monkeypatch, 3)
+    made = play(start=5).rounds(4)
+    probe, training = [("steps", 12), ("halves", 12)], [("train", 12)]
+    trial_round = [*probe, *training, ("score-cuts", 12)]
+    assert made.tasks == [training, training, trial_round, training]
+    assert made.partition() == by_group(THIRDS)
+    # The tree is that of the two rounds before, and models are no longer seen one by one.
+    assert made.state.memory["pairs"][1].unique().tolist() == [2.0]
+    assert [kind for kind, *_ in made.last] == ["reduce"]
+
+
+def test_where_it_is_not_decided_the_tree_is_of_all_first_rounds_and_nobody_is_asked_twice(
+    monkeypatch,
+):
+    taken(monkeypatch, 3)
+    undecided = property(lambda evidence: False)
+    monkeypatch.setattr("coterie.grouping.Evidence.decisive", undecided)
+    made = play([9.0] * 5 + [9.0, *QUICK], start=5).rounds(6)
+    assert [t for asked in made.tasks for t, _ in asked].count("halves") == 1
+    assert ("halves", 12) in made.tasks[2]
+    assert made.state.memory["pairs"][1].unique().tolist() == [5.0]
+    assert len(made.partition()) == 1
+    made.rounds(6)
+    assert made.partition() == by_group(THIRDS)
+
+
+def test_clients_that_never_met_wait_for_the_tree(monkeypatch):
+    taken(monkeypatch, 3)
+    made = play(start=5).rounds(2, cohort=range(11)).rounds(3)
+    assert [t for asked in made.tasks for t, _ in asked].count("halves") == 0
+    made.rounds(1)
+    assert made.partition() == by_group(THIRDS)
 
 
 def test_where_the_evidence_is_not_decided_the_end_of_the_decrease_is_waited_for(monkeypatch):

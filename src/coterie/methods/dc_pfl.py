@@ -40,13 +40,15 @@ from coterie.method import (
 )
 from coterie.methods import two_models
 from coterie.methods.decrease import Bend, has_ended, radii
-from coterie.methods.evidenced import NO_NOISE
+from coterie.methods.evidenced import FIRST, NO_NOISE
 from coterie.methods.splitting import (
     Levels,
     Splitting,
+    answered,
     asked,
     mean_distances,
     mean_of_pairs,
+    ready,
     tree_of,
 )
 from coterie.methods.two_models import SHARING, sent
@@ -76,9 +78,9 @@ def dc_pfl(
     Rule: over the first ``start`` rounds the server averages the distances of clients' models, D_ij
     = ‖S(w_i) − S(w_j)‖₁/d with S scaling a model to [0, 1], and builds a tree by average linkage.
     Clients report the loss of the model they receive. When its mean clearly falls slower than
-    before (``bend``), the rapid decrease has ended and finer groups are tried. When there is a
-    tree, everybody trains θ⁰ on two halves of its data: only a group in which one half predicts the
-    other better by groups is ever tried. Its members train their model once more, the same uploads
+    before (``bend``), the rapid decrease has ended and finer groups are tried. Everybody trains θ⁰
+    once on two halves of its data: only a group in which one half predicts the other better by
+    groups is ever tried. Its members train their model once more, the same uploads
     are averaged for every cut of their tree, and each member scores the models of its nested groups
     on validation data; the coarsest cut within a standard error of the best is taken, and its
     groups go on from there. If all groups stay, monitoring rests for ``sleep`` rounds. Groups only
@@ -101,8 +103,9 @@ def dc_pfl(
         trial_on: what a trial's loss is taken on: "validation" data, by more than one standard
             error; or "training" data, the paper's text, where finer groups nearly always win.
         early: whether groups that the evidence is decided about, where fewer and more both predict
-            clearly worse, are tried as soon as there is a tree, and not only at the end of the
-            rapid decrease: one model of clients that contradict each other may never have any.
+            clearly worse, are tried after two rounds, and not only at the end of the rapid
+            decrease: one model of clients that contradict each other may never have any. The tree
+            is then that of the two rounds; with partial participation it is waited for.
         bend: what ends a rapid decrease. "slope": over the last 7 rounds the loss falls less than
             0.6 times as fast as over up to 18 rounds before, by four standard errors; the noise is
             estimated from the second differences of the losses. "convex": the radius of curvature r
@@ -196,6 +199,8 @@ class Course:
         """One round: of training, or with a trial."""
         if state.memory["phase"] == "trial":
             return self.tried_two(fed, state, info)
+        if self.asks_early and info.number == FIRST and ready(state.memory):
+            state = self.asked_soon(fed, state)
         if state.memory["phase"] == "ask" and "trial" not in state.memory:
             state = self.splitting.proposed(fed, state, info)
         if not trials.due(state, info):
@@ -208,6 +213,23 @@ class Course:
         state = self.splitting.tried(fed, state, info, others, partial(order, whole=True))
         return replace(state, notes=self.shown(state, state.notes))
 
+    @property
+    def asks_early(self) -> bool:
+        """Whether what the evidence is decided about is tried before the decrease has ended."""
+        return self.early and self.dynamic and self.trial == "cuts"
+
+    def asked_soon(self, fed: Federation, state: State) -> State:
+        """With a tree of the rounds so far and trials next, where the evidence is decided."""
+        state, complete = answered(fed, state)
+        if not (complete and self.splitting.divided(state, early=True)):
+            return state
+        return self.with_tree(state).joined({}, **asked(early=True))
+
+    def with_tree(self, state: State) -> State:
+        """With the hierarchy, and the groups of its first level."""
+        state = with_hierarchy(state)
+        return regrouped(state, self.groups_at(state, 0), 0, state.memory)
+
     def trained(self, fed: Federation, state: State, info: Round) -> tuple[State, list[float]]:
         """After a round of training, and the mean loss of what was received, if anybody told it."""
         full = state.memory["phase"] == "sync"
@@ -216,8 +238,7 @@ class Course:
             replies = fed.gather(orders) if orders else []
             state = compared(state, replies)
             if info.number >= self.start - 1:
-                state = with_tree(state)
-                state = regrouped(state, self.groups_at(state, 0), 0, state.memory)
+                state = self.with_tree(state)
             means = fed.average(replies, {c: {s: 1.0} for c, s in state.groups.items()})
         elif not orders:
             return state, []
@@ -250,14 +271,8 @@ class Course:
         elif phase == "watch" and splits and self.ended(losses, rounds):
             memory |= self.finer(replace(state, memory=memory))
             notes["ended"] = True
-        elif (
-            phase == "watch"
-            and splits
-            and "early" not in memory  # there has just come to be a tree
-            and self.early
-            and self.trial == "cuts"
-        ):
-            memory |= asked(early=True)
+        elif phase == "watch" and splits and self.asks_early and "early" not in memory:
+            memory |= asked(early=True)  # there has just come to be a tree
         state = replace(state, memory=memory)
         return replace(state, notes=self.shown(state, notes))
 
@@ -382,7 +397,7 @@ def compared(state: State, replies: Sequence[Reply]) -> State:
     return replace(state, memory=memory)
 
 
-def with_tree(state: State) -> State:
+def with_hierarchy(state: State) -> State:
     """With the hierarchy by mean distances."""
     distances = mean_distances(state.memory)
     tree = agglomerate(distances)
@@ -391,7 +406,8 @@ def with_tree(state: State) -> State:
     if "unscaled" in memory:
         sums = memory.pop("unscaled").numpy()
         notes["unscaled_distances"] = matrix(mean_of_pairs(sums, memory["pairs"][1].numpy()))
-    return replace(state, memory=memory, notes={"clients": memory["clients"], **notes})
+    notes = {**state.notes, "clients": memory["clients"], **notes}
+    return replace(state, memory=memory, notes=notes)
 
 
 def rests(state: State, cohort: Sequence[ClientId]) -> bool:

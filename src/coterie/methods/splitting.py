@@ -226,6 +226,13 @@ def _both(known: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def ready(memory: Mapping[str, Any]) -> bool:
+    """Whether there is no tree yet, but every two clients have been compared."""
+    together = memory["pairs"][1].numpy() > 0
+    met = bool((together | np.eye(len(together), dtype=bool)).all())
+    return "merges" not in memory and len(together) > 1 and met
+
+
 def mean_distances(memory: Mapping[str, Any]) -> Array:
     """The clients' mean distances; a pair that never met counts as average apart."""
     return mean_of_pairs(*memory["pairs"].numpy())
