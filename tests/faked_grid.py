@@ -29,6 +29,7 @@ from coterie.deploy import serve as serving
 from coterie.deploy.data import Source
 from coterie.deploy.member import Identity, Member
 from coterie.door import door
+from coterie.door.privacy.identity import training_salt
 from coterie.engines.flower import engine
 from coterie.engines.flower.keys import make_federation, read_client
 from coterie.engines.flower.parcel import HEAD
@@ -339,22 +340,27 @@ class Federation:
         return loop(self.config)
 
     @property
+    def salts(self) -> dict[int, str]:
+        """What each client of secure sums puts into its training, by its own secret."""
+        return {c: training_salt(self.who(c).secret, self.run) for c in range(len(self.sources))}
+
+    @property
     def run(self) -> str:
         """The name of the run that was served."""
         assert self.served is not None
         return self.served.run
 
 
-def loop(settings: Mapping[str, Any], salt: str = "") -> Result:
+def loop(settings: Mapping[str, Any], salts: Mapping[int, str] | None = None) -> Result:
     """A configuration's experiment by the reference engine.
 
-    ``salt`` is what clients of secure sums put into their training: the name of their run.
+    ``salts`` are what clients of secure sums put into their training, each its own secret.
     """
     asked = parse(settings)
     plain = Experiment.site_plan
 
     def salted(experiment: Experiment, folder: Path) -> Plan:
-        return replace(plain(experiment, folder), salt=salt)
+        return replace(plain(experiment, folder), salts=salts or {})
 
     with patch.object(Experiment, "site_plan", salted):
         return execute(experiment_of(asked, population_of(asked)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie import trial
 from coterie.client import Client, Fit, Objective, Task, erm
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, TrainingError
 from coterie.federation import (
     Array,
     ClientId,
@@ -109,17 +109,34 @@ class Sharing:
         return {s: p for s, p in parts.items() if p.layout.size}
 
     def received(self, client: Client, arrays: Mapping[str, Array]) -> tuple[str, Weights]:
+        """The model that was sent, by the name of its slot, laid over what the client keeps.
+
+        Clients of methods that do not have them choose take one model: with several, which one they
+        train would say something about their data.
+        """
+        offers = self._offers(client, arrays)
+        if len(offers) > 1:
+            raise TrainingError(
+                f"client {client.id} was sent {len(offers)} models, and takes one: this method "
+                "does not have clients choose"
+            )
+        return next(iter(offers.items()))
+
+    def best(self, client: Client, arrays: Mapping[str, Array]) -> tuple[str, Weights]:
         """The offer that fits the client's training data best, laid over what it keeps."""
-        own = client.kept("own")
-        base = client.base if own is None else own.onto(client.base)
-        offers = {s: w.onto(base) for s, w in arrays.items() if isinstance(w, Weights)}
-        if not offers:
-            return "", base
+        offers = self._offers(client, arrays)
         if len(offers) == 1:
             return next(iter(offers.items()))
         losses = {s: client.loss(w) for s, w in offers.items()}
         best = min(losses, key=lambda s: losses[s])
         return best, offers[best]
+
+    def _offers(self, client: Client, arrays: Mapping[str, Array]) -> dict[str, Weights]:
+        """The models that were sent, each whole; what the client has itself if there is none."""
+        own = client.kept("own")
+        base = client.base if own is None else own.onto(client.base)
+        offers = {s: w.onto(base) for s, w in arrays.items() if isinstance(w, Weights)}
+        return offers or {"": base}
 
     def keep(self, client: Client, weights: Weights) -> Weights:
         """Keep what stays; give back what travels."""
@@ -189,7 +206,7 @@ class Assign:
     model. What it sends goes into its group's mean, or where ``mixes(state, client)`` says, in
     those shares. Without ``admit`` a newcomer picks. ``tasks`` are what the rule asks of clients,
     ``tells(state)`` what it has to say to those who train; ``check`` refuses what does not fit,
-    ``takes_as_public`` and ``needs_public`` are as in ``Method``.
+    ``takes_as_public``, ``needs_public`` and ``shows`` are as in ``Method``.
 
     A rule that ``sorts`` looks at single replies, in the rounds in which ``looks(state, info)``:
     from the state, what the cohort sent, and a way to have ``more`` clients train as well, come the
@@ -218,6 +235,7 @@ class Assign:
     needs_public: bool = False
     no_noise: str = ""
     sums: int = 1
+    shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def everyone() -> Assign:
@@ -312,7 +330,7 @@ def grouped(
         return sharing.offer(state.models, [state.groups[client]] if known else list(state.models))
 
     def task(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        slot, start = sharing.received(client, arrays)
+        slot, start = (sharing.best if assign.picks else sharing.received)(client, arrays)
         copies = trial.longer_trained(client, config, start, train.train)
         result = train.train(client, start)
         sent = {"model": sharing.keep(client, result.weights)}
@@ -321,7 +339,7 @@ def grouped(
         return Upload(sent, metrics, dict.fromkeys(sent, slot)) if slot else Upload({}, metrics)
 
     def pick(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        best = sharing.received(client, arrays)[0]
+        best = sharing.best(client, arrays)[0]
         return Upload(metrics={"slot": float(list(arrays).index(best) if best else 0)})
 
     def score_cuts(
@@ -399,7 +417,7 @@ def grouped(
         round=round,
         sends=sends,
         tasks={"train": task, "pick": pick, "score-cuts": score_cuts, **assign.tasks},
-        assemble=lambda client, arrays: train.uses(client, sharing.received(client, arrays)[1]),
+        assemble=lambda client, arrays: train.uses(client, sharing.best(client, arrays)[1]),
         admit=admit,
         sees="nothing" if shared is no_layer else assign.sees,
         adapt=train.adapt,
@@ -413,6 +431,7 @@ def grouped(
         needs_public=assign.needs_public,
         chooses="slot" if assign.picks else "",
         sums=assign.sums,
+        shows={**({} if assign.admit else {"pick": ("slot",)}), **assign.shows},
     )
 
 

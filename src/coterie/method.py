@@ -219,6 +219,9 @@ class Method:
     name the slot that their model goes into, where they choose it themselves. ``sums`` is how many
     means (``reduce``) a client's uploads go into in one round, at most: under secure aggregation
     clients sign no more, and all of them must be of the same clients with the same weights.
+    ``shows`` are the tasks that are asked of single clients (``gather``) although sums are secure,
+    each with the metrics that it may answer with: a number that is not named there stays with the
+    client, and so does every vector that was not revealed.
     """
 
     name: str
@@ -246,6 +249,7 @@ class Method:
     needs_public: bool = False
     chooses: str = ""
     sums: int = 1
+    shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:

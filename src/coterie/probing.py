@@ -545,3 +545,4 @@ def directions(rows: Matrix, p: int) -> Matrix:
 
 
 TASKS: Mapping[str, Task] = {"steps": count_steps, "halves": send_halves}
+SHOWS = {"steps": ("enough", "samples"), "halves": ("halves", "samples", "validation")}

@@ -258,7 +258,8 @@ def adaptive_steps(
             raise ConfigError(f"{inner.name} shares no layer: adaptive-tau cannot go around it")
 
     def loss(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        model, rows = Sharing().received(client, arrays)[1], _rows(client, sample)
+        taken = Sharing().best if inner.chooses else Sharing().received
+        model, rows = taken(client, arrays)[1], _rows(client, sample)
         found = client.loss(model, rows=rows) if len(client.train) else 0.0
         return Upload({KEY: torch.tensor([found], dtype=torch.float64)})
 

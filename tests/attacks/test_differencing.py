@@ -129,7 +129,7 @@ def test_a_second_sum_of_the_same_round_is_refused(asks, restarted, tmp_path, mo
     assert not attack.sums
     assert len(attack.refused) == 1
     assert "abandoned" not in result.history[0]  # the honest sum was made
-    said = [line for line in fed.heard if "been in" in line or "counted otherwise" in line]
+    said = [line for line in fed.heard if "been in" in line or "another order" in line]
     assert {line.split("client ")[1][0] for line in said} >= {"0", "1", "2", "3"}
 
 

@@ -296,6 +296,10 @@ def join(
     secure: Annotated[
         bool, typer.Option("--secure", help="Take part only in runs whose server sees sums alone.")
     ] = False,
+    reveal: Annotated[
+        str,
+        typer.Option(help="With --secure: also show the server this client's final-layer, once."),
+    ] = "",
     once: Annotated[
         bool, typer.Option("--once", help="End when a run is over and the model is there.")
     ] = False,
@@ -319,6 +323,8 @@ def join(
         raise ConfigError(
             "--client says who this is where no keys do: give it with --insecure, and only then"
         )
+    if reveal and (reveal != "final-layer" or not secure):
+        raise ConfigError(f"--reveal {reveal}: it can be final-layer, with --secure")
     if insecure:
         _warn()
     options = dict(_option(text) for text in option or [])
@@ -326,8 +332,8 @@ def join(
     held = None if insecure else (keys or directory / "keys")
     try:
         models = absolute(model or [])
-        told = Joining(server, directory, source, held, client or 0, device, once, secure, models)
-        join(told, _told)
+        who = (held, client or 0, device, once, secure, models, reveal)
+        join(Joining(server, directory, source, *who), _told)
     except KeyboardInterrupt:
         err.print("left the federation; join again with the same command", highlight=False)
 

@@ -48,6 +48,7 @@ class Joining:
     once: bool = False
     secure: bool = False
     models: tuple[str, ...] = ()  # names of models, each with this client's own function
+    reveal: str = ""  # what of its own may leave it although sums are secure
 
 
 def join(joining: Joining, tell: Tell) -> None:
@@ -176,6 +177,7 @@ class _Household:
             "device": self.joining.device,
             "once": self.joining.once,
             "secure": self.joining.secure,
+            "reveal": self.joining.reveal,
             "models": self.joining.models,
             "port": self.port,
             "secret": self.secret,

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save
 
 from coterie import __version__
+from coterie.client.fit import Schedule
 from coterie.deploy.data import Source
 from coterie.deploy.names import asked
 from coterie.deploy.terms import (
@@ -23,7 +24,7 @@ from coterie.deploy.terms import (
     travelling,
 )
 from coterie.door.codec import Payload
-from coterie.door.privacy.identity import KEYS
+from coterie.door.privacy.identity import KEYS, training_salt
 from coterie.door.privacy.record import Record
 from coterie.door.privacy.secagg import Rejected
 from coterie.door.wire import Message
@@ -69,6 +70,26 @@ class Identity:
         return Record(place, self.id, lasting=True)
 
 
+def check_amplified(schedule: Schedule) -> None:
+    """Refuse training in which one step can count far more than another.
+
+    Clients with more samples make more steps. With a momentum of 1e9 only theirs would be left in
+    a sum.
+    """
+    for name, value in schedule.options.items():
+        parts = value if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(p, bool | int | float) and 0 <= p <= 1 for p in parts):
+            raise WireError(
+                f"train.options.{name} = {value!r}: clients of secure sums take numbers from 0 to "
+                "1, so that no step counts far more than the others"
+            )
+    if schedule.lr * schedule.weight_decay > 1:
+        raise WireError(
+            f"train.weight_decay = {schedule.weight_decay:g} times train.lr = {schedule.lr:g} is "
+            "more than 1, which clients of secure sums do not take"
+        )
+
+
 class Member:
     """Answers what the server asks; it keeps everything it must remember on its own disk.
 
@@ -84,9 +105,11 @@ class Member:
         device: str,
         tell: Tell,
         secure: bool = False,
+        reveal: str = "",
     ) -> None:
         self.folder, self.source, self.who, self.device = folder, source, who, device
         self.secure = secure  # whether only runs with secure sums will do
+        self.reveal = reveal  # what its owner lets through secure sums
         self.kept: Path | None = None  # where its model is, once a run is over
         self._tell = tell
         self._run, self._site = "", None  # type: tuple[str, Site | None]
@@ -190,6 +213,19 @@ class Member:
                 "this client takes part in a secure sum only if all its members are sent the same "
                 "order: set privacy.same_orders = true"
             )
+        if self.secure and plan.privacy.reveal not in ("", self.reveal):
+            raise WireError(
+                f"this client shows nothing of its own, and privacy.reveal = {plan.privacy.reveal} "
+                "asks it to: its owner can agree to that with `coterie join --reveal "
+                f"{plan.privacy.reveal}`"
+            )
+        if plan.privacy.secure:
+            check_amplified(plan.schedule)
+            if len(population.clients) > len(self.who.roster):
+                raise WireError(
+                    f"these terms are for {len(population.clients)} clients, and this client knows "
+                    f"{len(self.who.roster)}"
+                )
         if plan.privacy.on:
             try:
                 experiment.check_privacy(plan.start.layout)
@@ -207,8 +243,9 @@ class Member:
                 self.who.record.enter(run)
             except Rejected as why:
                 raise WireError(str(why)) from None
-            agreement = agreement_of(terms)
-            plan = replace(plan, salt=run, record=self.who.record.path, agreement=agreement)
+            salts = {self.who.id: training_salt(self.who.secret, run)}
+            plan = replace(plan, salts=salts, record=self.who.record.path)
+            plan = replace(plan, agreement=agreement_of(run, terms))
         self._site, self._run = Site(plan, self._keep, self._tell), run
         self._model = {"name": config.model.name, **config.model.parameters}
         self._has.clear()

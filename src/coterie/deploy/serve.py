@@ -152,7 +152,7 @@ class Served(Flower):
     @property
     def agreement(self) -> str:
         """A name for what all clients were told: members of a secure sum sign it."""
-        return agreement_of(self.terms)
+        return agreement_of(self.run, self.terms)
 
     @property
     def population(self) -> Population:

@@ -238,10 +238,10 @@ def travelling(config: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def agreement_of(terms: Mapping[str, Any]) -> str:
-    """A name for all that a client is told of an experiment, but for who else may come."""
+def agreement_of(run: str, terms: Mapping[str, Any]) -> str:
+    """A name for a run and all that a client is told of it, but for who else may come."""
     said = {key: terms[key] for key in ("config", "like", "least", "start")}
-    plain = json.loads(json.dumps([__version__, said]))  # as it arrives: keys are texts
+    plain = json.loads(json.dumps([__version__, run, said]))  # as it arrives: keys are texts
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 

@@ -40,7 +40,7 @@ def work(told: dict[str, Any]) -> int:
     if told["keys"] is not None:
         who = Identity.of(read_client(Path(told["keys"])))
     place = Path(told["directory"])
-    member = Member(place, source, who, told["device"], tell, told["secure"])
+    member = Member(place, source, who, told["device"], tell, told["secure"], told["reveal"])
     secret = Path(told["secret"]).read_bytes()
     log = Path(told["secret"]).with_name("supernode.log")
 

@@ -70,7 +70,7 @@ class Plan:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     coding: Coding = field(default_factory=Coding)
     privacy: Privacy = field(default_factory=Privacy)
-    salt: str = ""  # of all training; a client of secure sums takes the name of its run
+    salts: Mapping[ClientId, str] = field(default_factory=dict)  # secrets of clients' streams
     record: Path | None = None  # where a real client remembers what it has signed
     agreement: str = ""  # a name for what it was told of the run
 
@@ -115,6 +115,8 @@ class Site:
             plan.method.sums,
             plan.record,
             plan.agreement,
+            plan.method.shows,
+            tell,
         )
         self._decoded: Decoded = {}
 
@@ -174,19 +176,19 @@ class Site:
     def _client(self, id: ClientId, body: Mapping[str, Any]) -> Client:
         data = self.plan.population.clients[id]
         state = Staged(self.store.read(id, body.get("expects", "")))
-        bench = self._salted(body["round"])
+        bench = self._salted(id, body["round"])
         return Client(id, data.train, data.val, state, body["round"], bench, body.get("config"))
 
-    def _salted(self, round: int) -> Bench:
-        """What this client trains with in a round: with a salt, streams that no other run has.
+    def _salted(self, id: ClientId, round: int) -> Bench:
+        """What a client trains with in a round: with a salt, streams that nobody else knows.
 
-        So a server that names a new run, or an old round, does not get the same upload again.
+        So a server that names a new run does not get the same upload again, and cannot work out
+        what dropout or the order of batches will leave of anybody's data.
         """
-        if not self.plan.salt:
+        if id not in self.plan.salts:
             return self.bench
-        return replace(
-            self.bench, seed=seed_for(self.plan.seed, "salt", round, stream=self.plan.salt)
-        )
+        salt = self.plan.salts[id]
+        return replace(self.bench, seed=seed_for(self.plan.seed, "salt", round, stream=salt))
 
     def _received(self, client: Client, body: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays of an order; a change is one of the model that the client holds, or of θ⁰."""
@@ -238,6 +240,7 @@ class Site:
         task = self.plan.method.tasks.get(body["task"])
         if task is None:
             raise CoterieError(f"method '{self.plan.method.name}' has no task '{body['task']}'")
+        self.sealing.begin(id, body)
         before = {name: vector_of(array)._version for name, array in arrays.items()}
         upload = task(client, arrays, body["config"])
         for name, array in arrays.items():

@@ -106,6 +106,7 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
         init=init,
         round=round,
         tasks={"train": train, "size": lambda client, arrays, config: Upload()},
+        shows={"size": ()},
         admit=lambda fed, state, info: _join(fed, state, info.cohort, by_examples),
         check=check,
         pieces=None,

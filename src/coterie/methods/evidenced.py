@@ -178,6 +178,7 @@ def by_evidence(
         probes=probes,
         regrouped=how.settled,
         no_noise=NO_NOISE,
+        shows=probing.SHOWS,
     )
 
 

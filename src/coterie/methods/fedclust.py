@@ -120,5 +120,7 @@ def fedclust(
         return state.joined(dict(zip(people, nearest.tolist(), strict=True)))
 
     check = no_more("fedclust", "clusters", clusters)
-    rule = Assign(groups, admit, tasks={"warm-up": warm_up}, sees="each", check=check)
-    return grouped("fedclust", rule)
+    tasks, shows = {"warm-up": warm_up}, {"warm-up": ()}
+    return grouped(
+        "fedclust", Assign(groups, admit, tasks=tasks, sees="each", check=check, shows=shows)
+    )

@@ -107,7 +107,8 @@ def group_evidence(
 
     tasks = {**probing.TASKS, "kinds": kinds_of_data}
     rule = Assign(start, how.admitted, tasks=tasks, sees="each", check=check, regrouped=regrouped)
-    return grouped(NAME, replace(rule, no_noise=NO_NOISE, sums=how.sums))
+    shows = {**probing.SHOWS, "kinds": ("labels", "data")}
+    return grouped(NAME, replace(rule, no_noise=NO_NOISE, sums=how.sums, shows=shows))
 
 
 def kinds_of_data(

@@ -11,6 +11,7 @@ from coterie.door.door import Door
 from coterie.door.outliers import OUTLIERS
 from coterie.door.policy import Policy, cohort_size
 from coterie.door.privacy.accounting import Sampling, calibrate, sensible_delta
+from coterie.door.privacy.client import run_name
 from coterie.door.privacy.dp import Private
 from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.local import Local, downlink_of
@@ -70,6 +71,11 @@ def check_privacy(
             "Members of a secure sum confirm to each other what they were sent, and the same "
             "change makes different models of different ones: leave the codec out, or give that "
             "up with privacy.same_orders = false"
+        )
+    if privacy.reveal and len({e.layer for e in layout.entries if e.kind == "parameter"}) == 1:
+        raise ConfigError(
+            f"privacy.reveal = '{privacy.reveal}': the model has one layer, so that all of each "
+            "client's update would be shown. Leave it out, or take a model with more layers"
         )
     if method.sees != "each":
         return
@@ -217,7 +223,7 @@ class Guard:
         """The door, as a method may use it; real clients have agreed to something."""
         privacy, name = self.privacy, self.plan.method.name
         if privacy.secure:
-            run = f"{name} {self.plan.seed}"
+            run = run_name(name, self.plan.seed)
             most = self.plan.method.sums
             self._secure = Secure(door, privacy, self.plan.roster, run, name, most=most)
             self._secure.agreement = agreement

@@ -466,7 +466,7 @@ def test_secure_groups_of_different_sizes_stay(tmp_path):
     privacy = {"secure": True, "randomness": "system"}
     fed = Federation(tmp_path, {**made, "privacy": privacy}, secure=True)
     result = fed.serve()
-    wanted = loop(made, salt=fed.run)
+    wanted = loop(made, salts=fed.salts)
     assert all("rejected" not in e and not e["lost"] for e in result.history)
     assert sorted(map(list(result.groups.values()).count, (0, 1))) == [3, 4]
     assert result.groups == wanted.groups

@@ -26,7 +26,7 @@ def served(tmp_path_factory):
 
 def test_the_sum_is_that_of_the_plain_means(served):
     fed, result = served
-    plain = loop(secured(), salt=fed.run)
+    plain = loop(secured(), salts=fed.salts)
     start = result.plan.start.vector
     for client in range(3):
         mine, other = fed.model(client), plain.weights(client).tensors()
@@ -43,7 +43,7 @@ def test_one_round_is_exact_to_the_grid(tmp_path):
     made = secured(run={"rounds": 1})
     fed = Federation(tmp_path, {**made, "privacy": SECURE}, secure=True)
     fed.serve()
-    wanted = loop(made, salt=fed.run).weights(0).tensors()
+    wanted = loop(made, salts=fed.salts).weights(0).tensors()
     for name, tensor in fed.model(0).items():
         assert torch.allclose(tensor, wanted[name], rtol=0, atol=3 * 2**-24 + 1e-6)
 

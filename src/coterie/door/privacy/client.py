@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from coterie.door.privacy.secagg import Rejected, Session
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import content_of, digest_of
 from coterie.errors import ConfigError, CoterieError, RunDirError, TrainingError
-from coterie.federation import Array, ClientId, Upload
+from coterie.federation import Array, ClientId, Upload, vector_of
 from coterie.tree import read_tree, write_atomic, write_tree
 from coterie.weights import Layout, Weights
 
@@ -87,6 +87,11 @@ def negligible(weights: Mapping[ClientId, float]) -> list[ClientId]:
     return sorted(c for c, w in weights.items() if w <= 0 or w < least)
 
 
+def run_name(method: str, seed: int) -> str:
+    """What a run is called in the protocol, before what was agreed on for it."""
+    return f"{method} {seed}"
+
+
 def agreed_name(run: str, agreement: str) -> str:
     """A run's name in the protocol: who was told of another experiment is in no sum of it."""
     return f"{run}, as agreed in {agreement}" if agreement else run
@@ -122,11 +127,40 @@ class Sealing:
     sums: int = 1  # different sums that this method may ask for in a round
     record: Path | None = None  # where a real client remembers what it has signed
     agreement: str = ""  # a name for what a real client was told of the run
+    shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as in ``Method``
+    tell: Callable[[str], None] = lambda _: None  # what only this client's owner is to know
 
     @property
     def entropy(self) -> Entropy:
         """Where this site's keys and noise come from."""
         return Entropy(self.privacy.randomness, self.seed)
+
+    # --- before anything is done ----------------------------------------------------------------
+
+    def begin(self, client: ClientId, body: Mapping[str, Any]) -> None:
+        """Refuse an order whose answer would show a client of secure sums, before it is obeyed.
+
+        What a client is asked by itself must be a task that the installed method declares. A real
+        client remembers the order first: it carries out one for each task in a round, so that even
+        whether it fails can be asked once only.
+        """
+        if not self.privacy.secure:
+            return
+        task, told = body["task"], body.get("beside")
+        if told is None and task not in self.shows:
+            raise ConfigError(
+                f"method {self.method} asks each client by itself (task '{task}'); secure "
+                "aggregation shows sums only. Choose a method that asks for means, or have it "
+                "declare what single clients may answer (Method.shows)"
+            )
+        if self.record is None:
+            return
+        if told is not None and not {"slot", "chosen"} & told.keys():
+            raise TrainingError(f"client {client} works for no order whose result is in no sum")
+        try:
+            self._record(client).work(body["round"], task, content_of(body["message"]))
+        except Rejected as why:
+            raise TrainingError(str(why)) from None
 
     # --- replies that are not summed ----------------------------------------------------------
 
@@ -138,8 +172,19 @@ class Sealing:
             )
 
     def may_show(self, client: ClientId, upload: Upload, task: str, order: str) -> None:
-        """Refuse to send vectors of a client alone under secure aggregation, unless revealed."""
-        if not upload.arrays or not self.privacy.secure:
+        """Refuse to show a client alone under secure aggregation, but for what was agreed on.
+
+        That is the final layer, where it is revealed, and the numbers that the method declares.
+        """
+        if not self.privacy.secure:
+            return
+        more = sorted(upload.metrics.keys() - set(self.shows.get(task, ())))
+        if more:
+            raise ConfigError(
+                f"method {self.method} asks each client for '{more[0]}' by itself (task '{task}'), "
+                "which it does not declare as shown; secure aggregation shows sums only"
+            )
+        if not upload.arrays:
             return
         asks = ", ".join(f"'{n}'" for n in upload.arrays)
         if self.privacy.reveal == "final-layer":
@@ -168,6 +213,12 @@ class Sealing:
 
     def _once(self, client: ClientId, order: str) -> None:
         """A client reveals itself once; the same order again gets the same answer."""
+        if self.record is not None:
+            try:
+                self._record(client).reveal(order)
+            except Rejected as why:
+                raise ConfigError(str(why)) from None
+            return
         path = self.folder / SESSIONS / str(client) / "revealed"
         if path.exists() and path.read_text() != order:
             raise ConfigError(
@@ -199,6 +250,10 @@ class Sealing:
             raise TrainingError(f"client {client} was told a slot that is none")
         from coterie.door.privacy.secagg import Member
 
+        if self.record is not None and told["run"] != run_name(self.method, self.seed):
+            raise TrainingError(f"client {client} was asked for a sum of a run that it is not in")
+        if self.record is not None:
+            self._refuse_nothing(client, upload, received)
         weights = self._weights(client, told)
         if weights and (light := negligible(weights)):
             raise ConfigError(
@@ -255,6 +310,18 @@ class Sealing:
         write_tree(path, kept, self.layout, durable=self._real)
         return Upload({"secure": _bytes(advert)}), beside
 
+    def _refuse_nothing(
+        self, client: ClientId, upload: Upload, received: Mapping[str, Array]
+    ) -> None:
+        """Refuse to give back just the model that was received: it would hide nobody."""
+        if not upload.arrays or not upload.arrays.keys() <= upload.since.keys():
+            return
+        moved = changes(upload, received, self.method).values()
+        if all(vector_of(m).abs().max() < 2.0 ** -(self.privacy.bits + 1) for m in moved):
+            raise TrainingError(
+                f"client {client} has nothing to add to a sum: training did not move its model"
+            )
+
     def _weights(self, client: ClientId, told: Mapping[str, Any]) -> dict[ClientId, int]:
         """Everybody's weight as this client was told, empty if all count alike.
 
@@ -309,14 +376,17 @@ class Sealing:
         member = Member.from_bytes(kept["member"].numpy().tobytes(), self.roster, random)
         try:
             if told["step"] == "shares":
-                values = self._values(client, kept, told, member)
-                sent = member.mask(said, values, about(told, kept["content"]))
-                what = self._what(kept, told)
-                # Others can unmask a sum without this client's signature, so what goes into it is
-                # remembered now.
-                counts = {c: kept["weights"].get(c, GRAIN) for c in member.shared}
-                part = Part(kept["round"], what, repr(kept["slot"]), kept["weighs"], counts)
-                self._record(client).give(part, self.sums)
+
+                def given() -> np.ndarray[Any, Any]:
+                    # Others can unmask a sum without this client's signature, so what goes into it
+                    # is remembered now, before anything depends on the values.
+                    counts = {c: kept["weights"].get(c, GRAIN) for c in member.shared}
+                    what, slot = self._what(kept, told), repr(kept["slot"])
+                    part = Part(kept["round"], what, slot, kept["weighs"], counts, told["attempt"])
+                    self._record(client).give(part, self.sums)
+                    return self._values(client, kept, told, member)
+
+                sent = member.mask(said, given, about(told, kept["content"]))
                 # The upload is hidden in the sum now, and needed no more.
                 kept |= {"arrays": {}, "metrics": {}}
             elif told["step"] not in _STEPS:
@@ -324,15 +394,19 @@ class Sealing:
             else:
                 sent = getattr(member, _STEPS[told["step"]])(said)
             if told["step"] == "survivors":
-                self._record(client).sign(kept["round"], member.survivors)
+                self._record(client).sign(kept["round"], member.survivors, told["attempt"])
             reply = Upload({"secure": _bytes(sent)}), {"slot": kept["slot"]}
             kept |= {"step": digest, "reply": _bytes(sent)}
         except Exception as why:
             # It ends here: nothing of it is answered any more, and its secrets are gone.
             text = str(why) if isinstance(why, Rejected | CoterieError) else "it makes no sense"
+            if self.record is not None and told["step"] == "shares":
+                # Why is for its owner: it may be the values themselves.
+                self.tell(text)
+                text = f"client {client} gives nothing to this sum; its log says more"
             over = {"refused": text, "order": kept["order"]}
             write_tree(path, over, self.layout, durable=self._real)
-            if isinstance(why, Rejected):
+            if isinstance(why, Rejected) or self.record is not None:
                 return Upload(), {"refused": text}
             raise
         kept["member"] = _bytes(member.to_bytes())
@@ -388,7 +462,7 @@ class Sealing:
             )
         stay = self._session("", 0, "", "").enough(member.members)
         share = 1 / np.sqrt(max(stay, self.privacy.min_group))  # enough if no more remain
-        random = self._noise_of_sum(client, kept, told, flat, member.members)
+        random = self._noise_of_sum(client, kept, told, flat, member)
         return noised(flat, noise, self.privacy.bits, share, random)
 
     def _noise_of_sum(
@@ -397,19 +471,20 @@ class Sealing:
         kept: Mapping[str, Any],
         told: Mapping[str, Any],
         flat: Floats,
-        members: int,
+        member: Any,
     ) -> Any:
         """Where the noise of a sum comes from: the same for the same sum, asked for again.
 
-        Else a server that asks often enough could average it away. Of so many members each adds
-        its share: with others it is other noise, for the same in another size could be told apart.
+        Else a server that asks often enough could average it away. In another run or with other
+        members it is other noise: the same would cancel out in a difference of both sums.
         """
         if not self._real:
             return self.entropy.stream("noise", kept["round"], client)
         asked = hashlib.sha256(about(told, kept["asked"])).hexdigest()
         upload = hashlib.sha256(flat.tobytes()).hexdigest()
         secret = self.roster.private(client).hex()
-        return Entropy("simulated").stream(secret, "noise", kept["round"], asked, upload, members)
+        with_whom = f"{member.run} {member.members} {member.shared}"
+        return Entropy("simulated").stream(secret, "noise", kept["round"], asked, upload, with_whom)
 
     def _enough(self, noise: Mapping[str, float]) -> bool:
         """Whether the noise on changes and bits together is what this client's settings ask for."""

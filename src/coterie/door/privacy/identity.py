@@ -7,6 +7,8 @@ public halves and must reach every client by a way that the server cannot change
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -73,6 +75,11 @@ class Roster(Mapping[ClientId, bytes]):
             with os.fdopen(descriptor, "wb") as file:
                 file.write(key)
             write_atomic(public, _public(key), durable=False)
+
+
+def training_salt(private: bytes, run: str) -> str:
+    """A secret that enters the random numbers of one client's training in one run."""
+    return hmac.new(private, f"training of {run}".encode(), hashlib.sha256).hexdigest()
 
 
 def _public(private: bytes) -> bytes:

@@ -39,6 +39,7 @@ class Part:
     slot: str
     weighs: tuple[int, bool]
     counts: Mapping[ClientId, int]
+    attempt: str = ""  # the protocol's name for this sum
 
 
 @dataclass
@@ -79,7 +80,8 @@ class Record:
                 raise Rejected(
                     f"client {self.client} has left run {run[:8]} for another: it does not go back"
                 )
-            if run != before and not kept["permitted"] and (kept["rounds"] or not before):
+            gave = kept["rounds"] or kept["orders"] or kept["revealed"]
+            if run != before and not kept["permitted"] and (gave or not before):
                 had = f"has taken part in run {before[:8]}" if before else "is in no run yet"
                 raise Rejected(
                     f"client {self.client} {had}, and takes part in another run only when its "
@@ -87,8 +89,34 @@ class Record:
                 )
             kept["permitted"] = False
             if run != before:
-                left = [*kept["left"], before] if kept["rounds"] else kept["left"]
+                left = [*kept["left"], before] if gave else kept["left"]
                 kept |= {"left": left, "run": run, "rounds": {}, "weights": {}}
+                kept |= {"orders": {}, "revealed": ""}
+
+    # --- orders ---------------------------------------------------------------------------------
+
+    def work(self, round: int, task: str, order: str) -> None:
+        """Remember an order before it is carried out; ``Rejected`` if it must not be.
+
+        In one round there is one order for each task: what comes of a second one, or only whether
+        it fails, would say more about the same data. The same order may be repeated.
+        """
+        with self._changing() as kept:
+            self._check_round(kept, round)
+            orders = kept["orders"].get(str(round), {})
+            if orders.get(task, order) != order:
+                raise Rejected(
+                    f"client {self.client} has had another order for task '{task}' in round "
+                    f"{round + 1}: it carries out one in a round"
+                )
+            kept["orders"] = {str(round): {**orders, task: order}}
+
+    def reveal(self, order: str) -> None:
+        """Remember that this order was answered with what may be revealed, once in a run."""
+        with self._changing() as kept:
+            if kept["revealed"] not in ("", order):
+                raise Rejected(f"client {self.client} has revealed what it reveals once in a run")
+            kept["revealed"] = order
 
     # --- sums -----------------------------------------------------------------------------------
 
@@ -125,16 +153,19 @@ class Record:
             rounds = dict(sorted(old.items(), key=_number)[-_KEPT:])
             counts = {**before["counts"], **{str(c): w for c, w in part.counts.items()}}
             entry = {**before, "members": members, "sums": sums, "counts": counts}
+            entry["attempt"] = part.attempt
             rounds[str(part.round)] = entry
             weights = {**kept["weights"], part.slot: [*part.weighs]}
             kept |= {"rounds": rounds, "weights": weights}
 
-    def sign(self, round: int, survivors: Sequence[ClientId]) -> None:
+    def sign(self, round: int, survivors: Sequence[ClientId], attempt: str = "") -> None:
         """Remember whose sum is signed, before it is; ``Rejected`` if it must not be."""
         with self._changing() as kept:
             before = kept["rounds"].get(str(round))
-            if before is None:
-                raise Rejected(f"client {self.client} gave nothing in round {round + 1}")
+            if before is None or before["attempt"] != attempt:
+                raise Rejected(
+                    f"client {self.client} gave nothing to this sum in round {round + 1}"
+                )
             if before["signed"] and before["members"] != sorted(survivors):
                 raise self._apart(set(before["members"]) ^ set(survivors), survivors)
             signed = {**before, "signed": True, "members": sorted(survivors)}
@@ -143,18 +174,26 @@ class Record:
     def _check(
         self, kept: Mapping[str, Any], round: int, slot: str, weighs: tuple[int, bool]
     ) -> None:
-        if type(round) is not int or round < 0:
-            raise Rejected(f"client {self.client} was asked for a sum of round {round!r}")
-        last = max(map(int, kept["rounds"]), default=-1)
-        if self.lasting and round < last:
-            raise Rejected(
-                f"client {self.client} has been in a sum of round {last + 1}, and is in none of a "
-                "round before it"
-            )
+        self._check_round(kept, round)
         if kept["weights"].get(slot, [*weighs]) != [*weighs]:
             raise Rejected(
                 f"client {self.client} counted otherwise in slot {slot} before: its weight in a "
                 "slot is the same for the whole run"
+            )
+
+    def _check_round(self, kept: Mapping[str, Any], round: int) -> None:
+        if self.lasting and not kept["run"]:
+            raise Rejected(
+                f"client {self.client} no longer has its record of what it has signed: no secure "
+                "sum is safe without it"
+            )
+        if type(round) is not int or round < 0:
+            raise Rejected(f"client {self.client} was given an order of round {round!r}")
+        last = max(map(int, [*kept["rounds"], *kept["orders"]]), default=-1)
+        if self.lasting and round < last:
+            raise Rejected(
+                f"client {self.client} has been in a sum of round {last + 1}, or has had an order "
+                "of it, and takes none of a round before it"
             )
 
     def _compare(self, part: Part, before: Mapping[str, Any]) -> None:
@@ -217,6 +256,7 @@ class Record:
 
     def _read(self) -> dict[str, Any]:
         empty = {"run": "", "permitted": False, "left": [], "rounds": {}, "weights": {}}
+        empty |= {"orders": {}, "revealed": ""}
         try:
             text = self.path.read_text()
         except FileNotFoundError:

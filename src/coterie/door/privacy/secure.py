@@ -97,7 +97,7 @@ class Secure:
         noise: Mapping[str, float] | None = None,
     ) -> dict[Slot, Total]:
         """The sum of each slot; ``noise`` is what clients are told to clip to and to add."""
-        turn = self._begin(by_examples)
+        turn = self._begin(by_examples, {o.task for o in orders})
         orders = [o for o in orders if o.client not in turn.lost]
         rows = {} if isinstance(into, Chosen) else self._rows(orders, into)
         call = _Call(secrets.token_hex(16), rows, by_examples, noise)
@@ -175,7 +175,7 @@ class Secure:
         policy, clients = self.door.terms.policy, len(self.clients)
         return policy.sampling != "poisson" and cohort_size(policy.cohort, clients) == clients
 
-    def _begin(self, by_examples: bool) -> _Turn:
+    def _begin(self, by_examples: bool, tasks: set[str]) -> _Turn:
         """What clients have signed in this round; a sum more than the method declares is refused.
 
         Clients would refuse it, too: with other weights or other members, sums of one round could
@@ -194,7 +194,13 @@ class Secure:
                 "sums of one round in which clients count by samples, and each alike",
                 "one could be taken from the other. Give both the same weights",
             )
+        if tasks & turn.tasks:
+            raise self._refusal(
+                f"two sums for task '{min(tasks & turn.tasks)}' in one round",
+                "clients carry out one order for each task in a round",
+            )
         turn.by_examples = by_examples
+        turn.tasks |= tasks
         return turn
 
     def _refuse_other_weights(self, call: _Call) -> None:
@@ -385,6 +391,7 @@ class _Turn:
     signed: dict[ClientId, frozenset[ClientId]] = field(default_factory=dict)
     weights: dict[ClientId, int] = field(default_factory=dict)
     lost: set[ClientId] = field(default_factory=set)
+    tasks: set[str] = field(default_factory=set)
 
     def sign(
         self,

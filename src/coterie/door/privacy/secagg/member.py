@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,11 @@ class Member:
         self._roster, self._random = roster, random
 
     @property
+    def run(self) -> str:
+        """The name of the run that this sum is of, with what was agreed on for it."""
+        return self._kept.session.run
+
+    @property
     def members(self) -> int:
         """How many clients take part, as the keys that were received tell."""
         return len(self._kept.adverts)
@@ -94,18 +99,25 @@ class Member:
         boxes = [self._box(circle, other, shares, reader) for other, shares in dealt.items()]
         return self._answer(Step.SHARE, circle.transcript, b"".join(boxes))
 
-    def mask(self, shares: bytes, values: NDArray[Any], about: bytes = b"") -> bytes:
+    def mask(
+        self,
+        shares: bytes,
+        values: NDArray[Any] | Callable[[], NDArray[Any]],
+        about: bytes = b"",
+    ) -> bytes:
         """The values, 64-bit integers, hidden by the self mask and a mask with each neighbour.
 
-        ``about`` says what they are; all must have been told the same, or nothing is unmasked.
+        ``about`` says what they are; all must have been told the same, or nothing is unmasked. If
+        ``values`` is a function, it is called once the shares have been found to be in order.
         """
-        if values.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or values.ndim != 1:
-            raise ValueError(f"mask() takes one row of int64 or uint64, not of {values.dtype}")
         self._begin(Step.MASK)
         reader = self._opened(Step.SHARES, shares)
         circle = self._circle()
         self._kept.shared = self._read_shared(reader, circle)
         self._kept.held |= self._read_boxes(reader, circle)
+        values = values() if callable(values) else values
+        if values.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or values.ndim != 1:
+            raise ValueError(f"mask() takes one row of int64 or uint64, not of {values.dtype}")
         vector = np.ascontiguousarray(values).view(np.uint64).astype("<u8", copy=True)
         masks.apply(vector, self._masks(circle, reader))
         self._kept.secrets, self._kept.about = Secrets(), hashlib.sha256(about).digest()
