@@ -6,6 +6,7 @@ What crosses the grid goes through Flower's own bytes. Time is counted, not wait
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -264,14 +265,24 @@ class Federation:
         settings: Mapping[str, Any] | None = None,
         sources: Sequence[Source] | None = None,
         secure: bool = False,
+        keys: Path | None = None,
+        names: Sequence[str] = (),
     ) -> None:
+        """``keys`` are those of another federation, whose clients have these ``names``.
+
+        What they train with follows from their keys; what they have signed is not taken over.
+        """
         self.root, self.config = root, dict(settings or tree())
         count = len(sources) if sources else int(self.config["data"]["clients"])
         self.sources = list(sources or [Source(simulated=True)] * count)
         self.keys: Path | None = None
+        self.names = list(names) or [f"site{i}" for i in range(count)]
         if secure:
             self.keys = root / "federation"
-            make_federation(self.keys, ["127.0.0.1"], [f"site{i}" for i in range(count)])
+            if keys is None:
+                make_federation(self.keys, ["127.0.0.1"], self.names)
+            else:
+                shutil.copytree(keys, self.keys, ignore=shutil.ignore_patterns("signed-*"))
         self.clock, self.said, self.heard = Clock(), list[str](), list[str]()
         for client in range(count) if secure else ():
             self.who(client).record.permit()  # as the owner does with `coterie join`
@@ -284,7 +295,7 @@ class Federation:
         """Who a client is, by its keys if it has any."""
         if self.keys is None:
             return Identity(client)
-        return Identity.of(read_client(self.keys / "clients" / f"site{client}"))
+        return Identity.of(read_client(self.keys / "clients" / self.names[client]))
 
     def member(self, client: int) -> Member:
         """A client, started (again): all that it remembers is on its disk."""

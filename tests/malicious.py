@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,16 +55,9 @@ class Server:
         tables["privacy"] = {**PRIVACY, **told.get("privacy", {})}
         made = tree(count, **tables)
         made["model"] = dict(told.get("model", made["model"]))
-        self.fed = Federation(root, made, secure=True)
-        if keys is not None:
-            assert self.fed.keys is not None
-            assert keys.fed.keys is not None
-            shutil.rmtree(self.fed.keys)
-            shutil.copytree(keys.fed.keys, self.fed.keys)
-            self.permit()
-            self.fed.restart()
+        self.fed = Federation(root, made, secure=True, keys=keys and keys.fed.keys)
         for member in self.fed.grid.members.values():
-            member.secure, member.reveal = True, reveal  # type: ignore[attr-defined]
+            member.secure, member.reveal = True, reveal
         self.count, self.answers, self._number = count, list[tuple[int, Body]](), 0
         self.fed.run_name = lambda name: run
         live = self._enrolled()
@@ -154,7 +146,7 @@ class Server:
                 found[client] = answer.told.get("text", answer.kind)
         if self._secure.run == self.run:
             self._secure.run = run
-        self.run, self._secure.agreement = run, agreement_of(terms)
+        self.run, self._secure.agreement = run, agreement_of(run, terms)
         return found
 
     # --- sums -----------------------------------------------------------------------------------

@@ -46,7 +46,9 @@ def test_the_run_goes_on_without_the_round_that_was_signed(tmp_path):
         assert not any("abandoned" in e for e in others)
         run = json.loads(next((tmp_path / "served").rglob("served.json")).read_text())["run"]
         settings = read_toml(fed.config)
-        plain = faked_grid.Federation(tmp_path / "plain", settings, secure=True)
+        plain = faked_grid.Federation(
+            tmp_path / "plain", settings, secure=True, keys=fed.keys, names=NAMES
+        )
         plain.run_name = lambda name: run
         plain.grid.faults |= {(c, "1.0"): "lose" for c in range(4)}
 

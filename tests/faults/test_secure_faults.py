@@ -265,7 +265,7 @@ def test_a_client_refuses_a_plain_order_for_its_vector(driven):
     del body["beside"]
     answer = asked(driven, 3, {**body, "order": "1.9"})
     assert answer["error"] == "ConfigError"
-    assert "method fedavg asks each client for 'model' by itself (task 'train')" in answer["text"]
+    assert "method fedavg asks each client by itself (task 'train')" in answer["text"]
     assert "arrays" not in answer
 
 

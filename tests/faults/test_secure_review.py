@@ -217,7 +217,8 @@ def test_noise_of_another_size_is_other_noise(tmp_path):
     kept, told = {"round": 0, "asked": "a"}, {"metrics": [], "noise": {}}
 
     def drawn(members):
-        return sealing._noise_of_sum(0, kept, told, np.zeros(3), members)(32)
+        member = SimpleNamespace(run="a", members=members, shared=(0, 1, 2))
+        return sealing._noise_of_sum(0, kept, told, np.zeros(3), member)(32)
 
     assert drawn(8) == drawn(8)
     assert drawn(8) != drawn(7)

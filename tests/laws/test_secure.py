@@ -93,8 +93,12 @@ def test_nothing_of_a_single_client_reaches_the_server(name, tmp_path, monkeypat
     mask = member_module.Member.mask
 
     def noted(self, shares, vector, *more):
-        values.append(np.asarray(vector).astype("<i8").tobytes())
-        return mask(self, shares, vector, *more)
+        def given():
+            row = vector()
+            values.append(np.asarray(row).astype("<i8").tobytes())
+            return row
+
+        return mask(self, shares, given, *more)
 
     monkeypatch.setattr(member_module.Member, "mask", noted)
     made = secured(METHODS[name](), settings={"rounds": 2})
@@ -465,7 +469,7 @@ def test_a_slot_that_is_skipped_was_signed_by_nobody(tmp_path):
 
 def test_vectors_of_single_clients_are_refused_by_the_clients_themselves(tmp_path):
     driven, orders = asking(tmp_path)
-    with pytest.raises(ConfigError, match="method fedavg asks each client for 'model' by itself"):
+    with pytest.raises(ConfigError, match="method fedavg asks each client by itself"):
         driven.fed.gather(orders)
     assert driven.door.exposed == set()
     with pytest.raises(ConfigError, match="the model of client 3 stays with it"):

@@ -219,6 +219,11 @@ class Member:
                 "asks it to: its owner can agree to that with `coterie join --reveal "
                 f"{plan.privacy.reveal}`"
             )
+        layers = {e.layer for e in plan.start.layout.entries if e.kind == "parameter"}
+        if self.secure and plan.privacy.reveal and len(layers) == 1:
+            raise WireError(
+                "the model has one layer: privacy.reveal would show all of this client's update"
+            )
         if plan.privacy.secure:
             check_amplified(plan.schedule)
             if len(population.clients) > len(self.who.roster):

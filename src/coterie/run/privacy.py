@@ -72,11 +72,6 @@ def check_privacy(
             "change makes different models of different ones: leave the codec out, or give that "
             "up with privacy.same_orders = false"
         )
-    if privacy.reveal and len({e.layer for e in layout.entries if e.kind == "parameter"}) == 1:
-        raise ConfigError(
-            f"privacy.reveal = '{privacy.reveal}': the model has one layer, so that all of each "
-            "client's update would be shown. Leave it out, or take a model with more layers"
-        )
     if method.sees != "each":
         return
     if privacy.does("nbafl"):

@@ -24,7 +24,7 @@ from coterie.door.privacy.form import Count, Floats, Form, Integers, contributio
 from coterie.door.privacy.identity import Roster
 from coterie.door.privacy.nbafl import clip_weights, uplink_sigma
 from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
-from coterie.door.privacy.record import Part, Record
+from coterie.door.privacy.record import Part, Record, Remembered
 from coterie.door.privacy.secagg import Rejected, Session
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import content_of, digest_of
@@ -252,7 +252,7 @@ class Sealing:
 
         if self.record is not None and told["run"] != run_name(self.method, self.seed):
             raise TrainingError(f"client {client} was asked for a sum of a run that it is not in")
-        if self.record is not None:
+        if self.record is not None and not self.privacy.noised:
             self._refuse_nothing(client, upload, received)
         weights = self._weights(client, told)
         if weights and (light := negligible(weights)):
@@ -400,7 +400,8 @@ class Sealing:
         except Exception as why:
             # It ends here: nothing of it is answered any more, and its secrets are gone.
             text = str(why) if isinstance(why, Rejected | CoterieError) else "it makes no sense"
-            if self.record is not None and told["step"] == "shares":
+            hidden = told["step"] == "shares" and not isinstance(why, Remembered)
+            if self.record is not None and hidden:
                 # Why is for its owner: it may be the values themselves.
                 self.tell(text)
                 text = f"client {client} gives nothing to this sum; its log says more"

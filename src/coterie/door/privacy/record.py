@@ -25,6 +25,10 @@ from coterie.tree import write_atomic
 _KEPT = 200  # rounds that a simulation can go back by
 
 
+class Remembered(Rejected):
+    """An order or a sum that is ruled out by what a client remembers."""
+
+
 @dataclass(frozen=True)
 class Part:
     """What a client is about to give to a sum: in which round, with whom, and how each counts.
@@ -77,13 +81,13 @@ class Record:
         with self._changing() as kept:
             before = kept["run"]
             if run in kept["left"]:
-                raise Rejected(
+                raise Remembered(
                     f"client {self.client} has left run {run[:8]} for another: it does not go back"
                 )
             gave = kept["rounds"] or kept["orders"] or kept["revealed"]
             if run != before and not kept["permitted"] and (gave or not before):
                 had = f"has taken part in run {before[:8]}" if before else "is in no run yet"
-                raise Rejected(
+                raise Remembered(
                     f"client {self.client} {had}, and takes part in another run only when its "
                     "owner starts `coterie join` again"
                 )
@@ -105,7 +109,7 @@ class Record:
             self._check_round(kept, round)
             orders = kept["orders"].get(str(round), {})
             if orders.get(task, order) != order:
-                raise Rejected(
+                raise Remembered(
                     f"client {self.client} has had another order for task '{task}' in round "
                     f"{round + 1}: it carries out one in a round"
                 )
@@ -115,7 +119,7 @@ class Record:
         """Remember that this order was answered with what may be revealed, once in a run."""
         with self._changing() as kept:
             if kept["revealed"] not in ("", order):
-                raise Rejected(f"client {self.client} has revealed what it reveals once in a run")
+                raise Remembered(f"client {self.client} has revealed what it reveals once in a run")
             kept["revealed"] = order
 
     # --- sums -----------------------------------------------------------------------------------
@@ -143,7 +147,7 @@ class Record:
             sums = before["sums"]
             if part.what not in sums:
                 if len(sums) >= most:
-                    raise Rejected(
+                    raise Remembered(
                         f"client {self.client} has been in all {most} of the sums that the method "
                         f"may ask for in round {part.round + 1}"
                     )
@@ -163,7 +167,7 @@ class Record:
         with self._changing() as kept:
             before = kept["rounds"].get(str(round))
             if before is None or before["attempt"] != attempt:
-                raise Rejected(
+                raise Remembered(
                     f"client {self.client} gave nothing to this sum in round {round + 1}"
                 )
             if before["signed"] and before["members"] != sorted(survivors):
@@ -176,22 +180,22 @@ class Record:
     ) -> None:
         self._check_round(kept, round)
         if kept["weights"].get(slot, [*weighs]) != [*weighs]:
-            raise Rejected(
+            raise Remembered(
                 f"client {self.client} counted otherwise in slot {slot} before: its weight in a "
                 "slot is the same for the whole run"
             )
 
     def _check_round(self, kept: Mapping[str, Any], round: int) -> None:
         if self.lasting and not kept["run"]:
-            raise Rejected(
+            raise Remembered(
                 f"client {self.client} no longer has its record of what it has signed: no secure "
                 "sum is safe without it"
             )
         if type(round) is not int or round < 0:
-            raise Rejected(f"client {self.client} was given an order of round {round!r}")
+            raise Remembered(f"client {self.client} was given an order of round {round!r}")
         last = max(map(int, [*kept["rounds"], *kept["orders"]]), default=-1)
         if self.lasting and round < last:
-            raise Rejected(
+            raise Remembered(
                 f"client {self.client} has been in a sum of round {last + 1}, or has had an order "
                 "of it, and takes none of a round before it"
             )
@@ -209,13 +213,13 @@ class Record:
         known = before["counts"]
         other = before["by_examples"] != part.weighs[1]
         if other or any(known.get(c, w) != w for c, w in told.items()):
-            raise Rejected(
+            raise Remembered(
                 f"client {self.client} has been in a sum of this round in which its members count "
                 "otherwise: one could be taken from the other"
             )
 
-    def _apart(self, apart: Collection[ClientId], members: Collection[ClientId]) -> Rejected:
-        return Rejected(
+    def _apart(self, apart: Collection[ClientId], members: Collection[ClientId]) -> Remembered:
+        return Remembered(
             f"client {self.client} has been in a sum of this round that differs by {len(apart)} of "
             f"its {len(members)} members: one could be taken from the other"
         )
