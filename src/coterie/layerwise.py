@@ -36,6 +36,10 @@ ROUND = f"{KEY}.round"  # of a client's last upload
 SLOT = f"{KEY}.slot"  # whose mean a client's last upload went into, where its task says so
 RESTS = "lets layers rest already"  # why it cannot be had twice
 _ROUNDING = 1e-9  # where clients differ alike in all layers, none is quieter than the others
+AT_REST = (
+    "in the last round some layers were at rest, and clients were scored with their own: to compare "
+    "with methods that average all layers, take a round in which all were due (notes.layers)"
+)
 WHOLE = "whole"  # an order with this in its config is answered with all layers
 
 
@@ -78,6 +82,7 @@ def layer_wise(
         quiet = {slot: sorted(layers) for slot, layers in paced.pace.quiet.items()}
         notes: dict[str, Any] = {"all_due": whole, "quiet": quiet}
         at_end: dict[str, Any] = dict(moved.notes.get("warning_at_end", {}))
+        at_end["layers"] = "" if whole or not any(quiet.values()) else AT_REST
         if paced.measured:
             notes["discrepancy"] = paced.measured
             at_end[word] = "" if share == "auto" else never_quiet(word, share, paced.pace.smallest)

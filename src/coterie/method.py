@@ -286,11 +286,7 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
                 # As JSON, in which a method travels: a list is then as good as a tuple.
                 TypeAdapter(hints.get(name, Any)).validate_json(json.dumps(value), strict=True)
             except ValidationError as error:
-                reason = error.errors()[0]["msg"].lower()
-                reason = reason.replace("input should be", "must be")
-                reason = reason.replace("greater than or equal to", "at least")
-                reason = reason.replace("less than or equal to", "at most")
-                raise ConfigError(f"method {label}: {name} = {value!r}: {reason}") from None
+                raise ConfigError(f"method {label}: {name} = {value!r}: {reasons(error)}") from None
             except TypeError as error:  # json's: NumPy's numbers, say
                 raise ConfigError(
                     f"method {label}: {name} = {value!r}: {error}; give plain numbers and texts"
@@ -304,6 +300,27 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
         return replace(made, source=source)
 
     return make
+
+
+def reasons(error: ValidationError) -> str:
+    """Why a value will not do; of one that may be of several kinds, what each would have been.
+
+    >>> from typing import Literal
+    >>> kind = TypeAdapter(Literal["auto"] | Annotated[float, Field(gt=0)])
+    >>> try:
+    ...     kind.validate_python(-1)
+    ... except ValidationError as error:
+    ...     print(reasons(error))
+    must be 'auto' or greater than 0
+    """
+    found = []
+    for one in error.errors():
+        reason = one["msg"].lower().replace("input should be ", "")
+        reason = reason.replace("greater than or equal to", "at least")
+        found.append(reason.replace("less than or equal to", "at most"))
+    words = " or ".join(dict.fromkeys(found))
+    plain = all("input should be" in e["msg"].lower() for e in error.errors())
+    return f"must be {words}" if plain else words
 
 
 def exclusive(*names: str) -> Callable[[Callable[P, Method]], Callable[P, Method]]:

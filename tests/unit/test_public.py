@@ -109,7 +109,8 @@ def test_own_data_without_public_samples_are_refused():
     ("wrong", "says"),
     [
         (np.zeros((3, 4), np.float32), "shape"),
-        (np.zeros((0, 5), np.float32), "shape"),
+        (np.zeros((0, 5), np.float32), "there are no public samples"),
+        ((np.zeros((3, 5), np.float32), np.zeros(3)), "without labels"),
         (np.zeros((3, 1, 5, 5), np.uint8), "kind 'image'"),
     ],
 )

@@ -1,6 +1,7 @@
 """DC-PFL's groups at the defaults: evidence, a trial of every cut, one group at a time."""
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from coterie.grouping import agglomerate, with_most
 from coterie.layerwise import KEY
 from coterie.method import Round
 from coterie.methods import two_models
-from coterie.methods.splitting import Levels, mean_distances
+from coterie.methods.splitting import Levels, mean_distances, without_rivals
 from coterie.run.experiment import execute
 from scripted import Scripted, Spy, halves, linears, setup, steps, weights
 from support import Stop, drive, experiment, models, same_bits, stop_after
@@ -52,6 +53,7 @@ class Play:
     enough: int = 25
     validation: int = 1
     lost: object = staticmethod(lambda number, order: False)
+    tree_by: dict = field(default_factory=dict)  # what models look like, if not as the halves
 
     def __post_init__(self):
         self.fed = Scripted(self.answer, CLIENTS)
@@ -69,7 +71,7 @@ class Play:
         if order.task == "score-cuts":
             cuts = len(order.config["cuts"].split())
             return Upload({"scores": torch.ones(trial.row_length(cuts))})
-        own = sent_by(order.client, self.groups or THIRDS)
+        own = sent_by(order.client, self.tree_by or self.groups or THIRDS)
         alone = order.config.get("alone") or not order.arrays
         sent = {} if alone else {"model": own}
         if trial.STEPS in order.config:
@@ -520,3 +522,16 @@ def test_losses_of_models_with_layers_of_clients_own_do_not_count(tmp_path):
     assert short
     assert state.memory["rounds"] == [n for n in range(9) if n not in short]
     assert len(state.memory["losses"]) == len(state.memory["rounds"])
+
+
+def test_the_evidence_stands_in_for_cuts_of_the_tree_into_as_many_other_groups():
+    own = np.array([0, 1, 0, 1])
+    cuts = [np.zeros(4, int), np.array([0, 0, 1, 1]), own, np.array([0, 1, 2, 2]), np.arange(4)]
+    kept = without_rivals(cuts, SimpleNamespace(labels=own))
+    assert [c.tolist() for c in kept] == [[0, 0, 0, 0], [0, 1, 0, 1], [0, 1, 2, 2], [0, 1, 2, 3]]
+
+
+def test_a_trial_does_not_take_a_cut_with_as_many_groups_as_the_evidence_finds(monkeypatch):
+    taken(monkeypatch, 3)  # the first cut into three
+    made = play(tree_by={c: c // 4 for c in CLIENTS}).rounds(3)
+    assert made.partition() == by_group(THIRDS)

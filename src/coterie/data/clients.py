@@ -95,6 +95,10 @@ def from_clients(
 
 def public_samples(public: Array | Tensor, kind: str, like: Array) -> Tensor:
     """Samples without labels, as the clients' are; refused where they are not of their shape."""
+    if not isinstance(public, Tensor | np.ndarray):
+        raise DataError(
+            "public samples come without labels, as one array: give x alone, as in public=x"
+        )
     given = public.detach().cpu().numpy() if isinstance(public, Tensor) else np.asarray(public)
     where = "the public samples"
     if kind == "text":
@@ -105,7 +109,9 @@ def public_samples(public: Array | Tensor, kind: str, like: Array) -> Tensor:
             raise DataError(f"{where} are of the kind '{own}', but the clients' are '{kind}'")
         assert isinstance(samples, np.ndarray)
         found = samples
-    if found.shape[1:] != like.shape[1:] or found.dtype != like.dtype or not len(found):
+    if not len(found):
+        raise DataError("there are no public samples: give at least one")
+    if found.shape[1:] != like.shape[1:] or found.dtype != like.dtype:
         raise DataError(
             f"{where} have the shape {found.shape} and are {found.dtype}, but the clients' samples "
             f"have {like.shape[1:]} each and are {like.dtype}: give some that are alike"

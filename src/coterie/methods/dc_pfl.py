@@ -116,9 +116,9 @@ def dc_pfl(
         observe: rounds that must confirm the smallest radius, 1 or more.
         sleep: rounds without monitoring after a trial that failed, 0 or more.
         start: rounds before the tree is built and before layers rest, 1 or more.
-    Server sees: each client's model in the first ``start`` rounds and, once, two models that each
-    client trained from θ⁰ on halves of its data; then means, among them the model of a client that
-    is about to be alone.
+    Server sees: each client's model in the first ``start`` rounds, or in two where the evidence is
+    decided, and, once, two models that each client trained from θ⁰ on halves of its data; then
+    means, among them the model of a client that is about to be alone.
     Travels: 1 model down, 1 up; less when layers rest, none for a client alone in its group. For
     the evidence once 1 model down and 2 up. In a trial 1 more model up, and down, in half the
     bytes, those of all groups that a client would be in.
@@ -254,14 +254,18 @@ class Course:
     def watched(self, state: State, loss: Sequence[float], mixed: bool, info: Round) -> State:
         """With this round's loss, and what follows from it.
 
-        One of models with layers of clients' own is lower, and does not count.
+        One of models with layers of clients' own is lower, and does not count, but in the paper's
+        rule to the letter. A radius is noted where the losses behind it are of rounds in a row.
         """
         memory = {**state.memory}
-        if loss and not (mixed and self.bend == "slope"):
+        if loss and not (mixed and self.bend != "absolute"):
             memory["losses"] = [*memory["losses"], *loss]
             memory["rounds"] = [*memory["rounds"], info.number]
         losses, rounds = memory["losses"], memory["rounds"]
-        bends = radii(losses, self.smooth, self.bend != "absolute")
+        behind = rounds[-(self.smooth + 2) :]
+        in_a_row = not behind or behind[-1] - behind[0] == len(behind) - 1
+        shown = in_a_row and (not mixed or self.bend == "absolute")
+        bends = radii(losses, self.smooth, self.bend != "absolute") if shown else []
         notes = {**state.notes, "loss": loss, "radius": bends[-1:], "mixed": mixed}
         phase, splits = memory["phase"], self.dynamic and "merges" in memory
         if phase == "sync":

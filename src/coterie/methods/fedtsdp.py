@@ -130,6 +130,8 @@ def fedtsdp(
         tendency = statistic(outputs.reshape(len(outputs), -1), generator)
         groups = dict(state.groups)
         notes: dict[str, Any] = {"hopkins": tendency, "shared_layers": memory["layers"]}
+        memory["tendency"] = max(tendency, memory.get("tendency", 0.0))
+        warnings = {"hopkins": never_reached(hopkins, memory["tendency"])}
         if tendency > hopkins and two.due(memory, info.number):
             labels, memory, told = two.looked_for(fed, public, batch, whole, outputs, memory, info)
             if labels:
@@ -138,6 +140,8 @@ def fedtsdp(
                 if shrink_at == "clustering" or partition(groups) != partition(state.groups):
                     memory["layers"] *= shrink
                 notes |= {**told, "samples_in_play": float(1 / memory["weights"].square().sum())}
+                warnings |= told["warning_at_end"]
+        notes["warning_at_end"] = warnings
         means = fed.average(replies, {c: {s: 1.0} for c, s in groups.items()})
         models = {s: m.arrays["model"].onto(base) for s, m in means.items()}  # type: ignore[union-attr]
         for c, slot in groups.items():  # a cluster of absent clients keeps the model it had
@@ -384,6 +388,16 @@ def never_between(word: str, eps: float, span: tuple[float, float]) -> str:
             "left alone by it"
         )
     return ""
+
+
+def never_reached(hopkins: float, largest: float) -> str:
+    """A warning that clients were never clustered; "" if they were."""
+    if largest > hopkins:
+        return ""
+    return (
+        f"hopkins = {hopkins:g} was never reached (largest value {largest:.2f}): clients' outputs "
+        "never looked clustered, and all of them share one model"
+    )
 
 
 def followed(

@@ -243,8 +243,9 @@ def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
         return "Models differ by group; why they do was not compared."
     if labels is None and data is None:
         return (
-            "The relation of inputs to labels differs between groups (concept shift), as when "
-            f"labels are named differently: {' and '.join(compared)} are alike, models are not."
+            f"Models differ by group, and {' and '.join(compared)} show no groups by themselves. "
+            "Either the relation of inputs to labels differs (concept shift), as when labels are "
+            "named differently, or inputs differ in a way that their main directions do not show."
         )
     kinds = " and ".join(k for k, g in (("labels", labels), ("inputs", data)) if g is not None)
     return (

@@ -104,16 +104,18 @@ class Splitting:
         people, evidence = self.evidence(state, slot)
         at = [state.memory["clients"].index(c) for c in people]
         distances = mean_distances(state.memory)[np.ix_(at, at)]
+        evidence = replace(evidence, tree=agglomerate(distances))
         return trial.proposed(
             people,
-            replace(evidence, tree=agglomerate(distances)),
+            evidence,
             torch.empty(0),
             slot,
             info.number,
             fed.min_group,
             again=False,
             steps=state.memory["answers"]["probe"]["steps"],
-            cuts=self.levels.restricted(tree_of(state.memory), at),
+            cuts=self.levels.restricted(tree_of(state.memory), at)
+            or without_rivals(trial.candidates(evidence, fed.min_group), evidence),
             on=self.on,
         )
 
@@ -163,6 +165,16 @@ class Splitting:
         if tried:
             memory |= {"losses": [], "rounds": []}
         return replace(state, memory=memory)
+
+
+def without_rivals(cuts: Sequence[Labels], evidence: Evidence) -> list[Labels]:
+    """Without cuts of the tree into just as many groups as the evidence finds, but others.
+
+    The tree is one of models after a few rounds. Where it disagrees with the evidence about who
+    belongs together, it is the evidence that was shown to come out again.
+    """
+    own = evidence.labels
+    return [c for c in cuts if (c == own).all() or c.max() != own.max()]
 
 
 def asked(early: bool) -> dict[str, Any]:

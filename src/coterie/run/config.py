@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
@@ -23,7 +24,7 @@ from coterie.door.policy import cohort_size
 from coterie.door.privacy.settings import Privacy
 from coterie.errors import ConfigError, DataError, unknown
 from coterie.federation import ClientId
-from coterie.method import Method, Share
+from coterie.method import Method, Share, reasons
 from coterie.methods import excluded_by
 from coterie.methods import make as make_method
 from coterie.methods.known_groups import with_groups_read
@@ -255,15 +256,17 @@ def parse(tree: Mapping[str, Any]) -> Config:
         raise ConfigError(_sentence(error)) from None
 
 
+_KIND = re.compile(r"(int|float|str|bool|literal\[.*\]|constrained-.*|.*\[.*\])$")  # of a choice
+
+
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
-    path = [str(p) for p in first["loc"] if p not in ("int", "float")]
-    key = ".".join(path)
+    key = ".".join(str(p) for p in first["loc"] if not _KIND.match(str(p)))
     if first["type"] == "extra_forbidden":
         known = [k for k in _keys() if k.count(".") == key.count(".")]
         same_table = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]]
         return unknown("key", key, same_table or known)
-    return f"{key} = {first['input']!r}: {first['msg'].lower()}"
+    return f"{key} = {first['input']!r}: {reasons(error)}"
 
 
 def _keys() -> list[str]:

@@ -63,6 +63,8 @@ def find_groups(
     [0, 0, 0, 0, 1, 1, 1, 1]
     """
     check_by(by)
+    if not isinstance(trial, bool):
+        raise ConfigError(f"trial = {trial!r}: give True or False")
     population = (
         clients
         if isinstance(clients, Population)
@@ -184,6 +186,21 @@ class FoundGroups(Notebook):
     def pays(self) -> bool | None:
         """Whether training apart had the lower validation loss; None if nobody knows."""
         return None if "chosen" not in self.trial else self.trial["chosen"] > 1
+
+    @property
+    def own_pay(self) -> bool | None:
+        """Whether the evidence's own groups had a lower loss than one model; None if not known."""
+        own = loss_of(self.trial, self.evidence["groups"]) if "losses" in self.trial else None
+        return None if own is None else own < self.trial["losses"][0]
+
+    @property
+    def told_of_file(self) -> str:
+        """What to say beside a file of the groups, where the trial took others."""
+        own, chosen = self.evidence["groups"], self.trial.get("chosen", 0)
+        if chosen in (0, own):
+            return ""
+        took = "one model" if chosen == 1 else f"{chosen} groups"
+        return f" (the {own} of the evidence; the trial favoured {took})"
 
     @property
     def verdict(self) -> str:
@@ -319,6 +336,10 @@ def written(place: Path, text: str) -> Path:
     return place
 
 
+# What says nothing about whether one model can serve all clients.
+_SHALLOW = {"labels": "the labels", "data": "the inputs", "gradient": "the first gradients"}
+
+
 def _advice(found: FoundGroups) -> list[str]:
     evidence, sentences = found.evidence, list[str]()
     small = evidence.get("too_small")
@@ -336,6 +357,11 @@ def _advice(found: FoundGroups) -> list[str]:
                 "Give clients more training data, or compare them by something that takes less: "
                 "labels or data."
             )
+    elif evidence["groups"] == 1 and evidence["by"] in _SHALLOW:
+        sentences.append(
+            f"So much for {_SHALLOW[evidence['by']]}; trained models may differ all the same. "
+            "Compare by final-layer, or by all, before you train one model for all."
+        )
     elif evidence["groups"] == 1:
         sentences.append(
             "Train one model for all. If you expect a difference nevertheless, compare by all."

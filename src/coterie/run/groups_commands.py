@@ -68,7 +68,7 @@ def groups(
     ] = False,
     to: Annotated[
         Path | None,
-        typer.Option("--to", help="Write the groups to this JSON file, for known-groups."),
+        typer.Option("--to", help="Write the evidence's groups to this JSON file (known-groups)."),
     ] = None,
     picture: Picture = None,
     data: DataSet = None,
@@ -129,7 +129,8 @@ def groups(
     print_groups(out, found)
     for what, place in (("groups", to), ("picture", picture)):
         if place is not None:
-            out.print(f"[bold]{what:>7}[/]  in {escape(str(place))}", soft_wrap=True)
+            more = found.told_of_file if what == "groups" else ""
+            out.print(f"[bold]{what:>7}[/]  in {escape(str(place))}{more}", soft_wrap=True)
     out.print(f"   [bold]next[/]  {escape(_next(found, to))}", highlight=False, soft_wrap=True)
 
 
@@ -220,7 +221,7 @@ def _next(found: FoundGroups, to: Path | None) -> str:
         elif _OWN[word.partition("=")[0]] and "=" not in word:
             next(words, None)
     several = found.evidence["groups"] > 1 and found.pays is not False
-    if several and to is not None:
+    if several and to is not None and found.own_pay is not False:
         method = ["known-groups", "--set", f"method.groups={to}"]
     else:
         method = ["fedclust" if several else "fedavg"]

@@ -36,8 +36,8 @@ def dendrogram(
 ) -> Sketch:
     """The tree by which clients were merged, with the height at which it was cut.
 
-    ``notes`` are those with ``dendrogram``: FedClust's of the beginning, DC-PFL's of the round that
-    ends its start. ``groups``, in client order, colour the branches; without them the cut does.
+    ``notes`` are those with ``dendrogram``: FedClust's of the beginning, DC-PFL's of the round in
+    which it has a tree. ``groups``, by client, colour the branches; without them the cut does.
     ``levels`` are further cuts as shares of the tree's height, with what to call them; ``names``
     those of clients. ``numbers`` give groups the colours that they have elsewhere (None is grey).
     """
