@@ -37,7 +37,7 @@ SLOT = f"{KEY}.slot"  # whose mean a client's last upload went into, where its t
 RESTS = "lets layers rest already"  # why it cannot be had twice
 _ROUNDING = 1e-9  # where clients differ alike in all layers, none is quieter than the others
 AT_REST = (
-    "in the last round some layers were at rest, and clients were scored with their own: to compare "
+    "in the last round layers were at rest, and clients were scored with their own: to compare "
     "with methods that average all layers, take a round in which all were due (notes.layers)"
 )
 WHOLE = "whole"  # an order with this in its config is answered with all layers
