@@ -417,3 +417,15 @@ def test_a_real_run_says_the_same_everywhere_and_after_it_was_stopped(tmp_path):
     resumed = execute(made, tmp_path / "parts", resume=True, say=again.append)
     assert resumed.summary["grouping"] == found
     assert again == said
+
+
+def test_a_group_that_was_never_summed_is_a_warning():
+    why = "slot 'a' has 1 of the 3 clients that a sum needs"
+    rounds = [
+        {"round": n, "withheld": {"a": why, **({"b": why} if n == 1 else {})}} for n in (1, 2)
+    ]
+    (told,) = warnings_of(rounds)
+    assert told.startswith("no sum was made of group a in any round")
+    assert why in told
+    assert not warnings_of(rounds, over=False)
+    assert not warnings_of([*rounds, {"round": 3}])

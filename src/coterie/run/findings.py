@@ -180,7 +180,8 @@ def news_of(event: Event) -> list[str]:
 def warnings_of(events: Sequence[Event], over: bool = True) -> list[str]:
     """The warnings of a run, the first for each parameter; those for the end if it is over.
 
-    A client whose answer was left out is one, when that first happens.
+    A client whose answer was left out is one, when that first happens; so is a group that was too
+    small for a secure sum in all rounds.
     """
     first, last = dict[str, str](), dict[str, str]()
     for event in events:
@@ -195,7 +196,19 @@ def warnings_of(events: Sequence[Event], over: bool = True) -> list[str]:
     for _, said in noted(events, WARNING_AT_END):
         last |= {str(k): str(text) for k, text in said.items()}
     at_end = [text for key, text in last.items() if text and key not in first] if over else []
-    return [*first.values(), *at_end]
+    return [*first.values(), *at_end, *(_never_summed(events) if over else [])]
+
+
+def _never_summed(events: Sequence[Event]) -> list[str]:
+    """The groups whose model was never averaged, because their sums were withheld in all rounds."""
+    rounds = [e for e in events if e.get("round") and "event" not in e]
+    withheld = [e.get("withheld") or {} for e in rounds]
+    always = set.intersection(*map(set, withheld)) if withheld else set()
+    return [
+        f"no sum was made of group {slot} in any round, so its clients' model never changed: "
+        f"{withheld[-1][slot]}"
+        for slot in sorted(always)
+    ]
 
 
 # --- the smaller parts --------------------------------------------------------------------------
