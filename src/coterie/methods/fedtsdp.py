@@ -131,7 +131,7 @@ def fedtsdp(
         groups = dict(state.groups)
         notes: dict[str, Any] = {"hopkins": tendency, "shared_layers": memory["layers"]}
         memory["tendency"] = max(tendency, memory.get("tendency", 0.0))
-        warnings = {"hopkins": never_reached(hopkins, memory["tendency"])}
+        notes["warning_at_end"] = {"hopkins": never_reached(hopkins, memory["tendency"])}
         if tendency > hopkins and two.due(memory, info.number):
             labels, memory, told = two.looked_for(fed, public, batch, whole, outputs, memory, info)
             if labels:
@@ -140,8 +140,6 @@ def fedtsdp(
                 if shrink_at == "clustering" or partition(groups) != partition(state.groups):
                     memory["layers"] *= shrink
                 notes |= {**told, "samples_in_play": float(1 / memory["weights"].square().sum())}
-                warnings |= told["warning_at_end"]
-        notes["warning_at_end"] = warnings
         means = fed.average(replies, {c: {s: 1.0} for c, s in groups.items()})
         models = {s: m.arrays["model"].onto(base) for s, m in means.items()}  # type: ignore[union-attr]
         for c, slot in groups.items():  # a cluster of absent clients keeps the model it had
@@ -271,7 +269,7 @@ class Stages:
         warnings = {w: never_between(w, e, seen[w]) for w, e in given.items() if w in seen}
         warnings |= {w: "" if w in divided else never_divided(w) for w in counts if w not in given}
         known = {**memory, "spans": seen, "divided": sorted(divided)}
-        return labels, known, {"warning_at_end": warnings, "stages": counts}
+        return labels, known, {"warning_at_end": {**warnings, "hopkins": ""}, "stages": counts}
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,15 +110,14 @@ class Member:
         ``about`` says what they are; all must have been told the same, or nothing is unmasked. If
         ``values`` is a function, it is called once the shares have been found to be in order.
         """
+        row = None if callable(values) else _row(values)
         self._begin(Step.MASK)
         reader = self._opened(Step.SHARES, shares)
         circle = self._circle()
         self._kept.shared = self._read_shared(reader, circle)
         self._kept.held |= self._read_boxes(reader, circle)
-        values = values() if callable(values) else values
-        if values.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or values.ndim != 1:
-            raise ValueError(f"mask() takes one row of int64 or uint64, not of {values.dtype}")
-        vector = np.ascontiguousarray(values).view(np.uint64).astype("<u8", copy=True)
+        row = _row(values()) if callable(values) else row
+        vector = np.ascontiguousarray(row).view(np.uint64).astype("<u8", copy=True)
         masks.apply(vector, self._masks(circle, reader))
         self._kept.secrets, self._kept.about = Secrets(), hashlib.sha256(about).digest()
         return self._answer(Step.MASK, self._told(circle), vector.tobytes())
@@ -281,3 +280,9 @@ class Member:
         for client, by in signatures.items():
             if client not in survivors or not self._signed(Step.CONFIRM, client, final, b"", by):
                 raise reader.refusal(f"client {client} did not confirm the same survivors")
+
+
+def _row(values: NDArray[Any]) -> NDArray[Any]:
+    if values.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or values.ndim != 1:
+        raise ValueError(f"mask() takes one row of int64 or uint64, not of {values.dtype}")
+    return values
