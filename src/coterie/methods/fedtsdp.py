@@ -129,9 +129,8 @@ def fedtsdp(
         generator = numpy_generator(seed_for(memory["seed"], "hopkins", info.number))
         tendency = statistic(outputs.reshape(len(outputs), -1), generator)
         groups = dict(state.groups)
-        notes: dict[str, Any] = {"hopkins": tendency, "shared_layers": memory["layers"]}
         memory["tendency"] = max(tendency, memory.get("tendency", 0.0))
-        notes["warning_at_end"] = {"hopkins": never_reached(hopkins, memory["tendency"])}
+        notes = noted(tendency, memory, hopkins)
         if tendency > hopkins and two.due(memory, info.number):
             labels, memory, told = two.looked_for(fed, public, batch, whole, outputs, memory, info)
             if labels:
@@ -386,6 +385,13 @@ def never_between(word: str, eps: float, span: tuple[float, float]) -> str:
             "left alone by it"
         )
     return ""
+
+
+def noted(tendency: float, memory: Mapping[str, Any], hopkins: float) -> dict[str, Any]:
+    """What a round has to show before clients are clustered."""
+    warnings = {"hopkins": never_reached(hopkins, memory["tendency"])}
+    shared = memory["layers"]
+    return {"hopkins": tendency, "shared_layers": shared, "warning_at_end": warnings}
 
 
 def never_reached(hopkins: float, largest: float) -> str:
