@@ -331,7 +331,8 @@ def grouped(
 
     def task(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         slot, start = (sharing.best if assign.picks else sharing.received)(client, arrays)
-        copies = trial.longer_trained(client, config, start, train.train)
+        tries = "score-cuts" in trials
+        copies = trial.longer_trained(client, config, start, train.train) if tries else {}
         result = train.train(client, start)
         sent = {"model": sharing.keep(client, result.weights)}
         sent |= {name: w.part(sharing.travelling(w.layout)) for name, w in copies.items()}
@@ -346,6 +347,8 @@ def grouped(
         client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]
     ) -> Upload:
         return trial.score_cuts(client, arrays, config, sharing)
+
+    trials = {"score-cuts": score_cuts} if assign.sums > 1 else {}
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         if assign.admit is not None:
@@ -416,7 +419,7 @@ def grouped(
         init=assign.start,
         round=round,
         sends=sends,
-        tasks={"train": task, "pick": pick, "score-cuts": score_cuts, **assign.tasks},
+        tasks={"train": task, "pick": pick, **trials, **assign.tasks},
         assemble=lambda client, arrays: train.uses(client, sharing.best(client, arrays)[1]),
         admit=admit,
         sees="nothing" if shared is no_layer else assign.sees,

@@ -15,9 +15,12 @@ from coterie.client.client import Client, Staged
 from coterie.deploy.commands import join
 from coterie.deploy.join import Joining
 from coterie.deploy.member import Member
+from coterie.door.door import SCORE
 from coterie.door.privacy import client as client_half
 from coterie.door.privacy.secagg.ring import from_ring
 from coterie.door.privacy.secure import Secure
+from coterie.errors import CoterieError
+from coterie.federation import Order, chosen
 from coterie.seeds import seed_for
 from faked_grid import population_of
 from malicious import Server, refused, trained_in
@@ -331,3 +334,91 @@ def test_a_sum_of_another_run_than_the_members_own_is_refused(tmp_path):
     assert server.sum({"0": server.start}, run="bb22") is None
     assert not server.gave_keys
     assert server.sum({"0": server.start}) is not None
+
+
+# --- what a fourth review found -------------------------------------------------------------------
+
+
+def test_a_client_that_was_led_to_a_state_of_its_own_is_in_no_sum_of_scores(tmp_path):
+    # Those who have kept no copy in this round would give zeros, and leave the victim's losses.
+    told = {"method": {"name": "fedclust"}, "privacy": {"reveal": REVEAL}}
+    server = Server(tmp_path, reveal=REVEAL, **told)
+    offers = {"0": server.start}
+    told = {"run": server._secure.run, "attempt": "a" * 32, "by_examples": False, "slot": 0}
+    led = server.ask(VICTIM, "train", offers, config={"trial_steps": 1}, beside=told)
+    assert "secure" in led["arrays"]  # keys, for a sum that never comes
+    total = server.sum(offers, "score-cuts", cuts="0 own", on="train")
+    assert total is None or VICTIM not in total.clients
+    assert server.sum(offers, round=1, trial_steps=1) is not None
+    assert server.sum(offers, "score-cuts", round=1, cuts="0", on="train") is not None
+
+
+def test_methods_without_trials_score_no_cuts(tmp_path):
+    server = Server(tmp_path)
+    assert server.sum({"0": server.start}, "score-cuts", cuts="0", on="train") is None
+    assert not server.gave_keys
+
+
+def test_who_chooses_a_slot_is_told_none(tmp_path):
+    # Else those who chose a rock and the one who chose a bait would be in one sum.
+    server = Server(tmp_path, method={"name": "ifca", "k": 2})
+    assert server.sum({"0": server.start, "1": server.model(0.0)}) is None
+    assert not server.gave_keys
+
+
+@pytest.mark.parametrize("names", [("0", "0.0"), ("0", "00"), ("0", "a"), ("1", "2")])
+def test_two_offers_are_two_slots(names, tmp_path):
+    server = Server(tmp_path, method={"name": "ifca", "k": 2})
+    own = server._secure
+    offers = dict(zip(names, (server.start, server.model(0.0)), strict=True))
+    server.answers.clear()
+    server.door.begin(0, "s")
+    orders = [Order(c, "train", offers, {}) for c in range(server.count)]
+    with pytest.raises(CoterieError):
+        own.sums(orders, chosen("slot"))
+    assert not server.gave_keys
+
+
+def test_a_score_is_of_one_model_and_trains_once_in_a_round(tmp_path, monkeypatch):
+    server = Server(tmp_path)
+    two = {"0": server.start, "1": server.model(0.0)}
+    assert refused(server.ask(VICTIM, SCORE, two))
+    assert server.ask(VICTIM, SCORE, {"0": server.start})["metrics"]
+    adapted = {"config": {"adapt_epochs": 1}}
+    assert server.ask(VICTIM, SCORE, {"0": server.start}, **adapted)["metrics"]
+    trained = trained_in(monkeypatch)
+    assert refused(server.ask(VICTIM, SCORE, {"0": server.model(0.0)}, **adapted))
+    assert not trained
+    ridden = {"arrays": {"0": server.start}, "config": {"adapt_epochs": 1}, "round": 0}
+    server.ask(VICTIM, "train", {"0": server.start}, score=ridden)
+    assert not trained
+
+
+def test_who_has_been_scored_enters_another_run_with_permission_only(tmp_path):
+    server = Server(tmp_path)
+    assert server.ask(VICTIM, SCORE, {"0": server.start})["metrics"]
+    assert list(server.enrol("bb22")) == [VICTIM]
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "lr"])
+def test_what_has_a_bound_of_its_own_is_no_option(name, tmp_path):
+    server = Server(tmp_path)
+    assert len(server.enrol("bb22", train={"lr": 1e4, "options": {name: 1.0}})) == server.count
+
+
+def test_a_metric_that_one_client_reports_is_in_no_sum(tmp_path, monkeypatch):
+    server = Server(tmp_path)
+    honest = Secure._metrics
+    monkeypatch.setattr(
+        Secure, "_metrics", lambda own, *given: (*honest(own, *given), "of one alone")
+    )
+    assert server.sum({"0": server.start}) is None
+
+
+def test_why_a_client_is_in_no_sum_stays_with_it(tmp_path):
+    found = []
+    for place, value in (("diverges", 3e38), ("stays", 1e-30)):
+        server = Server(tmp_path / place, train={"lr": 1e-30 if place == "stays" else 0.1})
+        assert server.sum({"0": server.model(value)}) is None
+        found.append([b["text"] for c, b in server.answers if c == VICTIM and "text" in b])
+    assert found[0] == found[1] != []

@@ -78,10 +78,12 @@ def check_amplified(schedule: Schedule) -> None:
     """
     for name, value in schedule.options.items():
         parts = value if isinstance(value, list | tuple) else [value]
-        if not all(isinstance(p, bool | int | float) and 0 <= p <= 1 for p in parts):
+        bounded = all(isinstance(p, bool | int | float) and 0 <= p <= 1 for p in parts)
+        if not bounded or name in ("lr", "weight_decay"):  # these have bounds of their own
             raise WireError(
                 f"train.options.{name} = {value!r}: clients of secure sums take numbers from 0 to "
-                "1, so that no step counts far more than the others"
+                "1, and lr and weight_decay from train alone, so that no step counts far more than "
+                "the others"
             )
     if schedule.lr * schedule.weight_decay > 1:
         raise WireError(

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from coterie.client import Task
 from coterie.client.client import Bench, Client, Staged
 from coterie.client.fit import Criterion, FlatModel, Schedule, outputs
 from coterie.client.metrics import scores
@@ -29,7 +30,7 @@ from coterie.door.coding import (
     reference_of,
 )
 from coterie.door.door import FETCH, KEEP, SCORE, SECURE
-from coterie.door.privacy.client import Sealing
+from coterie.door.privacy.client import Sealing, out_of
 from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.identity import Roster
 from coterie.door.privacy.settings import Privacy
@@ -242,7 +243,7 @@ class Site:
             raise CoterieError(f"method '{self.plan.method.name}' has no task '{body['task']}'")
         self.sealing.begin(id, body)
         before = {name: vector_of(array)._version for name, array in arrays.items()}
-        upload = task(client, arrays, body["config"])
+        upload = self._carried_out(task, client, arrays, body)
         for name, array in arrays.items():
             if vector_of(array)._version != before[name]:
                 raise TrainingError(
@@ -250,7 +251,6 @@ class Site:
                     f"'{name}' that it received. Others receive the same one: copy it first"
                 )
         assert isinstance(client.state, Staged)
-        check_finite(id, client.round, body["task"], upload.arrays)  # a stored reply is final
         examples, upload, beside = self._private(client, upload, arrays, body)
         try:
             coded = self._coded(client, upload, arrays, version)
@@ -266,6 +266,20 @@ class Site:
         self.store.write(id, version, client.state, digest_of(body["message"]), reply)
         self.store.keep(id, [version, expects, *body.get("keep", [])])
         return reply
+
+    def _carried_out(
+        self, task: Task, client: Client, arrays: dict[str, Array], body: Mapping[str, Any]
+    ) -> Upload:
+        """What comes of a task; why nothing did is between a real client of sums and its owner."""
+        try:
+            upload = task(client, arrays, body["config"])
+            check_finite(client.id, client.round, body["task"], upload.arrays)  # a reply is final
+        except Exception as error:
+            if self.plan.record is None or "beside" not in body:
+                raise
+            self.tell(str(error) if isinstance(error, CoterieError) else repr(error))
+            raise TrainingError(out_of(client.id)) from None
+        return upload
 
     def _ridden(self, id: ClientId, body: Mapping[str, Any]) -> dict[str, Any]:
         """Scores that an order asks for beside its task, of the client as it is before it.
@@ -373,6 +387,8 @@ class Site:
         client, config = self._client(id, body), body["config"]
         alone = int(config.get("alone", 0))
         arrays = self._received(client, body)
+        offers = sum(isinstance(array, Weights) for array in arrays.values())
+        self.sealing.begin_score(id, body, offers)
         model = client.base if alone else self.plan.method.assemble(client, arrays)
         for round in range(alone):  # as method `local` would
             client.round = round

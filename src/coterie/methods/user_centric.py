@@ -114,6 +114,7 @@ def user_centric(
         check=no_more("user-centric", "streams", streams if isinstance(streams, int) else None),
         regrouped=weighing.regrouped,
         no_noise=NO_NOISE if by == "update" else "",
+        sums=how.sums,
     )
     return grouped("user-centric", assign)
 

@@ -87,6 +87,11 @@ def negligible(weights: Mapping[ClientId, float]) -> list[ClientId]:
     return sorted(c for c, w in weights.items() if w <= 0 or w < least)
 
 
+def out_of(client: ClientId) -> str:
+    """What a server is told where the reason may depend on a client's values."""
+    return f"client {client} gives nothing to this sum; its log says more"
+
+
 def run_name(method: str, seed: int) -> str:
     """What a run is called in the protocol, before what was agreed on for it."""
     return f"{method} {seed}"
@@ -158,7 +163,32 @@ class Sealing:
         if told is not None and not {"slot", "chosen"} & told.keys():
             raise TrainingError(f"client {client} works for no order whose result is in no sum")
         try:
-            self._record(client).work(body["round"], task, content_of(body["message"]))
+            content = content_of(body["message"])
+            self._record(client).work(body["round"], task, content, summed=told is not None)
+        except Rejected as why:
+            raise TrainingError(str(why)) from None
+
+    def begin_score(self, client: ClientId, body: Mapping[str, Any], offers: int) -> None:
+        """Refuse to score what would say more about a real client's training data than once.
+
+        That is training before the score, and a choice among models by their training loss.
+        """
+        if self.record is None:
+            return
+        if offers > 1 and not self.chooses:
+            raise TrainingError(
+                f"client {client} was asked for the score of {offers} models at once"
+            )
+        record, config = self._record(client), body["config"]
+        record.score()
+        trains = {k: v for k, v in config.items() if k in ("alone", "adapt_epochs") and v}
+        if not trains and offers <= 1:
+            return
+        if "message" not in body:
+            raise TrainingError(f"client {client} does not train for a score beside another task")
+        try:
+            name = f"score {json.dumps(trains, sort_keys=True)}"
+            record.work(body["round"], name, content_of(body["message"]))
         except Rejected as why:
             raise TrainingError(str(why)) from None
 
@@ -240,6 +270,11 @@ class Sealing:
     ) -> tuple[Upload, dict[str, Any]]:
         """Keep the upload for a sum; what leaves now are keys, and what it will consist of."""
         told = body["beside"]
+        if self.record is not None and self.chooses in upload.metrics and "chosen" not in told:
+            raise ConfigError(
+                f"client {client} chooses its slot itself, and was told one: models of different "
+                "slots do not go into one sum"
+            )
         if "chosen" in told:
             slot: Any = self._chosen(client, upload, received, told["chosen"])
         elif "slot" in told:
@@ -318,9 +353,8 @@ class Sealing:
             return
         moved = changes(upload, received, self.method).values()
         if all(vector_of(m).abs().max() < 2.0 ** -(self.privacy.bits + 1) for m in moved):
-            raise TrainingError(
-                f"client {client} has nothing to add to a sum: training did not move its model"
-            )
+            self.tell(f"client {client} has nothing to add to a sum: its model did not move")
+            raise TrainingError(out_of(client))
 
     def _weights(self, client: ClientId, told: Mapping[str, Any]) -> dict[ClientId, int]:
         """Everybody's weight as this client was told, empty if all count alike.
@@ -352,6 +386,9 @@ class Sealing:
                 f"client {client} was asked to name its slot by '{metric}', which clients of "
                 f"method {self.method} do not choose it by"
             )
+        names = {name for name, array in received.items() if isinstance(array, Weights)}
+        if names != {str(i) for i in range(len(names))}:
+            raise ConfigError(f"client {client} was sent models by other names than their numbers")
         found = upload.metrics.get(self.chooses, math.nan)
         if found not in range(max(1, len(received))):
             raise TrainingError(f"client {client} has chosen slot {found} of {len(received)}")
@@ -376,6 +413,12 @@ class Sealing:
         member = Member.from_bytes(kept["member"].numpy().tobytes(), self.roster, random)
         try:
             if told["step"] == "shares":
+                missing = set(told.get("metrics", ())) - kept["metrics"].keys()
+                if self.record is not None and missing and not self.privacy.noised:
+                    raise Rejected(
+                        f"client {client} was asked for a sum of '{min(missing)}', which it does "
+                        "not report: the sum would be of fewer"
+                    )
 
                 def given() -> np.ndarray[Any, Any]:
                     # Others can unmask a sum without this client's signature, so what goes into it
@@ -404,7 +447,7 @@ class Sealing:
             if self.record is not None and hidden:
                 # Why is for its owner: it may be the values themselves.
                 self.tell(text)
-                text = f"client {client} gives nothing to this sum; its log says more"
+                text = out_of(client)
             over = {"refused": text, "order": kept["order"]}
             write_tree(path, over, self.layout, durable=self._real)
             if isinstance(why, Rejected) or self.record is not None:

@@ -22,6 +22,7 @@ from coterie.errors import RunDirError
 from coterie.federation import ClientId
 from coterie.tree import write_atomic
 
+_SUMMED = "\n"  # among a round's orders: which of its tasks are for sums
 _KEPT = 200  # rounds that a simulation can go back by
 
 
@@ -84,7 +85,7 @@ class Record:
                 raise Remembered(
                     f"client {self.client} has left run {run[:8]} for another: it does not go back"
                 )
-            gave = kept["rounds"] or kept["orders"] or kept["revealed"]
+            gave = kept["rounds"] or kept["orders"] or kept["revealed"] or kept["scored"]
             if run != before and not kept["permitted"] and (gave or not before):
                 had = f"has taken part in run {before[:8]}" if before else "is in no run yet"
                 raise Remembered(
@@ -95,25 +96,42 @@ class Record:
             if run != before:
                 left = [*kept["left"], before] if gave else kept["left"]
                 kept |= {"left": left, "run": run, "rounds": {}, "weights": {}}
-                kept |= {"orders": {}, "revealed": ""}
+                kept |= {"orders": {}, "revealed": "", "scored": False}
 
     # --- orders ---------------------------------------------------------------------------------
 
-    def work(self, round: int, task: str, order: str) -> None:
+    def work(self, round: int, task: str, order: str, summed: bool = False) -> None:
         """Remember an order before it is carried out; ``Rejected`` if it must not be.
 
         In one round there is one order for each task: what comes of a second one, or only whether
-        it fails, would say more about the same data. The same order may be repeated.
+        it fails, would say more about the same data. The same order may be repeated. Of several
+        that are ``summed``, each must have been given before the next: a client that was told to
+        train for a sum that never came would not be in the same state as the others.
         """
         with self._changing() as kept:
             self._check_round(kept, round)
             orders = kept["orders"].get(str(round), {})
+            earlier = [t for t in orders.get(_SUMMED, "").split("\n") if t not in ("", task)]
+            given = kept["rounds"].get(str(round), {}).get("sums", [])
+            if summed and len(earlier) > len(given):
+                raise Remembered(
+                    f"client {self.client} has worked for a sum of round {round + 1} that was not "
+                    f"made, and does not work for another (task '{task}')"
+                )
+            if summed:
+                orders = {**orders, _SUMMED: "\n".join([*earlier, task])}
             if orders.get(task, order) != order:
                 raise Remembered(
                     f"client {self.client} has had another order for task '{task}' in round "
                     f"{round + 1}: it carries out one in a round"
                 )
             kept["orders"] = {str(round): {**orders, task: order}}
+
+    def score(self) -> None:
+        """Remember that scores were given: they say something about a client, too."""
+        if not self._read()["scored"]:
+            with self._changing() as kept:
+                kept["scored"] = True
 
     def reveal(self, order: str) -> None:
         """Remember that this order was answered with what may be revealed, once in a run."""
@@ -260,7 +278,7 @@ class Record:
 
     def _read(self) -> dict[str, Any]:
         empty = {"run": "", "permitted": False, "left": [], "rounds": {}, "weights": {}}
-        empty |= {"orders": {}, "revealed": ""}
+        empty |= {"orders": {}, "revealed": "", "scored": False}
         try:
             text = self.path.read_text()
         except FileNotFoundError:

@@ -249,15 +249,21 @@ class Secure:
                 )
                 continue
             form = forms[found[0].client]
-            metrics, since = call.metrics(found), found[0].beside.get("since", {})
+            metrics, since = self._metrics(call, found), found[0].beside.get("since", {})
             run = Sum(
                 self._session(call, slot),
                 self.roster,
-                call.length(form, found),
+                call.length(form, metrics),
                 about=about(call.asks(metrics), self._same(slot, found)),
             )
             running[slot] = _Running(run, form, metrics, since)
         return running
+
+    def _metrics(self, call: _Call, answers: Sequence[Answer]) -> tuple[str, ...]:
+        """The metrics that are summed; real clients add only what all of them report."""
+        named = [set(a.beside["metrics"]) for a in answers] if call.noise is None else []
+        together = set.intersection if self.agreement else set.union
+        return tuple(sorted(together(*named))) if named else ()
 
     def _forms(self, answers: Iterable[Answer]) -> dict[ClientId, Form]:
         """What the part of each client in a sum is made of; who tells nonsense is rejected."""
@@ -440,15 +446,9 @@ class _Call:
         weights = self.weights(slot)
         return {**told, "slot": slot, **({"weights": weights} if weights else {})}
 
-    def metrics(self, answers: Sequence[Answer]) -> tuple[str, ...]:
-        """The metrics that are summed; with noise none, for none is clipped."""
-        if self.noise is not None:
-            return ()
-        return tuple(sorted({n for a in answers for n in a.beside["metrics"]}))
-
-    def length(self, form: Form, answers: Sequence[Answer]) -> int:
+    def length(self, form: Form, metrics: Sequence[str]) -> int:
         """How many numbers everybody adds: with noise, the change and a bit."""
-        return form.size + 1 if self.noise is not None else length(form, self.metrics(answers))
+        return form.size + 1 if self.noise is not None else length(form, metrics)
 
     def asks(self, metrics: Sequence[str]) -> dict[str, Any]:
         """What a client must know in order to make its contribution."""
