@@ -77,6 +77,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "pacfl": {},
     "dc-pfl": {},
     "fedclust trial=always": {"trial": "always"},
+    "fedclust trial_rounds=4": {"trial_rounds": 4},
 }
 FIXED = (2, 4, 8)
 REFERENCES = ("fedavg", "local", *(f"fixed-{k}" for k in FIXED))
