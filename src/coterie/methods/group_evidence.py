@@ -209,8 +209,8 @@ def _on_common_clients(answers: Sequence[Answer]) -> list[list[int]]:
 def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
     """What groups by several representations say about how the clients differ, in one sentence.
 
-    >>> meaning({"model": [0, 0, 1, 1], "labels": [0, 0, 0, 0], "data": [0, 0, 0, 0]})[:46]
-    'The relation of inputs to labels differs betwe'
+    >>> meaning({"model": [0, 0, 1, 1], "labels": [0, 0, 0, 0], "data": [0, 0, 0, 0]})[:43]
+    'Models differ by group, and inputs and freq'
     """
     several = {by: list(g) for by, g in groupings.items() if len(set(g)) > 1}
     trained = next((g for by, g in several.items() if by not in IMPOSSIBLE), None)
