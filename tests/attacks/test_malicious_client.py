@@ -13,9 +13,9 @@ from faked_grid import Federation, assert_models, tree
 SECURE = {"secure": True, "randomness": "system", "threshold": 0.6}
 
 
-def federation(place):
+def federation(place, keys=None):
     made = tree(4, data={"samples": 100}, run={"rounds": 1}, privacy=SECURE)
-    return Federation(place, made, secure=True)
+    return Federation(place, made, secure=True, keys=keys)
 
 
 def telling(beside):
@@ -55,7 +55,7 @@ def test_nonsense_about_ones_part_of_a_sum_leaves_the_others_their_sum(lie, tmp_
     (event,) = fed.serve().history
     assert "abandoned" not in event
     assert set(event["rejected"]) == {"1"}
-    honest = federation(tmp_path / "honest")
+    honest = federation(tmp_path / "honest", keys=fed.keys)
     honest.grid.faults[1, "1.0"] = "lose"  # the same round without it
     honest.serve()
     model, other = fed.model(0), honest.model(0)

@@ -242,14 +242,7 @@ class Site:
         if task is None:
             raise CoterieError(f"method '{self.plan.method.name}' has no task '{body['task']}'")
         self.sealing.begin(id, body)
-        before = {name: vector_of(array)._version for name, array in arrays.items()}
         upload = self._carried_out(task, client, arrays, body)
-        for name, array in arrays.items():
-            if vector_of(array)._version != before[name]:
-                raise TrainingError(
-                    f"task '{body['task']}' of method '{self.plan.method.name}' changed the array "
-                    f"'{name}' that it received. Others receive the same one: copy it first"
-                )
         assert isinstance(client.state, Staged)
         examples, upload, beside = self._private(client, upload, arrays, body)
         try:
@@ -271,8 +264,16 @@ class Site:
         self, task: Task, client: Client, arrays: dict[str, Array], body: Mapping[str, Any]
     ) -> Upload:
         """What comes of a task; why nothing did is between a real client of sums and its owner."""
+        before = {name: vector_of(array)._version for name, array in arrays.items()}
         try:
             upload = task(client, arrays, body["config"])
+            for name, array in arrays.items():
+                if vector_of(array)._version != before[name]:
+                    raise TrainingError(
+                        f"task '{body['task']}' of method '{self.plan.method.name}' changed the "
+                        f"array '{name}' that it received. Others receive the same one: copy it "
+                        "first"
+                    )
             check_finite(client.id, client.round, body["task"], upload.arrays)  # a reply is final
         except Exception as error:
             if self.plan.record is None or "beside" not in body:
