@@ -33,8 +33,9 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The pages of docs that are made from the code: methods, commands, Python.
+# What is made from the code: the index of names, the pages of methods, commands, Python.
 pages: setup
+	$(BIN)/python docs/index_of_names.py
 	$(BIN)/python docs/methods_pages.py
 	$(BIN)/python docs/reference_pages.py
 

@@ -25,20 +25,21 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
+from coterie.channel import channel, timing
+from coterie.client.plan import Plan, Secrets
 from coterie.data.population import Population
 from coterie.deploy import serve as serving
 from coterie.deploy.data import Source
 from coterie.deploy.member import Identity, Member
-from coterie.door import door
 from coterie.door.privacy.identity import training_salt
 from coterie.engines.flower import engine
 from coterie.engines.flower.keys import make_federation, read_client
 from coterie.engines.flower.parcel import HEAD
 from coterie.engines.flower.runtime import client_app
-from coterie.engines.site import Plan
-from coterie.run import config, live
+from coterie.run import config
 from coterie.run.config import experiment_of, parse
 from coterie.run.experiment import Experiment, execute
+from coterie.run.observers import membership
 from coterie.run.result import Result
 
 NODE = 1000  # the node of client 0; the others follow
@@ -241,7 +242,7 @@ _POPULATIONS: dict[str, Population] = {}
 
 def population_of(asked: config.Config) -> Population:
     """As every client reads it; of equal settings it is made once."""
-    key = json.dumps([asked.data.model_dump(), asked.partition.model_dump(), asked.run.seed])
+    key = json.dumps([asked.model_dump(include={"data", "partition"}), asked.run.seed])
     if key not in _POPULATIONS:
         _POPULATIONS[key] = config.population_of(asked)
     return _POPULATIONS[key]
@@ -326,7 +327,7 @@ class Federation:
 
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         with ExitStack() as stack:
-            for module in (serving, engine, door, live):
+            for module in (serving, engine, channel, timing, membership):
                 stack.enter_context(patch.object(module, "time", self.clock))
             stack.enter_context(patch("os.fsync"))  # no power is cut here
             stack.enter_context(patch("coterie.deploy.data.population_of", population_of))
@@ -368,12 +369,12 @@ def loop(settings: Mapping[str, Any], salts: Mapping[int, str] | None = None) ->
     ``salts`` are what clients of secure sums put into their training, each its own secret.
     """
     asked = parse(settings)
-    plain = Experiment.site_plan
+    plain = Experiment.client_plan
 
     def salted(experiment: Experiment, folder: Path) -> Plan:
-        return replace(plain(experiment, folder), salts=salts or {})
+        return replace(plain(experiment, folder), secrets=Secrets(salts or {}))
 
-    with patch.object(Experiment, "site_plan", salted):
+    with patch.object(Experiment, "client_plan", salted):
         return execute(experiment_of(asked, population_of(asked)))
 
 

@@ -22,9 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
-from coterie.cli import app
+from coterie.cli import whole
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -171,7 +169,7 @@ def commands(block: Block) -> list[list[str]]:
 
 def check_command(words: list[str]) -> None:
     """A command that exists, with options that it has and all that it needs."""
-    command: Any = typer.main.get_command(app)
+    command: Any = whole()
     rest = list(words)
     while hasattr(command, "commands"):
         name = rest.pop(0) if rest else ""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from coterie.channel.channel import Channel
 from coterie.data import Population, build_population, load
-from coterie.door.door import Door
 from coterie.door.policy import least
 from coterie.door.privacy.client import Sealing
 from coterie.door.privacy.settings import Privacy
@@ -62,7 +62,7 @@ class Driven:
         self.plan.roster.prepare()
         self.engine, terms = engine(self.plan), made.terms(self.plan.start)
         wire = Wire(self.plan.start.layout, terms.coding.downwards.plain)
-        self.door = Door(self.engine, wire, terms=terms)
+        self.door = Channel(self.engine, wire, terms=terms)
         policy, rounds = made.settings.policy, made.settings.rounds
         self.guard = Guard(self.plan, policy, made.members, rounds)
         self.fed = around(self.guard.around(self.door))
@@ -73,7 +73,7 @@ class Driven:
 
     def round(self, number: int) -> None:
         """One round, counted from 0."""
-        settings, memory = self.made.settings, self.door.memory()
+        settings, memory = self.made.settings, self.door.state.memory()
         people = cohort(settings, number, self.made.members)
         enough = least(settings.policy, len(self.made.members))
         self.door.begin(number, "", people, len(people), enough)
@@ -83,7 +83,7 @@ class Driven:
             state = self.made.method.round(self.fed, self.state, info)
             self.state = replace(state, notes={})
         except Abandoned as why:
-            self.door.go_back(memory)
+            self.door.state.go_back(memory)
             self.abandoned[number] = str(why)
         self.withheld[number] = self.guard.event().get("withheld", {})
 
@@ -97,8 +97,8 @@ class Driven:
     def models(self) -> list[Any]:
         """The model that each client would use now, asked for by its owner: no guard is there."""
         plan = replace(self.plan, privacy=Privacy())
-        door = Door(Loop(plan), self.door.wire, terms=self.door.terms)
-        door.versions.update(self.door.versions)
+        door = Channel(Loop(plan), self.door.wire, terms=self.door.terms)
+        door.state.versions.update(self.door.state.versions)
         return models(self.made, self.state, door)
 
     def close(self) -> None:

@@ -11,16 +11,17 @@ from unittest.mock import patch
 
 import torch
 
+from coterie.channel.channel import Channel
+from coterie.channel.secure import Secure
+from coterie.core.engine import Answers, Request
 from coterie.deploy.terms import agreement_of
-from coterie.door.door import Door
 from coterie.door.privacy.form import Total
-from coterie.door.privacy.secure import Secure
+from coterie.door.privacy.record import Record
 from coterie.door.wire import Message
-from coterie.engines.base import Answers, Request
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.errors import CoterieError
 from coterie.federation import Order
-from coterie.run.live import Live
+from coterie.run.running import Running
 from coterie.weights import Weights
 from faked_grid import Federation, tree
 
@@ -33,6 +34,14 @@ def refused(answer: Body) -> bool:
     told = ("arrays", "metrics", "scored", "version")
     says_no = "error" in answer or "refused" in answer.get("beside", {})
     return says_no and not any(answer.get(key) for key in told)
+
+
+def in_a_run(folder: Path) -> Record:
+    """The record of a client that takes part in a run."""
+    record = Record(folder / "signed.json", 0, lasting=True)
+    record.permit()
+    record.enter("first")
+    return record
 
 
 class Server:
@@ -60,24 +69,24 @@ class Server:
             member.secure, member.reveal = True, reveal
         self.count, self.answers, self._number = count, list[tuple[int, Body]](), 0
         self.fed.run_name = lambda name: run
-        live = self._enrolled()
+        begun = self._enrolled().session
         assert self.fed.served is not None
         self.run, self.terms = run, self.fed.served.terms
-        self.start, self.seed = live.plan.start, live.plan.seed
-        self.door: Door = live.door
+        self.start, self.seed = begun.plan.start, begun.plan.seed
+        self.door: Channel = begun.channel
         self.door.engine = _Direct(self)
-        self._secure = live.guard._secure
+        self._secure = begun.guard._secure
         assert self._secure is not None
 
-    def _enrolled(self) -> Live:
+    def _enrolled(self) -> Running:
         """The run of an honest server that stops before it asks anybody for anything."""
-        found: list[Live] = []
+        found: list[Running] = []
 
-        def stop(live: Live) -> None:
-            found.append(live)
+        def stop(running: Running) -> None:
+            found.append(running)
             raise KeyboardInterrupt
 
-        with patch.object(Live, "_init", stop):
+        with patch.object(Running, "all", stop):
             try:
                 self.fed.serve()
             except KeyboardInterrupt:
@@ -159,11 +168,12 @@ class Server:
         clients: Sequence[int] = (),
         noise: Mapping[str, float] | None = None,
         run: str = "",
+        settings: Mapping[str, Any] | None = None,
         **config: Any,
     ) -> Total | None:
         """The sum of what these clients make of one order; None if they refuse it.
 
-        The server remembers nothing of the sums before.
+        ``settings`` are more of the order's. The server remembers nothing of the sums before.
         """
         self._number += 1
         self.answers.clear()
@@ -171,6 +181,7 @@ class Server:
         own = self._secure
         other = Secure(self.door, own.privacy, own.roster, run or own.run, own.method, most=9)
         other.agreement = own.agreement
+        config |= settings or {}
         orders = [Order(c, task, arrays, config) for c in clients or range(self.count)]
         into = {o.client: {0: 1.0} for o in orders}
         try:

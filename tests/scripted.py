@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.door.door import Door
+from coterie.channel.channel import Channel
 from coterie.door.wire import Wire
 from coterie.engines.loop import Loop
 from coterie.federation import Order, Reply, Upload, mix
@@ -104,7 +104,7 @@ def opened(made, folder, engine=Spy):
     """A door to the clients of an experiment, its engine, and the plan."""
     plan = made.plan(folder)
     running = engine(plan)
-    return Door(running, Wire(plan.start.layout)), running, plan
+    return Channel(running, Wire(plan.start.layout)), running, plan
 
 
 def steps(enough, samples=1.0):

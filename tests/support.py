@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import coterie
+from coterie.channel.channel import Channel
 from coterie.client import Schedule
+from coterie.core.engine import Engine
 from coterie.data import ClientData, Population, RawData, Split, build_population, load
-from coterie.door.door import Door
 from coterie.door.wire import Wire
-from coterie.engines.base import Engine
 from coterie.engines.loop import Loop
 from coterie.method import Method, Round, State
 from coterie.methods import make
@@ -129,7 +129,7 @@ def experiment(method: Method, population: Population | None = None, **changes: 
 
 def drive(
     experiment: Experiment, folder: Path, engine: Any = None, rounds: int | None = None
-) -> tuple[State, Door, Engine]:
+) -> tuple[State, Channel, Engine]:
     """Rounds by hand, with no evaluation: the state, the door and the engine afterwards.
 
     ``engine`` makes the engine from a plan; the caller closes what needs closing.
@@ -138,7 +138,7 @@ def drive(
     running = engine(plan) if engine else Loop(plan)
     terms = experiment.terms(plan.start)
     wire = Wire(plan.start.layout, terms.coding.downwards.plain)
-    door = Door(running, wire, terms=terms)
+    door = Channel(running, wire, terms=terms)
     door.begin(0, stage="init")
     state = experiment.method.init(door, experiment.setup(plan.start))
     for number in range(rounds or experiment.settings.rounds):
@@ -150,7 +150,7 @@ def drive(
     return state, door, running
 
 
-def models(experiment: Experiment, state: State, door: Door) -> list[Tensor]:
+def models(experiment: Experiment, state: State, door: Channel) -> list[Tensor]:
     """The model that each client would use now."""
     door.begin(999, stage="look")
     return [door.fetch(c, experiment.method.sends(state, c)).vector for c in door.clients]

@@ -5,193 +5,24 @@
 ['adaptive', 'adaptive-tau']
 """
 
+import ast as _ast
+from pathlib import Path as _Path
+
+from coterie.lazy import attach as _attach
+
 __version__ = "0.1.0"
 
-from coterie.client import (
-    Client,
-    Descent,
-    Fit,
-    Objective,
-    Penalty,
-    Schedule,
-    Slope,
-    contrastive,
-    erm,
-    linear,
-    proximal,
-)
-from coterie.compose import (
-    Assign,
-    Local,
-    Sharing,
-    all_but_last,
-    all_layers,
-    alone,
-    by_loss,
-    everyone,
-    grouped,
-    keeping,
-    minimise,
-    no_layer,
-    only_last,
-    true_groups,
-)
-from coterie.data import ClientData, Population, Split
-from coterie.errors import CoterieError
-from coterie.federation import (
-    Federation,
-    Mean,
-    Order,
-    Reply,
-    Upload,
-    chosen,
-)
-from coterie.layerwise import layer_wise
-from coterie.method import Method, Public, Round, Setup, State, method
-from coterie.methods import (
-    METHODS,
-    adaptive,
-    adaptive_tau,
-    apfl,
-    cfl,
-    clusterfl,
-    dc_pfl,
-    ditto,
-    fedadam,
-    fedavg,
-    fedavgm,
-    fedclust,
-    feddyn,
-    fedfomo,
-    fednova,
-    fedper,
-    fedprox,
-    fedrep,
-    fedtsdp,
-    fedyogi,
-    fl_hc,
-    flis,
-    group_evidence,
-    ifca,
-    k_fed,
-    known_groups,
-    krum,
-    lg_fedavg,
-    local,
-    median,
-    moon,
-    oracle,
-    pacfl,
-    per_fedavg,
-    pfedme,
-    scaffold,
-    trimmed_mean,
-    user_centric,
-)
-from coterie.report.reading import read_run
-from coterie.report.tracking import Tracker
-from coterie.run.api import run, simulate
-from coterie.run.compare import compare
-from coterie.run.comparison import Comparison
-from coterie.run.groups import FoundGroups, find_groups
-from coterie.run.result import Result
-from coterie.seeds import seed_for
-from coterie.serverside import robust, stepping
-from coterie.weights import Layout, Weights
 
-__all__ = [
-    "METHODS",
-    "Assign",
-    "Client",
-    "ClientData",
-    "Comparison",
-    "CoterieError",
-    "Descent",
-    "Federation",
-    "Fit",
-    "FoundGroups",
-    "Layout",
-    "Local",
-    "Mean",
-    "Method",
-    "Objective",
-    "Order",
-    "Penalty",
-    "Population",
-    "Public",
-    "Reply",
-    "Result",
-    "Round",
-    "Schedule",
-    "Setup",
-    "Sharing",
-    "Slope",
-    "Split",
-    "State",
-    "Tracker",
-    "Upload",
-    "Weights",
-    "adaptive",
-    "adaptive_tau",
-    "all_but_last",
-    "all_layers",
-    "alone",
-    "apfl",
-    "by_loss",
-    "cfl",
-    "chosen",
-    "clusterfl",
-    "compare",
-    "contrastive",
-    "dc_pfl",
-    "ditto",
-    "erm",
-    "everyone",
-    "fedadam",
-    "fedavg",
-    "fedavgm",
-    "fedclust",
-    "feddyn",
-    "fedfomo",
-    "fednova",
-    "fedper",
-    "fedprox",
-    "fedrep",
-    "fedtsdp",
-    "fedyogi",
-    "find_groups",
-    "fl_hc",
-    "flis",
-    "group_evidence",
-    "grouped",
-    "ifca",
-    "k_fed",
-    "keeping",
-    "known_groups",
-    "krum",
-    "layer_wise",
-    "lg_fedavg",
-    "linear",
-    "local",
-    "median",
-    "method",
-    "minimise",
-    "moon",
-    "no_layer",
-    "only_last",
-    "oracle",
-    "pacfl",
-    "per_fedavg",
-    "pfedme",
-    "proximal",
-    "read_run",
-    "robust",
-    "run",
-    "scaffold",
-    "seed_for",
-    "simulate",
-    "stepping",
-    "trimmed_mean",
-    "true_groups",
-    "user_centric",
-]
+def _public_names() -> dict[str, str]:
+    """The modules of all public names, from the stub, which has them for editors as well."""
+    stub = _Path(__file__).with_suffix(".pyi").read_text()
+    return {
+        alias.name: node.module
+        for node in _ast.parse(stub).body
+        if isinstance(node, _ast.ImportFrom) and node.module not in (None, __name__)
+        for alias in node.names
+    }
+
+
+__all__ = sorted(_public_names())
+_attach(__name__, _public_names())

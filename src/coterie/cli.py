@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
 import shlex
@@ -10,51 +11,29 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+import click
 import typer
+import typer.main
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from coterie import __version__
-from coterie.deploy import commands as federation
 from coterie.errors import ConfigError, CoterieError, Interrupted
 from coterie.options import (
     FLAGS,
-    Address,
-    AdmitEpochs,
-    BatchSize,
-    Clients,
-    ClockName,
-    CodecName,
-    Cohort,
     ConfigFile,
-    DataSet,
     DiscardDamaged,
-    EngineName,
-    Epochs,
-    EpsilonBudget,
     Folder,
-    Holdout,
-    MethodName,
-    ModelName,
-    Momentum,
-    Outliers,
-    PartitionName,
     Quiet,
-    Rate,
-    Reveal,
-    Rounds,
     ScenarioName,
-    SecureFlag,
-    Seed,
     Sets,
-    ShiftName,
     StandIn,
-    Target,
     Track,
-    Workers,
     asking,
     chosen_of,
     err,
+    flagged,
     new_directory,
     out,
     refuse_with_resume,
@@ -63,16 +42,82 @@ from coterie.options import (
     tell,
     warn,
 )
-from coterie.report import commands as seeing
-from coterie.report.live import commands as live
-from coterie.run import commands as comparing
-from coterie.run import groups_commands as grouping
+from coterie.registry import (
+    AVAILABILITIES,
+    CLOCKS,
+    CODECS,
+    METHODS,
+    MODELS,
+    PARTITIONS,
+    SETS,
+    SHIFTS,
+    read_index,
+)
+from coterie.report.listings import listing, method_listing, plain_listing, rows_of
 from coterie.run.stopping import heeding, stoppable, stopped_with
 
 if TYPE_CHECKING:
     from coterie.run.result import Result
 
+# Commands that are imported when they are called: their modules need PyTorch.
+LATER = {
+    "serve": "coterie.deploy.commands:serve",
+    "join": "coterie.deploy.commands:join",
+    "compare": "coterie.run.commands:compare",
+    "groups": "coterie.run.groups_commands:groups",
+    "probe": "coterie.run.groups_commands:probe",
+    "watch": "coterie.report.live.commands:watch",
+    "report": "coterie.report.commands:report",
+    "keys": "coterie.deploy.commands:keys",
+}
+HIDDEN = ("probe",)  # an old name, deprecated
+
+
+def load(name: str) -> Any:
+    """A command of ``LATER``, ready to be called."""
+    module, _, function = LATER[name].partition(":")
+    found = getattr(importlib.import_module(module), function)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name, hidden=name in HIDDEN, deprecated=name in HIDDEN)(found)
+    return typer.main.get_command(alone)
+
+
+class Commands(TyperGroup):
+    """The commands. A list of them takes what it says of those of ``LATER`` from the index."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, in the order in which they are shown."""
+        first, *others = super().list_commands(ctx)
+        return [first, *(n for n in LATER if n != "keys"), *others, "keys"]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """A command, for a list: of one that is imported late, what the list says of it."""
+        if name not in LATER:
+            return super().get_command(ctx, name)
+        about = read_index()["commands"][name]["about"]
+        return click.Command(name, help=about, hidden=name in HIDDEN)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """A command that is to be called."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in LATER else command, rest
+
+
+def whole() -> click.Group:
+    """The command line with every command imported, for whoever looks at all of them."""
+    group: Any = typer.main.get_command(app)
+    names = group.list_commands(click.Context(group))
+    return click.Group(
+        commands={name: load(name) if name in LATER else group.commands[name] for name in names}
+    )
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Federated learning among clients whose data differ.",
     no_args_is_help=True,
     add_completion=False,
@@ -83,40 +128,12 @@ app = typer.Typer(
 
 
 @app.command()
+@flagged(after="config")
 def run(
     config: ConfigFile = None,
-    data: DataSet = None,
-    folder: Folder = None,
-    clients: Clients = None,
-    partition: PartitionName = None,
-    shift: ShiftName = None,
-    model: ModelName = None,
-    method: MethodName = None,
-    rounds: Rounds = None,
-    cohort: Cohort = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Rate = None,
-    momentum: Momentum = None,
-    seed: Seed = None,
-    engine: EngineName = None,
-    workers: Workers = None,
-    address: Address = None,
-    holdout: Holdout = None,
-    admit_epochs: AdmitEpochs = None,
-    codec: CodecName = None,
-    clock: ClockName = None,
-    target: Target = None,
-    secure: SecureFlag = False,
-    epsilon: EpsilonBudget = None,
-    reveal: Reveal = None,
-    outliers: Outliers = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     stand_in: StandIn = False,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Also train each client alone, for its gain.")
-    ] = False,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where to keep the run (default: runs/…).")
     ] = None,
@@ -125,6 +142,7 @@ def run(
     track: Track = None,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    **flags: Any,
 ) -> None:
     """Run one method and keep the run in a directory."""
     from coterie.report.progress import progress, saying
@@ -139,7 +157,6 @@ def run(
     from coterie.run.rundir import finite
     from coterie.run.scenarios import recall, remember
 
-    flags = {k: v for k, v in locals().items() if k in FLAGS}
     check(track or ())
     if resume is not None:
         tree = _resumed(resume, config or scenario or stand_in, directory, sets, flags)
@@ -158,6 +175,7 @@ def run(
     place = resume or directory or new_directory(experiment.method.name)
     judged_by = headline(experiment.population.classes is None)
     name, total = experiment.method.name, experiment.settings.rounds
+    rounds = flags["rounds"]
     more = f" --rounds {rounds}" if resume is not None and rounds is not None else ""
     more += "".join(f" --track {each}" for each in track or ())
 
@@ -198,18 +216,21 @@ def _resumed(
 ) -> dict[str, Any]:
     """The run's own configuration; only what cannot change its course may be given anew."""
     from coterie.run.config import assign, assign_texts, parse, run_anew
+    from coterie.run.own import admitted
     from coterie.run.rundir import RunDir
 
     free = ("rounds", "engine", "workers", "address", "alone")
     ends = [text for text in sets or [] if text.strip().startswith("stop.")]
     more = config or directory or len(ends) < len(sets or [])
     refuse_with_resume("run", bool(more), flags, *free, and_also=" and --set stop.…")
-    tree = RunDir.open(resume).read_config()
+    run = RunDir.open(resume)
+    tree = run.read_config()
     if "python" in tree:
         raise ConfigError(
             f"{resume} was made by coterie.simulate: continue it from Python with "
             "simulate(..., directory=..., resume=True)"
         )
+    tree = admitted(tree, run.read_code())
     run_anew(tree, {key: flags[key] for key in free if key != "alone"})
     if flags["alone"]:
         assign(tree, FLAGS["alone"], True)
@@ -241,16 +262,6 @@ def _how_to_go_on(place: Path, more: str) -> str:
     return f"stopped before anything was saved in {place}; start again in another folder"
 
 
-app.add_typer(federation.keys, name="keys")
-app.command()(federation.serve)
-app.command()(federation.join)
-app.command()(comparing.compare)
-app.command()(grouping.groups)
-app.command(hidden=True, deprecated=True)(grouping.probe)
-app.command()(live.watch)
-app.command()(seeing.report)
-
-
 @app.command()
 def methods(
     name: Annotated[
@@ -258,13 +269,10 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods, or explain one, or what each part of a combination brings."""
-    from coterie.methods import METHODS, find, make
-    from coterie.report import explain
-    from coterie.report.tables import plain_listing
     from coterie.run.presets import PRESETS, described
 
     if name is None:
-        show(explain.method_listing([explain.explain(n, f) for n, f in METHODS.items()]))
+        show(method_listing(rows_of(METHODS)))
         about = {name: preset.about for name, preset in PRESETS.items()}
         show(plain_listing("Presets: a method with certain settings, used by name", about))
         return
@@ -272,14 +280,19 @@ def methods(
         for line in described(name):
             out.print(line, highlight=False, markup=False, soft_wrap=True)
         return
+    from coterie.methods import find, make, short
+    from coterie.report import explain
+
     wide = out.is_terminal or "COLUMNS" in os.environ
     page = Console(width=min(out.width, 100) if wide else 100, file=out.file)
-    names = name.split("+")
+    names = [METHODS.admit(part, "coterie methods") for part in name.split("+")]
     if len(names) == 1:
-        explain.print_explanation(page, explain.explain(name, find(name)))
+        explain.print_explanation(page, explain.explain(short(names[0]), find(names[0])))
         return
-    parts = explain.combination({part: find(part) for part in names})
-    made = make(name, {p.name: 1 for part in parts for p in part.parameters if p.default is None})
+    parts = explain.combination({short(part): find(part) for part in names})
+    made = make(
+        "+".join(names), {p.name: 1 for part in parts for p in part.parameters if p.default is None}
+    )
     explain.print_combination(page, name, parts, explain.secure_words(made))
 
 
@@ -305,43 +318,31 @@ def scenarios(
 @app.command()
 def wire() -> None:
     """List the codecs, the clocks and the models of availability."""
-    from coterie.door.availability import AVAILABILITIES
-    from coterie.door.clock import CLOCKS
-    from coterie.door.codec import CODECS
-    from coterie.report.tables import plain_listing
-
-    show(plain_listing("Codecs: --codec, wire.up, wire.down", CODECS))
-    show(plain_listing("Clocks: --clock, clock.name", CLOCKS))
-    show(plain_listing("Availability: availability.name", AVAILABILITIES))
+    for title, registry in (
+        ("Codecs: --codec, wire.up, wire.down", CODECS),
+        ("Clocks: --clock, clock.name", CLOCKS),
+        ("Availability: availability.name", AVAILABILITIES),
+    ):
+        show(plain_listing(title, {name: row["about"] for name, row in rows_of(registry).items()}))
 
 
 @app.command("data")
 def data_sets() -> None:
     """List the data sets."""
-    from coterie.data import SETS
-    from coterie.report.tables import listing
-
-    show(listing("Data sets", SETS, skip=("folder",)))
+    show(listing("Data sets", rows_of(SETS)))
 
 
 @app.command()
 def partitions() -> None:
     """List the partitions and shifts."""
-    from coterie.data import PARTITIONS, SHIFTS
-    from coterie.report.tables import listing
-
-    hidden = ("labels", "clients", "seed", "x", "y", "group", "scene")
-    show(listing("Partitions", PARTITIONS, skip=hidden))
-    show(listing("Shifts between groups of clients", SHIFTS, skip=hidden))
+    show(listing("Partitions", rows_of(PARTITIONS)))
+    show(listing("Shifts between groups of clients", rows_of(SHIFTS)))
 
 
 @app.command()
 def models() -> None:
     """List the models."""
-    from coterie.models import MODELS
-    from coterie.report.tables import listing
-
-    show(listing("Models", MODELS, skip=("shape", "outputs")))
+    show(listing("Models", rows_of(MODELS)))
 
 
 @app.command()
@@ -471,7 +472,8 @@ def main() -> None:
 
 
 def _complain(error: CoterieError) -> NoReturn:
-    err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    text = f"[bold red]error:[/] {escape(str(error))}"
+    err.print(text, highlight=False, soft_wrap=True, emoji=False)  # mine.py:x: is no emoji
     sys.exit(error.exit_code)
 
 

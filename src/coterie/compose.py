@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from coterie import trial
@@ -122,9 +123,19 @@ class Sharing:
             )
         return next(iter(offers.items()))
 
-    def best(self, client: Client, arrays: Mapping[str, Array]) -> tuple[str, Weights]:
-        """The offer that fits the client's training data best, laid over what it keeps."""
+    def best(
+        self, client: Client, arrays: Mapping[str, Array], most: int = 0
+    ) -> tuple[str, Weights]:
+        """The offer that fits the client's training data best, laid over what it keeps.
+
+        Of more than ``most``, if that is not 0, a client chooses none: its choice would say more.
+        """
         offers = self._offers(client, arrays)
+        if 0 < most < len(offers):
+            raise TrainingError(
+                f"client {client.id} was offered {len(offers)} models, and chooses among {most} at "
+                "most"
+            )
         if len(offers) == 1:
             return next(iter(offers.items()))
         losses = {s: client.loss(w) for s, w in offers.items()}
@@ -220,6 +231,7 @@ class Assign:
     start: Callable[[Federation, Setup], State]
     admit: Admit | None = None
     picks: bool = False
+    most: int = 0  # models that a client chooses among; 0: any number
     parallel: bool = False
     mixes: Callable[[State, ClientId], Mapping[Slot, float]] | None = None
     tasks: Mapping[str, Task] = field(default_factory=dict)
@@ -290,7 +302,7 @@ def by_loss(k: int) -> Assign:
         if k > len(setup.clients):
             raise ConfigError(f"k = {k} models for {len(setup.clients)} clients: take fewer")
 
-    return Assign(start, picks=True, check=check)
+    return Assign(start, picks=True, most=k, check=check)
 
 
 # --- the whole ----------------------------------------------------------------------------------
@@ -329,8 +341,10 @@ def grouped(
         known = client in state.groups
         return sharing.offer(state.models, [state.groups[client]] if known else list(state.models))
 
+    best = partial(sharing.best, most=assign.most)
+
     def task(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        slot, start = (sharing.best if assign.picks else sharing.received)(client, arrays)
+        slot, start = (best if assign.picks else sharing.received)(client, arrays)
         tries = "score-cuts" in trials
         copies = trial.longer_trained(client, config, start, train.train) if tries else {}
         result = train.train(client, start)
@@ -340,8 +354,8 @@ def grouped(
         return Upload(sent, metrics, dict.fromkeys(sent, slot)) if slot else Upload({}, metrics)
 
     def pick(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        best = sharing.best(client, arrays)[0]
-        return Upload(metrics={"slot": float(list(arrays).index(best) if best else 0)})
+        choice = best(client, arrays)[0]
+        return Upload(metrics={"slot": float(list(arrays).index(choice) if choice else 0)})
 
     def score_cuts(
         client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]
@@ -349,6 +363,7 @@ def grouped(
         return trial.score_cuts(client, arrays, config, sharing)
 
     trials = {"score-cuts": score_cuts} if assign.sums > 1 else {}
+    picks = {} if assign.admit else {"pick": pick}
 
     def admit(fed: Federation, state: State, info: Round) -> State:
         if assign.admit is not None:
@@ -419,8 +434,8 @@ def grouped(
         init=assign.start,
         round=round,
         sends=sends,
-        tasks={"train": task, "pick": pick, **trials, **assign.tasks},
-        assemble=lambda client, arrays: train.uses(client, sharing.best(client, arrays)[1]),
+        tasks={"train": task, **picks, **trials, **assign.tasks},
+        assemble=lambda client, arrays: train.uses(client, best(client, arrays)[1]),
         admit=admit,
         sees="nothing" if shared is no_layer else assign.sees,
         adapt=train.adapt,
@@ -434,7 +449,7 @@ def grouped(
         needs_public=assign.needs_public,
         chooses="slot" if assign.picks else "",
         sums=assign.sums,
-        shows={**({} if assign.admit else {"pick": ("slot",)}), **assign.shows},
+        shows={**dict.fromkeys(picks, ("slot",)), **assign.shows},
     )
 
 

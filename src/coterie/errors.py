@@ -21,6 +21,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class CoterieError(Exception):
@@ -101,3 +105,25 @@ def error_named(name: str) -> type[CoterieError]:
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
     return next((k for k in kinds if k.__name__ == name), TrainingError)
+
+
+def reasons(error: ValidationError) -> str:
+    """Why a value will not do; of one that may be of several kinds, what each would have been.
+
+    >>> from typing import Annotated, Literal
+    >>> from pydantic import Field, TypeAdapter, ValidationError
+    >>> kind = TypeAdapter(Literal["auto"] | Annotated[float, Field(gt=0)])
+    >>> try:
+    ...     kind.validate_python(-1)
+    ... except ValidationError as error:
+    ...     print(reasons(error))
+    must be 'auto' or greater than 0
+    """
+    found = []
+    for one in error.errors():
+        reason = one["msg"].lower().removeprefix("value error, ").replace("input should be ", "")
+        reason = reason.replace("greater than or equal to", "at least")
+        found.append(reason.replace("less than or equal to", "at most"))
+    words = " or ".join(dict.fromkeys(found))
+    plain = all("input should be" in e["msg"].lower() for e in error.errors())
+    return f"must be {words}" if plain else words

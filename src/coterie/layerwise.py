@@ -75,6 +75,7 @@ def layer_wise(
         whole = info.number < start or (info.number - start) % alpha == alpha - 1
         rule = partial(quiet_layers, share=share)
         paced = _Paced(fed, Pace.remembered(state), info.number, whole, rule)
+        resting = not whole and any(paced.pace.quiet.values())
         moved = inner.round(paced, state, info)
         # A model that is not one of this round's means is nobody's last upload: it goes out whole.
         kept = {str(s) for s, m in moved.models.items() if m is state.models.get(s)}
@@ -82,7 +83,7 @@ def layer_wise(
         quiet = {slot: sorted(layers) for slot, layers in paced.pace.quiet.items()}
         notes: dict[str, Any] = {"all_due": whole, "quiet": quiet}
         at_end: dict[str, Any] = dict(moved.notes.get("warning_at_end", {}))
-        at_end["layers"] = "" if whole or not any(quiet.values()) else AT_REST
+        at_end["layers"] = AT_REST if resting else ""
         if paced.measured:
             notes["discrepancy"] = paced.measured
             at_end[word] = "" if share == "auto" else never_quiet(word, share, paced.pace.smallest)

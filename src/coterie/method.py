@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ParamSpec, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 from torch import Tensor
 
-from coterie.client import Client, Schedule, Task
-from coterie.errors import ConfigError, unknown
+from coterie.errors import ConfigError
 from coterie.federation import (
     Array,
     ClientId,
@@ -26,8 +24,13 @@ from coterie.federation import (
     Mean,
     Slot,
 )
+from coterie.registry import METHODS, checked
+from coterie.schema import Schedule
 from coterie.tree import Tree
 from coterie.weights import Weights
+
+if TYPE_CHECKING:
+    from coterie.client import Client, Task
 
 P = ParamSpec("P")
 
@@ -259,39 +262,24 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
     ... def mine(strength: float = 1.0) -> Method: ...
     >>> mine(strenth=2.0)
     Traceback (most recent call last):
-    coterie.errors.ConfigError: unknown parameter of mine 'strenth'; did you mean 'strength'? ...
+    coterie.errors.ConfigError: unknown parameter of method mine 'strenth'; did you mean ...
     """
     signature = inspect.signature(factory)
     label = factory.__name__.replace("_", "-")
 
     @functools.wraps(factory)
     def make(*args: P.args, **kwargs: P.kwargs) -> Method:
-        for name in kwargs:
-            if name not in signature.parameters:
-                known = signature.parameters or ["(it takes none)"]
-                raise ConfigError(unknown(f"parameter of {label}", name, known))
         try:
-            bound = signature.bind(*args, **kwargs)
+            given = signature.bind_partial(*args).arguments
         except TypeError as error:
-            missing = [
-                n
-                for n, p in signature.parameters.items()
-                if p.default is p.empty and n not in kwargs
-            ]
-            hint = f": give it, as in --set method.{missing[0]}=4" if missing and not args else ""
-            raise ConfigError(f"method {label}: {error}{hint}") from None
-        hints = get_type_hints(factory, include_extras=True)
-        for name, value in bound.arguments.items():
-            try:
-                # As JSON, in which a method travels: a list is then as good as a tuple.
-                TypeAdapter(hints.get(name, Any)).validate_json(json.dumps(value), strict=True)
-            except ValidationError as error:
-                raise ConfigError(f"method {label}: {name} = {value!r}: {reasons(error)}") from None
-            except TypeError as error:  # json's: NumPy's numbers, say
-                raise ConfigError(
-                    f"method {label}: {name} = {value!r}: {error}; give plain numbers and texts"
-                ) from None
-        source = Source(factory.__module__, factory.__qualname__, dict(bound.arguments))
+            raise ConfigError(f"method {label}: {error}") from None
+        for twice in given.keys() & kwargs.keys():
+            raise ConfigError(f"method {label}: {twice} is given twice")
+        given |= kwargs
+        checked(f"method {label}", factory, given, hint="give it, as in --set method.{}=4")
+        # In the signature's order, whatever the order of the call: it is a part of fingerprints.
+        bound = signature.bind(*args, **kwargs).arguments
+        source = Source(factory.__module__, factory.__qualname__, dict(bound))
         made = factory(*args, **kwargs)
         # A factory that called itself, as with the content of a file, has said where it comes from.
         inner = made.source
@@ -299,28 +287,12 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
             return made
         return replace(made, source=source)
 
+    vars(make)["makes"] = Method
+    # Ours are known by name. A user's own goes by its place, or by an installed package's entry
+    # point: two cells of a notebook may define the same name.
+    if factory.__module__.startswith("coterie.methods."):
+        METHODS.register(label)(make)
     return make
-
-
-def reasons(error: ValidationError) -> str:
-    """Why a value will not do; of one that may be of several kinds, what each would have been.
-
-    >>> from typing import Literal
-    >>> kind = TypeAdapter(Literal["auto"] | Annotated[float, Field(gt=0)])
-    >>> try:
-    ...     kind.validate_python(-1)
-    ... except ValidationError as error:
-    ...     print(reasons(error))
-    must be 'auto' or greater than 0
-    """
-    found = []
-    for one in error.errors():
-        reason = one["msg"].lower().replace("input should be ", "")
-        reason = reason.replace("greater than or equal to", "at least")
-        found.append(reason.replace("less than or equal to", "at most"))
-    words = " or ".join(dict.fromkeys(found))
-    plain = all("input should be" in e["msg"].lower() for e in error.errors())
-    return f"must be {words}" if plain else words
 
 
 def exclusive(*names: str) -> Callable[[Callable[P, Method]], Callable[P, Method]]:

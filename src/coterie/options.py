@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from coterie.errors import ConfigError, LostHistory
+from coterie.keys import Key, flags
+from coterie.schema import Config
 
 if TYPE_CHECKING:
     from coterie.run.scenarios import Chosen, Scenario
+
+Command = TypeVar("Command", bound=Callable[..., None])
 
 out = Console()
 err = Console(stderr=True)
@@ -24,62 +30,8 @@ err = Console(stderr=True)
 ConfigFile = Annotated[
     Path | None, typer.Argument(help="A TOML file; flags and --set override it.")
 ]
-DataSet = Annotated[str | None, typer.Option("--data", help="Data set (see `coterie data`).")]
-Folder = Annotated[
-    Path | None,
-    typer.Option("--folder", envvar="COTERIE_DATA", help="Where the data set's files are."),
-]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-PartitionName = Annotated[str | None, typer.Option("--partition", help="See `coterie partitions`.")]
-ShiftName = Annotated[str | None, typer.Option("--shift", help="See `coterie partitions`.")]
-ModelName = Annotated[str | None, typer.Option("--model", help="See `coterie models`.")]
-MethodName = Annotated[str | None, typer.Option("--method", help="See `coterie methods`.")]
-Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
-Cohort = Annotated[str | None, typer.Option(help="Clients a round: a number, or a fraction.")]
-Epochs = Annotated[int | None, typer.Option(help="Local epochs in a round.")]
-BatchSize = Annotated[int | None, typer.Option(help="Local batch size.")]
-Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
-Momentum = Annotated[float | None, typer.Option(help="Momentum of local SGD.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
-EngineName = Annotated[str | None, typer.Option("--engine", help="loop, pool or ray.")]
-Workers = Annotated[int | None, typer.Option(help="Worker processes of the pool, or of Ray.")]
-Address = Annotated[
-    str | None,
-    typer.Option(help="A Ray cluster: auto, or HOST:PORT (default: a Ray of its own, here)."),
-]
-Holdout = Annotated[
-    int | None, typer.Option(help="Clients that stay outside and join after the last round.")
-]
-AdmitEpochs = Annotated[int | None, typer.Option(help="Epochs that those who join then adapt for.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
-]
-CodecName = Annotated[
-    str | None,
-    typer.Option("--codec", help="How replies are encoded, as in qsgd (see `coterie wire`)."),
-]
-ClockName = Annotated[
-    str | None, typer.Option("--clock", help="links or wireless: count simulated seconds.")
-]
-Target = Annotated[
-    float | None, typer.Option(help="A score, as in 0.8: report what it took to reach it.")
-]
-SecureFlag = Annotated[
-    bool, typer.Option("--secure", help="The server learns sums only: secure aggregation.")
-]
-EpsilonBudget = Annotated[
-    float | None,
-    typer.Option("--epsilon", help="A privacy budget, as in 8: noise is chosen to keep it."),
-]
-Reveal = Annotated[
-    str | None,
-    typer.Option("--reveal", help="What --secure lets through: final-layer (FedClust)."),
-]
-Outliers = Annotated[
-    str | None,
-    typer.Option(
-        "--outliers", help="Updates unlike the others: reject (the default), clip or off."
-    ),
 ]
 Track = Annotated[
     list[str] | None,
@@ -104,35 +56,44 @@ StandIn = Annotated[
     ),
 ]
 
-FLAGS = {
-    "data": "data.set",
-    "folder": "data.folder",
-    "clients": "data.clients",
-    "partition": "partition.name",
-    "shift": "shift.name",
-    "model": "model.name",
-    "method": "method.name",
-    "rounds": "run.rounds",
-    "cohort": "run.cohort",
-    "epochs": "train.epochs",
-    "batch_size": "train.batch_size",
-    "lr": "train.lr",
-    "momentum": "train.momentum",
-    "seed": "run.seed",
-    "engine": "run.engine",
-    "workers": "run.workers",
-    "address": "run.address",
-    "holdout": "run.holdout",
-    "admit_epochs": "run.admit_epochs",
-    "alone": "evaluation.alone",
-    "codec": "wire.up",
-    "clock": "clock.name",
-    "target": "evaluation.target",
-    "secure": "privacy.secure",
-    "epsilon": "privacy.epsilon",
-    "reveal": "privacy.reveal",
-    "outliers": "run.outliers",
-}
+FLAGS = {name: key.path for name, key in flags().items()}
+
+
+def option(key: Key) -> Any:
+    """The option of the command line that a key declares."""
+    return typer.Option(key.flag, envvar=key.env or None, help=key.help)
+
+
+Folder = Annotated[Path | None, option(flags()["folder"])]
+
+
+def flagged(
+    after: str, without: Collection[str] = (), config: type[BaseModel] = Config
+) -> Callable[[Command], Command]:
+    """Give a command the options that keys declare, ``without`` some, ``after`` its own parameter.
+
+    They come as ``**flags``: None, or False, where they were not given.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True)
+        found = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        place = [p.name for p in found].index(after) + 1
+        made = [_parameter(key) for name, key in flags(config).items() if name not in without]
+        found[place:place] = made
+        command.__signature__ = own.replace(parameters=found)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(key: Key) -> inspect.Parameter:
+    kind, yes = key.option_type, key.option_type is bool
+    annotation = Annotated[kind if yes else kind | None, option(key)]  # type: ignore[valid-type]
+    usual = False if yes else None
+    return inspect.Parameter(
+        key.parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=usual, annotation=annotation
+    )
 
 
 def resolve(
@@ -147,6 +108,7 @@ def resolve(
     A file's table ``[method]`` without a name is about the method of the scenario, if there is one.
     """
     from coterie.run.config import assign, assign_text, assign_texts
+    from coterie.run.own import admitted
     from coterie.run.toml import read_toml
 
     tree = read_toml(config) if config else {}
@@ -164,9 +126,9 @@ def resolve(
         if flag == "cohort":
             assign_text(tree, f"run.cohort={value}")
         else:
-            assign(tree, FLAGS[flag], str(value) if isinstance(value, Path) else value)
+            assign(tree, FLAGS[flag], value)
     assign_texts(tree, sets or [])
-    return tree
+    return admitted(tree)
 
 
 def chosen_of(scenario: str | None, given: dict[str, Any], stand_in: bool = False) -> Chosen | None:
@@ -216,10 +178,10 @@ def asking(go: Callable[[bool], _Result], discard: bool) -> _Result:
     return go(True)
 
 
-def from_environment(folder: Path) -> bool:
+def from_environment(folder: str) -> bool:
     """Whether a folder comes from ``COTERIE_DATA`` and not from a flag."""
     given = any(a == "--folder" or a.startswith("--folder=") for a in sys.argv)
-    return os.environ.get("COTERIE_DATA") == str(folder) and not given
+    return os.environ.get("COTERIE_DATA") == folder and not given
 
 
 def refuse_with_resume(

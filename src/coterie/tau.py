@@ -242,7 +242,9 @@ def adaptive_steps(
         asking = _Asking(fed, steps)
         after = inner.round(asking, state, info)
         measured = Measured.of(asking.means)
-        control = control.moved(steps, info.spent, measured, state)
+        # What a round of evidence or of a trial costs says nothing of the rounds to come.
+        known = None if asking.unhurried else info.spent
+        control = control.moved(steps, known, measured, state)
         after = replace(_remembering(after, control), notes={**after.notes, **control.notes})
         if short and fed.min_group == 1:
             return _ended(fed, inner, after, info, control, short[0])
@@ -350,8 +352,8 @@ class Control:
     """What the server remembers: what rounds cost, what was measured, the best models.
 
     ``fresh`` says whether the last round brought estimates; ``spent`` is what the run had cost
-    before it, none before the first; ``work`` the share of training in what it computed; ``best``
-    is a state and its ``loss``.
+    before it, none before the first and after a round with more in it than training; ``work`` the
+    share of training in what it computed; ``best`` is a state and its ``loss``.
     """
 
     lr: float = 0.0
@@ -403,7 +405,9 @@ class Control:
         cost = Spent(**{k: now[k] - then[k] for k in now})
         return replace(self, costs=self.costs.plus(self.steps, self.work, cost), spent=None)
 
-    def moved(self, steps: int, spent: Spent, found: Measured | None, state: State) -> Control:
+    def moved(
+        self, steps: int, spent: Spent | None, found: Measured | None, state: State
+    ) -> Control:
         """After a round of so many steps, in which this was measured of this state."""
         moved = replace(self, steps=steps, spent=spent, fresh=False, notes={"tau": steps})
         if found is None:
@@ -465,6 +469,7 @@ class _Asking:
     fed: Federation
     steps: int
     means: list[Mean] = field(default_factory=list)
+    unhurried: bool = False  # whether anybody was asked for what takes longer than a round
 
     @property
     def clients(self) -> Sequence[ClientId]:
@@ -499,6 +504,7 @@ class _Asking:
         return self.fed.average(replies, into, by_examples)
 
     def _order(self, order: Order) -> Order:
+        self.unhurried |= order.unhurried
         if order.task != "train":
             return order
         return replace(order, config={**order.config, "steps": self.steps, KEY: True})

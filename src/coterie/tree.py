@@ -105,17 +105,30 @@ def write_tree(path: Path, tree: Tree, whole: Layout, *, durable: bool) -> str:
     packed, tensors = pack(tree, whole)
     arrays = {str(i): t.detach().contiguous().clone() for i, t in enumerate(tensors)}
     text = json.dumps(packed)
-    data = save(arrays, metadata={"tree": text, "sum": _digest(text, list(arrays.values()), True)})
+    data = save(arrays, metadata={"tree": text, "sum": _digest(text, list(arrays.values()))})
     write_atomic(path, data, durable=durable)
     return hashlib.sha256(data).hexdigest()
 
 
-def _digest(text: str, tensors: Sequence[Tensor], formed: bool) -> str:
-    """Of all that makes a tree; ``formed``: of the tensors' types and shapes, too."""
+def to_safetensors(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
+    """A safetensors file of these, the same bytes for the same content.
+
+    The library writes what it is told ``about`` the tensors in any order: here it is by name.
+    """
+    data = save({name: t.detach().clone() for name, t in tensors.items()}, metadata=dict(about))
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(about.items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the tensors stay aligned
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+
+def _digest(text: str, tensors: Sequence[Tensor]) -> str:
+    """Of all that makes a tree, the tensors' types and shapes, too."""
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for tensor in tensors:
-        if formed:
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(_bits(tensor))
     return digest.hexdigest()
 
@@ -156,9 +169,7 @@ def read_tree(path: Path, whole: Layout) -> Tree:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = [file.get_tensor(str(i)) for i in range(len(list(file.keys())))]
-        formed = "sum" in metadata  # an earlier version wrote "digest"
-        told = metadata["sum" if formed else "digest"]
-        if told != _digest(metadata["tree"], tensors, formed):
+        if metadata["sum"] != _digest(metadata["tree"], tensors):
             raise ValueError("its checksum is wrong")
         return unpack(json.loads(metadata["tree"]), tensors, whole)
     except FileNotFoundError as error:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from coterie.client import Client, Fit
+from coterie.errors import TrainingError
 from coterie.federation import (
     Array,
     ClientId,
@@ -46,11 +47,13 @@ KEPT = "trial"  # where a client keeps the model it trained until it has been sc
 KEPT_IN = "trial_round"  # and the round in which it was trained
 STEPS = "trial_steps"  # in an order to train: the least number of steps before a model is scored
 SCALED = "scaled"  # in an order to score: whether scores are divided by a client's samples
+EVERYBODY = "everybody"  # the slot of the sum of all scores
 SCORED = "scored"  # in an upload: the longer-trained copy that is averaged and scored
 MOST = 0.9  # of the gain of the best cut: so much makes a coarser one good enough
 LARGEST = 60_000.0  # below it, a number fits into 16 bits
 DOMINANT = 20  # of so many samples of a group all but one are a client's: the rest is rounding
 DATA = {"val": "validation", "train": "training"}  # what models are scored on
+MOST_CUTS = 1000  # that a client scores: each pair of them has a number in what it sends
 EVERY = 16  # up to so many groups every cut is a candidate, beyond it a ladder of them
 Labels = np.ndarray[Any, Any]
 Trains = Callable[[State, Mapping[ClientId, Slot]], list[Order]]
@@ -80,9 +83,11 @@ def proposed(
     steps: int = 0,
     cuts: Sequence[Labels] = (),
     on: str = "val",
+    later: int = 0,
 ) -> dict[str, Tree]:
     """What must be remembered for a trial of the clients of one group, in round ``first``.
 
+    If it keeps one model there is another one after twice as many rounds, not before ``later``.
     ``cuts`` are the groupings to try, coarsest first, where they are not those of the evidence's
     tree; ``on`` is the data that models are scored on, "val" or "train".
     """
@@ -98,6 +103,7 @@ def proposed(
         "rounds": rounds,
         "asked_rounds": rounds,
         "again": again,
+        "later": later,
         "steps": steps,
         "on": on,
     }
@@ -195,12 +201,16 @@ def score_cuts(
 ) -> Upload:
     """Score the model of each cut on this client's validation data, or on its training data.
 
-    What leaves the client is one row: whether it has validation data; the loss of every cut; the
-    same without its own contribution; for every pair of cuts the squared difference of losses, and
-    the variance of that difference that comes of having no more validation data. Sums of such rows
-    are all that a verdict needs.
+    What leaves the client is one row: whether it has validation data; the loss of the first cut,
+    and by how much that of every other is higher; the same without its own contribution; for every
+    pair of cuts the squared difference of losses, and the variance of that difference that comes of
+    having no more validation data. Sums of such rows are all that a verdict needs. Differences are
+    sent and not losses because a mean has no more digits than what it is of: what is compared keeps
+    all of them, and models that are alike stay so.
     """
     names, on = str(config["cuts"]).split(), str(config.get("on", "val"))
+    if len(names) > MOST_CUTS:
+        raise TrainingError(f"client {client.id} was asked for the scores of {len(names)} cuts")
     totals = [int(n) for n in str(config.get("totals", "")).split()]
     kept = _kept(client)
     arrays = {n: _restored(a, sharing.travelling(client.base.layout)) for n, a in arrays.items()}
@@ -225,7 +235,8 @@ def score_cuts(
     others = mean
     if kept is not None and totals:
         others = _without_own(client, kept, names, totals, models, mean)
-    row = torch.cat([torch.ones(1), mean, others, (mean[a] - mean[b]) ** 2, within])
+    levels = [torch.cat([v[:1], v[1:] - v[0]]) for v in (mean, others)]
+    row = torch.cat([torch.ones(1), *levels, (mean[a] - mean[b]) ** 2, within])
     if config.get(SCALED):
         row = row / max(1, len(client.train))
     return Upload({"scores": row.float()})
@@ -302,7 +313,8 @@ def judge(total: Tensor, count: float, cuts: int) -> Verdict:
     row = total.double()
     clients = float(row[0]) * count
     row = row / row[0]
-    losses, others, pairs = row[1 : 1 + cuts], row[1 + cuts : 1 + 2 * cuts], row[1 + 2 * cuts :]
+    levels, pairs = row[1 : 1 + 2 * cuts].view(2, cuts), row[1 + 2 * cuts :]
+    losses, others = torch.cat([levels[:, :1], levels[:, 1:] + levels[:, :1]], 1).unbind()
     squares, within = pairs.tensor_split(2)
     both = torch.zeros(2, cuts, cuts, dtype=torch.float64)
     a, b = torch.triu_indices(cuts, cuts, 1)
@@ -477,6 +489,9 @@ def _scores(
     # Clients of secure sums sign one row of weights in a round: that of the models just summed,
     # which counts by samples. Their scores are divided by their samples, so each counts once.
     hidden = fed.min_group > 1
+    # One sum is enough for the verdict. Where clients are hidden it is of groups whose members have
+    # signed one already; where a robust mean may stand in for a plain one, of no more than a group.
+    together = fed.plain_means and not hidden
     orders = []
     for client in people:
         names = [n if n in models else plan.root for n in plan.path(client)]
@@ -492,7 +507,9 @@ def _scores(
         if kept:
             offered = {name: _shortened(model) for name, model in offered.items()}
         orders.append(Order(client, "score-cuts", offered, config, unhurried=True))
-    means = fed.reduce(orders, {c: {plan.finest(c): 1.0} for c in people}, by_examples=hidden)
+    into: dict[ClientId, Mapping[Slot, float]]
+    into = {c: {EVERYBODY if together else plan.finest(c): 1.0} for c in people}
+    means = fed.reduce(orders, into, by_examples=hidden)
     told = [m for m in means.values() if m.arrays]
     rows = [(m.arrays["scores"], m.examples if hidden else len(m.clients)) for m in told]
     count = sum(len(m.clients) for m in told)
@@ -535,7 +552,8 @@ def _settle(
         return _split(state, info, plan, trained.models, chosen)
     if not plan.memory["again"]:
         return _ended(state)
-    later = {**plan.memory, "next": 2 * info.number + 1, "rounds": plan.memory["asked_rounds"]}
+    at = max(2 * info.number + 1, plan.memory["later"])
+    later = {**plan.memory, "next": at, "rounds": plan.memory["asked_rounds"]}
     later.pop("models", None)
     return state.joined({}, trial=later)
 

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
+from coterie.channel import secure
 from coterie.deploy import serve as serving
 from coterie.deploy.member import Member
-from coterie.door.privacy import secure
 from coterie.errors import CoterieError, TrainingError
 from coterie.run import experiment as experiments
 from faked_grid import Federation, read, tree
@@ -73,9 +73,9 @@ def test_members_take_no_changes_of_models_that_may_differ(tmp_path, monkeypatch
     fed = federation(tmp_path)
     fed.config["wire"] = {"down": "qsgd"}
     monkeypatch.setattr(serving, "_check", lambda config: None)
-    honest, builds, at_member = experiments.check_privacy, Member._site_of, []
+    honest, builds, at_member = experiments.check_privacy, Member._runtime_of, []
 
-    def site_of(member, *given):
+    def runtime_of(member, *given):
         at_member.append(member)
         try:
             return builds(member, *given)
@@ -85,7 +85,7 @@ def test_members_take_no_changes_of_models_that_may_differ(tmp_path, monkeypatch
     def check(*given):  # the server's own is taken out
         return honest(*given) if at_member else None
 
-    monkeypatch.setattr(Member, "_site_of", site_of)
+    monkeypatch.setattr(Member, "_runtime_of", runtime_of)
     monkeypatch.setattr(experiments, "check_privacy", check)
     with pytest.raises(CoterieError):
         fed.serve()

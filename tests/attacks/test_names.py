@@ -12,11 +12,13 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 from coterie.data import SETS
 from coterie.deploy import names
 from coterie.deploy import serve as serving
+from coterie.deploy.terms import agreement_of
 from coterie.door.wire import Message
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.errors import ConfigError, Interrupted, WireError
-from coterie.models import OWN
+from coterie.registry import METHODS, MODELS, function_at
 from faked_grid import Federation, assert_models, tree
+from registries import restored
 
 NETWORK = """
 from pathlib import Path
@@ -76,12 +78,13 @@ def unchecked(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CODE)
-@pytest.mark.parametrize("table", ["model", "method"])
+@pytest.mark.parametrize("table", ["model", "method", "codec"])
 def test_a_member_imports_nothing_that_a_server_names(
     table, name, lying_about, unchecked, tmp_path
 ):
     fed = Federation(tmp_path / "fed", tree(2), secure=True)  # with keys, who refuses has a name
-    fed.config[table] = {"name": name.format(place=lying_about)}
+    name = name.format(place=lying_about)
+    fed.config |= {"wire": {"up": name}} if table == "codec" else {table: {"name": name}}
     with pytest.raises(Interrupted):
         fed.serve()
     for client in range(2):
@@ -188,17 +191,81 @@ def test_what_a_members_own_command_line_maps(lying_about, tmp_path, monkeypatch
     monkeypatch.setattr(sys, "path", list(sys.path))
     asked = tree(2, model={"name": "mynet", "hidden": 3}, run={"rounds": 1})
     fed = Federation(tmp_path / "fed", asked)
-    names.map_models(names.absolute(["mynet=lying_about.py:net"]))
+    names.map_names([], names.mapped(["mynet=lying_about.py:net"]))
     try:
         fed.serve()
         assert_models(fed, fed.loop())
         assert fed.model(0)["1.weight"].shape == (3, 64)
     finally:
-        del OWN["mynet"]
+        del MODELS["mynet"]
     answer = told(fed, "enrol", asked)  # a member that was started without it
     assert answer.kind == "refused"
     assert "names the model 'mynet'" in answer.told["text"]
     assert "--model NAME=FILE.py:FUNCTION" in answer.told["text"]
+
+
+METHOD = """
+from coterie import grouped, method
+
+
+@method
+def mine(share: float = 1.0):
+    return grouped("mine")
+"""
+
+
+def test_a_place_is_refused_even_if_this_process_has_loaded_it(lying_about):
+    with restored():
+        place = MODELS.admit("lying_about.py:net", "--model")
+        assert MODELS.knows(place)
+        with pytest.raises(WireError, match=r"names the model '.*lying_about\.py:net', which"):
+            names.asked({"model": {"name": place}}, simulated=False)
+
+
+def test_a_method_that_a_members_own_command_line_maps(lying_about, tmp_path):
+    (lying_about / "methods.py").write_text(METHOD)
+    asked = tree(2, method={"name": "mine", "share": 0.5}, run={"rounds": 1})
+    fed = Federation(tmp_path / "fed", asked)
+    with restored():
+        names.map_names(names.mapped(["mine=methods.py:mine"]), [])
+        fed.serve()
+        assert_models(fed, fed.loop())
+        (agreed,) = (fed.root / "site0/runs").glob("*/agreed.json")
+        digest = METHODS.own["mine"].digest
+        assert json.loads(agreed.read_text())["code"] == {"method mine": digest}
+        (lying_about / "methods.py").write_text(METHOD.replace("1.0", "2.0"))
+        names.map_names(["mine=methods.py:mine"], [])  # the member is started with another file
+        answer = told(fed, "enrol", asked)
+    assert answer.kind == "refused"
+    assert (
+        "the method mine of this client is of another file than the server's" in answer.told["text"]
+    )
+    answer = told(fed, "enrol", asked)  # and without it
+    assert answer.kind == "refused"
+    assert "--method NAME=FILE.py:FUNCTION" in answer.told["text"]
+
+
+def test_the_digests_are_a_part_of_what_is_agreed():
+    terms = {"config": {}, "like": {}, "least": 1, "start": "s"}
+    plain = agreement_of("r", terms)
+    first = agreement_of("r", {**terms, "code": {"method mine": "a"}})
+    assert len({plain, first, agreement_of("r", {**terms, "code": {"method mine": "b"}})}) == 3
+
+
+def test_a_run_does_not_get_other_code_under_way(lying_about, tmp_path):
+    """Terms that a member has agreed to, but for the digest of a function, are other terms."""
+    fed = Federation(tmp_path / "fed", tree(2, run={"rounds": 1}))
+    fed.serve()
+    (agreed,) = (fed.root / "site0/runs").glob("*/agreed.json")
+    terms = json.loads(agreed.read_text())
+    parcel = Parcel(
+        "enrol", agreed.parent.name, Message(b"{}", ()),
+        {"json": json.dumps({**terms, "code": {"method fedavg": "0"}})},
+    )  # fmt: skip
+    with fed.in_memory():
+        answer, _ = opened(fed.grid.members[0].answer(sealed(parcel, Digests())), {})
+    assert answer.kind == "refused"
+    assert "not the terms that this run began with" in answer.told["text"]
 
 
 @pytest.mark.parametrize(
@@ -217,8 +284,8 @@ def test_what_a_members_own_command_line_maps(lying_about, tmp_path, monkeypatch
 def test_a_mapping_that_is_wrong_is_said_at_once(text, why, lying_about, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ConfigError, match=f"--model .*{why}"):
-        names.map_models([text])
-    assert not OWN
+        names.map_names([], [text])
+    assert not MODELS.own
     sys.modules.pop("lying_about", None)
 
 
@@ -230,7 +297,7 @@ def test_a_file_may_use_what_lies_beside_it(tmp_path, monkeypatch):
         "from beside_it import LAYER\n\n\n@dataclass\nclass Size:\n    inputs: int\n\n\n"
         "def net(shape, outputs):\n    return LAYER(Size(shape[0]).inputs, outputs)\n"
     )
-    made = names.function_at(f"{tmp_path}/mine.py:net", "--model")((4,), 2)
+    made = function_at(f"{tmp_path}/mine.py:net", "--model")((4,), 2)
     assert isinstance(made, torch.nn.Linear)
     sys.modules.pop("beside_it")
 

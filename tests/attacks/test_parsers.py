@@ -24,11 +24,12 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from aggregating import MESSAGES, SESSION, Play, vectors
+from coterie.channel.channel import Channel, answers
+from coterie.client.runtime import ClientRuntime
 from coterie.deploy.names import asked
 from coterie.deploy.terms import Described, in_common, seen_from_server, shell, unlike
 from coterie.door.codec import codec
 from coterie.door.coding import decode
-from coterie.door.door import Door, _Sheet
 from coterie.door.privacy.form import Form
 from coterie.door.privacy.secagg import TooFew
 from coterie.door.privacy.secagg.frames import Reader
@@ -39,7 +40,6 @@ from coterie.engines.flower.keys import make_federation, make_request, read_serv
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.engines.flower.request import read_request
 from coterie.engines.loop import Loop
-from coterie.engines.site import Site
 from coterie.errors import CoterieError, DataError
 from coterie.federation import Order
 from coterie.weights import Layout, Weights
@@ -407,30 +407,31 @@ def test_a_server_reads_whatever_a_client_answers(tmp_path):
 
     made = experiment(coterie.fedavg())
     plan = made.plan(tmp_path)
-    door = Door(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+    door = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
     door.samples = plan.train_sizes
     door.begin(0)
-    site, orders = Site(plan), {}
+    runtime, orders = ClientRuntime(plan), {}
     for number, task in enumerate(("train", "score")):
         order = Order(number, task, {"0": plan.start}, {"adapt_epochs": 0})
-        sheet = _Sheet(door, f"1.{number}")
-        (answer,) = site.answer([(number, sheet.request(order).message)])
-        orders[number] = sheet, order, answer
+        exchange, (request,) = door.prepare([order], {})
+        (answer,) = runtime.answer([(number, request.message)])
+        orders[number] = exchange, exchange.outgoing[number], answer
 
     def parse(given):
         number, text = given
-        sheet, order, answer = orders[number]
-        door.rejected.clear()
-        with suppress(CoterieError), door._forgiving(number):
-            body = sheet.read(number, order, Message(text, answer.payloads))
+        exchange, out, answer = orders[number]
+        door.phase.rejected.clear()
+        with suppress(CoterieError), door.phase.forgiving(number, door.state):
+            body = door._read(exchange, out, Message(text, answer.payloads))
             assert 0 <= body["examples"] <= door.samples[number]
             assert all(type(v) in (int, float) for v in body["metrics"].values())
             for array in body["arrays"].values():
                 found = array.vector if isinstance(array, Weights) else array
                 assert torch.isfinite(found.double()).all()
-            sheet.answer(number, body)
+            exchange.bodies[number] = body
+            assert [a.client for a in answers(exchange)] == [number]
             return
-        assert all(isinstance(why, str) and len(why) <= 300 for why in door.rejected.values())
+        assert all(isinstance(why, str) and len(why) <= 300 for why in door.phase.rejected.values())
 
     inputs = st.sampled_from(sorted(orders)).flatmap(
         lambda n: st.tuples(st.just(n), changed_text([json.loads(orders[n][2].header)]))

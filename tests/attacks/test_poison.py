@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import coterie
-from coterie.door.door import SCORE, Door
+from coterie.channel.channel import Channel
+from coterie.channel.tasks import SCORE
 from coterie.door.outliers import BOUND
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Wire
@@ -77,7 +78,7 @@ SILENT = (SCORE, "$fetch")
 def outcome(made, folder, engine=None):
     """A run by hand: each client's model, the server's state, and what the door knows of them."""
     state, door, _ = drive(made, folder, engine)
-    kept, rejected = dict(door.versions), dict(door.rejected)  # of the last round
+    kept, rejected = dict(door.state.versions), dict(door.phase.rejected)  # of the last round
     found = models(made, state, door)
     return SimpleNamespace(models=found, state=state, door=door, kept=kept, rejected=rejected)
 
@@ -95,7 +96,7 @@ def test_a_rejected_reply_is_a_lost_reply(name, value, tmp_path):
     assert same_bits(bad.models, gone.models)
     assert bad.kept == gone.kept
     assert BAD not in bad.kept
-    assert bad.door.ledger.lost == gone.door.ledger.lost == 3
+    assert bad.door.state.ledger.lost == gone.door.state.ledger.lost == 3
 
 
 def test_it_is_named_in_the_events_and_at_the_end(tmp_path, monkeypatch):
@@ -130,7 +131,7 @@ def test_one_that_cannot_be_scored_has_no_score_and_is_named():
 def test_what_the_server_was_sent_is_noted_though_it_was_not_used(tmp_path):
     bad = outcome(
         experiment(coterie.fedavg(), PEOPLE), tmp_path, with_lie(constant(1e30))
-    ).door.exposure
+    ).door.state.exposure
     assert {row["client"] for row in bad.rows()} == set(range(6))
 
 
@@ -147,7 +148,7 @@ def test_an_update_of_ordinary_length_is_taken_whatever_its_direction(tmp_path):
     start = made.plan(tmp_path / "start").start.vector
     bad = outcome(made, tmp_path / "bad", with_lie(lambda v: 2 * start - v))
     assert bad.rejected == {}
-    assert bad.door.ledger.lost == 0
+    assert bad.door.state.ledger.lost == 0
 
 
 @pytest.mark.parametrize("value", [1e30, NAN])
@@ -195,7 +196,7 @@ def test_runs_without_outliers_keep_their_bits(name, tmp_path):
     reject, off = found["reject"], found["off"]
     assert same_bits(reject.models, off.models)
     assert reject.kept == off.kept
-    assert reject.door.ledger.to_tree() == off.door.ledger.to_tree()
+    assert reject.door.state.ledger.to_tree() == off.door.state.ledger.to_tree()
     assert reject.rejected == {}
 
 
@@ -233,13 +234,16 @@ def test_nor_is_one_whose_group_was_sent_a_model_that_is_not_finite(tmp_path):
     """In a real federation the others go on, and the words are not about the client."""
     made = experiment(coterie.fedavg(), PEOPLE)
     plan = made.plan(tmp_path)
-    door = Door(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+    door = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
     door.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
     door.begin(4)
     sent = {c: plan.start * (NAN if c == 5 else 1.0) for c in range(6)}
     replies = door.gather([Order(c, "train", {"0": model}) for c, model in sent.items()])
     assert [r.client for r in replies] == [0, 1, 2, 3, 4]
-    assert "It is not to blame: the '0' that was sent to client 5 is not finite" in door.rejected[5]
+    assert (
+        "It is not to blame: the '0' that was sent to client 5 is not finite"
+        in door.phase.rejected[5]
+    )
 
 
 def test_one_that_diverges_alone_is_named_and_the_round_goes_on(tmp_path):
@@ -258,20 +262,20 @@ def test_clipped_no_update_moves_the_mean_further_than_a_multiple_of_the_median(
     made = experiment(coterie.fedavg(), PEOPLE, settings={"outliers": "clip", "rounds": 1})
     plan = made.plan(tmp_path)
     start = plan.start
-    door = Door(Malicious(plan, constant(value)), Wire(start.layout), terms=made.terms(start))
+    door = Channel(Malicious(plan, constant(value)), Wire(start.layout), terms=made.terms(start))
     door.begin(0)
     replies = door.gather([Order(c, "train", {"0": start}) for c in range(6)])
     lengths = {r.client: (r.arrays["model"] - start).norm() for r in replies}
     middle = float(np.median([n for c, n in lengths.items() if c != BAD]))
     assert 0 < lengths[BAD] <= 1.5 * BOUND * middle
     assert lengths[BAD] == max(lengths.values())
-    assert door.rejected == {}
+    assert door.phase.rejected == {}
 
 
 def test_clipped_what_is_not_finite_is_left_out(tmp_path):
     made = experiment(coterie.fedavg(), PEOPLE, settings={"outliers": "clip"})
     bad = outcome(made, tmp_path, with_lie(constant(INF)))
-    assert bad.door.ledger.lost == 3
+    assert bad.door.state.ledger.lost == 3
     assert all(torch.isfinite(m).all() for m in bad.models)
 
 
@@ -309,7 +313,7 @@ def noised(made, folder, engine=Loop):
     """The model after two rounds with noise, and the door."""
     plan = made.plan(folder)
     plan.roster.prepare()
-    door = Door(engine(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+    door = Channel(engine(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
     guard = Guard(plan, made.settings.policy, made.members, made.settings.rounds)
     fed = guard.around(door)
     state = made.method.init(fed, made.setup(plan.start))
@@ -347,7 +351,7 @@ def test_under_noise_what_is_not_finite_counts_as_no_change(secure, tmp_path):
     for spoil in (True, False):
         vector, door = noised(made, tmp_path / str(spoil))
         found.append(vector)
-        assert list(door.rejected) == [BAD] * spoil
+        assert list(door.phase.rejected) == [BAD] * spoil
     if not secure:  # there, shares of the noise of five are not those of six
         assert torch.equal(*found)
     assert torch.isfinite(found[0]).all()
@@ -356,23 +360,23 @@ def test_under_noise_what_is_not_finite_counts_as_no_change(secure, tmp_path):
 def test_under_noise_the_length_of_others_decides_about_nobody(tmp_path):
     """What is finite is clipped to a bound that does not depend on the cohort."""
     _, door = noised(central(), tmp_path, with_lie(constant(1e30)))
-    assert door.rejected == {}
-    assert door.ledger.lost == 0
+    assert door.phase.rejected == {}
+    assert door.state.ledger.lost == 0
 
 
 @pytest.mark.parametrize("least", [1, 6])
 def test_under_noise_even_most_of_the_cohort_decides_about_nothing(least, tmp_path):
     """Neither that the run ends nor that the round is abandoned."""
     vector, door = noised(central(min_reports=least), tmp_path, with_lie(constant(NAN), range(5)))
-    assert sorted(door.rejected) == [0, 1, 2, 3, 4]
-    assert not any("to blame" in why for why in door.rejected.values())
+    assert sorted(door.phase.rejected) == [0, 1, 2, 3, 4]
+    assert not any("to blame" in why for why in door.phase.rejected.values())
     assert torch.isfinite(vector).all()
 
 
 def test_under_local_noise_an_answer_that_is_not_finite_is_lost(tmp_path):
     made = central(privacy={"mechanism": "local"})
     vector, door = noised(made, tmp_path, with_lie(constant(NAN)))
-    assert list(door.rejected) == [BAD]
+    assert list(door.phase.rejected) == [BAD]
     assert torch.isfinite(vector).all()
 
 

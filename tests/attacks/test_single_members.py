@@ -11,14 +11,14 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
+from coterie.channel.secure import Secure
+from coterie.channel.tasks import SCORE
 from coterie.client.client import Client, Staged
 from coterie.deploy.commands import join
 from coterie.deploy.join import Joining
 from coterie.deploy.member import Member
-from coterie.door.door import SCORE
 from coterie.door.privacy import client as client_half
 from coterie.door.privacy.secagg.ring import from_ring
-from coterie.door.privacy.secure import Secure
 from coterie.errors import CoterieError
 from coterie.federation import Order, chosen
 from coterie.seeds import seed_for
@@ -109,7 +109,7 @@ def test_what_the_server_knows_is_not_enough_to_work_out_an_upload(settings, tmp
 
 def guess(server, client, round=0):
     """A client's upload from its data, the run's name, the seed, the round and its number."""
-    site = server.fed.grid.members[client]._site
+    site = server.fed.grid.members[client]._runtime
     data = site.plan.population.clients[client]
     salted = seed_for(server.seed, "salt", round, stream=server.run)
     bench = replace(site.bench, seed=salted)

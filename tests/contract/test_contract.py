@@ -87,7 +87,7 @@ def test_same_bits_on_the_pool(name, workers, tmp_path):
     _, loop_door, loop = undisturbed_cohorts(name)
     _, pool_door, pool = outcome(name, tmp_path, lambda p: Pool(p, workers), settings=PARTIAL)
     assert same_bits(loop, pool)
-    assert loop_door.ledger.method == pool_door.ledger.method
+    assert loop_door.state.ledger.method == pool_door.state.ledger.method
 
 
 @every_method
@@ -108,8 +108,8 @@ def test_a_lost_reply_is_as_if_the_order_had_been_lost(name, hits, tmp_path):
     _, idle, never = outcome(name, tmp_path / "b", lambda p: Faulty(Loop(p), lose_order=hit))
     _, _, whole = undisturbed(name)
     assert same_bits(worked, never)
-    assert done.versions == idle.versions
-    assert done.ledger.lost == len(hits)
+    assert done.state.versions == idle.state.versions
+    assert done.state.ledger.lost == len(hits)
     # Krum takes one client's model: another's loss may not matter. Where clients are probed in the
     # second round they first say how many steps they need, of which the median counts.
     if name != "krum" and not (name in PROBED and hits[0][1] == "2.0"):
@@ -122,9 +122,9 @@ def test_lossy_codecs_give_the_same_bits_on_the_pool(name, tmp_path):
     _, loop_door, loop = outcome(name, tmp_path / "a", settings=settings)
     _, pool_door, pool = outcome(name, tmp_path / "b", lambda p: Pool(p, 2), settings=settings)
     assert same_bits(loop, pool)
-    assert loop_door.ledger == pool_door.ledger
-    assert loop_door.versions == pool_door.versions
-    assert sum(loop_door.ledger.kinds.values(), Bytes()) == loop_door.ledger.total
+    assert loop_door.state.ledger == pool_door.state.ledger
+    assert loop_door.state.versions == pool_door.state.versions
+    assert sum(loop_door.state.ledger.kinds.values(), Bytes()) == loop_door.state.ledger.total
 
 
 @each_kind_with_codecs
@@ -139,7 +139,7 @@ def test_a_lost_reply_leaves_no_trace_in_what_codecs_remember(name, tmp_path):
         _, door, trained = outcome(
             name, tmp_path / fault, lambda p, f=fault: Faulty(Loop(p), **{f: hit}), settings
         )
-        found.append((trained, door.versions, door.held))
+        found.append((trained, door.state.versions, door.state.held))
     (worked, versions, held), (never, as_if, untouched) = found
     assert same_bits(worked, never)
     assert versions == as_if
@@ -161,13 +161,13 @@ def test_nobody_answers(name, tmp_path):
         return Faulty(Loop(plan), lose_reply=lambda c, o: not o.startswith("init"))
 
     state, door, _ = drive(made, tmp_path, mute)
-    lost = door.ledger.lost
+    lost = door.state.ledger.lost
     door.begin(0, stage="init")
     begun = made.method.init(door, made.setup(made.plan(tmp_path).start))
     assert lost == (5 if name in PROBED else 3) * 6  # it also asks, in the second round and third
     assert same(state.to_tree()["models"], begun.to_tree()["models"])
     assert same(state.to_tree()["groups"], begun.to_tree()["groups"])
-    assert door.versions == {}
+    assert door.state.versions == {}
 
 
 ASK_FIRST = ["fedclust", "group-evidence", "user-centric", "user-centric all", "pacfl", "k-fed"]
@@ -202,7 +202,7 @@ def test_partial_participation_trains_only_the_cohort(name, tmp_path):
         return False
 
     _, door, _ = drive(made, tmp_path, lambda p: Faulty(Loop(p), lose_order=note))
-    assert len(busy | set(door.versions)) == (6 if name in ASK_ALL_FIRST else 2)
+    assert len(busy | set(door.state.versions)) == (6 if name in ASK_ALL_FIRST else 2)
 
 
 @every_method

@@ -64,7 +64,7 @@ def test_the_same_clients_and_start_for_every_method(cli, small):
 @pytest.mark.parametrize(
     ("methods", "told"),
     [
-        ("local,ifca:q=4", "unknown parameter of ifca 'q'"),
+        ("local,ifca:q=4", "unknown parameter of method ifca 'q'"),
         ("local,ifca:k=many", "k = 'many'"),
         ("local,fedagv", "did you mean 'fedavg'"),
         ("local,ifca:4", "name:parameter=value"),

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from coterie.cli import app
+from coterie.cli import whole
 from coterie.run.config import parse
 from federated import Process, events, free_port, until
 from fenced import check_command
@@ -52,7 +51,7 @@ def test_commands_of_the_page_have_only_options_that_exist():
     assert kinds == {"coterie", "scp", "python", "rm"}
     options = re.findall(r"`(--[a-z-]+)", HOWTO.read_text())
     assert len(options) > 10
-    ours_have = _options(typer.main.get_command(app)) | {"--help"}
+    ours_have = _options(whole()) | {"--help"}
     assert not set(options) - ours_have
 
 
@@ -83,7 +82,11 @@ def test_the_python_of_the_page_is_in_the_files():
 
 
 def test_the_sentences_of_the_troubleshooting_table_are_said():
-    files = [p for d in ("deploy", "engines/flower", "run") for p in (SOURCE / d).glob("*.py")]
+    files = [
+        p
+        for d in ("deploy", "engines/flower", "run", "run/observers")
+        for p in (SOURCE / d).glob("*.py")
+    ]
     source = "".join(path.read_text() for path in files)
     source = re.sub(r'"\n\s*f?"', "", source)  # one sentence on several lines
     table = HOWTO.read_text().partition("## When something is wrong")[2].partition("##")[0]

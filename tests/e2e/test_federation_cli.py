@@ -78,7 +78,7 @@ def test_keys_that_cannot_be(cli, words, told):
         ("--insecure --set privacy.secure=true", "privacy.randomness = system"),
         ("--insecure --set method.name=fedagv", "did you mean 'fedavg'"),
         ("--insecure --set model.name=mpl", "did you mean 'mlp'"),
-        ("--insecure --set model.name=os:system", "unknown model 'os:system'"),
+        ("--insecure --set model.name=os:system", "os has no file of source code"),
         ("--insecure --model net=nowhere.py:net", "nowhere.py"),
         ("--insecure --set run.round=3", "did you mean 'run.rounds'"),
     ],

@@ -38,19 +38,21 @@ from dataclasses import replace
 from pathlib import Path
 
 if "coterie.deploy.worker" in sys.orig_argv:
+    from coterie.channel.tasks import kind_of
     from coterie.client.client import Client
-    from coterie.door.door import NO_WORK
-    from coterie.engines.site import Coded, Site
+    from coterie.client.runtime import ClientRuntime
+    from coterie.door.coding import Coded
     from coterie.weights import Weights
 
     place = Path(os.environ["FAULTS"])
-    carry_out, reply, fit = Site._carry_out, Site._reply, Client.fit
+    carry_out, reply, fit = ClientRuntime._carry_out, ClientRuntime.reply, Client.fit
 
-    def slowly(self, id, body):
+    def slowly(self, asked):
+        body = asked.body
         self.now = body["round"] + 1
-        answer = carry_out(self, id, body)
+        answer = carry_out(self, asked)
         hold = place / f"hold-{body['round'] + 1}"
-        if body["task"] not in NO_WORK and hold.exists():
+        if kind_of(body["task"]).trains and hold.exists():
             (place / f"held-{body['round'] + 1}").touch()
             while hold.exists():
                 time.sleep(0.05)
@@ -80,7 +82,7 @@ if "coterie.deploy.worker" in sys.orig_argv:
         model = found.weights
         return replace(found, weights=Weights(model.layout, model.vector * float("nan")))
 
-    Site._carry_out, Site._reply, Client.fit = slowly, wrongly, diverging
+    ClientRuntime._carry_out, ClientRuntime.reply, Client.fit = slowly, wrongly, diverging
 """
 
 

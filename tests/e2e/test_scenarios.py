@@ -78,9 +78,9 @@ def test_a_run_says_what_it_is_on_and_what_the_paper_has(cli):
     notes = [line for line in ended.err.splitlines() if line.startswith("note:")]
     assert len(notes) == 1
     assert "svhn is not at hand, so digits is used instead" in notes[0]
-    assert "81.4† ± 0.6 % for fedavg" in ended.out
+    assert "81.4‡ ± 0.6 % for fedavg" in ended.out
     assert "does not say" in ended.out
-    assert "† ours on digits instead of svhn" in ended.out
+    assert "‡ ours on digits instead of svhn" in ended.out
     assert "train.epochs 1 instead of 10; run.rounds 1 instead of 200" in ended.out
     kept = config("r")
     assert kept["data"]["set"] == "digits"
@@ -120,7 +120,7 @@ def test_scenario_then_file_then_flags_then_set(cli):
     ended = cli(*words, 0.4, "--set", "train.momentum=0.1", *QUICK, *FEW, "--dir", "r")
     assert ended.code == 0, ended.err
     assert "note:" not in ended.err  # the file named the data set
-    assert "† ours on digits instead of svhn" in ended.out
+    assert "‡ ours on digits instead of svhn" in ended.out
     kept = config("r")
     assert (kept["train"]["lr"], kept["train"]["momentum"]) == (0.4, 0.1)
     assert (kept["train"]["epochs"], kept["train"]["batch_size"]) == (1, 10)
@@ -135,10 +135,10 @@ def test_the_paper_is_beside_our_scores(cli):
     heads = next(line for line in ended.out.splitlines() if line.startswith("method ")).split()
     column = heads.index("paper")
     rows = {line.split()[0]: line.split() for line in ended.out.splitlines() if line}
-    assert rows["fedavg"][column] == "81.4†"
-    assert rows["ifca"][column] == "94.8†"
+    assert rows["fedavg"][column] == "81.4‡"
+    assert rows["ifca"][column] == "94.8‡"
     assert rows["fedper"][column] == "–"
-    assert "† ours on digits instead of svhn" in ended.out
+    assert "‡ ours on digits instead of svhn" in ended.out
     assert (config("c/fedavg")["train"]["momentum"], config("c/ifca")["method"]["k"]) == (0.9, 2)
     assert config("c/ifca")["train"]["momentum"] == 0.5
     about = json.loads(Path("c/fedavg/result.json").read_text())["scenario"]
@@ -162,7 +162,7 @@ def test_without_figures_the_usual_methods_and_no_column(cli):
     assert "fedper" in ended.out
     head = next(line for line in ended.out.splitlines() if line.startswith("method "))
     assert "paper" not in head
-    assert "†" not in ended.out
+    assert "‡" not in ended.out
 
 
 def test_no_paper_without_a_scenario(cli, small):

@@ -72,7 +72,7 @@ SET = "--set"
         (("--method", "cfl"), ("method cfl", "secure aggregation")),
         (("--method", "fedfomo"), ("method fedfomo", "secure aggregation")),
         (("--method", "median"), ("method median", "secure aggregation")),
-        (("--method", "fedclust"), ("method fedclust", "--reveal final-layer")),
+        (("--method", "fedclust"), ("method fedclust", "privacy.reveal = 'final-layer'")),
         (("--codec", "qsgd"), ("wire.up = 'qsgd' loses digits",)),
         ((SET, "privacy.min_group=1"), ("privacy.min_group = 1",)),
         ((SET, "privacy.threshold=0.4"), ("privacy.threshold",)),
@@ -83,7 +83,7 @@ SET = "--set"
             (
                 "method fedclust+ditto does not work under secure aggregation",
                 "the server sees each client's final layer",
-                "or let that through with --reveal final-layer",
+                "or let that through with privacy.reveal = 'final-layer'",
             ),
         ),
         (

@@ -17,9 +17,9 @@ def sets(*texts):
     [
         (["wire.up=qsdg"], "unknown codec 'qsdg'; did you mean 'qsgd'?"),
         (["wire.down=zip"], "unknown codec 'zip'"),
-        (["wire.up=qsgd:levels=0"], "levels of qsgd is a whole number from 1 to 32767, not 0"),
+        (["wire.up=qsgd:levels=0"], "codec 'qsgd': levels = 0: must be at least 1"),
         (["wire.up=qsgd:level=3"], "did you mean 'levels'?"),
-        (["wire.down=topk:share=2"], "share of topk is above 0 and at most 1, not 2"),
+        (["wire.down=topk:share=2"], "codec 'topk': share = 2: must be at most 1"),
         (["wire.up=zstd"], "zstd comes once and after another codec"),
         (["wire.layers.tail=raw"], "unknown layer 'tail'"),
         (["wire.down_layers.haed=raw"], "did you mean 'head'?"),

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import coterie
+from coterie.channel.channel import Channel
 from coterie.client.client import Client
-from coterie.door.door import Door, _Sheet
+from coterie.core.engine import Request
 from coterie.door.wire import Wire
 from coterie.engines import pool as pool_module
-from coterie.engines.base import Request, units
+from coterie.engines.base import units
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import EngineError, TrainingError
@@ -82,7 +83,7 @@ def test_a_worker_that_dies_is_replaced_and_nothing_changes(name, death, tmp_pat
     pool.close()
     assert (marks / "2-1").read_text() == "3"
     assert same_bits(found, expected)
-    assert door.ledger.lost == 0
+    assert door.state.ledger.lost == 0
 
 
 def test_an_order_that_kills_three_workers_is_a_lost_reply(tmp_path):
@@ -93,7 +94,7 @@ def test_an_order_that_kills_three_workers_is_a_lost_reply(tmp_path):
     found = models(made, state, door)
     pool.close()
     assert (marks / "2-1").read_text() == "3"
-    assert door.ledger.lost == 1
+    assert door.state.ledger.lost == 1
 
     from coterie.engines.faulty import Faulty
 
@@ -110,7 +111,7 @@ def test_workers_killed_from_outside_while_idle_and_while_busy(tmp_path):
     made = experiment(coterie.fedavg(), settings={"rounds": 6})
     plan = made.plan(tmp_path / "a")
     pool = Pool(plan, 3)
-    door = Door(pool, Wire(plan.start.layout))
+    door = Channel(pool, Wire(plan.start.layout))
     state = made.method.init(door, made.setup(plan.start))
     for number in range(6):
         for worker in pool._workers:  # all of them, before every round
@@ -121,7 +122,7 @@ def test_workers_killed_from_outside_while_idle_and_while_busy(tmp_path):
         state = made.method.round(door, state, Round(number, range(6)))
     found = models(made, state, door)
     pool.close()
-    assert door.ledger.lost == 0  # nobody died of the work
+    assert door.state.ledger.lost == 0  # nobody died of the work
     plain, door, _ = drive(made, tmp_path / "b")
     assert same_bits(found, models(made, plain, door))
 
@@ -141,12 +142,15 @@ def test_scoring_survives_a_killed_worker_with_the_same_scores(tmp_path):
     plan = made.plan(tmp_path)
     sends = {c: {"0": plan.start} for c in range(6)}
     pool = Pool(plan, 1)
-    loop, door = Door(Loop(plan), Wire(plan.start.layout)), Door(pool, Wire(plan.start.layout))
+    loop, door = (
+        Channel(Loop(plan), Wire(plan.start.layout)),
+        Channel(pool, Wire(plan.start.layout)),
+    )
     for each in (loop, door):
         each.begin(0)
     assert door.score(sends, {}) == loop.score(sends, {})
     assert (marks / "done").exists()
-    assert door.ledger.lost == 0
+    assert door.state.ledger.lost == 0
     pool.close()
 
 
@@ -260,9 +264,9 @@ def test_closing_stops_busy_workers(tmp_path):
     made = experiment(with_task(coterie.fedavg(), endless))
     plan = made.plan(tmp_path)
     pool = Pool(plan, 1)
-    door = Door(pool, Wire(plan.start.layout))
+    door = Channel(pool, Wire(plan.start.layout))
     door.begin(0)
-    requests = [_Sheet(door, "1.0").request(Order(0, "train", {"0": plan.start}))]
+    _, requests = door.prepare([Order(0, "train", {"0": plan.start})], {})
 
     def impatient(signum, frame):
         raise TimeoutError
@@ -322,7 +326,7 @@ def test_a_reply_that_is_not_finite_is_refused_by_name(engine):
 
 def test_two_orders_for_one_client_are_refused(tmp_path):
     plan = experiment(coterie.fedavg()).plan(tmp_path)
-    door = Door(Loop(plan), Wire(plan.start.layout))
+    door = Channel(Loop(plan), Wire(plan.start.layout))
     door.begin(0)
     with pytest.raises(coterie.CoterieError, match="one order in an exchange"):
         door.gather([Order(0, "train"), Order(0, "train")])
@@ -333,7 +337,7 @@ def test_two_orders_for_one_client_are_refused(tmp_path):
 def test_gather_shows_each_reply_and_is_recorded_as_such(tmp_path):
     made = experiment(coterie.fedavg())
     plan = made.plan(tmp_path)
-    door = Door(Loop(plan), Wire(plan.start.layout))
+    door = Channel(Loop(plan), Wire(plan.start.layout))
     door.begin(0)
     replies = door.gather([Order(c, "train", {"0": plan.start}) for c in (3, 1)])
     assert [r.client for r in replies] == [1, 3]
@@ -389,7 +393,7 @@ def test_a_worker_killed_while_starting_is_replaced_and_nothing_changes(tmp_path
     pool.close()
     assert started(tmp_path) == 3
     assert same_bits(found, expected)
-    assert door.ledger.lost == 0
+    assert door.state.ledger.lost == 0
 
 
 def test_one_that_takes_a_dead_workers_place_may_be_killed_too(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import coterie
+from coterie.channel.channel import Channel
 from coterie.data import Population
-from coterie.door.door import Door
 from coterie.door.wire import Wire
 from coterie.engines import ray as engine_module
 from coterie.engines.dealing import travelling
@@ -58,7 +58,7 @@ def rounds(made, folder, start, disturb=lambda engine, number: None):
     plan = made.plan(folder)
     engine = start(plan)
     try:
-        door = Door(engine, Wire(plan.start.layout))
+        door = Channel(engine, Wire(plan.start.layout))
         door.begin(0, stage="init")
         state = made.method.init(door, made.setup(plan.start))
         for number in range(made.settings.rounds):
@@ -89,7 +89,7 @@ def test_workers_that_are_killed_lose_nothing_and_change_nothing(ray, name, tmp_
     found, door = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2), disturb)
     assert len(set(killed)) >= made.settings.rounds - 1
     assert same_bits(found, expected)
-    assert door.ledger.lost == 0
+    assert door.state.ledger.lost == 0
     assert ray.is_initialized()  # it was not ours to end
     assert not (tmp_path / "ray" / engine_module.MARK).exists()
 
@@ -104,7 +104,7 @@ def test_state_travels_where_storage_is_not_shared_and_survives_a_worker(ray, tm
         lambda engine, number: number and kill(engine.pids[0]),
     )
     assert same_bits(found, expected)
-    assert door.ledger.lost == 0
+    assert door.state.ledger.lost == 0
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "loop")
 
 
@@ -138,7 +138,7 @@ def test_a_worker_that_dies_of_its_work_is_replaced(ray, apart, tmp_path):
     found, door = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2, apart=apart))
     assert (marks / "2-1").read_text() == "3"
     assert same_bits(found, expected)
-    assert door.ledger.lost == 0
+    assert door.state.ledger.lost == 0
 
 
 @e2e
@@ -149,7 +149,7 @@ def test_an_order_that_kills_three_workers_is_a_lost_reply(ray, apart, tmp_path)
     made = experiment(deadly("fedper", str(marks), 2, 99))
     found, door = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2, apart=apart))
     assert (marks / "2-1").read_text() == "3"
-    assert door.ledger.lost == 1
+    assert door.state.ledger.lost == 1
     expected, _ = rounds(
         experiment(coterie.fedper()),
         tmp_path / "loop",
@@ -176,15 +176,12 @@ def test_what_is_not_there_at_the_deadline_is_not_waited_for(ray, tmp_path):
     made = experiment(sleepy(str(tmp_path), 600.0))
     plan = made.plan(tmp_path / "ray")
     engine = RayEngine(plan, 2)
-    door = Door(engine, Wire(plan.start.layout))
+    door = Channel(engine, Wire(plan.start.layout))
     door.begin(0, stage="init")
     state = made.method.init(door, made.setup(plan.start))
     door.begin(0)
     orders = [o for c in range(6) for o in [coterie.Order(c, "train", made.method.sends(state, c))]]
-    from coterie.door.door import _Sheet
-
-    sheet = _Sheet(door, "1.0")
-    requests = [sheet.request(o) for o in orders]
+    _, requests = door.prepare(orders, {})
     began, pids = time.monotonic(), engine.pids
     answers = dict(engine.exchange(requests, time.monotonic() + 3))
     assert time.monotonic() - began < 8
@@ -268,7 +265,7 @@ def test_the_plan_travels_whole_and_each_storage_once(tmp_path):
                 assert torch.equal(a, b)
                 assert a.dtype == b.dtype
     assert isinstance(there.population, Population)
-    assert there.method.make().name == "fedper"
+    assert there.method.source.make().name == "fedper"
     shared = goods.arrays[0].ctypes.data
     assert any(
         c.train.x.untyped_storage().data_ptr() == shared for c in there.population.clients

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import coterie
-from coterie.door.door import Door
+from coterie.channel.channel import Channel
 from coterie.door.wire import Wire
 from coterie.engines import ray as engine_module
 from coterie.engines.faulty import Faulty
@@ -143,7 +143,7 @@ def pretend(monkeypatch, tmp_path):
 def rounds(made, folder, start):
     plan = made.plan(folder)
     engine = start(plan)
-    door = Door(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
+    door = Channel(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
     door.begin(0, stage="init")
     state = made.method.init(door, made.setup(plan.start))
     for number in range(3):
@@ -152,7 +152,7 @@ def rounds(made, folder, start):
         state = replace(made.method.round(door, state, info), notes={})
     found = models(made, state, door)
     engine.close()
-    return found, door.ledger.lost, sorted(p.name for p in folder.rglob("*.state"))
+    return found, door.state.ledger.lost, sorted(p.name for p in folder.rglob("*.state"))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -241,7 +241,7 @@ def test_arrays_are_put_once_and_sent_once_to_each(pretend, tmp_path, monkeypatc
     plan = made.plan(tmp_path)
     engine = RayEngine(plan, 2)
     assert ray.puts == 1  # the data, for both
-    door = Door(engine, Wire(plan.start.layout))
+    door = Channel(engine, Wire(plan.start.layout))
     door.begin(0)
     state = made.method.init(door, made.setup(plan.start))
     made.method.round(door, state, Round(0, range(6)))
@@ -267,14 +267,11 @@ def test_a_deadline_in_the_past_loses_everything_and_stops_nobody_for_good(prete
     pretend()
     plan = made.plan(tmp_path)
     engine = RayEngine(plan, 2)
-    door = Door(engine, Wire(plan.start.layout))
+    door = Channel(engine, Wire(plan.start.layout))
     door.begin(0)
-    from coterie.door.door import _Sheet
-
     state = made.method.init(door, made.setup(plan.start))
-    sheet = _Sheet(door, "1.0")
     orders = [coterie.Order(c, "train", made.method.sends(state, c)) for c in range(6)]
-    requests = [sheet.request(o) for o in orders]
+    _, requests = door.prepare(orders, {})
     assert dict(engine.exchange(requests, 0.0)) == dict.fromkeys(range(6))
     answers = engine.exchange(requests)
     next(answers)

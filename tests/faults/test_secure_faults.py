@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import coterie
+from coterie.client.store import Store
 from coterie.door.privacy.client import GRAIN, SESSIONS, Sealing
 from coterie.engines.base import one_thread
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
-from coterie.engines.store import Store
 from coterie.methods import make
 from coterie.run.experiment import ENGINES, execute
 from coterie.tree import same
@@ -36,7 +36,7 @@ def losing(clients, order, kind="lose_reply"):
 def state_of(driven, client):
     """What a client keeps, in the version that the server knows."""
     store = Store(driven.plan.folder, driven.plan.start.layout)
-    return store.read(client, driven.door.versions.get(client, ""))
+    return store.read(client, driven.door.state.versions.get(client, ""))
 
 
 # --- losses -----------------------------------------------------------------------------------
@@ -61,9 +61,9 @@ def test_the_mean_is_that_of_those_whose_masked_values_arrived(name, exchange, t
         assert [set(m[0].clients) for m, _ in driven.fed.means] == [everybody, summed]
         for found, plain in driven.fed.means:
             close(found[0], plain[0], SECURE.bits)
-        assert driven.door.ledger.lost == len(lost)
+        assert driven.door.state.ledger.lost == len(lost)
         for client in everybody:
-            assert driven.door.versions[client] == ("2.0" if client in summed else "1.0")
+            assert driven.door.state.versions[client] == ("2.0" if client in summed else "1.0")
             assert same(state_of(driven, client), before[client]) == (client not in summed)
     assert same_bits(runs["lose_reply"].models, runs["lose_order"].models)
     assert same_bits(runs["lose_reply"].models, runs["damage"].models)
@@ -80,10 +80,10 @@ def test_orders_that_arrive_twice_count_once(name, randomness, tmp_path):
     once = Driven(made, tmp_path / "a").all()
     twice = Driven(made, tmp_path / "b", lambda p: Faulty(Loop(p), repeat=lambda c, o: True)).all()
     assert same_bits(once.models, twice.models)
-    assert once.door.versions == twice.door.versions
+    assert once.door.state.versions == twice.door.state.versions
     assert not twice.withheld[0]
     assert not twice.withheld[1]
-    assert twice.door.ledger.lost == 0
+    assert twice.door.state.ledger.lost == 0
 
 
 class Echoing(Loop):
@@ -118,7 +118,7 @@ def test_below_the_threshold_the_round_is_abandoned_and_nothing_has_happened(
     made = secured(METHODS[name]())
     driven = Driven(made, tmp_path / "a", losing(lost, f"2.{exchange}"))
     driven.round(0)
-    state, versions = driven.state, dict(driven.door.versions)
+    state, versions = driven.state, dict(driven.door.state.versions)
     tree, kept = state.to_tree(), {c: state_of(driven, c) for c in range(6)}
     driven.round(1)
     assert list(driven.abandoned) == [1]
@@ -126,7 +126,7 @@ def test_below_the_threshold_the_round_is_abandoned_and_nothing_has_happened(
     assert needed in driven.abandoned[1]
     assert driven.state is state
     assert same(driven.state.to_tree(), tree)
-    assert driven.door.versions == versions
+    assert driven.door.state.versions == versions
     assert all(same(state_of(driven, c), kept[c]) for c in range(6))
     driven.round(2)
     assert list(driven.abandoned) == [1]
@@ -160,7 +160,7 @@ def test_one_slot_falls_below_and_the_others_go_on(exchange, tmp_path):
     members = {g: [c for c in range(6) if driven.state.groups[c] == g] for g in (0, 1)}
     assert [len(m) for m in members.values()] == [3, 3]
     gone = driven.state.groups[3]
-    before, versions = dict(driven.state.models), dict(driven.door.versions)
+    before, versions = dict(driven.state.models), dict(driven.door.state.versions)
     driven.round(1)
     assert not driven.abandoned
     assert list(driven.withheld[1]) == [str(gone)]
@@ -168,7 +168,7 @@ def test_one_slot_falls_below_and_the_others_go_on(exchange, tmp_path):
     for group, people in members.items():
         assert same(driven.state.models[group], before[group]) == (group == gone)
         for client in people:
-            assert (driven.door.versions[client] == versions[client]) == (group == gone)
+            assert (driven.door.state.versions[client] == versions[client]) == (group == gone)
 
 
 # --- workers that are really killed -----------------------------------------------------------
@@ -218,9 +218,9 @@ def test_workers_killed_in_the_middle_of_a_sum_change_no_bit(
     assert {m.name for m in marks.iterdir()} == set(STEPS)
     assert not driven.abandoned
     assert not driven.withheld[1]
-    assert driven.door.ledger.lost == 0
+    assert driven.door.state.ledger.lost == 0
     assert same_bits(found, expected.models)
-    assert driven.door.versions == expected.door.versions
+    assert driven.door.state.versions == expected.door.state.versions
 
 
 # --- a server that does not keep to the protocol ----------------------------------------------
@@ -232,7 +232,7 @@ class Captured(Loop):
     def exchange(self, requests, until=None):
         self.requests = getattr(self, "requests", {})
         for request in requests:
-            body = self._site.wire.unpack(request.message)
+            body = self._runtime.wire.unpack(request.message)
             self.requests[body["order"], request.client] = body
         yield from super().exchange(requests, until)
 
@@ -246,7 +246,7 @@ def body_of(driven, order, client):
 
 def asked(driven, client, body):
     """What a client answers to a message of the server's own making."""
-    site = driven.engine._site
+    site = driven.engine._runtime
     with one_thread():  # as engines and members have it: two give other last digits
         (message,) = site.answer([(client, site.wire.pack(body))])
     site.forget()
@@ -298,7 +298,7 @@ def summed(driven, **rules):
 
     answers = started(driven)
     own = {"threshold": SECURE.threshold, "neighbours": 0, "least": SECURE.min_group} | rules
-    session = Session(driven.fed.run, 0, "b" * 32, place_name(0, True, {}), **own)
+    session = Session(driven.fed.release.run, 0, "b" * 32, place_name(0, True, {}), **own)
     total = Sum(session, driven.plan.roster, driven.plan.start.layout.size + 4)
     return total, {c: bytes(a["arrays"]["secure"].numpy()) for c, a in answers.items()}
 
@@ -402,7 +402,7 @@ def test_clients_that_are_told_different_weights_make_no_sum(driven):
     from coterie.door.privacy.secagg import Session, Sum
 
     session = Session(
-        driven.fed.run, 0, "b" * 32, place_name(0, True, others), SECURE.threshold, 0, 3
+        driven.fed.release.run, 0, "b" * 32, place_name(0, True, others), SECURE.threshold, 0, 3
     )
     total = Sum(session, driven.plan.roster, 4)
     total.keys({c: bytes(a["arrays"]["secure"].numpy()) for c, a in answers.items()})

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import coterie
+from coterie.channel.secure import Secure, _Turn
+from coterie.channel.timing import Timing
 from coterie.door.clock import Seconds
 from coterie.door.coding import Coding
 from coterie.door.exposure import sentences
 from coterie.door.privacy.client import SESSIONS, Sealing
-from coterie.door.privacy.secure import Secure, _Turn
 from coterie.door.privacy.settings import Privacy
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
@@ -23,6 +24,7 @@ from coterie.federation import Order
 from coterie.methods import make
 from coterie.run import experiment as running
 from coterie.run.experiment import ENGINES, execute
+from coterie.run.observers import Saving
 from guarded import SECURE, Driven, secured, uneven
 
 EIGHT = range(8)
@@ -38,7 +40,7 @@ class Heard(Loop):
         self.steps = [*getattr(self, "steps", []), [r.client for r in requests]]
         there = [r for r in requests if r.client not in self.lost]
         for client, message in super().exchange(there, until):
-            body = self._site.wire.unpack(message)
+            body = self._runtime.wire.unpack(message)
             if "refused" in body.get("beside", {}):
                 assert not body["arrays"]
                 self.refusals.append((client, body["beside"]["refused"]))
@@ -55,18 +57,19 @@ class Asking(Driven):
     def __init__(self, folder, privacy=SECURE, engine=Heard, sums=1):
         method = replace(coterie.fedavg(), sums=sums)
         super().__init__(secured(method, privacy, population=uneven(8)), folder, engine)
-        self.fed.most = 99  # it does not look for its own lie: clients do
+        self.fed.release.most = 99  # it does not look for its own lie: clients do
         self.door.begin(0, "1", EIGHT, 8, 1)
 
     def total(self, people=EIGHT, weights=None, forgets=False, model=None, by_examples=False):
         """The sum of these clients' uploads to the very same order."""
         if forgets:  # what it asked before
-            self.fed._turn = _Turn()
-            self.door.begin(self.door.round, str(self.door.round + 1), people, len(people), 1)
+            self.fed.release._turn = _Turn()
+            round = self.door.phase.round
+            self.door.begin(round, str(round + 1), people, len(people), 1)
         sends = {"0": model or self.state.models[0]}
         orders = [Order(c, "train", sends) for c in people]
         into = {c: {0: (weights or {}).get(c, 1.0)} for c in people}
-        return self.fed.sums(orders, into, by_examples)[0]
+        return self.fed.release.sums(orders, into, by_examples)[0]
 
 
 def everybody_refused(driven, people, apart):
@@ -138,9 +141,9 @@ def test_other_weights_in_the_same_round_are_refused(weight, tmp_path):
         driven.total(forgets=True, weights={0: weight})
     # Another slot is no way around it: who counts as before signs no other row.
     people = [Order(c, "train", {"0": driven.state.models[0]}) for c in EIGHT]
-    driven.fed._turn = _Turn()
+    driven.fed.release._turn = _Turn()
     with pytest.raises(Abandoned):
-        driven.fed.sums(people, {c: {1: weight if c == 0 else 1.0} for c in EIGHT}, False)
+        driven.fed.release.sums(people, {c: {1: weight if c == 0 else 1.0} for c in EIGHT}, False)
     assert len(driven.engine.refusals) == 8
     assert all("its members count otherwise" in why for _, why in driven.engine.refusals)
 
@@ -195,7 +198,7 @@ def test_the_same_sum_again_has_the_same_noise(randomness, tmp_path):
 def test_the_same_order_from_another_state_is_another_sum(tmp_path):
     """The server names the state that a client goes on from."""
     driven = Asking(tmp_path)
-    sealing, model = driven.engine._site.sealing, driven.state.models[0]
+    sealing, model = driven.engine._runtime.privacy, driven.state.models[0]
     kept = {"slot": 0, "asked": "a", "arrays": {"model": model}, "metrics": {"loss": 1.0}}
     told = {"metrics": ["loss"]}
     names = {
@@ -213,7 +216,7 @@ def test_noise_of_another_size_is_other_noise(tmp_path):
     """The same one in two sizes would give itself away, and with it the upload."""
     privacy = replace(SECURE, randomness="system", noise=1.0, delta=0.01)
     driven = Asking(tmp_path, privacy)
-    sealing = driven.engine._site.sealing
+    sealing = driven.engine._runtime.privacy
     kept, told = {"round": 0, "asked": "a"}, {"metrics": [], "noise": {}}
 
     def drawn(members):
@@ -248,22 +251,22 @@ def test_a_round_that_was_summed_before_a_crash_is_not_summed_again_without_one(
     again, tmp_path, monkeypatch
 ):
     """The checkpoint is older than the sum, and other clients are lost the second time."""
-    totals, sums, save = [], Secure.sums, running.Live._save
+    totals, sums, save = [], Secure.sums, Saving.save
 
     def noted(self, *words, **more):
         found = sums(self, *words, **more)
-        totals.append((self.door.round, found[0]))
+        totals.append((self.channel.phase.round, found[0]))
         return found
 
-    def crash(self, rounds):
-        if rounds == 1:
+    def crash(saving):
+        if saving.session.run.done == 1:
             raise KeyboardInterrupt
-        save(self, rounds)
+        save(saving)
 
     monkeypatch.setattr(Secure, "sums", noted)
     made = secured(coterie.fedavg(), population=uneven(8), settings={"rounds": 2})
     with monkeypatch.context() as patch:
-        patch.setattr(running.Live, "_save", crash)
+        patch.setattr(Saving, "save", crash)
         with pytest.raises(KeyboardInterrupt):
             execute(made, tmp_path / "run")
     lossy = lambda c, order: c in again and order.startswith("1.")  # noqa: E731
@@ -299,7 +302,7 @@ def test_no_upload_is_left_in_a_session_once_it_is_masked(tmp_path, monkeypatch)
     class Reading(Loop):
         def exchange(self, requests, until=None):
             yield from super().exchange(requests, until)
-            order = self._site.wire.unpack(requests[0].message)["order"]
+            order = self._runtime.wire.unpack(requests[0].message)["order"]
             for client, upload in uploads.items():
                 files = (self._plan.folder / SESSIONS / str(client)).iterdir()
                 kept = b"".join(p.read_bytes() for p in files)
@@ -357,14 +360,14 @@ def test_a_straggler_is_left_out_and_the_others_are_summed(name, privacy, tmp_pa
     settings = {"rounds": 2, "deadline": 2.0, "clock": {"name": "links"}}
     made = secured(make(name, {}), privacy, settings=settings)
     driven = Driven(made, tmp_path, around=Last)
-    driven.door.terms = replace(driven.door.terms, clock=Links())
+    driven.door.stage(Timing).terms = replace(driven.door.terms, clock=Links())
     for number in (0, 1):
         driven.round(number)
         assert not driven.abandoned
         assert driven.fed.last == REST
     keeps = name == "ditto"  # a state, and the straggler's stays as it was
-    assert driven.door.versions == dict.fromkeys(REST if keeps else (), "2.0")
-    assert driven.door.ledger.late == 2
+    assert driven.door.state.versions == dict.fromkeys(REST if keeps else (), "2.0")
+    assert driven.door.state.ledger.late == 2
 
 
 def test_who_is_late_by_a_real_clock_leaves_the_others_time_to_unmask_in(tmp_path, monkeypatch):
@@ -381,7 +384,9 @@ def test_who_is_late_by_a_real_clock_leaves_the_others_time_to_unmask_in(tmp_pat
                 now[0] += 100.0
                 yield STRAGGLER, slow
 
-    monkeypatch.setattr("coterie.door.door.time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in ("channel", "timing"):
+        clock = SimpleNamespace(monotonic=lambda: now[0])
+        monkeypatch.setattr(f"coterie.channel.{module}.time", clock)
     made = secured(coterie.fedavg(), settings={"rounds": 2, "real_deadline": 5.0})
     driven = Driven(made, tmp_path, Slow, around=Last)
     for number in (0, 1):

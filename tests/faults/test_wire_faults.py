@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import coterie
+from coterie.channel.channel import Channel
+from coterie.channel.timing import Timing
 from coterie.door.coding import Coding
-from coterie.door.door import Door
 from coterie.door.policy import Policy
 from coterie.door.wire import Message, Wire, received
 from coterie.engines.faulty import Faulty, damaged
@@ -79,10 +80,12 @@ def test_a_damaged_reply_is_a_lost_one(name, tmp_path):
         state, door, _ = drive(
             made, tmp_path / fault, lambda p, f=fault: Faulty(Loop(p), **{f: hit})
         )
-        assert door.ledger.lost == 3
-        assert (door.ledger.total_wasted.up > 0) == (fault == "damage")  # these bytes did come
-        down = {client: moved.down for client, moved in door.ledger.wasted.items()}
-        found.append((models(made, state, door), door.versions, down))
+        assert door.state.ledger.lost == 3
+        assert (door.state.ledger.total_wasted.up > 0) == (
+            fault == "damage"
+        )  # these bytes did come
+        down = {client: moved.down for client, moved in door.state.ledger.wasted.items()}
+        found.append((models(made, state, door), door.state.versions, down))
     assert same_bits(found[0][0], found[1][0])
     assert found[0][1:] == found[1][1:]
 
@@ -183,22 +186,26 @@ def test_who_sleeps_past_the_real_deadline_is_not_waited_for(tmp_path):
     pool = Pool(plan, 2)
     try:
         terms = made.terms(plan.start)
-        door = Door(pool, Wire(plan.start.layout), terms=terms)
+        door = Channel(pool, Wire(plan.start.layout), terms=terms)
         door.begin(0, stage="init")
         state = made.method.init(door, made.setup(plan.start))
         began, everybody = time.monotonic(), list(range(6))
         door.begin(0, "", everybody, 6, 1)
         state = made.method.round(door, state, Round(0, everybody))
         assert time.monotonic() - began < 10
-        assert set(door.versions) == {0, 1, 2, 4, 5}
-        assert (door.ledger.late, door.ledger.lost, door.ledger.total_wasted.up) == (1, 0, 0)
+        assert set(door.state.versions) == {0, 1, 2, 4, 5}
+        assert (
+            door.state.ledger.late,
+            door.state.ledger.lost,
+            door.state.ledger.total_wasted.up,
+        ) == (1, 0, 0)
         # The deadline was the round's: scores are not its business, nor is the next round.
         scores = door.score({c: made.method.sends(state, c) for c in everybody}, {})
         assert sorted(scores) == everybody
-        door.terms = replace(terms, policy=Policy())
+        door.stage(Timing).terms = replace(terms, policy=Policy())
         door.begin(1, "", everybody, 6, 6)
         state = made.method.round(door, state, Round(1, everybody))
-        assert set(door.versions.values()) == {"2.0"}
+        assert set(door.state.versions.values()) == {"2.0"}
         assert len(set(pool.pids)) == 2
         found = models(made, state, door)
     finally:
@@ -228,7 +235,7 @@ def test_the_loop_does_not_begin_what_would_be_too_late(tmp_path, monkeypatch):
         replace(inner, tasks={**inner.tasks, "train": train}), settings={"real_deadline": 2.5}
     )
     plan = made.plan(tmp_path)
-    door = Door(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+    door = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
     door.begin(0, "", range(6), 6, 1)
     replies = door.gather([Order(c, "train", {"0": plan.start}) for c in range(6)])
     assert len(replies) == 2

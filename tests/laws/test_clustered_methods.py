@@ -288,7 +288,7 @@ def test_whose_reply_was_lost_in_the_clustering_finds_its_group_later(name, tmp_
     rounds = int(clustering[0])
     state, door, _ = drive(made, tmp_path / "a", lossy, rounds=rounds)
     assert sorted(set(range(12)) - set(state.groups)) == [0, 7]
-    assert door.ledger.lost == 2
+    assert door.state.ledger.lost == 2
     state, _, _ = drive(made, tmp_path / "b", lossy, rounds=rounds + 1)
     assert ari(BLOBS.groups, state.groups) == 1.0
 
@@ -305,7 +305,7 @@ def test_whose_reply_was_lost_when_cfl_split_walks_to_its_group(client, tmp_path
     assert sorted(state.groups) == [c for c in range(8) if c != client]
     state, door, _ = drive(made, tmp_path / "b", lossy, rounds=2)
     assert ari(TRUTH, state.groups) == 1.0
-    assert door.ledger.lost == 1
+    assert door.state.ledger.lost == 1
 
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -317,11 +317,11 @@ def traffic(method, folder, cohorts):
     door, engine, plan = opened(made, folder)
     size, found = 4 * plan.start.layout.size, []
     door.begin(0, stage="init")
-    state, before = method.init(door, made.setup(plan.start)), door.ledger.total
+    state, before = method.init(door, made.setup(plan.start)), door.state.ledger.total
     for number, cohort in enumerate(cohorts):
         door.begin(number)
         state = method.round(door, state, Round(number, cohort, made.public))
-        moved = door.ledger.total
+        moved = door.state.ledger.total
         asked = sorted(s.client for s in engine.seen if s.order.startswith(f"{number + 1}."))
         # Whole models, and heads that are less than one model all together.
         found.append((asked, (moved.down - before.down) // size, (moved.up - before.up) // size))
@@ -367,7 +367,7 @@ def test_the_fresh_updates_that_cfl_asks_for_are_counted(tmp_path):
 def test_a_newcomers_walk_is_counted(tmp_path):
     made = on_blobs(LINEAR["cfl"][0](), settings={"rounds": 12, "holdout": 4})
     state, door, engine = drive(made, tmp_path, Spy)
-    before = dict(door.ledger.method)
+    before = dict(door.state.ledger.method)
     door.begin(12, stage="admit")
     after = made.method.admit(door, state, Round(12, made.newcomers))
     for c in made.newcomers:
@@ -375,7 +375,10 @@ def test_a_newcomers_walk_is_counted(tmp_path):
         walks = [s for s in engine.seen if s.client == c and s.task == "walk"]
         assert len(walks) == levels >= 1
         assert c not in before
-        assert door.ledger.method[c].up > levels * 4 * made.plan(tmp_path / "x").start.layout.size
+        assert (
+            door.state.ledger.method[c].up
+            > levels * 4 * made.plan(tmp_path / "x").start.layout.size
+        )
 
 
 # --- real images ----------------------------------------------------------------------------------
@@ -408,3 +411,26 @@ def test_the_four_groups_are_found_in_fashion_mnist(method, rounds, tmp_path):
     )  # fmt: skip
     state, _, _ = drive(made, tmp_path, rounds=rounds)
     assert ari(people.groups, state.groups) == 1.0
+
+
+@pytest.mark.parametrize(
+    "method",
+    [coterie.fedclust(), coterie.adaptive(), coterie.fl_hc(rounds=0)],
+    ids=lambda m: m.name,
+)
+def test_groups_in_conflict_train_apart_from_the_first_round_as_the_true_ones_do(method, tmp_path):
+    """Where the evidence is decided and right, the trial costs no round of training."""
+    raw = load("digits")
+    people = build_population(
+        raw,
+        clients=12,
+        partition="iid",
+        shift="label-permutation",
+        shift_params={"groups": 3},
+        seed=1,
+    )
+    changes = {"schedule": {"epochs": 1, "batch_size": 10, "lr": 0.1}, "settings": {"rounds": 3}}
+    state, door, _ = drive(made := experiment(method, people, **changes), tmp_path / "a")
+    assert adjusted_rand_score(people.groups, [str(state.groups[c]) for c in range(12)]) == 1.0
+    oracle = trained(coterie.oracle(), tmp_path / "b", people, **changes)
+    assert same_bits(models(made, state, door), oracle)

@@ -13,10 +13,11 @@ from torch import nn
 
 import coterie
 from coterie import Method, Order, State, Upload, Weights
-from coterie.door.door import Door
+from coterie.channel import central as dp
+from coterie.channel import local
+from coterie.channel.channel import Channel
 from coterie.door.policy import Policy, select
 from coterie.door.privacy import client as client_side
-from coterie.door.privacy import dp, local
 from coterie.door.privacy.accounting import Mechanism, Sampling, epsilon, gaussian_epsilon
 from coterie.door.privacy.noise import split_noise
 from coterie.door.privacy.settings import Privacy
@@ -55,7 +56,7 @@ def opened(made, folder, engine=Loop):
     plan = made.plan(folder)
     plan.roster.prepare()
     terms = made.terms(plan.start)
-    door = Door(engine(plan), Wire(plan.start.layout, terms.coding.downwards.plain), terms=terms)
+    door = Channel(engine(plan), Wire(plan.start.layout, terms.coding.downwards.plain), terms=terms)
     guard = Guard(plan, made.settings.policy, made.members, made.settings.rounds)
     return SimpleNamespace(fed=guard.around(door), guard=guard, door=door, plan=plan, made=made)
 
@@ -297,7 +298,7 @@ def test_changes_bits_and_counts_share_the_noise(tmp_path):
         made = replace(made, model=lambda: _drawn(2))
         on = opened(made, tmp_path / str(k))
         on.guard.begin(made.method.init(on.fed, made.setup(on.plan.start)).models)
-        noises[k] = on.fed._noise()
+        noises[k] = on.fed.release._noise()
     assert noises[1]["counts"] == 0
     assert noises[2]["counts"] == 4 * z
     for k, noise in noises.items():
@@ -506,8 +507,8 @@ def test_more_rounds_of_a_written_run_keep_the_noise_of_the_first(tmp_path):
 @pytest.mark.parametrize("mechanism", ["central", "local"])
 def test_abandoned_rounds_are_paid_for(monkeypatch, mechanism):
     lose = lambda c, order: order.startswith("2.")  # noqa: E731
-    faulty = {"loop": lambda plan, workers: Faulty(Loop(plan), lose_reply=lose)}
-    monkeypatch.setattr(running, "ENGINES", faulty)
+    faulty = lambda plan, settings: Faulty(Loop(plan), lose_reply=lose)  # noqa: E731
+    monkeypatch.setitem(running.ENGINES, "loop", faulty)
     made = account(3, cohort=1.0, sampling="fixed", noise=1.0, mechanism=mechanism)
     result = execute(made)
     assert "abandoned" in result.history[1]

@@ -11,7 +11,7 @@ from torch import nn
 
 import coterie
 from coterie import Method, Order, State, Upload, Weights
-from coterie.door.door import SECURE
+from coterie.channel.tasks import SECURE
 from coterie.door.privacy.accounting import gaussian_epsilon
 from coterie.door.privacy.settings import Privacy
 from coterie.engines.faulty import Faulty
@@ -109,8 +109,8 @@ def asked(on, round, value=0.0, expects="", note=False, client=0):
 
     Orders of a round are named alike, so that the same order can be given again.
     """
-    on.door.versions.clear()
-    on.door.versions |= {client: expects} if expects else {}
+    on.door.state.versions.clear()
+    on.door.state.versions |= {client: expects} if expects else {}
     on.door.begin(round)
     model = on.plan.start * 0.0
     model.vector[0] = value
@@ -166,11 +166,11 @@ class Noting(Loop):
         self.values = []
 
     def exchange(self, requests, until=None):
-        asked = {r.client: self._site.wire.unpack(r.message) for r in requests}
+        asked = {r.client: self._runtime.wire.unpack(r.message) for r in requests}
         for client, answer in super().exchange(requests, until):
             body = asked[client]
             if body["task"] == SECURE and body["beside"]["step"] == "shares":
-                self.values.append((answer, self._site.wire.unpack(answer)))
+                self.values.append((answer, self._runtime.wire.unpack(answer)))
             yield client, answer
 
 
@@ -340,7 +340,7 @@ def test_nbafl_is_for_one_mean_of_everybody(tmp_path):
             "privacy.noise = 0.5 means nothing to this mechanism",
         ),
         *(
-            ({"noise": 0.5, key: bad}, f"privacy.{key} = {bad}: give")
+            ({"noise": 0.5, key: bad}, f"privacy.{key} = {bad}: must be a finite number")
             for key in ("epsilon", "noise", "clip", "clip_rate")
             for bad in (math.inf, math.nan)
         ),

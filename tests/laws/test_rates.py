@@ -2,8 +2,8 @@
 
 import pytest
 
+from coterie.channel.channel import Channel
 from coterie.client import client as client_module
-from coterie.door.door import Door
 from support import ROWS, drive, experiment
 
 PER_FEDAVG_BETA = 0.1  # its row's own outer rate
@@ -12,7 +12,7 @@ PER_FEDAVG_BETA = 0.1  # its row's own outer rate
 @pytest.mark.parametrize("name", ROWS)
 def test_the_learning_rate_decays_by_round_in_every_training(name, tmp_path, monkeypatch):
     used, stage = [], []
-    original, begin = client_module.fit, Door.begin
+    original, begin = client_module.fit, Channel.begin
 
     def spy(*arguments):
         used.append((stage[-1], arguments[5].lr))
@@ -23,7 +23,7 @@ def test_the_learning_rate_decays_by_round_in_every_training(name, tmp_path, mon
         return begin(door, round, **named)
 
     monkeypatch.setattr(client_module, "fit", spy)
-    monkeypatch.setattr(Door, "begin", noted)
+    monkeypatch.setattr(Channel, "begin", noted)
     schedule = {"lr": 0.2, "lr_decay": 0.5}
     drive(experiment(ROWS[name](), schedule=schedule), tmp_path)
     rate = PER_FEDAVG_BETA if name == "per-fedavg" else 0.2

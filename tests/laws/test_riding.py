@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 import coterie
+from coterie.client.store import Store
 from coterie.door.coding import Coding
 from coterie.door.privacy.settings import Privacy
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
-from coterie.engines.store import Store
 from coterie.errors import LostHistory
 from coterie.run.ending import Stop as Ending
 from coterie.run.experiment import ENGINES, execute
@@ -479,19 +479,3 @@ def test_without_its_events_a_run_goes_on_if_that_is_accepted(tmp_path, monkeypa
     result = execute(by("riding", made), tmp_path / "r", watch=told.append, **accepted)
     assert [e["round"] for e in told] == [3, 4]
     assert same(result.weights(0), execute(made).weights(0))
-
-
-def test_a_checkpoint_from_before_there_was_riding_can_be_resumed(tmp_path, monkeypatch):
-    from coterie.run.checkpoint import Checkpoints
-
-    save = Checkpoints.save
-
-    def older(self, checkpoint, layout):
-        door = {k: v for k, v in checkpoint.door.items() if k != "unscored"}
-        save(self, replace(checkpoint, door=door), layout)
-
-    made = small()
-    monkeypatch.setattr(Checkpoints, "save", older)
-    with pytest.raises(Stop):
-        execute(made, tmp_path / "r", watch=stop_after(2))
-    assert_same_run(execute(made), execute(by("riding", made), tmp_path / "r", resume=True))

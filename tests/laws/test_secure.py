@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.door.door import SECURE as STEP
+from coterie.channel.tasks import SECURE as STEP
 from coterie.door.privacy.secagg import member as member_module
 from coterie.door.privacy.settings import Privacy
 from coterie.engines.faulty import Faulty
@@ -103,7 +103,7 @@ def test_nothing_of_a_single_client_reaches_the_server(name, tmp_path, monkeypat
     monkeypatch.setattr(member_module.Member, "mask", noted)
     made = secured(METHODS[name](), settings={"rounds": 2})
     driven = Driven(made, tmp_path, Listening).all()
-    assert driven.fed.privacy.secure
+    assert driven.fed.release.privacy.secure
     summed = 0
     for _, asked, answer in driven.engine.heard:
         order, reply = driven.door.wire.unpack(asked), driven.door.wire.unpack(answer)
@@ -159,9 +159,9 @@ def test_same_bits_on_the_pool(name, tmp_path):
     loop, one = outcome(name, tmp_path / "a", rounds=2)
     pool, other = outcome(name, tmp_path / "b", lambda plan: Pool(plan, 2), rounds=2)
     assert same_bits(loop, pool)
-    assert one.door.versions == other.door.versions
-    assert one.door.ledger.method.keys() == other.door.ledger.method.keys()
-    assert other.door.ledger.lost == 0
+    assert one.door.state.versions == other.door.state.versions
+    assert one.door.state.ledger.method.keys() == other.door.state.ledger.method.keys()
+    assert other.door.state.ledger.lost == 0
 
 
 class Names:
@@ -190,9 +190,9 @@ def test_the_kind_of_randomness_the_graph_and_the_attempts_name_change_no_bit(
     assert len({k.read_bytes() for k in keys}) == 6
     sparse, _ = outcome(name, tmp_path / "c", privacy=replace(SECURE, neighbours=4), rounds=2)
     assert same_bits(plain, sparse)
-    monkeypatch.setattr("coterie.door.privacy.secure.secrets", Names("a"))
+    monkeypatch.setattr("coterie.channel.secure.secrets", Names("a"))
     named, _ = outcome(name, tmp_path / "d", rounds=1)
-    monkeypatch.setattr("coterie.door.privacy.secure.secrets", Names("b"))
+    monkeypatch.setattr("coterie.channel.secure.secrets", Names("b"))
     renamed, _ = outcome(name, tmp_path / "e", rounds=1)
     assert same_bits(named, renamed)
 
@@ -205,7 +205,7 @@ def test_two_systems_draw_different_masks(name, tmp_path):
         for life in (0, 1):
             privacy = replace(SECURE, randomness=kind)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("coterie.door.privacy.secure.secrets", Names("a"))
+                patch.setattr("coterie.channel.secure.secrets", Names("a"))
                 _, driven = outcome(name, tmp_path / f"{kind}{life}", Listening, privacy, rounds=1)
             found = [m for _, asked, m in driven.engine.heard if STEP.encode() in asked.header]
             heard[kind, life] = [m.to_bytes() for m in found]
@@ -314,7 +314,7 @@ def test_a_client_that_is_in_no_slot_does_its_work_and_is_in_no_sum(tmp_path):
     orders = [coterie.Order(c, "train", sends) for c in range(6)]
     means = driven.fed.reduce(orders, {c: {0: 1.0} for c in (0, 1, 2, 4)})
     assert means[0].clients == (0, 1, 2, 4)
-    assert driven.door.versions == dict.fromkeys(range(6), "1.0")  # as through the plain door
+    assert driven.door.state.versions == dict.fromkeys(range(6), "1.0")  # as through the plain door
 
 
 def test_a_value_too_large_for_the_ring_ends_the_run_with_a_remedy(tmp_path):
@@ -348,7 +348,7 @@ def asking(folder, privacy=SECURE, clients=8, around=lambda fed: fed, sums=1):
 
 def refused(driven, orders, into, *words):
     """Before anything was asked of anybody."""
-    moved = driven.door.ledger.total
+    moved = driven.door.state.ledger.total
     with pytest.raises(ConfigError) as why:
         driven.fed.reduce(orders, into)
     text = str(why.value)
@@ -356,7 +356,7 @@ def refused(driven, orders, into, *words):
     assert "secure aggregation refuses it" in text
     for word in words:
         assert word in text
-    assert driven.door.ledger.total == moved
+    assert driven.door.state.ledger.total == moved
 
 
 def test_overlapping_slots_are_refused(tmp_path):
@@ -381,7 +381,9 @@ def test_small_slots_are_refused_or_skipped(tmp_path):
     skipping, orders = asking(tmp_path / "b", replace(SECURE, small_groups="skip"))
     means = skipping.fed.reduce(orders, into)
     assert {s: m.clients for s, m in means.items()} == {"many": (2, 3, 4, 5, 6, 7)}
-    assert skipping.fed.skipped == {"few": "slot 'few' has 2 of the 3 clients that a sum needs"}
+    assert skipping.fed.release.skipped == {
+        "few": "slot 'few' has 2 of the 3 clients that a sum needs"
+    }
     skipping.door.begin(1, cohort=range(8), enough=8, least=1)
     with pytest.raises(Abandoned, match="slot 'few' has 2 of the 3"):
         skipping.fed.reduce(orders[:2], {0: {"few": 1.0}, 1: {"few": 1.0}})

@@ -67,3 +67,12 @@ def test_methods_that_look_at_whole_models_are_refused(method):
 def test_noise_and_evidence_exclude_each_other(privacy):
     with pytest.raises(ConfigError, match=r"not in the calibration|is not noised"):
         run(coterie.fedclust(), **privacy)
+
+
+@pytest.mark.parametrize("method", [coterie.fedclust(), coterie.dc_pfl()])
+def test_in_the_open_a_trial_shows_no_scores_of_single_clients(method):
+    result = run(method)
+    assert len(verdict(result)["cuts"]) == 8  # from one group to everybody alone
+    single = result.summary["exposure"]["single"]
+    assert "scores" in single["none, averaged on arrival"]["arrays"]
+    assert all("scores" not in single[way]["arrays"] for way in ("none", "none, a mean of one"))

@@ -8,12 +8,13 @@ import math
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 
 import coterie
+from coterie.client.store import Store
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
-from coterie.engines.store import Store
 from coterie.errors import ConfigError
 from coterie.method import Budget, Round, Spent, State
 from coterie.methods.adaptive_tau import adaptive_tau
@@ -100,16 +101,43 @@ def run(made, folder, budget=PLENTY, rounds=50, engine=Loop, between=lambda s, d
     for number in range(rounds):
         door.begin(number)
         people = cohort(made.settings, number, made.members)
-        spent = replace(fed.spent, bytes=door.ledger.total.total)
+        spent = replace(fed.spent, bytes=door.state.ledger.total.total)
         info = Round(number, people, made.public, spent, budget)
         state = made.method.round(fed, state, info)
         notes.append(dict(state.notes))
         state = between(replace(state, notes={}), door)
         if state.over:
             break
-    fed.spent = replace(fed.spent, bytes=door.ledger.total.total)
+    fed.spent = replace(fed.spent, bytes=door.state.ledger.total.total)
     running.close()
     return Ran(state, notes, fed, door, made, begun)
+
+
+# --- what rounds cost -----------------------------------------------------------------------------
+
+
+def around_trial(method):
+    """A run in which clients of two kinds are asked for evidence, or for a trial, in some round."""
+    people = [(x, (x[:, i % 2] > 0).long()) for i, x in enumerate(rows())]
+    settings = {"engine": "loop", "lr": 0.1, "batch_size": 8, "rounds": 8}
+    return coterie.simulate(people, "logistic", method, stop={"bytes": 1e9}, **settings)
+
+
+def rows():
+    return torch.randn(6, 60, 4, generator=torch.Generator().manual_seed(0)).unbind()
+
+
+def test_a_trials_round_is_not_what_a_round_costs():
+    split = around_trial(coterie.methods.make("fedclust+adaptive-tau", {"trial": "always"}))
+    moved = {e["round"]: sum(e["bytes"].values()) for e in split.history}
+    tried = [e["round"] for e in split.history if "verdict" in e["notes"]]
+    costs = split.state.memory[KEY]["costs"]
+    *ordinary, _ = [n for n in moved if n not in tried]  # the last one's is known a round later
+    assert tried
+    assert min(moved[n] for n in tried) > 2 * max(moved[n] for n in ordinary)
+    assert costs["rounds"] == len(ordinary)
+    assert costs["worst_bytes"] < min(moved[n] for n in tried)
+    assert costs["bytes"] < 1.05 * sum(moved[n] for n in ordinary)
 
 
 # --- estimates by hand ----------------------------------------------------------------------------
@@ -344,7 +372,7 @@ def test_the_mean_of_what_clients_keep_does_not_go_back_with_the_models(method, 
 
     ran = run(made, tmp_path, Budget(seconds=33), between=note)
     store = Store(tmp_path, ran.door.wire.layout)
-    keeps = [store.read(c, ran.door.versions[c])["correction"].item() for c in range(3)]
+    keeps = [store.read(c, ran.door.state.versions[c])["correction"].item() for c in range(3)]
     now = ran.state.memory["correction"].item()
     assert now == pytest.approx(sum(keeps) / 3, rel=1e-5)
     best = {correction for value, correction in trained[:-1] if value == ran.values[0][0]}
@@ -484,7 +512,7 @@ def test_nobody_answers(tmp_path):
     assert ran.values[0] == [2.0]
     assert set(ran.taus) == {1}
     assert ran.state.over
-    assert ran.door.versions == {}
+    assert ran.door.state.versions == {}
 
 
 def test_what_travels(tmp_path):

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 import coterie
+from coterie.channel import channel, timing
 from coterie.data import ClientData, Population, Split
-from coterie.door import door as doors
 from coterie.door.coding import Coding, encode
 from coterie.engines import loop as loops
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import Order
-from coterie.run import live as running
+from coterie.run import running
 from coterie.run.ending import Stop as Ending
 from coterie.run.experiment import ENGINES, execute
 from coterie.tree import same
@@ -78,7 +78,7 @@ def test_compression_without_loss_changes_no_bit(name, tmp_path):
     for text in ("raw", "raw+zstd", "topk:share=1"):
         made = experiment(ROWS[name](), settings={"wire": Coding(text, text)})
         state, door, _ = drive(made, tmp_path / text)
-        found.append((models(made, state, door), door.ledger.total))
+        found.append((models(made, state, door), door.state.ledger.total))
     (plain, raw), (packed, zstd), (whole, _) = found
     assert same_bits(plain, packed)
     assert same_bits(plain, whole)
@@ -132,7 +132,7 @@ def test_without_feedback_topk_would_not_get_there(tmp_path, monkeypatch):
     theta = reached(made, tmp_path / "with", 160)
     assert float(theta[0]) == 0.0
     assert abs(float(theta[1]) - 1) < 0.3
-    monkeypatch.setattr("coterie.engines.site.encode", without_feedback)
+    monkeypatch.setattr("coterie.channel.compression.encode", without_feedback)
     assert reached(made, tmp_path / "without", 30).tolist() == [0.0, 0.0]
 
 
@@ -291,7 +291,7 @@ def test_of_unhurried_work_not_only_the_first_reports_count():
 @pytest.mark.parametrize("waits", [True, False])
 def test_unhurried_work_is_no_part_of_a_real_deadline(waits, monkeypatch):
     now = [0.0]
-    for module in (doors, loops):
+    for module in (channel, timing, loops):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     inner = coterie.fedavg()
     first = unhurried_first(inner)
@@ -331,24 +331,24 @@ def test_what_was_waited_for_before_is_no_part_of_the_deadline(tmp_path):
     assert told["clock"]["waiting"] == pytest.approx(250.0)
 
 
-class Remembered(running.Door):
+class Remembered(running.Channel):
     """A door that can be looked at while the run goes on."""
 
     last = None
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
         Remembered.last = self
 
 
 def watched(made, monkeypatch, directory=None):
     """A run, and what the server knew of its clients after each round."""
-    monkeypatch.setattr(running, "Door", Remembered)
+    monkeypatch.setattr(running, "Channel", Remembered)
     known = []
 
     def watch(event):
         door = Remembered.last
-        known.append((dict(door.versions), {c: dict(h) for c, h in door.held.items()}))
+        known.append((dict(door.state.versions), {c: dict(h) for c, h in door.state.held.items()}))
 
     return execute(made, directory, watch=watch), known
 
@@ -585,7 +585,7 @@ def test_gradients_of_adaptive_tau_are_exact_under_lossy_codecs(tmp_path):
     )
     _, door, _ = drive(made, tmp_path, rounds=2)
     weights = door.wire.layout.trainable
-    assert door.ledger.kinds["tau.gradient"].up == 2 * 6 * 4 * weights
+    assert door.state.ledger.kinds["tau.gradient"].up == 2 * 6 * 4 * weights
 
 
 @pytest.mark.parametrize(

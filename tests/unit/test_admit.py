@@ -22,8 +22,8 @@ from coterie.methods import METHODS, make
 from coterie.report.tables import newcomer_lines
 from coterie.run.admit import admit_client
 from coterie.run.experiment import ENGINES, Experiment, Settings, execute
-from coterie.run.live import Live
 from coterie.run.rundir import RunDir
+from coterie.run.session import Session
 from coterie.weights import Weights
 from support import (
     Constant,
@@ -257,14 +257,14 @@ def counting():
 def test_an_admission_that_is_broken_off_is_done_again_in_the_same_way(tmp_path, monkeypatch):
     run = experiment(counting(), settings={"rounds": 2, "holdout": 2})
     whole = execute(run, tmp_path / "whole")
-    scores = Live._scores
+    scores = Session.scores
 
-    def broken(live, epochs=0, clients=None):
+    def broken(session, epochs=0, clients=None):
         if clients is not None:
             raise Stop
-        return scores(live, epochs, clients)
+        return scores(session, epochs, clients)
 
-    monkeypatch.setattr(Live, "_scores", broken)
+    monkeypatch.setattr(Session, "scores", broken)
     with pytest.raises(Stop):
         execute(run, tmp_path / "parts")
     monkeypatch.undo()

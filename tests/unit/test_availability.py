@@ -252,7 +252,7 @@ def test_always_on():
     ("name", "parameters", "says"),
     [
         ("diurnl", {}, "unknown availability 'diurnl'; did you mean 'diurnal'"),
-        ("always", {"file": "x"}, "unknown parameter of availability 'always' 'file'"),
+        ("always", {"file": "x"}, "availability 'always' takes no parameters, but 'file'"),
         ("trace", {}, "availability 'trace' needs the parameter 'file'"),
         ("trace", {"file": 3}, "file = 3: must be a valid string"),
         ("trace", {"file": "x", "period": 0.0}, "period = 0.0: must be greater than 0"),

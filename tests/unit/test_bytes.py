@@ -33,9 +33,9 @@ def test_one_round_of_fedavg_by_hand(tmp_path):
             separators=(",", ":"),
         )
         up = 8 + len(f'{{"body":{reply},"arrays":[["f4",[1],4]]}}') + 4
-        assert door.ledger.method[client].down == down
-        assert door.ledger.method[client].up == up
-    assert door.ledger.total.total == sum(b.total for b in door.ledger.method.values())
+        assert door.state.ledger.method[client].down == down
+        assert door.state.ledger.method[client].up == up
+    assert door.state.ledger.total.total == sum(b.total for b in door.state.ledger.method.values())
 
 
 class Counting(Loop):
@@ -55,7 +55,7 @@ def test_the_ledger_holds_what_the_engine_moved(tmp_path):
     made = on_quadratics(coterie.ifca(k=3), [[1.0], [2.0], [3.0]])
     object.__setattr__(made, "model", lambda: Constant(float(torch.rand(1))))
     _, door, engine = drive(made, tmp_path, Counting, rounds=2)
-    assert (door.ledger.total.down, door.ledger.total.up) == (engine.down, engine.up)
+    assert (door.state.ledger.total.down, door.state.ledger.total.up) == (engine.down, engine.up)
 
 
 def test_ifca_pays_for_k_models_down_and_one_up(tmp_path):
@@ -72,7 +72,7 @@ def test_ifca_pays_for_k_models_down_and_one_up(tmp_path):
         made = on_quadratics(coterie.ifca(k=k), [[1.0]] * 4)
         object.__setattr__(made, "model", Wide)
         _, door, _ = drive(made, tmp_path / str(k), rounds=1)
-        totals[k] = door.ledger.total
+        totals[k] = door.state.ledger.total
     assert 3.99 < totals[4].down / totals[1].down < 4.0
     assert abs(totals[4].up - totals[1].up) < 4 * 20
 
@@ -80,8 +80,8 @@ def test_ifca_pays_for_k_models_down_and_one_up(tmp_path):
 def test_local_costs_nothing_and_its_orders_are_counted_apart(tmp_path):
     made = on_quadratics(coterie.local(), [[1.0], [2.0]])
     _, door, _ = drive(made, tmp_path, rounds=2)
-    assert door.ledger.total.total == 0
-    assert door.ledger.apart.total > 0
+    assert door.state.ledger.total.total == 0
+    assert door.state.ledger.apart.total > 0
 
 
 def test_fedper_sends_only_what_is_shared(tmp_path):
@@ -90,7 +90,7 @@ def test_fedper_sends_only_what_is_shared(tmp_path):
     made = experiment(coterie.fedper(k=1))
     _, door, _ = drive(made, tmp_path, rounds=1)
     shared = 64 * 12 + 12
-    for moved in door.ledger.method.values():
+    for moved in door.state.ledger.method.values():
         assert 0 < moved.down - 4 * shared < 300
         assert 0 < moved.up - 4 * shared < 300
 
@@ -103,7 +103,7 @@ def test_frozen_layers_never_travel_or_change(tmp_path):
     start = made.plan(tmp_path).start
     head = 12 * 10 + 10
     assert start.layout.trainable == head
-    for moved in door.ledger.method.values():
+    for moved in door.state.ledger.method.values():
         assert 0 < moved.up / 2 - 4 * head < 300
     for vector in models(made, state, door):
         assert torch.equal(vector[head:], start.vector[head:])
@@ -112,10 +112,10 @@ def test_frozen_layers_never_travel_or_change(tmp_path):
 
 def test_lost_replies_waste_their_orders_way_down(tmp_path):
     made = on_quadratics(coterie.fedavg(), [[1.0], [2.0]])
-    whole = drive(made, tmp_path / "a", rounds=1)[1].ledger
+    whole = drive(made, tmp_path / "a", rounds=1)[1].state.ledger
     lost = drive(
         made, tmp_path / "b", lambda p: Faulty(Loop(p), lose_reply=lambda c, o: c == 1), rounds=1
-    )[1].ledger
+    )[1].state.ledger
     assert (lost.wasted[1].down, lost.wasted[1].up) == (whole.method[1].down, 0)
     assert lost.method == {0: whole.method[0]}
     assert lost.lost == 1

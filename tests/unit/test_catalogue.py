@@ -12,7 +12,7 @@ import torch
 
 import coterie
 from coterie.errors import ConfigError
-from coterie.report import catalogue, page, palette
+from coterie.report import catalogue, numbers, page, palette
 from coterie.report.figures import clients, cost, matrices, scores, streams
 from coterie.report.figures.sketch import Sketch, panels
 from coterie.report.figures.style import clear
@@ -444,6 +444,29 @@ def test_bytes_by_kind_add_up_to_all_bytes():
     assert "15 B more were wasted" in words
 
 
+def test_what_a_trial_moves_is_one_kind_in_the_picture_and_in_the_table():
+    sent = {"model/head": [900, 900], "0.0": [300, 0], "3.11/head": [500, 0], "scores": [0, 700]}
+    bytes = {"bytes": {"down": 1700, "up": 1600}, "kinds": sent}
+    events = [INIT, round_of(1, **bytes), round_of(2, **bytes)]
+    moved = [{"down": d, "up": u} for d, u in sent.values()]
+    result = {"bytes": {"kinds": dict(zip(sent, moved, strict=True))}}
+    found = cost.by_kind(going_through(events))
+    assert {k: points[-1][1] for k, points in found.items() if "trial" in k} == {
+        "down, trial": 1600,
+        "up, trial": 1400,
+    }
+    assert not [key for key in found if "." in key or "scores" in key]
+    assert numbers.kinds(going_through(events))["trial"] == (1600, 1400)
+    assert numbers.kinds(going_through(events, result)) == {
+        "model/head": (900, 900),
+        "trial": (800, 700),
+    }
+
+
+def going_through(events, result=None):
+    return Reading("r", "running", events=events, result=result or {})
+
+
 def test_bytes_by_client_come_from_the_table_or_while_running_from_the_rounds():
     assert cost.of_clients(finished()) == [(3, 900, 1800), (0, 2500, 0), (1, 0, 40), (2, 0, 0)]
     assert cost.of_clients(going()) == [(3, 600, 1200), (0, 1400, 0)]
@@ -556,7 +579,7 @@ def test_runs_of_another_score_and_one_run_are_not_compared():
     found = catalogue.compared([seeded("a", 0, 0.0), other])
     assert all(t.name != "r" for d in found for t in d.figure.data)
     assert catalogue.compared([finished()]) == []
-    assert set(catalogue.TABS) <= {*catalogue.PICTURES, *(name for name, *_ in catalogue.COMPARED)}
+    assert set(catalogue.TABS) <= {*catalogue.PICTURES, *catalogue.COMPARED}
 
 
 def test_numbers_are_as_long_as_can_be_seen():
@@ -696,6 +719,30 @@ def test_the_words_of_a_tree_tell_of_later_cuts():
     assert "in round 5 at 4 with 2 groups, in round 9 at 1.6 with 3 groups." in told
     assert "round 7" not in told
     assert "at first" not in words(Reading("r", "running", events=events[:1]))
+
+
+def test_groups_that_are_no_cut_of_the_tree_are_on_its_leaves_and_no_line_is_drawn():
+    tree = [[0, 2, 1.0, 2], [1, 3, 2.0, 2], [4, 5, 8.0, 4]]
+    first = {"round": 2, "groups": [0] * 4, "notes": {"dendrogram": tree, "gamma": 1.0}}
+    chosen = {"verdict": {"chosen": 2, "why": "better"}, "gamma": 1.0}
+    events = [first, {"round": 5, "groups": [0, 0, 1, 1], "notes": chosen}]
+    picture = catalogue.PICTURES["dendrogram"]
+    run = Reading("r", "running", events=events)
+    told = picture.words(run)
+    assert told.endswith(
+        "leaves 1 group at first. Colours are the groups that clients are in now: these 2 are no "
+        "cut of this tree, so look at its leaves."
+    )
+    assert "in round 5" not in told
+    drawn = picture.draw(run).data
+    assert [t["name"] for t in drawn if "γ̃" in str(t.get("name"))] == ["γ̃ = 1, at first"]
+    leaves = [sorted(t["hovertext"]) for t in drawn if t["mode"] == "markers"]
+    assert leaves == [["client 0", "client 1"], ["client 2", "client 3"]]
+    # The same groups where they are a cut: a line, and no such words.
+    nested = Reading("r", "running", events=[first, {**events[1], "groups": [0, 1, 0, 1]}])
+    assert "no cut" not in picture.words(nested)
+    assert "in round 5 at 8 with 2 groups" in picture.words(nested)
+    assert len([t for t in picture.draw(nested).data if "γ̃" in str(t.get("name"))]) == 2
 
 
 @pytest.mark.parametrize("error", [OverflowError, RecursionError, ZeroDivisionError])
@@ -872,7 +919,7 @@ def test_a_picture_of_other_methods_says_of_which(name, methods):
 
 def several(name, readings):
     """One picture of several runs, and its words; a ConfigError where there is none."""
-    words = next(words for each, *_, words in catalogue.COMPARED if each == name)
+    words = catalogue.COMPARED[name].words
     return catalogue.draw_compared(name, readings), words(readings)
 
 

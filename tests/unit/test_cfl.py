@@ -420,7 +420,7 @@ def test_a_walk_is_the_same_whenever_asked_and_leaves_nothing_behind(tmp_path):
         after = rule.admit(door, state, Round(number, new))
         assert {after.groups[c] for c in new} <= set(state.models)
         seen.append([engine.of(f"admit{number}.{level}") for level in range(2)])
-    assert not set(new) & set(door.versions)
+    assert not set(new) & set(door.state.versions)
     assert sorted(seen[0][0]) == new
     assert seen[0][1]
     for early, late in zip(*seen, strict=True):
@@ -553,4 +553,4 @@ def test_a_lost_reply_at_a_split_leaves_the_engine_in_step(tmp_path):
     )  # fmt: skip
     state, door, _ = drive(made, tmp_path, lossy)
     assert state.groups[1][:2] == state.groups[0][:2] == "00"
-    assert door.ledger.lost == 1
+    assert door.state.ledger.lost == 1

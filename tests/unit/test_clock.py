@@ -232,7 +232,7 @@ def test_no_clock():
     ("name", "parameters", "says"),
     [
         ("link", {}, "unknown clock 'link'; did you mean 'links'"),
-        ("none", {"rho": 1.0}, "unknown parameter of clock 'none' 'rho'"),
+        ("none", {"rho": 1.0}, "clock 'none' takes no parameters, but 'rho'"),
         ("links", {"rate_upp": 1.0}, "'rate_upp'; did you mean 'rate_up'"),
         ("links", {"seed": 1}, "unknown parameter of clock 'links' 'seed'"),
         ("links", {"rate_up": 0}, "clock 'links': rate_up = 0: must be above 0"),

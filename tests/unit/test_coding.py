@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 import coterie
+from coterie.channel.channel import Channel
+from coterie.client.store import Store
 from coterie.door.coding import Coding, decode, encode
-from coterie.door.door import Door
 from coterie.door.wire import Wire
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
-from coterie.engines.store import Store
 from coterie.errors import ConfigError
 from coterie.federation import Order, Upload
 from coterie.method import Method, Round, State
 from coterie.run import experiment as running
-from coterie.run import live
+from coterie.run import running as parts
 from coterie.tree import same
 from coterie.weights import Layout, Weights
 from support import ROWS, Stop, drive, experiment, models, quadratics, same_bits
@@ -246,7 +246,7 @@ def opened(task, folder, coding, clients=2, engine=Loop, size=8):
         settings={"wire": coding},
     )
     plan = made.plan(folder)
-    return Door(
+    return Channel(
         engine(plan),
         Wire(plan.start.layout, coding.downwards.plain),
         terms=made.terms(plan.start),
@@ -258,7 +258,7 @@ def row(*numbers):
 
 
 def state_of(door, folder, client=0):
-    return Store(folder, door.wire.layout).read(client, door.versions.get(client, ""))
+    return Store(folder, door.wire.layout).read(client, door.state.versions.get(client, ""))
 
 
 def hand_down(door, round, model, clients=(0,)):
@@ -351,7 +351,7 @@ def test_the_server_reads_what_the_client_meant_and_not_a_change_of_its_own_mode
         (reply,) = hand_down(door, round, row(8, -7, 6, 5, -4, 3, 2, 1))
         assert same(reply.arrays["model"], meant[-1])
     # Really in half precision: 16 bytes up each time, and the header.
-    assert door.ledger.kinds["model/model"].up == 3 * 16
+    assert door.state.ledger.kinds["model/model"].up == 3 * 16
 
 
 def test_a_model_that_was_not_received_is_a_change_of_the_one_last_sent(tmp_path):
@@ -365,7 +365,7 @@ def test_a_model_that_was_not_received_is_a_change_of_the_one_last_sent(tmp_path
         came.append(reply.arrays["model"].vector[:4].tolist())
     assert came == [[4, 3, 0, 0], [4, 3, 2, 1], [4, 3, 2, 1]]
     assert same(state_of(door, tmp_path)["$sent.model"], own)
-    assert same(door.held[0]["$sent.model"], own)
+    assert same(door.state.held[0]["$sent.model"], own)
 
 
 # --- the mirror ----------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def mirrored(door, folder):
     for client in door.clients:
         state = state_of(door, folder, client)
         theirs = {k: v for k, v in state.items() if k.startswith(("$held", "$sent"))}
-        held = door.held.get(client, {})
+        held = door.state.held.get(client, {})
         ours = {n if n.startswith("$sent") else f"$held.{n}": w for n, w in held.items()}
         assert set(theirs) == set(ours)
         assert all(same(theirs[k], ours[k]) for k in ours)
@@ -417,17 +417,17 @@ def test_the_server_knows_what_clients_hold_whatever_is_lost(name, coding, tmp_p
     settings = {"rounds": 4, "cohort": 0.7, "wire": coding}
     made = experiment(ROWS[name](), settings=settings)
     _, door, _ = drive(made, tmp_path, unlucky)
-    assert door.ledger.lost > 3
+    assert door.state.ledger.lost > 3
     assert mirrored(door, tmp_path) >= 4
 
 
-class Remembered(live.Door):
+class Remembered(parts.Channel):
     """A door that can be looked at after the run."""
 
     last = None
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
         Remembered.last = self
 
 
@@ -454,7 +454,7 @@ def test_the_server_knows_what_clients_hold_after_late_abandoned_and_resumed_rou
 
         return Faulty(Loop(plan), lose_reply=lost)
 
-    monkeypatch.setattr(live, "Door", Remembered)
+    monkeypatch.setattr(parts, "Channel", Remembered)
     monkeypatch.setitem(running.ENGINES, "loop", lossy)
     made, folder = experiment(ROWS[name](), settings=settings), tmp_path / "run"
 
@@ -480,7 +480,7 @@ def test_one_lossy_layer_is_enough(tmp_path):
         _, door, _ = drive(made, tmp_path / text)
         # Each of the six has its model by its name, and as the one received last.
         assert mirrored(door, tmp_path / text) == (0 if text == "raw" else 12)
-        moved[text] = door.ledger.kinds
+        moved[text] = door.state.ledger.kinds
     assert moved["qsgd"]["model/hidden1"] == moved["raw"]["model/hidden1"]
     for way in ("down", "up"):
         few, many = (getattr(moved[t]["model/head"], way) for t in ("qsgd", "raw"))
@@ -491,7 +491,7 @@ def test_clients_that_hold_the_same_share_one_message(tmp_path):
     door = opened(lambda *_: Upload(), tmp_path, Coding(down="qsgd"), clients=3)
     for round in range(3):
         hand_down(door, round, row(*range(round, round + 8)), clients=range(3))
-    held = [door.held[c]["model"] for c in range(3)]
+    held = [door.state.held[c]["model"] for c in range(3)]
     assert held[0] is held[1] is held[2]
 
 
@@ -504,11 +504,11 @@ def test_scoring_and_fetching_change_nothing(tmp_path):
 
     def scored(fed, state, info):
         after = original(fed, state, info)
-        before = dict(fed.versions), dict(fed.held), sorted((tmp_path / "b").rglob("*.state"))
+        known, files = fed.state.memory(), sorted((tmp_path / "b").rglob("*.state"))
         fed.score({c: method.sends(after, c) for c in fed.clients}, {"adapt_epochs": 1})
         fed.fetch(0, method.sends(after, 0))
-        assert before[:2] == (fed.versions, fed.held)
-        assert before[2] == sorted((tmp_path / "b").rglob("*.state"))
+        assert known == (fed.state.versions, fed.state.held)
+        assert files == sorted((tmp_path / "b").rglob("*.state"))
         return after
 
     object.__setattr__(made, "method", ROWS["ifca"]())
@@ -529,7 +529,7 @@ def test_what_is_a_change_of_nothing_is_exact_under_lossy_codecs(name, array, tm
     for text in ("raw", "qsgd:levels=1"):
         made = experiment(ROWS[name](), settings={"wire": Coding(text, text)})
         plan = made.plan(tmp_path / text[:3])
-        door = Door(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+        door = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
         replies, gather = [], door.gather
         door.gather = lambda orders, g=gather, r=replies: r.extend(g(orders)) or r
         door.begin(0, stage="init")
@@ -584,12 +584,12 @@ def test_a_round_down_has_dice_of_its_own(tmp_path):
 def test_nobody_holds_what_was_not_sent(tmp_path):
     made = experiment(coterie.fedavg(), settings={"wire": BOTH["qsgd"]})
     plan = made.plan(tmp_path)
-    door = Door(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+    door = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
     door.begin(0, stage="init")
     state = made.method.init(door, made.setup(plan.start))
     door.begin(0)
     made.method.round(door, state, Round(0, [1, 4]))
-    assert set(door.held) == set(door.versions) == {1, 4}
+    assert set(door.state.held) == set(door.state.versions) == {1, 4}
 
 
 def test_a_model_of_a_new_name_is_a_change_of_the_one_received_last(tmp_path):
@@ -600,9 +600,9 @@ def test_a_model_of_a_new_name_is_a_change_of_the_one_received_last(tmp_path):
     for name in ("old", "new"):
         door.begin(5, stage=name)
         assert door.gather([Order(0, "train", {name: goal})])
-    assert not torch.equal(door.held[0]["old"].vector, goal.vector)
-    assert torch.allclose(door.held[0]["new"].vector, goal.vector, atol=1e-6)
-    assert not torch.allclose(door.held[0]["new"].vector, start.vector, atol=1e-2)
+    assert not torch.equal(door.state.held[0]["old"].vector, goal.vector)
+    assert torch.allclose(door.state.held[0]["new"].vector, goal.vector, atol=1e-6)
+    assert not torch.allclose(door.state.held[0]["new"].vector, start.vector, atol=1e-2)
     assert mirrored(door, tmp_path)
 
 

@@ -7,9 +7,12 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import TrainingError
+from coterie.report.compared_parts import over_seeds, side_by_side
 from coterie.report.comparison_tables import sheet_of
 from coterie.report.sheets import as_html, as_latex, as_markdown, as_rich, notes_of, tex
 from coterie.run.comparison import Comparison
+from coterie.run.rows import in_full
+from runs_by_hand import finished, round_of
 
 NASTY = r"x_a & 50 % #1 {b} <i>\o</i> | *k* [bold]$"
 
@@ -256,3 +259,87 @@ def test_without_pandas_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(Exception, match="pip install"):
         swept().to_dataframe()
+
+
+# --- layers at rest -------------------------------------------------------------------------------
+
+RESTED = {"rested": True, "full_round": 9, "full_received": 0.6125, "full_adapted": 0.655}
+BELOW = (
+    "† scored in a round in which layers rested, so with layers of clients' own; the last full "
+    "round had: "
+)
+
+
+def test_scores_of_a_round_in_which_layers_rested_have_a_dagger_and_the_full_round_below():
+    rows = [row("slow", 0, 0.7, **RESTED), row("fast", 0, 0.5)]
+    sheet = sheet_of(Comparison(rows, "accuracy"))
+    assert list(sheet.notes) == [f"{BELOW}slow 61.3 received and 65.5 adapted in round 9"]
+    shown = text_of(as_rich(sheet))
+    assert re.search(r"^slow +70\.0†\* +70\.0†\* +35\.0†\* +\+20\.0†\* ", shown, re.M)
+    assert re.search(r"^fast +50\.0   +50\.0   +25\.0   +\+0\.0  ", shown, re.M)
+    assert "| slow | **70.0**† | **70.0**† |" in as_markdown(sheet)
+    assert r"slow & \textbf{70.0}$^\dagger$ & \textbf{70.0}$^\dagger$ &" in as_latex(sheet)
+    assert "<b>70.0</b>†</td>" in as_html(sheet)
+    for text in (as_markdown(sheet), as_latex(sheet)):
+        assert f"{BELOW}slow 61.3 received" in text
+    assert "&#x27; own; the last full round had: slow 61.3" in as_html(sheet).replace(
+        "s own", " own"
+    )
+
+
+def test_who_ended_in_a_full_round_has_no_dagger():
+    rows = [row("slow", 0, 0.7, **{**RESTED, "rested": False}), row("fast", 0, 0.5)]
+    assert "†" not in as_markdown(sheet_of(Comparison(rows, "accuracy")))
+
+
+def test_over_seeds_the_full_rounds_are_averaged_too():
+    ends = [(True, 0.6), (False, 0.7)]  # one seed stopped in a full round
+    rows = [
+        row("slow", s, 0.7, **{**RESTED, "rested": rested, "full_received": full})
+        for s, (rested, full) in enumerate(ends)
+    ]
+    sheet = sheet_of(
+        Comparison([*rows, row("fast", 0, 0.5), row("fast", 1, 0.5)], "accuracy", swept=True)
+    )
+    assert sheet.notes[0] == f"{BELOW}slow 65.0 received and 65.5 adapted in round 9"
+    assert re.search(r"^slow +70\.0±0\.0†\* ", text_of(as_rich(sheet)), re.M)
+    never = [row("slow", 0, 0.7, rested=True, full_received=None), row("fast", 0, 0.5)]
+    assert sheet_of(Comparison(never, "accuracy")).notes[0] == f"{BELOW}none of slow was scored"
+
+
+def scored(number, score, due=None, quiet=("body",)):
+    notes = {} if due is None else {"layers": {"all_due": due, "quiet": {"0": list(quiet)}}}
+    return {"round": number, "received": {"accuracy": score}, "notes": notes}
+
+
+def test_the_last_full_round_is_the_last_that_was_scored_with_all_layers():
+    rounds = [scored(1, 0.5, due=False), scored(2, 0.6, due=True), scored(3, 0.8, due=False)]
+    found = {"rested": True, "full_round": 2, "full_received": 0.6, "full_adapted": None}
+    assert in_full(rounds, "accuracy") == found
+    unscored = {k: v for k, v in scored(3, 0.0, due=True).items() if k != "received"}
+    assert in_full([*rounds[:2], unscored, rounds[2]], "accuracy") == found
+    assert in_full(rounds[:2], "accuracy") == {}
+    nothing = [scored(n, 0.5, due=False, quiet=()) for n in (1, 2)]
+    assert in_full(nothing, "accuracy") == {}
+    # The first round that finds layers quiet is one in which all still travel.
+    assert in_full([scored(1, 0.5, due=False)], "accuracy") == {}
+
+
+def test_the_page_of_several_runs_has_the_dagger_too():
+    layers = [{"all_due": due, "quiet": {"0": ["body"]}} for due in (True, False)]
+    events = [
+        round_of(n + 1, received={"accuracy": v}, notes={"layers": layers[n]})
+        for n, v in enumerate((0.5, 0.8))
+    ]
+    runs = []
+    for name, seed in (("slow", 0), ("slow", 1), ("fast", 0)):
+        told = events if name == "slow" else [{**e, "notes": {}} for e in events]
+        config = {"method": {"name": name}, "run": {"seed": seed, "rounds": 2}}
+        result = {"judged_by": "accuracy", "received": {"accuracy": 0.8, "worst": 0.7}}
+        runs.append(finished(f"{name}-{seed}", events=told, config=config, result=result))
+    both = side_by_side(runs, "a")
+    assert (both.count("80.0†"), both.count("70.0†")) == (2, 2)
+    assert "the last full round had: slow-0 50.0 received in round 1; slow-1 50.0" in both
+    over = over_seeds(runs, "b", 2)
+    assert "80.0 ± 0.0†" in over
+    assert "the last full round had: slow 50.0 received in round 1" in over

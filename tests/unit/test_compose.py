@@ -75,8 +75,8 @@ def test_a_joined_method_travels_by_name():
         ("ifca+fedclust", {"k": 2}, "ifca and fedclust both say who learns together"),
         ("fedadam+median", {}, "fedadam and median both say what goes around it"),
         ("ifca+fedper", {"k": 2}, "write ifca.k or fedper.k"),
-        ("ifca+fedprox", {"nu": 2}, "unknown parameter of ifca.fedprox 'nu'"),
-        ("ifca+fedprox", {"ifca.n": 2}, "unknown parameter of ifca 'n'"),
+        ("ifca+fedprox", {"nu": 2}, "unknown parameter of method ifca.fedprox 'nu'"),
+        ("ifca+fedprox", {"ifca.n": 2}, "unknown parameter of method ifca 'n'"),
         ("ifca+ifca", {"k": 2}, "write each part once"),
         ("ifca+", {"k": 2}, "write each part once"),
         ("ifca+nobody", {"k": 2}, "unknown method 'nobody'"),
@@ -152,7 +152,7 @@ def test_every_other_method_lets_layers_rest(tmp_path):
 
             setting = experiment(made, people, model=network, settings={"rounds": 8})
             _, door, _ = drive(setting, tmp_path / f"{name}-{interval}")
-            moved.append(door.ledger.total.down + door.ledger.total.up)
+            moved.append(door.state.ledger.total.down + door.state.ledger.total.up)
         assert moved[1] < moved[0], name
 
 

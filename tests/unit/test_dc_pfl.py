@@ -194,6 +194,18 @@ def test_a_straight_line_has_an_infinite_radius():
     assert radii([], 5) == radii([1], 5) == radii([1, 2], 5) == []
 
 
+def test_a_radius_is_of_rounds_in_a_row_only():
+    # With smooth=1 it needs three losses; that of round 4, counted from 0, is lost.
+    play = actors([20.0, 10.0, 5.0, 2.5, 0.0, 1.2, 0.6, 0.3, 0.15])
+    play.lost = lambda number, order: number == 4
+    found = []
+    for _ in range(9):
+        found.append(play.rounds(1).state.notes.get("radius"))
+    assert [n for n, radius in enumerate(found) if radius is None] == [0, 1, 5, 6]
+    # Of (1.2, 0.6, 0.3), as if there had been nothing before.
+    assert found[7] == pytest.approx(radii([1.2, 0.6, 0.3], 1)[-1])
+
+
 # --- phases --------------------------------------------------------------------------------------
 
 
@@ -515,7 +527,7 @@ def test_a_trial_costs_two_models_down_and_one_up_to_the_byte(tmp_path):
     )
     down += 8 + len(f'{{"body":{body},"arrays":[]}}')
     sent = '{"examples":1,"arrays":{"model":{"$weights":0}},"metrics":{},"version":"8.1"}'
-    for client, moved in door.ledger.method.items():
+    for client, moved in door.state.ledger.method.items():
         told = json.dumps(dict(tries[client].metrics), separators=(",", ":"))
         body = f'{{"examples":1,"arrays":{{}},"metrics":{told},"version":"8.0"}}'
         up = 8 + len(f'{{"body":{body},"arrays":[]}}')
@@ -639,13 +651,13 @@ def long_run(tmp_path_factory):
     door, engine, plan = opened(made, tmp_path_factory.mktemp("long"))
     state, notes, groups, bytes_up = method.init(door, made.setup(plan.start)), [], [], []
     for number in range(60):
-        before = dict(door.ledger.method)
+        before = dict(door.state.ledger.method)
         door.begin(number)
         state = method.round(door, replace(state, notes={}), Round(number, range(8)))
         notes.append(state.notes)
         groups.append(dict(state.groups))
         bytes_up.append({c: b.up - before[c].up if c in before else b.up
-                         for c, b in door.ledger.method.items()})  # fmt: skip
+                         for c, b in door.state.ledger.method.items()})  # fmt: skip
     return notes, groups, engine, bytes_up
 
 

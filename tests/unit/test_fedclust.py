@@ -236,7 +236,7 @@ def test_the_warm_up_costs_its_messages_to_the_byte(tmp_path):
         '"config":{}}'
     )
     down = 8 + len(f'{{"body":{body},"arrays":[["f4",[910],3640]]}}') + 3640
-    for client, moved in door.ledger.method.items():
+    for client, moved in door.state.ledger.method.items():
         of = {"$weights": 0, "of": ["head.weight", "head.bias"]}
         examples = len(made.population.clients[client].train)
         reply = {"examples": examples, "arrays": {"final": of}, "metrics": {}}

@@ -222,7 +222,7 @@ def test_m_models_go_down_and_one_comes_up(m, tmp_path):
         assert {s.payload for s in engine.of(order).values()} == {(m * one, one)}
     payload = [sum(s.payload[i] for s in engine.seen) for i in (0, 1)]
     assert payload == [6 * 2 * m * one, 6 * 3 * one]
-    headers = door.ledger.total.down - payload[0], door.ledger.total.up - payload[1]
+    headers = door.state.ledger.total.down - payload[0], door.state.ledger.total.up - payload[1]
     assert all(0 < h < 6 * 4 * 800 for h in headers)
 
 

@@ -398,3 +398,32 @@ def test_every_round_draws_its_own_points_for_the_statistic(monkeypatch):
         execute(experiment(paper(public_batch=5), settings={"rounds": 3}))
     assert len(set(first[:3])) == 3
     assert first[:3] == first[3:]  # and the same ones when the run is repeated
+
+
+# --- a threshold that is never reached ------------------------------------------------------------
+
+
+def test_a_tendency_that_never_reached_its_threshold_is_a_warning_with_the_largest_seen():
+    sent = {0: [0.1] * 8, 1: [0.2] * 8, 2: [0.7] * 8, 3: [0.9] * 8}
+    calm, seen, said = actors(sent, hopkins=2.0), [], []
+    for _ in range(6):
+        notes = calm.rounds().state.notes
+        seen.append(notes["hopkins"])
+        said.append(notes["warning_at_end"]["hopkins"])
+    assert len(set(seen)) > 1
+    assert [f"(largest value {max(seen[: n + 1]):.2f})" in text for n, text in enumerate(said)] == [
+        True
+    ] * 6
+    assert said[-1].startswith("hopkins = 2 was never reached")
+    # Once it has been reached, later rounds below it do not take that back.
+    height = sorted(seen)[-2]
+    play = actors(sent, hopkins=height)
+    warned = [bool(play.rounds().state.notes["warning_at_end"]["hopkins"]) for _ in range(6)]
+    assert warned == [max(seen[: n + 1]) <= height for n in range(6)]
+    assert not warned[-1]
+
+
+def test_the_warning_is_in_the_summary_of_a_run():
+    made = experiment(paper(hopkins=2.0, public_batch=3), digits(clients=4), settings={"rounds": 2})
+    told = execute(made).summary["warnings"]
+    assert [text[:38] for text in told] == ["hopkins = 2 was never reached (largest"]

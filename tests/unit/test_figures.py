@@ -6,6 +6,9 @@ import pytest
 
 from coterie.errors import ConfigError
 from coterie.report import figures, palette
+from coterie.report.figures import matrices
+from coterie.report.figures import methods as sketches
+from coterie.report.figures.style import untitled
 
 NESTED = [list("aaaa"), list("bbcc"), ["d", "e", "c2", "c2"]]
 
@@ -102,6 +105,41 @@ def test_what_never_moved_is_followed_without_a_search():
     assert figures.followed([column, list(column), ["x", "y", "x", "x"]]) == [once[0], *once]
 
 
+# --- colour bars ---------------------------------------------------------------------------------
+
+
+def barred():
+    """Pictures with a colour bar: with a legend, with a line below the title too, with neither."""
+    gaps = {"0": {"body": 1.0, "head": 3.0}}
+    rest = [layered(1, True, {"0": ["body"]}, gaps), layered(2, False, {"0": ["body"]})]
+    return [
+        sketches.layer_intervals(rest),
+        sketches.layer_intervals(rest[:1]),
+        matrices.mixing_matrix({"mixing": [[1, 0], [0, 1]]}, [0, 1]),
+    ]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_colour_bars_lie_between_title_and_picture_and_above_the_legend(which):
+    figure = barred()[which]
+    layout = figure.layout
+    height = layout["height"]
+    (bar,) = [t["colorbar"] for t in figure.data if t["type"] == "heatmap"]
+    title = (1 - layout["title"]["y"]) * height + 1.3 * layout["title"]["font"]["size"]
+    if layout["title"]["subtitle"]["text"]:
+        title += 1.6 * layout["title"]["subtitle"]["font"]["size"]
+    top = (1 - bar["y"]) * height
+    below = top + bar["ypad"] + bar["thickness"] + 1.5 * bar["tickfont"]["size"]
+    legend = (1 - layout["legend"]["y"]) * height  # its lower end; a line of it is 21 high
+    rows = 21 * any(t.get("showlegend") is not False and "name" in t for t in figure.data)
+    assert (bar["yref"], bar["yanchor"]) == ("container", "top")
+    assert title <= top
+    assert below <= legend - rows
+    assert legend <= layout["margin"]["t"]
+    untitled(figure)
+    assert bar["y"] == 1
+
+
 # --- trees --------------------------------------------------------------------------------------
 
 TREE = {
@@ -170,11 +208,11 @@ def test_leaves_have_the_names_of_clients_and_the_colours_of_other_pictures():
 def test_branches_above_groups_are_told_from_clients_alone():
     figure = figures.dendrogram(TREE, numbers=[4, None, 4, 2])
     legend = {t.name: t for t in figure.data if t.showlegend is not False}
-    assert set(legend) == {"above groups", "alone", "cut at 3"}
-    assert legend["above groups"].line.color != legend["alone"].marker.color
+    assert set(legend) == {"holds several groups", "alone", "cut at 3"}
+    assert legend["holds several groups"].line.color != legend["alone"].marker.color
     assert list(legend["alone"].hovertext) == ["client 1"]
-    assert 8.0 in legend["above groups"].y
-    assert 1.0 not in legend["above groups"].y[1:3]  # 0 and 2 are of one group
+    assert 8.0 in legend["holds several groups"].y
+    assert 1.0 not in legend["holds several groups"].y[1:3]  # 0 and 2 are of one group
 
 
 def test_titles_of_axes_keep_away_from_long_names():

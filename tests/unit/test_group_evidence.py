@@ -336,6 +336,51 @@ def test_the_file_is_what_known_groups_reads(rotations, tmp_path):
     assert {c: int(g) for c, g in result.groups.items()} == rotations.groups
 
 
+# --- what to do next ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [
+        ("labels", "So much for the labels; trained models may differ all the same."),
+        ("data", "So much for the inputs; trained models may differ all the same."),
+        ("gradient", "So much for the first gradients; trained models may differ all the same."),
+        ("model", "Train one model for all."),
+    ],
+)
+def test_one_group_of_what_says_little_about_models_is_no_advice_to_train_one(by, words):
+    found = find_groups(turned(groups=1), by=by, seeds=1, trial=False, **QUICK)
+    assert set(found.groups.values()) == {0}
+    assert found.advice[0].startswith(words)
+    assert ("Compare by final-layer" in found.advice[0]) is (by != "model")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "losses", "pay", "told"),
+    [
+        (4, (1.0, 0.9, 0.7, 0.8), True, ""),
+        (8, (1.0, 0.9, 0.8, 0.7), True, " (the 4 of the evidence; the trial favoured 8 groups)"),
+        (2, (1.0, 0.7, 1.1, 0.8), False, " (the 4 of the evidence; the trial favoured 2 groups)"),
+        (1, (1.0, 1.1, 1.0, 1.2), False, " (the 4 of the evidence; the trial favoured one model)"),
+        (1, (1.0, 1.1, 0.99, 1.2), True, " (the 4 of the evidence; the trial favoured one model)"),
+    ],
+)
+def test_what_is_written_to_a_file_is_named_where_the_trial_took_others(
+    rotations, chosen, losses, pay, told
+):
+    tried = {"cuts": [1, 2, 4, 8], "losses": list(losses), "chosen": chosen, "why": "so"}
+    found = replace(rotations, trial=tried)
+    assert found.own_pay is pay
+    assert found.told_of_file == told
+
+
+@pytest.mark.parametrize("tried", [{}, {"why": "no client has validation data"}])
+def test_without_a_trial_nobody_knows_whether_the_groups_pay(rotations, tried):
+    found = replace(rotations, trial=tried)
+    assert found.own_pay is None
+    assert found.told_of_file == ""
+
+
 # --- what cannot be asked -----------------------------------------------------------------------
 
 
@@ -354,6 +399,8 @@ def people(clients=4, samples=20):
         ([(0 * x, y) for x, y in people()], {}, DataError, "all inputs are the same"),
         (people(), {"by": "label"}, ConfigError, "did you mean 'labels'"),
         (people(), {"seeds": 0}, ConfigError, "seeds = 0: must be at least 1"),
+        (people(), {"trial": "off"}, ConfigError, "trial = 'off': give True or False"),
+        (people(), {"trial": 0}, ConfigError, "trial = 0: give True or False"),
         (people(), {"lrr": 1}, ConfigError, "did you mean 'lr'"),
     ],
 )

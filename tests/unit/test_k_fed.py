@@ -138,7 +138,7 @@ def test_the_centres_cost_their_messages_to_the_byte(tmp_path):
     door.begin(0, stage="init")
     made.method.init(door, made.setup(plan.start))
     body = '{"order":"init.0","round":0,"task":"centre","arrays":{},"config":{}}'
-    for client, moved in door.ledger.method.items():
+    for client, moved in door.state.ledger.method.items():
         assert moved.down == 8 + len(f'{{"body":{body},"arrays":[]}}')
         examples = len(made.population.clients[client].train)
         arrays = {"centres": {"$tensor": 0}, "points": {"$tensor": 1}}
@@ -264,7 +264,7 @@ def test_a_lost_answer_places_a_client_where_it_would_have_been(tmp_path):
     people, truth = planted(0)
     state, door, _ = drive(experiment(k_fed(k=4), people), tmp_path, lossy, rounds=1)
     assert canonical([state.groups[c] for c in range(12)]).tolist() == canonical(truth).tolist()
-    assert door.ledger.lost == 1
+    assert door.state.ledger.lost == 1
 
 
 def test_only_centres_travel_before_the_first_round(tmp_path):

@@ -44,7 +44,7 @@ def test_a_method_of_a_file_travels_with_its_content(file):
 
 
 def _start():
-    return experiment(coterie.fedavg(), PEOPLE).site_plan(None).start
+    return experiment(coterie.fedavg(), PEOPLE).client_plan(None).start
 
 
 def test_other_methods_say_their_own_parameters():

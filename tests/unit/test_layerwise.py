@@ -281,7 +281,7 @@ def test_any_averaging_method_can_use_it(name, tmp_path):
         for slot, gaps in layers.get("discrepancy", {}).items():
             mean = sum(gaps.values()) / len(gaps)
             assert layers["quiet"][slot] == sorted(y for y, d in gaps.items() if d < mean)
-    assert whole.summary["bytes"]["up"] < drive(plain, tmp_path / "plain")[1].ledger.total.up
+    assert whole.summary["bytes"]["up"] < drive(plain, tmp_path / "plain")[1].state.ledger.total.up
     with pytest.raises(Stop):  # in a round in which layers rest
         execute(made, tmp_path / "parts", watch=stop_after(4))
     parts = execute(made, tmp_path / "parts", resume=True)
@@ -358,7 +358,7 @@ def test_it_travels_by_name_with_its_pace(tmp_path, monkeypatch):
     results = [
         drive(replace(made, method=m), tmp_path / str(i)) for i, m in enumerate((method, again))
     ]
-    assert results[0][1].ledger.total == results[1][1].ledger.total
+    assert results[0][1].state.ledger.total == results[1][1].state.ledger.total
     assert same_bits(*[models(made, s, d) for s, d, _ in results])
     others = [
         coterie.fedavg(),

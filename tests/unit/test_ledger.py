@@ -110,7 +110,7 @@ def test_every_byte_of_every_message_is_in_the_ledger(name, coding, tmp_path):
     for engine in (CountedLoop, lambda plan: CountedPool(plan, 2)):
         _, door, running = drive(made, tmp_path / str(engine is CountedLoop), engine)
         running.close()
-        ledger = door.ledger
+        ledger = door.state.ledger
         assert sum(running.down.values()) == ledger.total.down + ledger.apart.down
         assert sum(running.up.values()) == ledger.total.up + ledger.apart.up
         assert (ledger.total.total == 0) == (name == "local")
@@ -156,7 +156,7 @@ def kinds_of(method, folder, coding=None):
 
     made = small(method, wire=coding or Coding())
     _, door, _ = drive(made, folder, Noted, rounds=1)
-    return door.ledger.kinds, seen
+    return door.state.ledger.kinds, seen
 
 
 def test_kinds_of_fedavg_by_hand(tmp_path):

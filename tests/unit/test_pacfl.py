@@ -269,7 +269,7 @@ def test_the_vectors_cost_their_messages_to_the_byte(tmp_path):
     door.begin(0, stage="init")
     made.method.init(door, made.setup(plan.start))
     body = '{"order":"init.0","round":0,"task":"span","arrays":{},"config":{}}'
-    for client, moved in door.ledger.method.items():
+    for client, moved in door.state.ledger.method.items():
         assert moved.down == 8 + len(f'{{"body":{body},"arrays":[]}}')
         examples = len(made.population.clients[client].train)
         reply = {"examples": examples, "arrays": {"basis": {"$tensor": 0}}, "metrics": {}}
@@ -406,7 +406,7 @@ def test_a_lost_answer_places_a_client_where_it_would_have_been(tmp_path):
     method = pacfl(trial="off")
     state, door, _ = drive(experiment(method, people), tmp_path, lossy, rounds=1)
     assert [state.groups[c] for c in range(12)] == [f"0/{g}" for g in people.groups]
-    assert door.ledger.lost == 1
+    assert door.state.ledger.lost == 1
 
 
 def test_only_vectors_travel_before_the_first_round(tmp_path):

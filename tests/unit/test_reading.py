@@ -19,7 +19,6 @@ from coterie.run.experiment import execute
 from coterie.run.provenance import session
 from coterie.run.rundir import RunDir
 
-OLD = Path(__file__).parent.parent / "old_runs"
 SMALL = {
     "data": {"clients": 5},
     "shift": {"name": "rotation"},
@@ -124,17 +123,6 @@ def test_a_result_that_cannot_be_read_leaves_a_stopped_run(tmp_path):
     found = read_run(place)
     assert found.status == STOPPED
     assert found.problems[0].startswith("result.json cannot be read")
-
-
-@pytest.mark.parametrize("name", ["first", "second"])
-def test_runs_of_earlier_versions(name):
-    found = read_run(OLD / name)
-    assert (found.status, found.method, found.headline) == (FINISHED, "ifca", "received")
-    assert found.problems == []
-    assert len(found.rounds) == found.planned == 3
-    assert len(found.groups) == 6
-    assert len(found.scores("received")) == 6
-    assert found.names[5] == "client 5"
 
 
 def test_a_round_done_twice_counts_once_and_later_scores_are_laid_in(tmp_path):

@@ -12,11 +12,10 @@ from coterie.door.exposure import SECURE, Exposure
 from coterie.errors import RunDirError
 from coterie.report.comparison_tables import comparison
 from coterie.report.data_figures import label_heatmap, target_boxes
+from coterie.report.listings import described, listing, parameters
 from coterie.report.tables import (
     exposure_lines,
     label_picture,
-    listing,
-    parameters,
     percent,
     print_summary,
     round_line,
@@ -143,7 +142,7 @@ def test_listings_come_from_signatures_and_docstrings():
         """
 
     assert parameters(thing, skip=["shape"]) == "k, rate=0.1"
-    shown = text_of(listing("Things", {"a-thing": thing}, skip=["shape"]))
+    shown = text_of(listing("Things", {"a-thing": described(thing, skip=["shape"])}))
     assert "a-thing" in shown
     assert "What [it] is." in shown
     assert "More" not in shown

@@ -29,7 +29,6 @@ from coterie.run.api import simulate
 from coterie.run.rundir import RunDir
 from runs_by_hand import clients, finished, written
 
-OLD = Path(__file__).parent.parent / "old_runs"
 EVIL = "<script>alert(1)</script>"
 CLOSING = "</script><img src=x onerror=alert(2)>"
 QUOTED = '"><svg onload=alert(3)> \u2028 <!--'
@@ -291,14 +290,6 @@ def test_a_run_without_its_configuration(tmp_path):
     place = a_run(tmp_path, [a_round(1)])
     (place / "config.toml").unlink()
     sound(Path(write_report(place, tmp_path / "r.html")).read_text())
-
-
-@pytest.mark.parametrize("version", ["first", "second"])
-def test_runs_of_older_versions(version, tmp_path):
-    found = sound(write_report(OLD / version, tmp_path / "old.html").read_text())
-    told = json.loads((OLD / version / "result.json").read_text())
-    assert found.tiles["Received"] == f"{100 * told['received']['accuracy']:.1f} %"
-    assert found.tiles["Groups"] == str(told["groups"])
 
 
 def test_old_events_have_little(tmp_path):

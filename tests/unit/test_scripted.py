@@ -34,7 +34,7 @@ def test_the_spy_sees_every_order_and_changes_none(tmp_path):
     plain, door, _ = drive(made, tmp_path / "a", rounds=2)
     watched, spied, engine = drive(made, tmp_path / "b", Spy, rounds=2)
     assert torch.equal(plain.models[0].vector, watched.models[0].vector)
-    assert door.ledger.total == spied.ledger.total
+    assert door.state.ledger.total == spied.state.ledger.total
     assert [(s.order, s.client) for s in engine.seen] == [
         ("1.0", 0), ("1.0", 1), ("2.0", 0), ("2.0", 1)
     ]  # fmt: skip

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import coterie
+from coterie.client.store import Store
 from coterie.door.wire import Wire
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
-from coterie.engines.store import Store
 from coterie.errors import RunDirError, TrainingError
 from coterie.method import Method
 from coterie.weights import Layout
@@ -65,7 +65,7 @@ def test_a_client_keeps_few_versions(tmp_path):
     store = Store(tmp_path, door.wire.layout)
     for client in range(6):
         assert versions(store, client) == ["4-0.state", "5-0.state"]
-        assert door.versions[client] == "5.0"
+        assert door.state.versions[client] == "5.0"
 
 
 def test_a_damaged_version_is_noticed(tmp_path):

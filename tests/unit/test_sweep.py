@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -244,12 +245,12 @@ def test_so_many_runs_at_a_time(monkeypatch):
     assert at_once(None, 0, False, pool) == 1
     assert at_once(5, 20, False, pool) == 5
     assert at_once(None, 20, True, pool) == 1  # an engine was asked for
-    assert at_once(None, 20, True, pool.model_copy(update={"workers": 3})) == 2
-    assert at_once(None, 20, True, pool.model_copy(update={"workers": 9})) == 1
-    assert at_once(None, 20, True, pool.model_copy(update={"engine": "loop"})) == 1
-    assert at_once(None, 20, False, pool.model_copy(update={"device": "cuda"})) == 1
+    assert at_once(None, 20, True, replace(pool, workers=3)) == 2
+    assert at_once(None, 20, True, replace(pool, workers=9)) == 1
+    assert at_once(None, 20, True, replace(pool, engine="loop")) == 1
+    assert at_once(None, 20, False, replace(pool, device="cuda")) == 1
     with pytest.raises(ConfigError, match="need Linux"):
-        at_once(2, 20, False, pool.model_copy(update={"device": "cuda"}))
+        at_once(2, 20, False, replace(pool, device="cuda"))
 
 
 def test_a_key_that_a_partition_says_itself_is_not_varied():

@@ -51,13 +51,18 @@ def exact(monkeypatch):
     monkeypatch.setattr(trial, "_shortened", lambda model: model)
 
 
+def gaps(losses):
+    """The first loss, and what the others are above it."""
+    return [losses[0], *(v - losses[0] for v in losses[1:])]
+
+
 def row(losses, within=0.0, others=None):
     """What a client with validation data sends: these losses, and this variance of all gaps.
 
     ``others`` are the losses without its own contribution, the same if not given.
     """
     pairs = [(a - b) ** 2 for i, a in enumerate(losses) for b in losses[i + 1 :]]
-    both = [*losses, *(losses if others is None else others)]
+    both = [*gaps(losses), *gaps(losses if others is None else others)]
     return torch.tensor([1.0, *both, *pairs, *[within] * len(pairs)], dtype=torch.float64)
 
 
@@ -213,12 +218,21 @@ def scoring(folder, validation, targets=(5.0, 5.0), **changes):
 
 
 def scored(door, start, cuts, number, totals=None, **offered):
-    """The row that the client sends for these cuts, when it is offered these models."""
+    """The row that the client sends for these cuts, when it is offered these models.
+
+    With whole losses again where it sends what they are above the first one.
+    """
     door.begin(number)
     arrays = {n: Weights(start.layout, torch.tensor([v])) for n, v in offered.items()}
     config = {"cuts": cuts} | ({} if totals is None else {"totals": totals})
     (reply,) = door.gather([Order(0, "score-cuts", arrays, config)])
-    return reply.arrays["scores"].tolist()
+    found, k = reply.arrays["scores"].tolist(), len(cuts.split())
+    for first in (1, 1 + k):
+        found[first : first + k] = [
+            found[first],
+            *(found[first] + v for v in found[first + 1 : first + k]),
+        ]
+    return found
 
 
 def test_a_row_by_hand(tmp_path):
@@ -459,7 +473,8 @@ def begun(rounds=1, cuts=TREE, clients=IDS, first=0, **more):
     memory = {
         "clients": list(clients), "cuts": torch.tensor(cuts), "places": torch.eye(len(clients)),
         "slot": 0, "own": -1, "decisive": False, "next": first, "rounds": rounds,
-        "asked_rounds": rounds, "again": True, "steps": more.get("steps", 0),
+        "asked_rounds": rounds, "again": True, "later": more.get("later", 0),
+        "steps": more.get("steps", 0),
     }  # fmt: skip
     groups = dict.fromkeys(clients, 0) | more.get("groups", {})
     models = {0: weights(PLANE, 1, 1)} | more.get("models", {})
@@ -625,6 +640,8 @@ def test_a_trial_that_keeps_one_model_is_a_round_of_one_model(monkeypatch):
     assert later["next"] > 4
     assert not trial.due(state, Round(4, IDS))
     assert trial.due(state, Round(later["next"], IDS))
+    soon = trial.run(People(), begun(later=5), Round(0, IDS), trains, offer)
+    assert soon.memory["trial"]["next"] == 5
     over = begun()
     over.memory["trial"]["again"] = False
     assert "trial" not in trial.run(People(), over, Round(3, IDS), trains, offer).memory
@@ -662,6 +679,51 @@ def test_clients_of_other_groups_train_as_ever(monkeypatch):
     assert after.models["x"].vector.tolist() == [5, 9]
     assert after.models["y"].vector.tolist() == [6, 6]
     assert after.groups == {12: "x", 20: "y", 3: "1/0", 7: "1/1", 8: "1/0", 11: "1/1"}
+
+
+# --- run: sums of scores --------------------------------------------------------------------------
+
+
+def scores_into(people, state):
+    """Whose scores go into which sum of a trial, and the state after it."""
+    after = trial.run(people, state, Round(0, IDS), trains, offer)
+    (into,) = (into for _, orders, into in people.asked if orders[3].task == "score-cuts")
+    return {c: tuple(slots) for c, slots in into.items()}, after
+
+
+def test_scores_are_one_sum_of_all_where_single_clients_are_not_hidden():
+    into, _ = scores_into(People(), decided(steps=50))
+    assert len(set(into.values())) == 1
+    hidden = [TREE[0], [0, 0, 1, 0, 1, 0], [0, 1, 2, 0, 2, 1]]
+    into, _ = scores_into(People(2), begun(cuts=hidden, steps=50))
+    assert len(set(into.values())) == 3
+
+
+def test_scores_are_in_no_sum_with_others_where_a_robust_mean_may_stand_in_for_a_plain_one():
+    people = People()
+    people.plain_means = False
+    assert len(set(scores_into(people, decided(steps=50))[0].values())) == 6
+
+
+def test_one_sum_says_what_sums_of_single_clients_say():
+    """Here rows are in float64; in a real run they are in float32, and so is their mean."""
+    whole = scores_into(People(), decided(steps=50))[1].notes["verdict"]
+    apart = People()
+    apart.plain_means = False
+    single = scores_into(apart, decided(steps=50))[1].notes["verdict"]
+    assert whole["losses"] == pytest.approx(single["losses"], rel=1e-12)
+    assert whole["errors"] == pytest.approx(single["errors"], rel=1e-12)
+
+
+def test_models_that_are_alike_stay_alike_in_a_sum_of_short_numbers():
+    random = np.random.default_rng(0)
+    one, apart = random.uniform(1, 9, 40), random.uniform(1e-4, 2e-4, 40)
+    rows = [row((a, a, a - b), others=(a, a, a)).float() for a, b in zip(one, apart, strict=True)]
+    found = judge(torch.stack(rows).mean(0), 40, 3)
+    assert found.losses[0] == found.losses[1]
+    assert found.others[0] == found.others[1] == found.others[2]
+    # Less than a digit of the losses is kept of it in float32, and all of the difference.
+    assert found.losses[0] - found.losses[2] == pytest.approx(apart.mean(), rel=1e-6)
 
 
 # --- run: replies that are lost -------------------------------------------------------------------

@@ -353,6 +353,7 @@ def test_auto_is_one_stream_until_the_trial():
     assert state.groups == dict.fromkeys(range(4), 0)
     assert state.memory["trial"]["clients"] == [0, 1, 2, 3]
     assert mixing(state).shape == (1, 4)
+    state = state.joined({}, trial={**state.memory["trial"], "next": 1})
     # One stream: the mean of everybody's row; with equal samples nobody is left out.
     state = method.round(fed, state, Round(0, range(4)))
     assert numbers(state)[0] == pytest.approx(mixing(state)[0] @ [[c, 1] for c in range(4)])

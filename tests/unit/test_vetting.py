@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import coterie
+from coterie.channel.channel import Channel
+from coterie.channel.piggyback import Piggyback, scoring
 from coterie.door.coding import Coding
-from coterie.door.door import Door
 from coterie.door.vetting import misfits, printable, shape_of, vet, vet_message
 from coterie.door.wire import Message, Wire
 from coterie.engines.loop import Loop
@@ -254,7 +255,7 @@ def test_the_reason_says_how_the_others_are_made():
 # --- honest methods through a door that checks ---------------------------------------------------
 
 
-class Vetting(Door):
+class Vetting(Channel):
     """A door as in a real federation."""
 
     def __init__(self, *given, **more):
@@ -263,7 +264,7 @@ class Vetting(Door):
         self.ever = {}
 
     def begin(self, *given, **more):
-        self.ever |= self.rejected
+        self.ever |= self.phase.rejected
         super().begin(*given, **more)
 
 
@@ -278,12 +279,12 @@ def test_no_honest_answer_of_any_method_is_rejected(name, tmp_path, monkeypatch)
     method = ROWS[name]()
     settings = SETTINGS | ({"wire": Coding()} if method.needs_exact else {})
     made = experiment(method, PEOPLE, schedule={"batch_size": 32}, settings=settings)
-    monkeypatch.setattr(support, "Door", Vetting)
+    monkeypatch.setattr(support, "Channel", Vetting)
     state, door, _ = drive(made, tmp_path / "vetted")
     seen = models(made, state, door)
     assert isinstance(door, Vetting)
-    assert not {**door.ever, **door.rejected}
-    assert door.ledger.lost == 0
+    assert not {**door.ever, **door.phase.rejected}
+    assert door.state.ledger.lost == 0
     if name in COMPARED:  # where nobody is rejected, a door that checks does nothing else
         monkeypatch.undo()
         bare, plain, _ = drive(made, tmp_path / "plain")
@@ -317,7 +318,7 @@ def doored(samples, lie, tmp_path, **settings):
     plan = made.plan(tmp_path)
     engine = Lying(plan)
     engine.lie = lie
-    door = Door(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
+    door = Channel(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
     if samples:
         door.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
     door.begin(0)
@@ -348,12 +349,12 @@ def cut(body):
 def test_a_client_that_lies_is_rejected_by_name_and_the_others_count(lie, told, tmp_path):
     replies, door = doored(True, lie, tmp_path)
     assert [r.client for r in replies] == [0, 1, 3, 4, 5]
-    assert list(door.rejected) == [2]
-    assert told.lower() in door.rejected[2].lower()
-    assert door.ledger.lost == 1
-    assert 2 not in door.versions
+    assert list(door.phase.rejected) == [2]
+    assert told.lower() in door.phase.rejected[2].lower()
+    assert door.state.ledger.lost == 1
+    assert 2 not in door.state.versions
     door.begin(1)
-    assert door.rejected == {}
+    assert door.phase.rejected == {}
 
 
 def test_a_door_of_a_simulation_looks_for_outliers_only(tmp_path):
@@ -361,11 +362,11 @@ def test_a_door_of_a_simulation_looks_for_outliers_only(tmp_path):
         doored(False, spoil, tmp_path / "a", outliers="off")
     replies, door = doored(False, spoil, tmp_path / "d")
     assert [r.client for r in replies] == [0, 1, 3, 4, 5]
-    assert "no longer finite" in door.rejected[2]
+    assert "no longer finite" in door.phase.rejected[2]
     # It looks at nothing else: what a simulation does is its own.
     replies, door = doored(False, lambda b: b.update(examples=10**6), tmp_path / "b")
     assert [r.client for r in replies] == [0, 1, 2, 3, 4, 5]
-    assert door.rejected == {}
+    assert door.phase.rejected == {}
     replies, _ = doored(False, cut, tmp_path / "c")
     assert len(replies) == 6
 
@@ -376,11 +377,11 @@ def test_nothing_of_a_rejected_answer_is_used(tmp_path):
     plan = made.plan(tmp_path)
     engine = Lying(plan)
     engine.lie = lambda b: cut(b) if b["arrays"] else None
-    door = Door(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
+    door = Channel(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
     door.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
     door.begin(1)
-    door.ride({c: {"model": plan.start} for c in range(6)}, {}, 0)
+    door.stage(Piggyback).attach(scoring({c: {"model": plan.start} for c in range(6)}, {}), 0)
     door.gather([Order(c, "train", {"model": plan.start}) for c in range(6)])
-    scores, _ = door.alight()
-    assert list(door.rejected) == [2]
+    scores, _ = door.collect()
+    assert list(door.phase.rejected) == [2]
     assert sorted(scores) == [0, 1, 3, 4, 5]

@@ -1,7 +1,7 @@
 """The client's half: training, state, tasks."""
 
 from coterie.client.client import Client, Task
-from coterie.client.fit import Fit, FlatModel, Schedule
+from coterie.client.fit import Fit, FlatModel
 from coterie.client.objectives import (
     Batch,
     Descent,
@@ -13,6 +13,7 @@ from coterie.client.objectives import (
     linear,
     proximal,
 )
+from coterie.schema import Schedule
 
 __all__ = [
     "Batch",

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.client.fit import Criterion, Fit, FlatModel, Schedule, data_gradient, fit, outputs
+from coterie.client.fit import Criterion, Fit, FlatModel, data_gradient, fit, outputs
 from coterie.client.objectives import Objective, erm
 from coterie.data.population import Split
 from coterie.errors import ConfigError, TrainingError
 from coterie.federation import Array, ClientId, Scalar, Upload
+from coterie.schema import Schedule
 from coterie.seeds import seed_for, torch_generator
 from coterie.weights import Weights
 
@@ -105,6 +106,8 @@ class Client:
         own: dict[str, Any] = {"lr": base.lr * base.lr_decay**self.round}
         if "steps" in self.told:
             own["steps"] = int(self.told["steps"])
+            if own["steps"] < 0:
+                raise TrainingError(f"client {self.id} was told to make {own['steps']} steps")
         return replace(base, **(own | changes))
 
     def steps(self) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,33 +15,14 @@ from torch import Tensor, nn
 from coterie.client.objectives import Batch, Objective, Slope
 from coterie.data.population import Split
 from coterie.errors import ConfigError, Diverged, unknown
+from coterie.registry import checked
+from coterie.schema import Schedule
 from coterie.seeds import seed_for, seed_layers, torch_generator
 from coterie.weights import Layout, Weights
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 _CHUNK = 512  # samples decoded at a time: amortises the cost, bounds the memory
 _SCORE_BATCH = 250
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How a client trains in one round.
-
-    ``lr`` is multiplied by ``lr_decay`` every round; with ``steps`` it is that many batches, not a
-    number of epochs (unless that is 0); ``clip`` bounds the norm of each gradient; ``optimizer`` is
-    ``sgd`` or the name of any class of ``torch.optim``, with its other arguments in ``options``.
-    """
-
-    epochs: int = 1
-    batch_size: int = 32
-    lr: float = 0.05
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    clip: float | None = None
-    steps: int | None = None
-    optimizer: str = "sgd"
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -255,17 +235,11 @@ def optimiser_class(name: str) -> Any:
 
 
 def _arguments(kind: Any, schedule: Schedule) -> dict[str, Any]:
-    known = inspect.signature(kind).parameters
     arguments: dict[str, Any] = {"lr": schedule.lr, **schedule.options}
     for name in ("momentum", "weight_decay"):
         if getattr(schedule, name):
             arguments[name] = getattr(schedule, name)
-    for name in arguments:
-        if name not in known:
-            raise ConfigError(
-                unknown(f"argument of the optimizer '{schedule.optimizer}'", name, known)
-            )
-    return arguments
+    return checked(f"optimizer '{schedule.optimizer}'", kind, arguments, ("params",), values=False)
 
 
 def _batches(

@@ -11,14 +11,14 @@ import torch
 
 from coterie.data.dealing import check_whole
 from coterie.data.metadata import constant_columns
-from coterie.data.parameters import check_parameters, pick
-from coterie.data.partitions import PARTITIONS, Partition
+from coterie.data.partitions import Partition
 from coterie.data.population import Population, cut_into_clients
 from coterie.data.raw import Array, RawData, Samples, check_finite, same_length
-from coterie.data.shifts import SHIFTS, Scene, shift_groups
+from coterie.data.shifts import Scene, shift_groups
 from coterie.data.splits import check_fraction, split_client
 from coterie.data.text import build_vocabulary, encode
 from coterie.errors import ConfigError, DataError, unknown
+from coterie.registry import PARTITIONS, SHIFTS
 from coterie.seeds import numpy_generator, seed_for
 
 # Rows moved at a time: large enough to be quick, small enough not to need a second copy of it all.
@@ -185,8 +185,7 @@ def _deal(
     seed: int,
 ) -> Partition:
     """The partition of the kept samples, refused if it leaves a client without two samples."""
-    function = pick(PARTITIONS, "partition", name)
-    check_parameters(function, f"partition '{name}'", params, given=("labels", "clients", "seed"))
+    params = PARTITIONS.checked(name, params)
     if isinstance(params.get("by"), str):
         if params["by"] not in raw.columns:
             known = unknown("column", params["by"], raw.columns)
@@ -194,7 +193,7 @@ def _deal(
         params["by"] = raw.columns[params["by"]]
     if "by" in params and len(params["by"]) == len(raw):
         params["by"] = np.asarray(params["by"])[kept]
-    dealt: Partition = function(raw.y[kept], clients, seed, **params)
+    dealt = PARTITIONS.find(name)(raw.y[kept], clients, seed, **params)
     for client, held in enumerate(dealt.indices):
         if len(held) < 2:
             who = f" ({dealt.names[client]})" if dealt.names else ""
@@ -276,10 +275,11 @@ def _shift_all(
     groups = shift_groups(name, params, len(sizes), partition_groups)
     classes = None if raw.classes is None else len(raw.classes)
     start = 0
+    shifted = SHIFTS.find(name)
     for client, size in enumerate(sizes):
         rows = slice(start, start + sum(size))
         scene = Scene(raw.kind, classes, seed, client)
-        x[rows], y[rows] = SHIFTS[name](x[rows], y[rows], groups[client], scene, **params)
+        x[rows], y[rows] = shifted(x[rows], y[rows], groups[client], scene, **params)
         start = rows.stop
     if partition_groups is None:
         return groups

@@ -18,6 +18,7 @@ from coterie.data.formats import (
 from coterie.data.images import image_tree_in, read_image_tree
 from coterie.data.raw import Array, ClassNames, RawData
 from coterie.errors import ConfigError, DataError
+from coterie.registry import SETS
 
 CIFAR_10 = (
     "airplane",
@@ -64,6 +65,7 @@ class _Batches:
         return parse_cifar_pickle(content, where, self.label_key)
 
 
+@SETS.register("cifar-10")
 def cifar_10(folder: Path | None = None, cache: Where = None, mirror: str | None = None) -> RawData:
     """Small colour photographs of 10 classes, 32x32: 50,000 and 10,000 held out.
 
@@ -82,6 +84,7 @@ def cifar_10(folder: Path | None = None, cache: Where = None, mirror: str | None
     return _assemble(batches, found, CIFAR_10)
 
 
+@SETS.register("cifar-100")
 def cifar_100(
     folder: Path | None = None,
     labels: str = "fine",

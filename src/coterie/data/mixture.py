@@ -8,6 +8,7 @@ import numpy as np
 
 from coterie.data.dealing import check_positive, check_whole
 from coterie.data.raw import Array, RawData
+from coterie.registry import SETS
 
 
 def spread_means(
@@ -21,6 +22,7 @@ def spread_means(
     return means
 
 
+@SETS.register("mixture")
 def mixture(
     folder: Path | None = None,
     components: int = 16,

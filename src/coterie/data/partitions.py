@@ -30,6 +30,7 @@ from coterie.data.heterogeneity import pairwise_kl
 from coterie.data.raw import Array
 from coterie.data.splits import apportion
 from coterie.errors import ConfigError, DataError, unknown
+from coterie.registry import PARTITIONS
 
 LEVELS = ("low", "mid", "high")
 DRAWS = 100
@@ -44,6 +45,7 @@ class Partition:
     names: tuple[str, ...] | None = None
 
 
+@PARTITIONS.register("iid")
 def iid(labels: Array, clients: int, seed: int) -> Partition:
     """Shuffle and deal in sizes that differ by at most one. Complete.
 
@@ -55,6 +57,7 @@ def iid(labels: Array, clients: int, seed: int) -> Partition:
     return Partition([np.sort(part) for part in np.array_split(order, clients)])
 
 
+@PARTITIONS.register("dirichlet")
 def dirichlet(
     labels: Array, clients: int, seed: int, alpha: float = 0.5, min_samples: int = 10
 ) -> Partition:
@@ -79,6 +82,7 @@ def dirichlet(
     return Partition(fill_up(held, min_samples, rng))
 
 
+@PARTITIONS.register("label-skew")
 def label_skew(
     labels: Array, clients: int, seed: int, fraction: float = 0.2, groups: int | None = None
 ) -> Partition:
@@ -117,6 +121,7 @@ def label_skew(
     return Partition(as_sorted_arrays(held), true_groups)
 
 
+@PARTITIONS.register("shards")
 def shards(labels: Array, clients: int, seed: int, per_client: int = 2) -> Partition:
     """Sort by label, cut into equal shards, deal ``per_client`` random ones to each. Complete.
 
@@ -136,6 +141,7 @@ def shards(labels: Array, clients: int, seed: int, per_client: int = 2) -> Parti
     return Partition([np.sort(np.concatenate([pieces[i] for i in hand])) for hand in dealt])
 
 
+@PARTITIONS.register("primary-secondary")
 def primary_secondary(
     labels: Array,
     clients: int,
@@ -274,6 +280,7 @@ def _feasible_size(tastes: _Tastes, supply: Array, wanted: int | None) -> int:
     return largest if wanted is None else wanted
 
 
+@PARTITIONS.register("quantity")
 def quantity(
     labels: Array,
     clients: int,
@@ -307,6 +314,7 @@ def quantity(
     return Partition(fill_up(held, min_samples, rng))
 
 
+@PARTITIONS.register("column")
 def column(labels: Array, clients: int | None, seed: int, by: Array) -> Partition:
     """One client for each value of a column of the user's data (a hospital, a writer). Complete.
 
@@ -332,14 +340,3 @@ def column(labels: Array, clients: int | None, seed: int, by: Array) -> Partitio
     return Partition(
         [np.sort(part) for part in np.split(order, ends)], names=tuple(str(name) for name in names)
     )
-
-
-PARTITIONS: dict[str, Callable[..., Partition]] = {
-    "iid": iid,
-    "dirichlet": dirichlet,
-    "label-skew": label_skew,
-    "shards": shards,
-    "primary-secondary": primary_secondary,
-    "quantity": quantity,
-    "column": column,
-}

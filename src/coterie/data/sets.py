@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coterie.data.cifar import cifar_10, cifar_100
 from coterie.data.files import Where, download, find, places, read_bytes, zip_member
 from coterie.data.formats import check_labels, parse_idx, read_svhn
 from coterie.data.images import image_tree_in, read_image_tree
-from coterie.data.mixture import mixture
-from coterie.data.parameters import check_parameters, pick
 from coterie.data.raw import Array, ClassNames, RawData, same_length
 from coterie.data.tables import (
     Classes,
@@ -25,6 +22,7 @@ from coterie.data.tables import (
     read_text_csv,
 )
 from coterie.errors import ConfigError, DataError, unknown
+from coterie.registry import SETS
 
 DIGITS = tuple(string.digits)
 FASHION = (
@@ -51,6 +49,7 @@ EMNIST: dict[str, ClassNames] = {
 }
 
 
+@SETS.register("digits")
 def digits(folder: Path | None = None) -> RawData:
     """The 1,797 handwritten digits of 8x8 pixels that come with scikit-learn; no file needed."""
     from sklearn.datasets import load_digits
@@ -60,11 +59,13 @@ def digits(folder: Path | None = None) -> RawData:
     return RawData(pixels, labels.astype(np.int64), "image", DIGITS)
 
 
+@SETS.register("mnist")
 def mnist(folder: Path | None = None, cache: Where = None, mirror: str | None = None) -> RawData:
     """Handwritten digits, 28x28: 60,000 and 10,000 held out."""
     return _mnist_like("mnist", "MNIST", DIGITS, folder, cache, mirror)
 
 
+@SETS.register("fashion-mnist")
 def fashion_mnist(
     folder: Path | None = None, cache: Where = None, mirror: str | None = None
 ) -> RawData:
@@ -89,6 +90,7 @@ def _mnist_like(
     return RawData(*train, "image", classes, test)
 
 
+@SETS.register("emnist")
 def emnist(
     folder: Path | None = None,
     split: str = "balanced",
@@ -128,6 +130,7 @@ def _idx_pair(
     return x, y
 
 
+@SETS.register("svhn")
 def svhn(folder: Path | None = None, cache: Where = None, mirror: str | None = None) -> RawData:
     """Street View house numbers, cropped digits in colour, 32x32: 73,257 and 26,032 held out."""
     folders = places(folder, "svhn", ("SVHN",))
@@ -142,6 +145,7 @@ def svhn(folder: Path | None = None, cache: Where = None, mirror: str | None = N
     return RawData(*parts[0], "image", DIGITS, parts[1])
 
 
+@SETS.register("image-folder")
 def image_folder(
     folder: Path | None = None,
     file: Where = None,
@@ -160,6 +164,7 @@ def image_folder(
     return read_image_tree(tree or root, size, channels)
 
 
+@SETS.register("npz")
 def npz(
     folder: Path | None = None, file: Where = None, channels: str = "auto", classes: Classes = None
 ) -> RawData:
@@ -167,6 +172,7 @@ def npz(
     return read_npz(_one_file(folder, file, "npz", ".npz"), channels, classes)
 
 
+@SETS.register("npy")
 def npy(
     folder: Path | None = None,
     x: str = "x.npy",
@@ -180,6 +186,7 @@ def npy(
     return raw_from_arrays([(read_npy(paths[0]), read_npy(paths[1]), where)], {}, channels, classes)
 
 
+@SETS.register("csv")
 def csv_table(
     label: str,
     folder: Path | None = None,
@@ -194,6 +201,7 @@ def csv_table(
     return read_csv(path, label, columns, target, classes, delimiter)
 
 
+@SETS.register("text")
 def text_csv(
     folder: Path | None = None,
     file: Where = None,
@@ -237,23 +245,6 @@ def _one_file(folder: Path | None, file: Where, name: str, ending: str) -> Path:
     raise DataError(f"there is no {ending} file in {root}: correct folder or set file")
 
 
-SETS: dict[str, Callable[..., RawData]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fashion-mnist": fashion_mnist,
-    "emnist": emnist,
-    "cifar-10": cifar_10,
-    "cifar-100": cifar_100,
-    "svhn": svhn,
-    "mixture": mixture,
-    "image-folder": image_folder,
-    "npz": npz,
-    "npy": npy,
-    "csv": csv_table,
-    "text": text_csv,
-}
-
-
 def load(name: str, folder: str | Path | None = None, **params: Any) -> RawData:
     """Load the data set of that name, from ``folder`` or, if it is a public one, its home.
 
@@ -261,6 +252,5 @@ def load(name: str, folder: str | Path | None = None, **params: Any) -> RawData:
     >>> raw.x.shape, raw.kind, len(raw.classes)
     ((1797, 1, 8, 8), 'image', 10)
     """
-    function = pick(SETS, "data set", name)
-    check_parameters(function, f"data set '{name}'", params, given=("folder",))
-    return function(folder=None if folder is None else Path(folder), **params)
+    raw: RawData = SETS.make(name, params, folder=None if folder is None else Path(folder))
+    return raw

@@ -7,16 +7,16 @@ A client's group is its index modulo ``groups``, unless the partition made as ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from coterie.data.dealing import check_positive, check_whole
-from coterie.data.parameters import check_parameters, pick
 from coterie.data.raw import Array
 from coterie.errors import DataError
+from coterie.registry import SHIFTS
 from coterie.seeds import numpy_generator, seed_for
 
 
@@ -30,6 +30,7 @@ class Scene:
     client: int
 
 
+@SHIFTS.register("rotation")
 def rotation(x: Array, y: Array, group: int, scene: Scene, groups: int = 4) -> tuple[Array, Array]:
     """Group g sees its images turned anticlockwise by g * 360 / groups degrees.
 
@@ -56,6 +57,7 @@ def rotation(x: Array, y: Array, group: int, scene: Scene, groups: int = 4) -> t
     return rotate(x, 360 * group / groups, axes=(3, 2), reshape=False, order=1), y
 
 
+@SHIFTS.register("label-permutation")
 def label_permutation(
     x: Array, y: Array, group: int, scene: Scene, groups: int = 4
 ) -> tuple[Array, Array]:
@@ -88,6 +90,7 @@ def group_permutations(classes: int, groups: int, seed: int) -> list[Array]:
     return chosen
 
 
+@SHIFTS.register("noise")
 def noise(
     x: Array, y: Array, group: int, scene: Scene, groups: int = 4, level: float = 0.1
 ) -> tuple[Array, Array]:
@@ -108,13 +111,6 @@ def noise(
     return x + added, y
 
 
-SHIFTS: dict[str, Callable[..., tuple[Array, Array]]] = {
-    "rotation": rotation,
-    "label-permutation": label_permutation,
-    "noise": noise,
-}
-
-
 def shift_groups(
     name: str,
     params: Mapping[str, Any],
@@ -126,8 +122,7 @@ def shift_groups(
     >>> shift_groups("rotation", {"groups": 2}, 5, None)
     (0, 1, 0, 1, 0)
     """
-    function = pick(SHIFTS, "shift", name)
-    check_parameters(function, f"shift '{name}'", params, given=("x", "y", "group", "scene"))
+    SHIFTS.checked(name, params)
     groups = params.get("groups", 4)
     check_whole("groups", groups, 1)
     if groups > clients:

@@ -44,6 +44,13 @@ Requests = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS and no keys: for loopback (127.0.0.1) only.")
 ]
+OwnMethods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        help="NAME=FILE.py:FUNCTION (or package.module:FUNCTION): what method.name = NAME is here.",
+    ),
+]
 OwnModels = Annotated[
     list[str] | None,
     typer.Option(
@@ -190,6 +197,7 @@ def serve(
         Path | None, typer.Option(help="The file of that SuperLink's --superexec-auth-secret-file.")
     ] = None,
     insecure: Insecure = False,
+    method: OwnMethods = None,
     model: OwnModels = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
@@ -203,18 +211,22 @@ def serve(
     _require()
     os.umask(0o077)  # what is written here is nobody else's business
     from coterie.cli import rounds_done
-    from coterie.deploy.names import map_models
+    from coterie.deploy.names import map_names
     from coterie.deploy.serve import Serving, serve
     from coterie.options import resolve
     from coterie.report.progress import Watch, progress
     from coterie.report.tables import print_summary
     from coterie.report.tracking import tracking
     from coterie.run.config import parse
+    from coterie.run.own import by_name
     from coterie.run.rundir import finite
     from coterie.run.stopping import heeding, stopped_with
 
-    map_models(model or [])
-    tree = resolve(config, sets)
+    places = [text for text in method or [] if "=" not in text]
+    map_names([text for text in method or [] if text not in places], model or [])
+    for text in places[1:]:
+        raise ConfigError(f"--method {text}: a federation has one method, and this is another")
+    tree = by_name(resolve(config, sets, method=next(iter(places), None)), _told)
     asked = parse(tree)
     listen = host or ("127.0.0.1" if insecure else "0.0.0.0")
     if insecure:
@@ -303,6 +315,7 @@ def join(
     once: Annotated[
         bool, typer.Option("--once", help="End when a run is over and the model is there.")
     ] = False,
+    method: OwnMethods = None,
     model: OwnModels = None,
     insecure: Insecure = False,
 ) -> None:
@@ -311,11 +324,11 @@ def join(
     os.umask(0o077)  # what is written here is nobody else's business
     from coterie.deploy.data import Source
     from coterie.deploy.join import Joining, join
-    from coterie.deploy.names import absolute, map_models
+    from coterie.deploy.names import map_names, mapped
     from coterie.run.config import check_device
 
     check_device(device)
-    map_models(model or [])  # what is wrong with one is said at once
+    map_names(method or [], model or [])  # what is wrong with one is said at once
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"--server {server}: write HOST:PORT, as in {host or server}:{PORT}")
@@ -331,8 +344,8 @@ def join(
     source = Source(data and data.resolve(), data_loader, form, options, simulated)
     held = None if insecure else (keys or directory / "keys")
     try:
-        models = absolute(model or [])
-        who = (held, client or 0, device, once, secure, models, reveal)
+        models, methods = mapped(model or []), mapped(method or [])
+        who = (held, client or 0, device, once, secure, models, reveal, methods)
         join(Joining(server, directory, source, *who), _told)
     except KeyboardInterrupt:
         err.print("left the federation; join again with the same command", highlight=False)

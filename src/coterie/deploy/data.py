@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from coterie.data import build_population, load
 from coterie.data.clients import from_clients
 from coterie.data.population import Population
-from coterie.deploy.names import function_at
 from coterie.errors import ConfigError, DataError
 from coterie.federation import ClientId
-from coterie.run.config import Config, population_of
+from coterie.registry import function_at
+from coterie.run.config import population_of
+from coterie.schema import Config
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Source:
         section = config.data
         if self.simulated:
             folder = None if self.path is None else str(self.path)
-            data = section.model_copy(update={"folder": folder})
+            data = replace(section, folder=folder)
             population = population_of(config.model_copy(update={"data": data}))
             if id >= len(population.clients):
                 raise DataError(

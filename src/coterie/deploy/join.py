@@ -49,6 +49,7 @@ class Joining:
     secure: bool = False
     models: tuple[str, ...] = ()  # names of models, each with this client's own function
     reveal: str = ""  # what of its own may leave it although sums are secure
+    methods: tuple[str, ...] = ()  # and names of methods
 
 
 def join(joining: Joining, tell: Tell) -> None:
@@ -179,6 +180,7 @@ class _Household:
             "secure": self.joining.secure,
             "reveal": self.joining.reveal,
             "models": self.joining.models,
+            "methods": self.joining.methods,
             "port": self.port,
             "secret": self.secret,
         }

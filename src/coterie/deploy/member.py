@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from coterie import __version__
-from coterie.client.fit import Schedule
+from coterie.client.plan import Secrets
+from coterie.client.runtime import ClientRuntime
 from coterie.deploy.data import Source
-from coterie.deploy.names import asked
+from coterie.deploy.names import asked, check_code
 from coterie.deploy.terms import (
     Described,
     agreement_of,
     digest_of_start,
     seen_from_client,
+    terms_of,
     travelling,
 )
 from coterie.door.codec import Payload
@@ -32,16 +33,17 @@ from coterie.engines.base import one_thread
 from coterie.engines.flower.engine import MISSING, ORDER
 from coterie.engines.flower.keys import ClientKeys, write_secret
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
-from coterie.engines.site import Site
 from coterie.errors import ConfigError, CoterieError, DataError, RunDirError, WireError
 from coterie.federation import ClientId
 from coterie.run.checked import read_json, to_json
 from coterie.run.config import experiment_of
-from coterie.tree import write_atomic
+from coterie.schema import Schedule
+from coterie.tree import to_safetensors, write_atomic
 from coterie.weights import Weights
 
 DESCRIBE, ENROL = "describe", "enrol"
 REFUSED, STRANGER = "refused", "stranger"
+HELD_MOST = 1 << 30  # bytes of arrays that are kept for later orders
 _AGREE_AGAIN = "remove it to agree with the server anew, and compare its settings with yours"
 Tell = Callable[[str], None]
 
@@ -114,7 +116,7 @@ class Member:
         self.reveal = reveal  # what its owner lets through secure sums
         self.kept: Path | None = None  # where its model is, once a run is over
         self._tell = tell
-        self._run, self._site = "", None  # type: tuple[str, Site | None]
+        self._run, self._runtime = "", None  # type: tuple[str, ClientRuntime | None]
         self._model: dict[str, Any] = {}  # its name and parameters
         self._own: tuple[str, Any] = ("", None)  # the data as read, and for which settings
         self._has = dict[str, Payload]()
@@ -176,31 +178,32 @@ class Member:
         agreed = folder / "agreed.json"
         if agreed.exists():  # a run does not become another under way, say without secure sums
             before = read_json(agreed, _AGREE_AGAIN)
-            if any(before[key] != told[key] for key in ("config", "start")):
+            if any(before.get(key) != told.get(key) for key in ("config", "start", "code")):
                 raise WireError("these are not the terms that this run began with")
         given = folder / "start.safetensors"
         if came:
             (vector,) = came.values()
             values = torch.frombuffer(bytearray(vector), dtype=torch.float32)
-            write_atomic(given, save({"start": values}), durable=True)
-        site = self._site_of(parcel.run, told)
-        if site is None:
+            write_atomic(given, to_safetensors({"start": values}, {}), durable=True)
+        runtime = self._runtime_of(parcel.run, told)
+        if runtime is None:
             return self._sealed("start", parcel.run)
         write_atomic(agreed, to_json(told).encode(), durable=True)
         self._tell(f"enrolled as client {self.who.id} for run {parcel.run[:8]}")
         return self._sealed(ENROL, parcel.run)
 
-    def _site_of(self, run: str, terms: Mapping[str, Any]) -> Site | None:
-        """A site for a run; None if its first weights are others than these terms ask for."""
+    def _runtime_of(self, run: str, terms: Mapping[str, Any]) -> ClientRuntime | None:
+        """What answers for a run; None if its first weights are others than these terms ask for."""
         tree = travelling(terms["config"])  # no path of the server's means anything here
         folder, config = self._place(run), asked(tree, self.source.simulated)
+        check_code(tree, terms.get("code", {}))
         own, place = self._data(tree)
         like = Described.from_json(terms["like"])
         population = seen_from_client(
             like, own, place, self.who.id, int(terms["clients"]), int(terms["least"])
         )
         experiment = experiment_of(config, population, whole=False)
-        plan = replace(experiment.site_plan(folder / "states"), device=self.device)
+        plan = replace(experiment.client_plan(folder / "states"), device=self.device)
         given = folder / "start.safetensors"
         if digest_of_start(plan.start) != terms["start"] and given.exists():
             from safetensors.torch import load_file
@@ -227,7 +230,7 @@ class Member:
                 "the model has one layer: privacy.reveal would show all of this client's update"
             )
         if plan.privacy.secure:
-            check_amplified(plan.schedule)
+            check_amplified(plan.training.schedule)
             if len(population.clients) > len(self.who.roster):
                 raise WireError(
                     f"these terms are for {len(population.clients)} clients, and this client knows "
@@ -247,16 +250,16 @@ class Member:
             self._write_identities(plan.folder)
         if plan.privacy.secure:
             try:
-                self.who.record.enter(run)
+                self.who.record.enter(run, terms_of(terms))
             except Rejected as why:
                 raise WireError(str(why)) from None
             salts = {self.who.id: training_salt(self.who.secret, run)}
-            plan = replace(plan, salts=salts, record=self.who.record.path)
-            plan = replace(plan, agreement=agreement_of(run, terms))
-        self._site, self._run = Site(plan, self._keep, self._tell), run
+            agreement = agreement_of(run, terms)
+            plan = replace(plan, secrets=Secrets(salts, self.who.record.path, agreement))
+        self._runtime, self._run = ClientRuntime(plan, self._keep, self._tell), run
         self._model = {"name": config.model.name, **config.model.parameters}
         self._has.clear()
-        return self._site
+        return self._runtime
 
     def _write_identities(self, folder: Path) -> None:
         """Everybody's public key from this client's own roster, and its own secret."""
@@ -276,41 +279,43 @@ class Member:
     # --- while it goes on -----------------------------------------------------------------------
 
     def _order(self, parcel: Parcel, came: dict[str, Payload]) -> Any:
-        site = self._site if self._run == parcel.run else self._recall(parcel.run)
-        if site is None:
+        runtime = self._runtime if self._run == parcel.run else self._recall(parcel.run)
+        if runtime is None:
             return self._sealed(STRANGER, parcel.run)
         if self._stage != (parcel.run, parcel.told.get("stage")):
             self._stage = parcel.run, parcel.told.get("stage")
             self._has.clear()
+        if sum(map(len, self._has.values())) > HELD_MOST:
+            self._has.clear()  # what is missing then is sent again
         self._has |= came
         try:
-            (answer,) = site.answer([(self.who.id, parcel.message)])
+            (answer,) = runtime.answer([(self.who.id, parcel.message)])
         finally:
-            site.forget()
+            runtime.forget()
         version = json.loads(answer.header)["body"].get("version", "")
-        site.store.flush({self.who.id: version})  # before the server builds on it
+        runtime.store.flush({self.who.id: version})  # before the server builds on it
         return self._sealed(ORDER, parcel.run, answer)
 
-    def _recall(self, run: str) -> Site | None:
+    def _recall(self, run: str) -> ClientRuntime | None:
         """What was agreed on before this client was started anew."""
         path = self._place(run) / "agreed.json"
         if not path.exists():
             return None
         self._tell(f"going on with run {run[:8]} where it stopped")
-        return self._site_of(run, read_json(path, _AGREE_AGAIN))
+        return self._runtime_of(run, read_json(path, _AGREE_AGAIN))
 
     def _keep(self, id: ClientId, model: Weights, about: Mapping[str, Any]) -> None:
         """The run is over: the model that this client is left with, ready for use."""
-        site = self._site
-        assert site is not None
-        population = site.plan.population
+        runtime = self._runtime
+        assert runtime is not None
+        population = runtime.plan.population
         own, _ = self._own[1]
         described = {
             **about,
             "run": self._run,
             "client": id,
             "name": self.who.name,
-            "method": site.plan.method.name,
+            "method": runtime.plan.method.name,
             "model": self._model,
             "classes": population.classes,
             "shape": population.shape,
@@ -320,9 +325,8 @@ class Member:
             else {"mean": own.mean.tolist(), "std": own.std.tolist()},
             "written": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
-        tensors = {k: v.clone() for k, v in model.tensors().items()}
         metadata = {k: v if isinstance(v, str) else json.dumps(v) for k, v in described.items()}
-        weights = save(tensors, metadata=metadata)
+        weights = to_safetensors(model.tensors(), metadata)
         text = json.dumps(described, indent=2).encode()
         try:
             for folder in (self._place(self._run), self.folder):

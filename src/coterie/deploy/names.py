@@ -8,23 +8,29 @@ module, a file, an address) is no such name: it is refused before anything is im
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.data import PARTITIONS, SETS, SHIFTS
 from coterie.errors import ConfigError, WireError
-from coterie.methods import is_known as is_method
-from coterie.models import MODELS, OWN
-from coterie.models import is_known as is_model
-from coterie.run.config import Config, parse
+from coterie.registry import (
+    CODECS,
+    METHODS,
+    MODELS,
+    PARTITIONS,
+    SETS,
+    SHIFTS,
+    Registry,
+    absolute,
+    is_place,
+)
+from coterie.run.config import parse
+from coterie.run.own import digests_of
+from coterie.schema import Config
 
 FILES = ("file", "x", "y")  # options of data sets that name a file in the client's own folder
 PLACES = ("cache", "mirror")  # and those that name a folder or an address
+OPTIONS: dict[str, Registry[Any]] = {"--method": METHODS, "--model": MODELS}
 
 
 def asked(tree: Mapping[str, Any], simulated: bool) -> Config:
@@ -37,25 +43,50 @@ def asked(tree: Mapping[str, Any], simulated: bool) -> Config:
         config = parse(tree)
     except ConfigError as why:
         raise WireError(f"the server's configuration is wrong: {why}") from None
-    _check("model", config.model.name, is_model(config.model.name))
+    _check(MODELS, config.model.name)
     for part in config.method.name.split("+"):
-        _check("method", part, is_method(part))
+        _check(METHODS, part)
+    wire = config.wire
+    for text in (wire.up, wire.down, *wire.layers.values(), *wire.down_layers.values()):
+        for part in text.split("+"):
+            _check(CODECS, CODECS.split(part)[0])
     if simulated:
-        _check("data set", config.data.set, config.data.set in SETS)
-        _check("partition", config.partition.name, config.partition.name in PARTITIONS)
-        _check("shift", config.shift.name, config.shift.name in ("none", *SHIFTS))
+        _check(SETS, config.data.set)
+        _check(PARTITIONS, config.partition.name)
+        if config.shift.name != "none":
+            _check(SHIFTS, config.shift.name)
         _check_files(config.data.options)
     return config
 
 
-def _check(what: str, name: str, known: bool) -> None:
-    if not known:
-        raise WireError(
-            f"the server names the {what} '{name[:200]}', which this client does not have. It "
-            "takes names that come with Coterie or with an installed package, and those that its "
-            "own command line maps (coterie join --model NAME=FILE.py:FUNCTION); no module, no "
-            "file and no address"
-        )
+def _check(registry: Registry[Any], name: str) -> None:
+    """Refuse a name that is not known here, and one that is no name but a place.
+
+    A place is refused even if this process has loaded it, for its own user.
+    """
+    if registry.knows(name) and not is_place(name):
+        return
+    option = next((option for option, own in OPTIONS.items() if own is registry), "--method")
+    raise WireError(
+        f"the server names the {registry.kind} '{name[:200]}', which this client does not have. It "
+        "takes names that come with Coterie or with an installed package, and those that its "
+        f"own command line maps (coterie join {option} NAME=FILE.py:FUNCTION); no module, no "
+        "file and no address"
+    )
+
+
+def check_code(tree: Mapping[str, Any], theirs: Mapping[str, str]) -> None:
+    """Refuse terms in which a name stands for other code than this client's command line maps.
+
+    ``theirs`` are the digests of the server's files. Where the server has it from an installed
+    package there is none, and nothing to compare.
+    """
+    for what, digest in digests_of(tree).items():
+        if theirs.get(what, digest) != digest:
+            raise WireError(
+                f"the {what} of this client is of another file than the server's (SHA-256 "
+                f"{digest[:12]}… here, {theirs[what][:12]}… there): all must have the same"
+            )
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
@@ -73,72 +104,21 @@ def _plain(name: object) -> bool:
     return isinstance(name, str) and name not in (".", "..") and Path(name).name == name
 
 
-def map_models(texts: Sequence[str]) -> None:
-    """Let this process know models by the names of ``NAME=FUNCTION``, from its command line.
+def map_names(methods: Sequence[str], models: Sequence[str]) -> None:
+    """Let this process know methods and models by the names of ``NAME=FUNCTION``.
 
-    A function gets the shape of a sample, the number of outputs, and the keys of ``[model]``.
+    They come from its own command line. A model's function gets the shape of a sample, the number
+    of outputs, and the keys of ``[model]``; a method's the keys of ``[method]``.
     """
-    for text in texts:
-        name, equals, function = (part.strip() for part in text.partition("="))
-        if not equals or not name or not function or _like_code(name):
-            raise ConfigError(f"--model {text}: write NAME=FILE.py:FUNCTION, as in net=mine.py:net")
-        if name in MODELS:
-            raise ConfigError(f"--model {text}: '{name}' comes with Coterie: choose another name")
-        OWN[name] = function_at(function, "--model")
+    for (option, registry), texts in zip(OPTIONS.items(), (methods, models), strict=True):
+        for text in texts:
+            registry.map(text, option)
 
 
-def _like_code(name: str) -> bool:
-    return any(sign in name for sign in (":", "/", "\\", ".", "+"))
-
-
-def absolute(texts: Collection[str]) -> tuple[str, ...]:
+def mapped(texts: Collection[str]) -> tuple[str, ...]:
     """The same mappings for a process that may be in another folder."""
     made = []
     for text in texts:
-        name, _, function = text.partition("=")
-        place, colon, own = function.strip().rpartition(":")
-        whole = str(Path(place).resolve()) if place.endswith(".py") else place
-        made.append(f"{name}={whole}{colon}{own}")
+        name, _, place = text.partition("=")
+        made.append(f"{name.strip()}={absolute(place.strip())}")
     return tuple(made)
-
-
-def function_at(text: str, option: str) -> Callable[..., Any]:
-    """The user's own function, ``package.module:function`` or ``FILE.py:function``.
-
-    A module is found as Python finds modules, or in the folder that one is in.
-    """
-    place, colon, function = text.rpartition(":")
-    if not colon or not place:
-        raise ConfigError(f"{option} {text}: write package.module:function or FILE.py:function")
-    try:
-        module = _from_file(Path(place)) if place.endswith(".py") else _imported(place)
-        found = getattr(module, function)
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise ConfigError(f"{option} {text}: {type(error).__name__}: {error}") from None
-    if not callable(found):
-        raise ConfigError(f"{option} {text}: that is no function")
-    made: Callable[..., Any] = found
-    return made
-
-
-def _imported(module: str) -> Any:
-    _look_in(os.getcwd())
-    return importlib.import_module(module)
-
-
-def _from_file(path: Path) -> Any:
-    """A file as a module; what lies beside it can be imported by it."""
-    name = f"_own_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    _look_in(str(path.resolve().parent))
-    sys.modules[name] = module  # where dataclasses look for the names of types
-    spec.loader.exec_module(module)
-    return module
-
-
-def _look_in(folder: str) -> None:
-    if folder not in sys.path:
-        sys.path.insert(0, folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie import __version__
+from coterie.client.plan import Plan
 from coterie.data.metadata import names_file
 from coterie.data.population import Population
 from coterie.deploy.member import DESCRIBE, ENROL, REFUSED, STRANGER
@@ -31,13 +32,11 @@ from coterie.engines.flower.engine import Flower, Tell
 from coterie.engines.flower.hub import Hub
 from coterie.engines.flower.keys import ServerKeys, read_server
 from coterie.engines.flower.parcel import Parcel
-from coterie.engines.site import Plan
 from coterie.errors import ConfigError, CoterieError, DataError, Interrupted
 from coterie.federation import ClientId
 from coterie.methods.known_groups import COLUMN, with_groups
 from coterie.run.checked import read_json, to_json
 from coterie.run.config import (
-    Config,
     check_model,
     experiment_of,
     groups_inlined,
@@ -47,9 +46,11 @@ from coterie.run.config import (
 )
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment, Watch, execute
+from coterie.run.own import digests_of
 from coterie.run.privacy import left_public
 from coterie.run.result import Result
 from coterie.run.rundir import ENGINE, RunDir
+from coterie.schema import Config
 from coterie.tree import write_atomic
 
 if TYPE_CHECKING:
@@ -393,6 +394,8 @@ def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = Non
             "least": min(d.sizes[0] for d in engine.begun.values()),
             "start": digest_of_start(start),
         }
+        if code := digests_of(engine.terms["config"]):
+            engine.terms["code"] = code
         engine.start = start.vector.numpy().tobytes()
         engine.remember(place, config)
         if before is not None:
@@ -506,7 +509,7 @@ def _experiment(
     if config.data.public is not None:  # the server's own samples
         population = replace(population, public=population_of(config).public)
     absent = [c for c in range(count) if c not in described]
-    local = config.run.model_copy(update={"engine": "loop"})  # there is no choice of engine here
+    local = replace(config.run, engine="loop")  # there is no choice of engine here
     return experiment_of(config.model_copy(update={"run": local}), population, absent=absent)
 
 

@@ -240,8 +240,20 @@ def travelling(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def agreement_of(run: str, terms: Mapping[str, Any]) -> str:
     """A name for a run and all that a client is told of it, but for who else may come."""
-    said = {key: terms[key] for key in ("config", "like", "least", "start")}
-    plain = json.loads(json.dumps([__version__, run, said]))  # as it arrives: keys are texts
+    return _digest([__version__, run, _lasting(terms)])
+
+
+def terms_of(terms: Mapping[str, Any]) -> str:
+    """A name for the same without the run, whichever version of Coterie goes on with it."""
+    return _digest(_lasting(terms))
+
+
+def _lasting(terms: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: terms[key] for key in ("config", "like", "least", "start", "code") if key in terms}
+
+
+def _digest(tree: Any) -> str:
+    plain = json.loads(json.dumps(tree))  # as it arrives: keys are texts
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 

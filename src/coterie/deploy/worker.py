@@ -14,7 +14,7 @@ import torch
 from coterie.deploy.data import Source
 from coterie.deploy.join import DONE
 from coterie.deploy.member import Identity, Member
-from coterie.deploy.names import map_models
+from coterie.deploy.names import map_names
 from coterie.engines.flower.keys import read_client
 from coterie.engines.flower.runtime import AWAY, Desk, client_app, quiet
 from coterie.errors import CoterieError
@@ -33,7 +33,7 @@ def work(told: dict[str, Any]) -> int:
         # Parts of it may be a server's words: one line, of signs that do nothing to a terminal.
         print("".join(c if c.isprintable() else "?" for c in text[:_LINE]), flush=True)
 
-    map_models(told["models"])
+    map_names(told["methods"], told["models"])
     path = None if told["path"] is None else Path(told["path"])
     source = Source(path, told["loader"], told["form"], told["options"], told["simulated"])
     who = Identity(told["client"])

@@ -17,21 +17,15 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
-from coterie.door.clock import Drawn, Positive, ShareSpread, configured, drawn_between, uniform
-from coterie.errors import ConfigError, DataError, unknown
+from coterie.door.clock import Drawn, Positive, ShareSpread, drawn_between, uniform
+from coterie.errors import ConfigError, DataError
 from coterie.federation import ClientId
+from coterie.registry import AVAILABILITIES
 from coterie.seeds import seed_for
 
 DAY = 86_400.0
 MONTH = 30 * DAY
 MOST_SLOTS = 5000  # that anybody looks ahead
-
-AVAILABILITIES = {
-    "always": "every client is on all the time",
-    "trace": "on-times of each client from a CSV file of client,start,end: file, period",
-    "diurnal": "clients come and go by chance, more of them on at their time of day: low (0.2), "
-    "high (0.8), day (86400 s), slot (600 s), zones (0: any phase)",
-}
 
 
 class Availability(Protocol):
@@ -185,24 +179,27 @@ def make_availability(
     name: str, parameters: Mapping[str, Any], seed: int, clients: int
 ) -> Availability | None:
     """The availability of this name, None for "always"."""
-    what = f"availability '{name}'"
-    if name == "always":
-        return configured(what, _always, parameters)
-    if name == "trace":
-        return configured(what, _trace, parameters, clients=clients)
-    if name == "diurnal":
-        return configured(what, _diurnal, parameters, seed=seed, clients=clients)
-    raise ConfigError(unknown("availability", name, AVAILABILITIES))
+    made: Availability | None = AVAILABILITIES.make(name, parameters, seed=seed, clients=clients)
+    return made
 
 
+@AVAILABILITIES.register("always", "every client is on all the time")
 def _always() -> None:
     """Nothing to ask."""
 
 
+@AVAILABILITIES.register(
+    "trace", "on-times of each client from a CSV file of client,start,end: file, period"
+)
 def _trace(clients: int, file: str, period: Positive | None = None) -> Trace:
     return read_trace(Path(file), clients, math.inf if period is None else period)
 
 
+@AVAILABILITIES.register(
+    "diurnal",
+    "clients come and go by chance, more of them on at their time of day: low (0.2), high (0.8), "
+    "day (86400 s), slot (600 s), zones (0: any phase)",
+)
 def _diurnal(
     seed: int,
     clients: int,

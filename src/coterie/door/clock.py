@@ -6,30 +6,20 @@ the order of the questions nor an interruption can change an answer.
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import Field, PlainValidator
 
-from coterie.errors import ConfigError, unknown
+from coterie.errors import ConfigError
 from coterie.federation import ClientId
+from coterie.registry import CLOCKS
 from coterie.seeds import seed_for
 
 MEGABIT = 10**6
 
-CLOCKS = {
-    "none": "no simulated time",
-    "links": "a link and a speed for each client: rate_up, rate_down (2 Mbit/s), latency (0 s), "
-    "speed (1), each a number or [low, high]; compute (samples, or measured), "
-    "samples_per_second (1000)",
-    "wireless": "one shared channel, streams broadcast, uploads in turn: system (1, 2, 3) or rho, "
-    "t_min, inverse_mu; t_dl (1 s), draw (false)",
-}
-
-Made = TypeVar("Made")
 Drawn = tuple[float, ...]  # a number for each client
 
 
@@ -216,14 +206,10 @@ def make_clock(
     Traceback (most recent call last):
     coterie.errors.ConfigError: unknown clock 'wirless'; did you mean 'wireless'? ...
     """
-    what = f"clock '{name}'"
-    if name == "none":
-        return configured(what, _none, parameters)
-    if name == "links":
-        return configured(what, _links, parameters, seed=seed, clients=clients)
-    if name == "wireless":
-        return configured(what, _wireless, parameters, seed=seed, model_bytes=model_bytes)
-    raise ConfigError(unknown("clock", name, CLOCKS))
+    made: Clock | None = CLOCKS.make(
+        name, parameters, seed=seed, clients=clients, model_bytes=model_bytes
+    )
+    return made
 
 
 def uniform(seed: int) -> float:
@@ -271,35 +257,16 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def configured(
-    what: str, make: Callable[..., Made], parameters: Mapping[str, Any], **given: Any
-) -> Made:
-    """What ``make`` makes of a user's parameters, or a sentence that says which one is wrong.
-
-    ``given`` are the arguments that are not the user's.
-    """
-    takes = {k: p for k, p in inspect.signature(make).parameters.items() if k not in given}
-    hints = get_type_hints(make, include_extras=True)
-    values = dict[str, Any]()
-    for key, value in parameters.items():
-        if key not in takes:
-            raise ConfigError(unknown(f"parameter of {what}", key, takes or ["(it takes none)"]))
-        try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"].removeprefix("Value error, ").lower()
-            reason = reason.replace("input should be", "must be")
-            raise ConfigError(f"{what}: {key} = {value!r}: {reason}") from None
-    for key, parameter in takes.items():
-        if parameter.default is parameter.empty and key not in values:
-            raise ConfigError(f"{what} needs the parameter '{key}'")
-    return make(**values, **given)
-
-
+@CLOCKS.register("none", "no simulated time")
 def _none() -> None:
     """No clock."""
 
 
+@CLOCKS.register(
+    "links",
+    "a link and a speed for each client: rate_up, rate_down (2 Mbit/s), latency (0 s), speed (1), "
+    "each a number or [low, high]; compute (samples, or measured), samples_per_second (1000)",
+)
 def _links(
     seed: int,
     clients: int,
@@ -322,6 +289,11 @@ def _links(
     )
 
 
+@CLOCKS.register(
+    "wireless",
+    "one shared channel, streams broadcast, uploads in turn: system (1, 2, 3) or rho, t_min, "
+    "inverse_mu; t_dl (1 s), draw (false)",
+)
 def _wireless(
     seed: int,
     model_bytes: int,

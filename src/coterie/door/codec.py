@@ -1,6 +1,6 @@
 """Codecs: how one array becomes bytes and comes back.
 
-``codec("qsgd:levels=7,bucket=512+zstd")`` makes one from its text; ``CODECS`` names them all. Every
+``codec("qsgd:levels=7,bucket=512+zstd")`` makes one from its text; ``CODECS`` has them all. Every
 codec but ``raw`` acts on arrays of float32 only: others (counts, labels, float64) are few, and
 travel as ``raw`` sends them. What a codec draws at random comes from the seed that it is given, so
 that the same call makes the same bytes. Numbers are little-endian throughout.
@@ -20,19 +20,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Protocol
+from inspect import signature
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
 import zstandard
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from coterie.errors import ConfigError, CoterieError, unknown
+from coterie.registry import CODECS
 from coterie.seeds import numpy_generator
 
 Payload = bytes | memoryview
@@ -49,15 +52,6 @@ _DTYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {
     "b1": (torch.bool, np.bool_),
 }
 _NAMES = {torch_type: name for name, (torch_type, _) in _DTYPES.items()}
-
-CODECS = {
-    "raw": "every number as it is: 4 bytes for a float32",
-    "fp16": "half precision, 2 bytes a number; refuses numbers beyond 65504",
-    "bf16": "the upper half of a float32, 2 bytes a number: its range, 3 digits",
-    "qsgd": "unbiased rounding to `levels` (7) parts of the norm of every `bucket` (512 numbers)",
-    "topk": "the `share` (0.01) of the numbers that are largest in magnitude, the others as 0",
-    "zstd": "after any other, as in qsgd+zstd: its bytes compressed without loss, at `level` (3)",
-}
 
 _CHUNK = 1 << 15
 """Numbers worked on at a time: what they need stays in the cache. A multiple of 8."""
@@ -112,10 +106,11 @@ def codec(text: str) -> Codec:
     first, *after = text.split("+")
     if first.partition(":")[0] == "zstd" or len(after) > 1:
         raise ConfigError(f"'{text}': zstd comes once and after another codec, as in 'raw+zstd'")
-    plain: Measured = _made(first, _PLAIN)
-    return _made(after[0], {"zstd": Compressed}, plain) if after else plain
+    plain: Measured = _made(first)
+    return _made(after[0], plain) if after else plain
 
 
+@CODECS.register("raw", "every number as it is: 4 bytes for a float32")
 class Raw:
     """Every number as it is, little-endian: four bytes for a float32.
 
@@ -229,6 +224,24 @@ class Half(Lossy):
         return numbers
 
 
+@CODECS.register("fp16", "half precision, 2 bytes a number; refuses numbers beyond 65504")
+def _fp16() -> Half:
+    return Half("fp16")
+
+
+@CODECS.register("bf16", "the upper half of a float32, 2 bytes a number: its range, 3 digits")
+def _bf16() -> Half:
+    return Half("bf16")
+
+
+def _all_is_0(bucket: object) -> object:
+    """Of buckets: "all" is one for the whole array, which 0 stands for."""
+    return 0 if bucket == "all" else bucket
+
+
+@CODECS.register(
+    "qsgd", "unbiased rounding to `levels` (7) parts of the norm of every `bucket` (512 numbers)"
+)
 @dataclass(frozen=True)
 class Quantised(Lossy):
     """QSGD: every number becomes a multiple of its bucket's norm over ``levels``, at random.
@@ -246,11 +259,8 @@ class Quantised(Lossy):
     '0000e040490d'
     """
 
-    levels: int = 7
-    bucket: int = 512
-
-    def __post_init__(self) -> None:
-        _refuse_outside("qsgd", levels=self.levels, bucket=self.bucket)
+    levels: Annotated[int, Field(ge=1, lt=1 << 15)] = 7
+    bucket: Annotated[int, Field(ge=0), BeforeValidator(_all_is_0)] = 512
 
     @property
     def spec(self) -> str:
@@ -326,6 +336,9 @@ class Quantised(Lossy):
         return numbers
 
 
+@CODECS.register(
+    "topk", "the `share` (0.01) of the numbers that are largest in magnitude, the others as 0"
+)
 @dataclass(frozen=True)
 class Largest(Lossy):
     """``topk``: the ⌈share·d⌉ numbers of largest magnitude as they are; the others arrive as 0.
@@ -339,10 +352,7 @@ class Largest(Lossy):
     tensor([ 0., -4.,  0.,  3.])
     """
 
-    share: float = 0.01
-
-    def __post_init__(self) -> None:
-        _refuse_outside("topk", share=self.share)
+    share: Annotated[float, Field(gt=0, le=1)] = 0.01
 
     @property
     def spec(self) -> str:
@@ -400,6 +410,10 @@ class Largest(Lossy):
         return numbers
 
 
+@CODECS.register(
+    "zstd",
+    "after any other, as in qsgd+zstd: its bytes compressed without loss, at `level` (3)",
+)
 @dataclass(frozen=True)
 class Compressed:
     """Another codec's bytes in one Zstandard frame, with its checksum.
@@ -409,10 +423,7 @@ class Compressed:
     """
 
     inner: Measured
-    level: int = 3
-
-    def __post_init__(self) -> None:
-        _refuse_outside("zstd", level=self.level)
+    level: Annotated[int, Field(ge=1, le=22)] = 3
 
     @property
     def spec(self) -> str:
@@ -558,63 +569,27 @@ def _checked(payload: Payload, length: int, spec: str) -> Bytes:
     return np.frombuffer(payload, np.uint8)
 
 
-@dataclass(frozen=True)
-class _Range:
-    """What a parameter may be: how it is read, which values are allowed, and that in words."""
-
-    read: Callable[[str], float]
-    allows: Callable[[float], bool]
-    words: str
-
-
-_RANGES = {
-    "levels": _Range(int, lambda v: 1 <= v < 1 << 15, "a whole number from 1 to 32767"),
-    "bucket": _Range(
-        lambda text: 0 if text == "all" else int(text),
-        lambda v: v >= 0,
-        "a number of numbers, or 'all' (or 0) for the whole array",
-    ),
-    "share": _Range(float, lambda v: 0 < v <= 1, "above 0 and at most 1"),
-    "level": _Range(int, lambda v: 1 <= v <= 22, "a whole number from 1 to 22"),
-}
-
-
-def _refuse_outside(name: str, **values: float) -> None:
-    for key, value in values.items():
-        if not _RANGES[key].allows(value):
-            raise ConfigError(f"{key} of {name} is {_RANGES[key].words}, not {value}")
-
-
-_PLAIN: dict[str, Callable[..., Any]] = {
-    "raw": Raw,
-    "fp16": lambda: Half("fp16"),
-    "bf16": lambda: Half("bf16"),
-    "qsgd": Quantised,
-    "topk": Largest,
-}
-_KEYS = {
-    "qsgd": [field.name for field in fields(Quantised)],
-    "topk": [field.name for field in fields(Largest)],
-    "zstd": ["level"],
-}
-
-
-def _made(text: str, makers: dict[str, Callable[..., Any]], *inner: Codec) -> Any:
+def _made(text: str, *inner: Codec) -> Any:
     """The codec that one part of a text names, with the parameters that it gives."""
-    name, colon, given = text.strip().partition(":")
-    if name not in makers:
-        raise ConfigError(unknown("codec after '+'" if inner else "codec", name, makers))
-    values: dict[str, float] = {}
-    for item in given.split(",") if colon else []:
+    name, given = CODECS.split(text.strip())
+    after = [each for each in CODECS if "inner" in signature(CODECS[each]).parameters]
+    makes = CODECS.find(name) if CODECS.knows(name) else None
+    if makes is None or ("inner" in signature(makes).parameters) != bool(inner):
+        known = after if inner else [each for each in CODECS if each not in after]
+        raise ConfigError(unknown("codec after '+'" if inner else "codec", name, known))
+    values: dict[str, Any] = {}
+    for item in given.split(",") if text.strip() != name else []:
         key, _, value = (part.strip() for part in item.partition("="))
-        if name not in _KEYS:
-            raise ConfigError(f"{name} has no parameters, but '{item}' was given")
-        if key not in _KEYS[name]:
-            raise ConfigError(unknown(f"parameter of {name}", key, _KEYS[name]))
         if key in values:
-            raise ConfigError(f"{key} of {name} is given twice")
+            raise ConfigError(f"codec '{name}': {key} is given twice")
+        values[key] = _number(value)
+    return CODECS.make(name, values, **({"inner": inner[0]} if inner else {}))
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
         try:
-            values[key] = _RANGES[key].read(value)
+            return kind(text)
         except ValueError:
-            raise ConfigError(f"{key} of {name} is {_RANGES[key].words}, not '{value}'") from None
-    return makers[name](*inner, **values)
+            pass
+    return text

@@ -23,6 +23,7 @@ from coterie.door.codec import Codec, Raw, codec
 from coterie.door.wire import Choice, Encoded
 from coterie.errors import ConfigError, CoterieError, unknown
 from coterie.federation import Array, vector_of
+from coterie.schema import WireSection, section
 from coterie.weights import Entry, Layout, Weights
 
 References = Mapping[str, Array | None]  # None: the array is a change by itself
@@ -62,14 +63,9 @@ class Side:
         return self.plain if entry.kind == "buffer" else chosen
 
 
-@dataclass(frozen=True)
-class Coding:
+@section("wire")
+class Coding(WireSection):
     """How arrays are encoded up and down, each as the text of a codec, for some layers another."""
-
-    up: str = "raw"
-    down: str = "raw"
-    layers: Mapping[str, str] = field(default_factory=dict)
-    down_layers: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def upwards(self) -> Side:

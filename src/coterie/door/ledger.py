@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from coterie.events import Way
 from coterie.federation import ClientId
 from coterie.tree import Tree
 
@@ -28,6 +29,15 @@ class Bytes:
     def total(self) -> int:
         """Both ways together."""
         return self.down + self.up
+
+    def to_json(self) -> Way:
+        """As events have it."""
+        return {"down": self.down, "up": self.up}
+
+    @staticmethod
+    def from_json(way: Way | None) -> Bytes:
+        """From an event."""
+        return Bytes() if way is None else Bytes(way["down"], way["up"])
 
 
 def _counts() -> dict[Any, Bytes]:

@@ -12,16 +12,17 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.federation import Array, ClientId, Order, vector_of
+from coterie.schema import Outliers
 from coterie.weights import Weights
 
-OUTLIERS = ("reject", "clip", "off")
+OUTLIERS: tuple[str, ...] = get_args(Outliers)
 MOVES = 5.0  # ordinary changes by which one client of ordinary size may move a mean
 APART = 10_000.0  # times the median length of clients that were sent other arrays
 LEAST = 50.0  # times the median length: nothing below is left out, however few clients there are

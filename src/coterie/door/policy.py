@@ -15,38 +15,10 @@ import numpy as np
 
 from coterie.door.availability import MONTH, Availability
 from coterie.door.clock import Clock, Seconds
-from coterie.errors import ConfigError, TrainingError, unknown
+from coterie.errors import ConfigError, TrainingError
 from coterie.federation import ClientId
+from coterie.schema import Policy as Policy
 from coterie.seeds import numpy_generator, seed_for
-
-SAMPLINGS = ("auto", "fixed", "poisson")
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How rounds are held.
-
-    ``cohort`` is a number of clients, or a fraction of them when it is a float up to 1. With
-    ``sampling`` "poisson" every client takes part by a coin of its own, and the cohort is so large
-    on average only; "auto" is that for a run with central noise, where it costs much less privacy,
-    and "fixed" otherwise. Orders
-    go to ``over_selection`` times as many, and the first ``cohort`` reports count. A round may
-    last ``deadline`` simulated seconds, and ``real_deadline`` seconds of the wall clock. With
-    fewer than ``min_reports`` (a float up to 1 is a share of the cohort) it is abandoned;
-    ``abandoned`` such rounds in a row end the run. ``weighted`` draws clients in proportion to
-    the time that they are on. Selecting takes ``selection`` seconds, which pass during the round
-    before.
-    """
-
-    cohort: int | float = 1.0
-    sampling: str = "auto"
-    over_selection: float = 1.0
-    deadline: float | None = None
-    real_deadline: float | None = None
-    min_reports: int | float = 1
-    weighted: bool = False
-    selection: float = 0.0
-    abandoned: int = 10
 
 
 @dataclass(frozen=True)
@@ -104,8 +76,6 @@ def check(
 ) -> None:
     """Refuse a policy that cannot work with so many clients, or that needs a clock and has none."""
     cohort = cohort_size(policy.cohort, clients)
-    if policy.sampling not in SAMPLINGS:
-        raise ConfigError(unknown("run.sampling", policy.sampling, SAMPLINGS))
     if policy.sampling == "poisson" and (policy.over_selection > 1 or policy.weighted):
         raise ConfigError(
             "run.sampling = 'poisson' draws each client by a coin: leave out run.over_selection "
@@ -115,29 +85,16 @@ def check(
         value = getattr(policy, key)
         if value > 1 and value != int(value):
             raise ConfigError(f"run.{key} = {value:g}: give a whole number, or a share up to 1.0")
-    if not (math.isfinite(policy.over_selection) and policy.over_selection >= 1):
-        raise ConfigError(
-            f"run.over_selection = {policy.over_selection:g} would ask fewer clients than the "
-            "cohort has: give at least 1"
-        )
     if orders(policy, clients) > clients:
         raise ConfigError(
             f"run.over_selection = {policy.over_selection:g} asks {orders(policy, clients)} of "
             f"{clients} clients for a cohort of {cohort}: lower it, or run.cohort"
         )
-    for key in ("deadline", "real_deadline"):
-        value = getattr(policy, key)
-        if value is not None and not value > 0:
-            raise ConfigError(f"run.{key} = {value:g} leaves no time to report: give more than 0")
     if not 1 <= least(policy, clients) <= cohort:
         raise ConfigError(
             f"run.min_reports = {policy.min_reports} of a cohort of {cohort}: give a number from 1 "
             f"to {cohort}, or a share up to 1.0"
         )
-    if not (math.isfinite(policy.selection) and policy.selection >= 0):
-        raise ConfigError(f"run.selection = {policy.selection:g}: give seconds, 0 or more")
-    if policy.abandoned < 1:
-        raise ConfigError(f"run.abandoned = {policy.abandoned}: give 1 round or more")
     if policy.weighted and availability is None:
         raise ConfigError(
             "run.weighted draws by the time that clients are on, and all are always on: give an "

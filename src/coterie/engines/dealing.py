@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from coterie.client.plan import Plan
+from coterie.core.engine import Request
 from coterie.door.codec import Payload
 from coterie.door.wire import Message, Work, received
-from coterie.engines.base import Request
-from coterie.engines.site import Plan
 from coterie.errors import ConfigError, EngineError
 from coterie.federation import ClientId
+from coterie.method import Source
+from coterie.registry import own_places, registry_of
 
 TRIES = 3  # workers that may die of an order before it counts as lost
 _WORK = struct.Struct("<dd")  # seconds and samples
@@ -59,6 +61,14 @@ class Queue:
         return [(request.client, None) for unit in waiting for request in unit.requests]
 
 
+@dataclass(frozen=True)
+class Travelling:
+    """A method on its way: where it comes from, and what else the user named by its place."""
+
+    source: Source
+    places: Sequence[tuple[str, str, str]]
+
+
 def travelling(plan: Plan) -> Plan:
     """The plan for a process that shares no memory: the method goes by name."""
     if plan.method.source is None:
@@ -67,14 +77,18 @@ def travelling(plan: Plan) -> Plan:
             "be sent to other processes on this system. Use the loop engine (run.engine = "
             '"loop") or define it in a module'
         )
-    return replace(plan, method=plan.method.source)  # type: ignore[arg-type]
+    travels = Travelling(plan.method.source, own_places())
+    return replace(plan, method=travels)  # type: ignore[arg-type]
 
 
 def arrived(plan: Plan) -> Plan:
     """The plan with its method, made again from its name if it came by that."""
     if hasattr(plan.method, "tasks"):
         return plan
-    return replace(plan, method=plan.method.make())  # type: ignore[attr-defined]
+    travels: Travelling = plan.method  # type: ignore[assignment]
+    for registry, name, place in travels.places:
+        registry_of(registry).know(name, place)
+    return replace(plan, method=travels.source.make())
 
 
 def framed(answer: Message) -> bytes:

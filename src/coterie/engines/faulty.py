@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from coterie.core.engine import Answers, Engine, Request
 from coterie.door.wire import received
-from coterie.engines.base import Answers, Engine, Request
 from coterie.federation import ClientId
 
 Fault = Callable[[ClientId, str], bool]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.client.plan import Plan
 from coterie.data.population import Population
-from coterie.engines.site import Plan
 from coterie.errors import EngineError
 
 _NOBODY = Population((), "table", (), None, 0)

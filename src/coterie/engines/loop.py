@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from coterie.engines.base import Answers, Request, one_thread, units
-from coterie.engines.site import Plan, Site
+from coterie.client.plan import Plan
+from coterie.client.runtime import ClientRuntime
+from coterie.core.engine import Answers, Request
+from coterie.engines.base import one_thread, units
 from coterie.federation import ClientId
 
 
@@ -17,7 +19,7 @@ class Loop:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._site = Site(plan)
+        self._runtime = ClientRuntime(plan)
         self._train, self._held = plan.train_sizes, plan.held_sizes
 
     @property
@@ -32,9 +34,9 @@ class Loop:
                 yield from ((r.client, None) for r in unit)
                 continue
             with one_thread():
-                answers = self._site.answer([(r.client, r.message) for r in unit])
+                answers = self._runtime.answer([(r.client, r.message) for r in unit])
             yield from zip((r.client for r in unit), answers, strict=True)
-        self._site.forget()
+        self._runtime.forget()
 
     def close(self) -> None:
         """Nothing was started."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from coterie.client.store import Store
+from coterie.core.engine import Request
 from coterie.door.codec import Payload
 from coterie.door.wire import Message
-from coterie.engines.base import Request
-from coterie.engines.store import Store
 from coterie.federation import ClientId
 
 Version = tuple[ClientId, str]

@@ -26,9 +26,12 @@ from typing import Any
 
 import torch
 
+from coterie.client.plan import Plan
+from coterie.client.runtime import ClientRuntime
+from coterie.core.engine import Answers, Request
 from coterie.door.codec import Payload
 from coterie.door.wire import Message
-from coterie.engines.base import Answers, Request, units
+from coterie.engines.base import units
 from coterie.engines.dealing import (
     TRIES,
     Queue,
@@ -41,7 +44,6 @@ from coterie.engines.dealing import (
     unframed,
 )
 from coterie.engines.orphans import STOPS, settle
-from coterie.engines.site import Plan, Site
 from coterie.errors import EngineError
 from coterie.federation import ClientId
 
@@ -263,7 +265,7 @@ def _work(pipe: Connection, plan: Plan | None, others: Sequence[Connection], par
     torch.set_num_threads(1)
     blobs: dict[int, Payload] = {}
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        site = Site(arrived(plan or pickle.loads(pipe.recv_bytes())))
+        runtime = ClientRuntime(arrived(plan or pickle.loads(pipe.recv_bytes())))
         gc.collect()
         gc.freeze()  # what is here now stays: never look through it again
         pipe.send_bytes(_READY)
@@ -272,7 +274,7 @@ def _work(pipe: Connection, plan: Plan | None, others: Sequence[Connection], par
             kind, content = frame[:1], memoryview(frame)[1:]
             if kind == _FORGET:
                 blobs.clear()
-                site.forget()
+                runtime.forget()
             elif kind == _BLOB:
                 blobs[int.from_bytes(content[:4], "little")] = content[4:]
             else:
@@ -280,5 +282,5 @@ def _work(pipe: Connection, plan: Plan | None, others: Sequence[Connection], par
                 unit = [
                     (c, Message(h.encode(), tuple(blobs[b] for b in ids))) for c, h, ids in work
                 ]
-                for answer in site.answer(unit):
+                for answer in runtime.answer(unit):
                     pipe.send_bytes(framed(answer))

@@ -33,9 +33,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from coterie.client.plan import Plan
+from coterie.client.runtime import ClientRuntime
+from coterie.client.store import Store
+from coterie.core.engine import Answers, Request
 from coterie.door.codec import Payload
 from coterie.door.wire import Message
-from coterie.engines.base import Answers, Request, units
+from coterie.engines.base import units
 from coterie.engines.dealing import (
     TRIES,
     Queue,
@@ -49,8 +53,6 @@ from coterie.engines.dealing import (
 )
 from coterie.engines.goods import Goods, laid_out, unloaded
 from coterie.engines.luggage import Copies, Version, brought, made, packed, unpacked
-from coterie.engines.site import Plan, Site
-from coterie.engines.store import Store
 from coterie.errors import ConfigError, EngineError
 from coterie.federation import ClientId
 from coterie.tree import write_atomic
@@ -356,7 +358,7 @@ class RayEngine:
 
 
 class Actor:
-    """A worker: one thread, one resident site. It runs where Ray puts it."""
+    """A worker: one thread, one resident runtime. It runs where Ray puts it."""
 
     def enter(
         self,
@@ -375,7 +377,7 @@ class Actor:
         self._shares = not apart and mark.exists() and mark.read_text() == number
         if not self._shares:
             plan = replace(plan, folder=_own_folder(number))
-        self._site = Site(plan)
+        self._runtime = ClientRuntime(plan)
         self._blobs: dict[int, Payload] = {}
         gc.collect()
         gc.freeze()  # what is here now stays: never look through it again
@@ -384,7 +386,7 @@ class Actor:
     def begin(self) -> None:
         """A new exchange: the arrays of the last one are no longer needed."""
         self._blobs.clear()
-        self._site.forget()
+        self._runtime.forget()
 
     def answer(
         self, work: Sequence[tuple[ClientId, bytes, list[int]]], copies: Any, new: Any, *blobs: Any
@@ -395,15 +397,15 @@ class Actor:
         """
         self._blobs |= {n: memoryview(b) for n, b in zip(new, blobs, strict=True)}
         unit = [(c, Message(h, tuple(self._blobs[i] for i in ids))) for c, h, ids in work]
-        store = self._site.store
+        store = self._runtime.store
         before = {} if self._shares else unpacked(store, unit, copies)
-        answers = [np.frombuffer(framed(a), np.uint8) for a in self._site.answer(unit)]
+        answers = [np.frombuffer(framed(a), np.uint8) for a in self._runtime.answer(unit)]
         return answers, _flat(made(store, before))
 
     def leave(self) -> None:
         """Clear away what lies here."""
         if not self._shares:
-            shutil.rmtree(self._site.plan.folder, ignore_errors=True)
+            shutil.rmtree(self._runtime.plan.folder, ignore_errors=True)
 
 
 def _flat(copies: Copies) -> Any:

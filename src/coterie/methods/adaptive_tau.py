@@ -23,6 +23,7 @@ def adaptive_tau(
 ) -> Method:
     """FedAvg whose number of local steps τ is chosen anew each round, for the run's budget.
 
+    Family: pieces.
     Rule: with w the model received and w_i the one it sent last, a client measures its loss F_i and
     gradient, ρ_i = |F_i(w_i) − F_i(w)|/‖w_i − w‖ and β_i = ‖∇F_i(w_i) − ∇F_i(w)‖/‖w_i − w‖; ρ, β
     and F are means by n_i, δ is how far the ∇F_i(w) lie from their mean. With a step's cost c and

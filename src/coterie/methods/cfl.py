@@ -49,6 +49,7 @@ def cfl(
 ) -> Method:
     """Groups that split in two when their clients pull in different directions.
 
+    Family: clustered.
     Rule: one group of all at first, FedAvg inside each group. A group is split when its mean
     update is small but some client's is not, ‖Σ(n_i/n)Δ_i‖ < ε1 and max‖Δ_i‖ > ε2: its model is
     nobody's optimum. The two parts are those whose largest cosine similarity α across the cut is

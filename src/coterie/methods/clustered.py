@@ -10,6 +10,7 @@ from coterie.method import Count, Method, method
 def ifca(k: Count) -> Method:
     """Each client joins the model that fits its training data best.
 
+    Family: clustered.
     Rule: the server sends k models; a client takes the one with the lowest training loss, trains
     it and names it; each model becomes the mean, by n_i, of those who chose it. A model that
     nobody chose stays. Models start from distinct random weights, the first from θ⁰.
@@ -29,6 +30,7 @@ def ifca(k: Count) -> Method:
 def oracle() -> Method:
     """The scenario's true groups, a model for each: the upper bound of clustering.
 
+    Family: clustered.
     Rule: FedAvg inside each true group.
     Server sees: means.
     Travels: 1 model down, 1 up.

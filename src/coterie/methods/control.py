@@ -43,6 +43,7 @@ NEEDS_EXACT = (
 def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "uniform") -> Method:
     """FedAvg whose clients step against their own drift, by control variates.
 
+    Family: global.
     Rule: locally θ ← θ − η(g − c_i + c); after K steps c_i⁺ = c_i − c + (θ_t − θ_i)/(Kη) (option
     II). θ ← θ + η_s·mean_S(θ_i − θ_t), c ← c + (1/N)·Σ_S(c_i⁺ − c_i) with N all clients, so that c
     is always the mean of the c_i. All start at 0; c_i stays with its client.
@@ -121,6 +122,7 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
 def feddyn(alpha: Positive = 0.1) -> Method:
     """FedAvg whose clients' losses are bent so that their optima agree.
 
+    Family: global.
     Rule: locally L(θ) − ⟨g_i, θ⟩ + α/2·‖θ − θ_t‖²; then g_i ← g_i − α(θ_i − θ_t), kept by the
     client. h ← h − (α/N)·Σ_S(θ_i − θ_t) with N all clients, so that h is always the mean of the
     g_i; θ ← mean_S(θ_i) − h/α, every client counting the same. All start at 0.

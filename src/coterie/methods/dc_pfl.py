@@ -40,7 +40,7 @@ from coterie.method import (
 )
 from coterie.methods import two_models
 from coterie.methods.decrease import Bend, has_ended, radii
-from coterie.methods.evidenced import FIRST, NO_NOISE
+from coterie.methods.evidenced import NO_NOISE
 from coterie.methods.splitting import (
     Levels,
     Splitting,
@@ -54,6 +54,7 @@ from coterie.methods.splitting import (
 from coterie.methods.two_models import SHARING, sent
 from coterie.weights import Weights
 
+EARLY = 2  # rounds before a trial of groups that the evidence is decided about
 MOST_UNSCALED = 200  # clients whose distances are noted without the scaling of models as well
 
 
@@ -75,6 +76,7 @@ def dc_pfl(
 ) -> Method:
     """One group that splits, when its loss stops falling fast, along a tree of model distances.
 
+    Family: clustered.
     Rule: over the first ``start`` rounds the server averages the distances of clients' models, D_ij
     = ‖S(w_i) − S(w_j)‖₁/d with S scaling a model to [0, 1], and builds a tree by average linkage.
     Clients report the loss of the model they receive. When its mean clearly falls slower than
@@ -199,7 +201,7 @@ class Course:
         """One round: of training, or with a trial."""
         if state.memory["phase"] == "trial":
             return self.tried_two(fed, state, info)
-        if self.asks_early and info.number == FIRST and ready(state.memory):
+        if self.asks_early and info.number == EARLY and ready(state.memory):
             state = self.asked_soon(fed, state)
         if state.memory["phase"] == "ask" and "trial" not in state.memory:
             state = self.splitting.proposed(fed, state, info)

@@ -23,7 +23,7 @@ NO_NOISE = (
     "trial, are not in the calibration of the noise. Give it the groups: method known-groups"
 )
 ROOT = 0  # the group that everybody begins in
-FIRST = 2  # rounds of one model before a trial of groups that the evidence is decided about
+FIRST = 0  # rounds of one model before a trial of groups that the evidence is decided about
 LATER = 5  # rounds before a trial of others: early on, everything finer looks better
 
 
@@ -35,7 +35,7 @@ class Evidenced:
     makes it anyway; "off" takes the groups as the evidence finds them, at once. ``first`` is the
     round of the first trial where the evidence is decided about the groups, ``later`` where it is
     not; ``rounds`` is how many rounds a trial takes, ``again`` whether another may follow one that
-    kept one model.
+    kept one model, in round ``later`` at the earliest.
     ``views`` makes what the server looks at of a client's model, where that is not the model.
     """
 
@@ -90,6 +90,7 @@ class Evidenced:
                 self.rounds,
                 self.again,
                 steps,
+                later=self.later,
             )
             return state.joined({}, trial={**plan, "probe": answer.memory})
         if not answer.validated:

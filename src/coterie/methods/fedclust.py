@@ -35,13 +35,14 @@ def fedclust(
 ) -> Method:
     """Groups by the final layer after a short training, found once; FedAvg inside each.
 
+    Family: clustered.
     Rule: all clients train θ⁰ for a while and send their final layer only; the server clusters
     these by L2 distance (agglomerative) and cuts the tree at ``threshold``. Each group's model
     starts at θ⁰; then FedAvg inside each group. With "auto" everybody trains twice, on two halves
     of its data and for the same number of steps. The groups of directions in which the layers
-    changed that best predict the clients' other halves are the evidence. Then one model is trained
-    by all for some rounds, and a trial on validation data decides whether its clients go on in
-    groups, and in which.
+    changed that best predict the clients' other halves are the evidence. A trial on validation data
+    then decides whether clients train in groups, and in which: in the first round where the
+    evidence is decided, after some rounds of one model for all where it is not.
     Args:
         threshold: the height λ of the cut, 0 or more (inf is FedAvg, 0 is every client alone), or
             "auto": evidence and trial.

@@ -24,6 +24,7 @@ _ALL_STAY = Sharing(no_layer)  # a client keeps its whole model
 def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Method:
     """Each client mixes into its own model those of a few others that do better on its data.
 
+    Family: personalised.
     Rule: the server keeps everybody's latest model and sends a client those of M others. On its
     validation data the client weighs each: (L(θ_i) − L(θ_n))/‖θ_n − θ_i‖, θ_i its own last model,
     L2 over parameters. Below 0 counts as 0; the weights are divided by their sum, and

@@ -21,6 +21,7 @@ from coterie.weights import Weights
 def fednova() -> Method:
     """FedAvg of directions: however many steps a client makes, its direction counts by its samples.
 
+    Family: global.
     Rule: d_i = (θ_t − θ_i)/a_i; θ ← θ_t − (Σ p_i a_i)·Σ p_i d_i over those who answered, p_i =
     n_i/Σ_S n. a_i = [τ − ρ(1−ρ^τ)/(1−ρ)]/(1−ρ) for τ real steps with momentum ρ; it is τ without.
     Buffers of batch normalisation are plain means by n_i.

@@ -64,6 +64,7 @@ def fedtsdp(
 ) -> Method:
     """Clients cluster by outputs on public data, then by weights, whenever that has a tendency.
 
+    Family: clustered.
     Rule: clients return their whole model and receive the shared layers of their cluster's mean.
     The server runs the models on one batch of public samples. If the Hopkins statistic of the
     outputs is above ``hopkins``, DBSCAN groups clients by the Jensen-Shannon divergence of their

@@ -11,6 +11,7 @@ from coterie.method import Method, NonNegative, method
 def local() -> Method:
     """Each client trains alone.
 
+    Family: global.
     Rule: a client of the cohort trains its own model from where it left it; nothing is shared.
     Server sees: nothing.
     Travels: nothing. In a simulation the orders that set the training going are counted apart.
@@ -25,6 +26,7 @@ def local() -> Method:
 def fedavg() -> Method:
     """One model, the mean of the cohort's models.
 
+    Family: global.
     Rule: θ ← Σ_S n_i θ_i / Σ_S n_i, each θ_i trained from θ.
     Server sees: means.
     Travels: 1 model down, 1 up.
@@ -40,6 +42,7 @@ def fedavg() -> Method:
 def fedprox(mu: NonNegative = 0.1) -> Method:
     """FedAvg whose clients stay near the model that they received.
 
+    Family: global.
     Rule: locally + μ/2·‖θ − θ_t‖², θ_t the model received; then as FedAvg. Buffers of batch
     normalisation are not pulled.
     Args:

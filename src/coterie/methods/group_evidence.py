@@ -17,13 +17,14 @@ from coterie.errors import ConfigError
 from coterie.federation import ClientId, Federation, Order, Scalar, Upload
 from coterie.grouping import adjusted_rand
 from coterie.method import Count, Method, Setup, State, method
-from coterie.methods.evidenced import FIRST, NO_NOISE, ROOT, Evidenced, Try, everybody
+from coterie.methods.evidenced import NO_NOISE, ROOT, Evidenced, Try, everybody
 from coterie.probing import Answer, By, Probe
 
 NAME = "group-evidence"
 Asked = Literal["final-layer", "model", "gradient", "labels", "data", "all"]
 EVERY: tuple[By, ...] = get_args(By)
-ROUNDS = FIRST + 1  # one model for a while, and the round of the trial
+BEFORE = 2  # rounds of one model before the trial
+ROUNDS = BEFORE + 1
 SAME = 0.8  # an agreement of two groupings from which they count as the same
 MOSTLY = 0.9  # of clients: so many must keep to a rule
 DONE = "the question about groups is answered"
@@ -45,6 +46,7 @@ def group_evidence(
 ) -> Method:
     """Which clients belong together, how sure that is, and whether training apart pays.
 
+    Family: clustered.
     Rule: every client represents itself twice, from two halves of its data, and the groups that
     best predict the other halves are taken. The same is asked again with other halves. Then, where
     there are groups, one model trains for two rounds, and in a third its clients' uploads are
@@ -68,7 +70,7 @@ def group_evidence(
     """
     first: By = EVERY[0] if by == "all" else by
     probe = Probe(first, steps, fallback=by == "final-layer")
-    how = Evidenced(probe, trial, later=FIRST, again=False)
+    how = Evidenced(probe, trial, first=BEFORE, later=BEFORE, again=False)
 
     def check(setup: Setup) -> None:
         if len(setup.clients) < 2:

@@ -25,6 +25,7 @@ Seen = tuple[Matrix, Matrix]  # centres, and how many points each has
 def k_fed(k: Count, local: Count | None = None) -> Method:
     """Groups by a clustering of all clients' data in one exchange; FedAvg inside each group.
 
+    Family: clustered.
     Rule: each client clusters its training inputs (as the model sees them, projected on their
     first k' singular vectors) by k'-means and sends the centres, each with its number of points.
     The server takes one client's centres, adds the centre farthest from those taken until there

@@ -22,6 +22,7 @@ Groups = str | dict[str, Any] | list[Any]
 def known_groups(groups: Groups = COLUMN) -> Method:
     """Groups that you give, by a column of metadata or a file, a model for each.
 
+    Family: clustered.
     Rule: FedAvg inside each group.
     Args:
         groups: a column of metadata, such as ``"site"``; a file with the group of each client

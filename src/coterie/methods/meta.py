@@ -27,6 +27,7 @@ def per_fedavg(
 ) -> Method:
     """One model for everybody that is good after one step on a client's own data (MAML).
 
+    Family: personalised.
     Rule: on one batch w' = w − α∇f(w), on another d = ∇f(w'). "first": w ← w − βd. "hessian-free":
     with a third batch w ← w − β[d − α(∇f(w+δd) − ∇f(w−δd))/2δ]. Then as FedAvg. A client adapts the
     model that it receives by one step α on one batch of its training data.
@@ -98,6 +99,7 @@ def pfedme(
 ) -> Method:
     """Each client has a model of its own near the global one, which learns from how it is pulled.
 
+    Family: personalised.
     Rule: for each batch θ takes K steps from w_i on the batch's loss + λ/2·‖θ − w_i‖², then
     w_i ← w_i − ηλ(w_i − θ), η the run's learning rate. The server: w ← (1−β)w + β·mean of the w_i.
     A client uses the θ of its last batch.
@@ -156,6 +158,7 @@ def pfedme(
 def apfl(alpha: Share = 0.5, learn: bool = True) -> Method:
     """FedAvg, and each client uses a mixture of the global model and one of its own.
 
+    Family: personalised.
     Rule: w exactly as FedAvg. A client uses αv + (1−α)w. In its turn it first moves α by one step,
     α ← clip(α − η⟨v−w, ∇f(αv + (1−α)w)⟩, 0, 1), w the model received and f the loss of all its
     training data. Then it trains w to w_i, and v on the same batches along α∇f(αv + (1−α)w_i). v

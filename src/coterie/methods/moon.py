@@ -15,6 +15,7 @@ KEY = "previous"  # the client's last own model, in its state
 def moon(mu: NonNegative = 1.0, temperature: Positive = 0.5) -> Method:
     """FedAvg whose clients' representations stay near the global and leave their last local ones.
 
+    Family: global.
     Rule: locally + μ·−log[exp(cos(z, z₊)/T) / (exp(cos(z, z₊)/T) + exp(cos(z, z₋)/T))], mean over
     the batch: z the input of the last layer, z₊ that of the model received, z₋ that of the client's
     own model of its last round; then as FedAvg. In a client's first round z₋ = z₊ and the term is

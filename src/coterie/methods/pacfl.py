@@ -40,6 +40,7 @@ def pacfl(
 ) -> Method:
     """Groups by the angles between the subspaces of clients' data, found once; FedAvg inside each.
 
+    Family: clustered.
     Rule: each client sends the first ``p`` left singular vectors of its data matrix (features ×
     samples, the training inputs as the model sees them, not centred). The server makes each set
     orthonormal, measures the angle between every two in degrees, clusters (agglomerative) and cuts

@@ -14,6 +14,7 @@ from coterie.weights import Layout, Weights
 def fedper(k: Natural = 1) -> Method:
     """The last k layers stay with the client, the others are averaged.
 
+    Family: personalised.
     Rule: a client lays the shared layers over its own last k, trains all together, sends the
     shared ones; these are averaged by n_i.
     Args:
@@ -32,6 +33,7 @@ def fedper(k: Natural = 1) -> Method:
 def fedrep(k: Count = 1, head_epochs: Count = 10, body_epochs: Count = 1) -> Method:
     """As FedPer, a client training its own last k layers first and the shared ones afterwards.
 
+    Family: personalised.
     Rule: a client lays the shared layers over its own last k. It trains these for ``head_epochs``,
     the shared ones at rest, then the shared ones for ``body_epochs``, its own at rest, and sends
     the shared ones; these are averaged by n_i.
@@ -65,6 +67,7 @@ def fedrep(k: Count = 1, head_epochs: Count = 10, body_epochs: Count = 1) -> Met
 def lg_fedavg(g: Count | None = None) -> Method:
     """The first layers stay with the client, the last g are averaged.
 
+    Family: personalised.
     Rule: a client lays the shared layers over its own first ones, trains all together, sends the
     last g; these are averaged by n_i.
     Args:
@@ -90,6 +93,7 @@ def lg_fedavg(g: Count | None = None) -> Method:
 def ditto(lam: NonNegative = 0.1) -> Method:
     """FedAvg, and beside it each client trains a model of its own, held near the global one.
 
+    Family: personalised.
     Rule: the global model exactly as FedAvg. A client of the cohort also trains its own v on its
     loss + λ/2·‖v − θ_t‖², θ_t the model received at the round's start. v starts at the first model
     received, stays with the client when it sits out, and is the model that it uses.

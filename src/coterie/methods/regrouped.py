@@ -57,6 +57,7 @@ def fl_hc(
 ) -> Method:
     """FedAvg for a few rounds, then groups by everybody's update, found once; FedAvg inside each.
 
+    Family: clustered.
     Rule: after ``rounds`` rounds of FedAvg all clients, not only the cohort, train the model once;
     the server clusters their updates (agglomerative) and cuts the tree at ``threshold``. Each
     group's model is the mean, by n_i, of what its members have just trained; then FedAvg inside.
@@ -111,6 +112,7 @@ def flis(
 ) -> Method:
     """Groups by what clients' models answer to the server's public samples; FedAvg inside each.
 
+    Family: clustered.
     Rule: in the first round all clients, not only the cohort, train; the server runs their models
     on its public samples. Two clients are as similar as the cosine of their answers: the
     probabilities of all classes for all samples, as one vector. Clients are clustered by that. Each
@@ -173,6 +175,7 @@ def adaptive(
 ) -> Method:
     """Groups by the direction of updates, found again and again; small clients train for less.
 
+    Family: clustered.
     Rule: a client trains E_i = max(1, round(E·n_i/max n)) epochs (halves to the even number), E the
     run's epochs. In round 1 and every ``every`` rounds all clients, not only the cohort, train; the
     server clusters their updates by cosine similarity (agglomerative, average linkage) and cuts the
@@ -246,6 +249,7 @@ def by_size(client: Client, start: Weights) -> Fit:
 def clusterfl(k: Count, alpha: NonNegative = 0.1, every: Count = 5) -> Method:
     """A model for each client, pulled towards the mean of its group; groups by k-means of models.
 
+    Family: clustered.
     Rule: client i keeps a model w_i of its own and uses it. It minimises its loss +
     α·‖w_i − w̄‖², w̄ the mean, by n_i, of its group's models as it last came to the server, starting
     where it left off, and sends w_i. In round 1 and every ``every`` rounds all clients, not only

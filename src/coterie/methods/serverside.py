@@ -36,6 +36,7 @@ def _around(name: str, wrap: Callable[[Method], Method]) -> Method:
 def fedavgm(lr: Positive = 1.0, momentum: Decay = 0.9) -> Method:
     """FedAvg whose server moves with momentum.
 
+    Family: pieces.
     Rule: Δ the change that the mean would make; v ← βv + Δ; θ ← θ + η·v.
     Args:
         lr: the server's learning rate η, above 0.
@@ -56,6 +57,7 @@ def fedadam(
 ) -> Method:
     """FedAvg whose server moves by Adam.
 
+    Family: pieces.
     Rule: Δ the change that the mean would make; m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²;
     θ ← θ + η·m/(√v + τ); m starts at 0, v at τ².
     Args:
@@ -80,6 +82,7 @@ def fedyogi(
 ) -> Method:
     """FedAvg whose server moves by Yogi: as FedAdam, with steps that grow more slowly.
 
+    Family: pieces.
     Rule: as fedadam, but v ← v − (1−β₂)Δ²·sign(v − Δ²).
     Args:
         lr: the server's learning rate η, above 0.
@@ -100,6 +103,7 @@ def fedyogi(
 def median() -> Method:
     """FedAvg with the median of each coordinate in place of the mean.
 
+    Family: pieces.
     Rule: every number of the model becomes the median of the cohort's; each client counts the same.
     Server sees: each client's model.
     Travels: 1 model down, 1 up.
@@ -115,6 +119,7 @@ def median() -> Method:
 def trimmed_mean(share: Minority = 0.1) -> Method:
     """FedAvg with a mean of each coordinate that leaves out the highest and lowest values.
 
+    Family: pieces.
     Rule: of every number of the model the ``share`` lowest and as many highest values of the cohort
     are left out; the others are averaged, each client counting the same.
     Args:
@@ -133,6 +138,7 @@ def trimmed_mean(share: Minority = 0.1) -> Method:
 def krum(share: Minority = 0.1) -> Method:
     """FedAvg with the one model that is nearest to most others in place of the mean.
 
+    Family: pieces.
     Rule: of n models, f = ``share``·n of them perhaps bad, the one with the smallest sum of squared
     distances to its n − f − 2 nearest others becomes everybody's.
     Args:

@@ -54,6 +54,7 @@ def user_centric(
 ) -> Method:
     """Each client's model is its own weighted mean of all clients' models.
 
+    Family: personalised.
     Rule: once, at θ⁰, each client sends its gradient g_i over all its data and σ_i², the mean
     squared deviation of batch gradients from it. Then w_ij ∝ (n_j/n_i)·exp(−‖g_i−g_j‖²/(2σ_iσ_j)),
     rows summing to 1, and in each round θ_i ← Σ_j w_ij θ_j. With ``streams`` the rows are clustered

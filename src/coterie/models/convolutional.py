@@ -22,6 +22,7 @@ from coterie.models.parts import (
     widths,
 )
 from coterie.models.pooling import MaxPool2, max_pool
+from coterie.registry import MODELS
 
 
 def _two_convs(
@@ -74,6 +75,7 @@ class _PlainNet(nn.Module):
         return outputs
 
 
+@MODELS.register("lenet5")
 def lenet5(shape: Shape, outputs: int) -> nn.Module:
     """LeNet-5 with ReLU and max-pooling: ``conv1``, ``conv2``, ``fc1``, ``fc2``, ``head``.
 
@@ -90,6 +92,7 @@ def lenet5(shape: Shape, outputs: int) -> nn.Module:
     return _PlainNet(sample, (6, 16), (side <= SMALL, side < SMALL), (120, 84), outputs)
 
 
+@MODELS.register("cnn5")
 def cnn5(
     shape: Shape,
     outputs: int,
@@ -116,6 +119,7 @@ def cnn5(
     return _PlainNet(sample, of_convs, (pad, pad), of_dense, outputs)
 
 
+@MODELS.register("cnn")
 def cnn(shape: Shape, outputs: int, dropout: float | Sequence[float] = (0.25, 0.5)) -> nn.Module:
     """Two convolutions and two dense layers, with dropout: ``conv1``, ``conv2``, ``fc1``, ``head``.
 
@@ -146,6 +150,7 @@ VGG16 = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
 """Channels as multiples of the width, and convolutions, of each of VGG-16's five stages."""
 
 
+@MODELS.register("vgg16")
 def vgg16(
     shape: Shape, outputs: int, width: int = 64, norm: str = "batch", dropout: float = 0.5
 ) -> nn.Module:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from coterie.errors import ConfigError
 from coterie.models.parts import Shape, add_dropout, chain, whole, widths
+from coterie.registry import MODELS
 
 
 def _features(model: str, shape: Shape) -> int:
@@ -23,6 +24,7 @@ def _features(model: str, shape: Shape) -> int:
     return math.prod(shape)
 
 
+@MODELS.register("logistic")
 def logistic(shape: Shape, outputs: int) -> nn.Module:
     """Multinomial logistic regression: one linear layer, ``head``, on the flattened sample.
 
@@ -37,6 +39,7 @@ def logistic(shape: Shape, outputs: int) -> nn.Module:
     )
 
 
+@MODELS.register("mlp")
 def mlp(
     shape: Shape, outputs: int, hidden: Sequence[int] = (64,), dropout: float = 0.0
 ) -> nn.Module:
@@ -80,6 +83,7 @@ class MeanOfTokens(nn.Module):
         return out
 
 
+@MODELS.register("text")
 def text(shape: Shape, outputs: int, vocabulary: int, dim: int = 64, hidden: int = 64) -> nn.Module:
     """A deep averaging network: ``embedding``, mean over tokens, ``hidden`` with ReLU, ``head``.
 

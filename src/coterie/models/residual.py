@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from coterie.models.parts import Shape, chain, image, norm_layer, whole
 from coterie.models.pooling import MaxPool2
+from coterie.registry import MODELS
 
 
 def _conv(inputs: int, channels: int, stride: int = 1) -> nn.Conv2d:
@@ -56,6 +57,7 @@ class BasicBlock(nn.Module):
         return F.relu_(out)
 
 
+@MODELS.register("resnet9")
 def resnet9(shape: Shape, outputs: int, width: int = 64, norm: str = "batch") -> nn.Module:
     """ResNet-9: ``conv1``, ``conv2``, ``block1``, ``conv3``, ``conv4``, ``block2``, ``head``.
 
@@ -90,6 +92,7 @@ def resnet9(shape: Shape, outputs: int, width: int = 64, norm: str = "batch") ->
     return chain(layers)
 
 
+@MODELS.register("resnet18")
 def resnet18(shape: Shape, outputs: int, width: int = 64, norm: str = "batch") -> nn.Module:
     """ResNet-18 as used on CIFAR: ``conv1``, ``block1`` to ``block8``, ``head``.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.errors import ConfigError
+from coterie.events import Event
 from coterie.report.figures import matrices
 from coterie.report.figures.divergence import compare
 from coterie.report.figures.following import followed, names_of_groups, steps_of_groups
@@ -20,14 +21,14 @@ from coterie.report.figures.methods import (
 )
 from coterie.report.figures.streams import streams
 from coterie.report.figures.style import having, series
-from coterie.report.figures.trees import cut_height, later_cuts
+from coterie.report.figures.trees import cut_height, is_cut, later_cuts
 from coterie.report.figures.verdict import tried, without_own
 from coterie.report.reading import Reading
 from coterie.report.words import count, noted_round
 from coterie.run.findings import Noted, deciding, noted, spoken
 
 
-def noting(reading: Reading, key: str) -> Mapping[str, Any]:
+def noting(reading: Reading, key: str) -> Event:
     """The first event whose notes have this key; a sentence if none has."""
     for event in reading.events:
         if (event.get("notes") or {}).get(key) is not None:
@@ -135,16 +136,27 @@ def dendrogram(reading: Reading) -> str:
         told = [
             f"in round {c.round} at {c.gamma * top:.3g} with {count(c.groups, 'group')}"
             for c in later
+            if c.of_tree
         ]
         text += f". Later cuts that were adopted: {', '.join(told)}" if told else ""
     why = str(notes.get("why") or "").rstrip(".")
+    uncut = _no_cut(reading, notes)
+    if notes.get("evidence") or uncut:
+        text += f". Colours are the groups that clients are in now{uncut}"
     if notes.get("evidence"):
-        return f"{text}. Colours are the groups that clients are in now. The evidence: {why}."
+        return f"{text}. The evidence: {why}."
     where = "Why there" if cut is not None else "Why these groups"
     return f"{text}. {where}: {why}." if why else f"{text}."
 
 
-def with_tree(reading: Reading) -> Mapping[str, Any]:
+def _no_cut(reading: Reading, notes: Mapping[str, Any]) -> str:
+    """That the groups of now cannot be had by cutting the tree, where that is so."""
+    if not reading.groups or is_cut(notes, reading.groups):
+        return ""
+    return f": these {_group_count(reading)} are no cut of this tree, so look at its leaves"
+
+
+def with_tree(reading: Reading) -> Event:
     """The event whose tree is drawn: that of the evidence which decided, or the first."""
     found = deciding(reading.events, "evidence", _group_count(reading))
     for event in reading.events:

@@ -134,9 +134,9 @@ def _curve(reading: Reading) -> Markup | None:
     """The score over rounds, as a line."""
     by, title = reading.judged_by, "received"
     points = [
-        (e["round"], float(e[title][by]))
+        (e["round"], float(score))
         for e in reading.rounds
-        if e.get(title) and isinstance(e[title].get(by), int | float)
+        if isinstance(score := (e.get("received") or {}).get(by), int | float)
     ]
     if len(points) < 2:
         return None

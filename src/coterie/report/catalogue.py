@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, unknown
+from coterie.registry import COMPARED, PICTURES, absolute, function_at
 from coterie.report import (
     captions,
     captions_compared,
@@ -45,7 +48,7 @@ from coterie.report.figures.following import (
     steps_of_groups,
 )
 from coterie.report.figures.sketch import Sketch
-from coterie.report.figures.style import untitled
+from coterie.report.figures.style import styled, untitled
 from coterie.report.gathering import Run, listed, readings_of
 from coterie.report.needs import check_needs
 from coterie.report.reading import Reading
@@ -175,153 +178,184 @@ def _accuracy(against: str) -> Callable[[Reading], Sketch]:
     return lambda reading: scores.accuracy(reading, against)
 
 
-PICTURES: dict[str, Picture] = {
-    p.name: p
-    for p in (
-        Picture("accuracy", "accuracy", "Score by round", _accuracy("rounds"), captions.accuracy),
-        Picture(
-            "accuracy-bytes",
-            "accuracy",
-            "Score by bytes",
-            _accuracy("bytes"),
-            lambda r: captions.against(r, "bytes"),
-        ),
-        Picture(
-            "accuracy-time",
-            "accuracy",
-            "Score by simulated time",
-            _accuracy("seconds"),
-            lambda r: captions.against(r, "seconds"),
-        ),
-        Picture("loss", "accuracy", "Loss", scores.loss, captions.loss),
-        Picture("clients", "clients", "Scores of clients", clients.spread, captions.spread),
-        Picture(
-            "clients-over-rounds",
-            "clients",
-            "Clients over rounds",
-            clients.over_rounds,
-            captions.over_rounds,
-        ),
-        Picture("gain", "clients", "Gain over training alone", clients.gain, captions.gain),
-        Picture(
-            "groups",
-            "groups",
-            "Groups over rounds",
-            lambda r: streams.alluvial(r.events, r.names),
-            captions_groups.groups,
-        ),
-        Picture(
-            "groups-by-client",
-            "groups",
-            "Groups, client by client",
-            _by_client,
-            captions_groups.groups_by_client,
-        ),
-        Picture(
-            "labels",
-            "groups",
-            "What clients hold",
-            lambda r: matrices.label_shares(r.data, _groups_shown(r), r.names),
-            captions_groups.labels,
-        ),
-        Picture(
-            "evidence",
-            "groups",
-            "Evidence for groups",
-            lambda r: evidence.evidence(noted_last(r, "evidence")),
-            captions_evidence.evidence,
-        ),
-        Picture(
-            "client-map",
-            "groups",
-            "Map of clients",
-            lambda r: evidence.client_map(noted_last(r, "evidence"), r.names),
-            captions_evidence.client_map,
-        ),
-        Picture("dendrogram", "groups", "Merge tree", _tree, captions_groups.dendrogram),
-        Picture(
-            "similarity", "groups", "How alike clients are", _similarity, captions_groups.similarity
-        ),
-        Picture(
-            "distances-by-layer",
-            "groups",
-            "How far apart clients are in each layer",
-            _by_layer,
-            lambda r: captions_evidence.by_layer(r, _groups_shown(r)),
-        ),
-        Picture(
-            "divergence",
-            "groups",
-            "Labels that differ, models that differ",
-            lambda r: divergence.divergence(r.events, r.data, _groups_shown(r), r.names),
-            lambda r: captions_groups.divergence(r, _groups_shown(r)),
-        ),
-        Picture("mixing", "groups", "Who takes how much of whom", _mixing, captions_groups.mixing),
-        Picture(
-            "mixing-terms",
-            "groups",
-            "What mixing gains and risks",
-            lambda r: mixing.mixing_terms(noted_last(r, "mixing_terms"), r.groups, r.names),
-            captions_mixing.mixing_terms,
-        ),
-        Picture(
-            "silhouette",
-            "groups",
-            "How many groups",
-            _silhouette,
-            captions_groups.silhouette,
-        ),
-        Picture(
-            "verdict",
-            "groups",
-            "What the trial said",
-            lambda r: verdict.verdict(captions_groups.last_verdict(r)[1]),
-            captions_groups.verdict,
-        ),
-        Picture(
-            "trials",
-            "method",
-            "Loss, curvature and trials",
-            lambda r: methods.loss_and_trials(r.events),
-            captions_groups.trials,
-        ),
-        Picture("layers", "method", "Layers at rest", _layers, captions_groups.layers),
-        Picture("hopkins", "method", "Tendency to cluster", _hopkins, captions_groups.hopkins),
-        Picture(
-            "steps",
-            "method",
-            "Local steps",
-            lambda r: methods.steps_by_round(r.events),
-            captions_groups.steps,
-        ),
-        Picture("bytes", "cost", "Bytes by kind", cost.bytes_by_round, captions.bytes_by_round),
-        Picture(
-            "bytes-by-client",
-            "cost",
-            "Bytes by client",
-            cost.bytes_by_client,
-            captions.bytes_by_client,
-        ),
-        Picture("time", "cost", "Time by round", cost.time_by_round, captions.time_by_round),
-        Picture("lost", "cost", "Lost and late", cost.lost_by_round, captions.lost_by_round),
-        Picture(
-            "exposure",
-            "privacy",
-            "What reached the server of single clients",
-            privacy.exposure,
-            captions.exposure,
-        ),
-        Picture("epsilon", "privacy", "Privacy spent", privacy.epsilon, captions.epsilon),
-    )
-}
+for _picture in (
+    Picture("accuracy", "accuracy", "Score by round", _accuracy("rounds"), captions.accuracy),
+    Picture(
+        "accuracy-bytes",
+        "accuracy",
+        "Score by bytes",
+        _accuracy("bytes"),
+        lambda r: captions.against(r, "bytes"),
+    ),
+    Picture(
+        "accuracy-time",
+        "accuracy",
+        "Score by simulated time",
+        _accuracy("seconds"),
+        lambda r: captions.against(r, "seconds"),
+    ),
+    Picture("loss", "accuracy", "Loss", scores.loss, captions.loss),
+    Picture("clients", "clients", "Scores of clients", clients.spread, captions.spread),
+    Picture(
+        "clients-over-rounds",
+        "clients",
+        "Clients over rounds",
+        clients.over_rounds,
+        captions.over_rounds,
+    ),
+    Picture("gain", "clients", "Gain over training alone", clients.gain, captions.gain),
+    Picture(
+        "groups",
+        "groups",
+        "Groups over rounds",
+        lambda r: streams.alluvial(r.events, r.names),
+        captions_groups.groups,
+    ),
+    Picture(
+        "groups-by-client",
+        "groups",
+        "Groups, client by client",
+        _by_client,
+        captions_groups.groups_by_client,
+    ),
+    Picture(
+        "labels",
+        "groups",
+        "What clients hold",
+        lambda r: matrices.label_shares(r.data, _groups_shown(r), r.names),
+        captions_groups.labels,
+    ),
+    Picture(
+        "evidence",
+        "groups",
+        "Evidence for groups",
+        lambda r: evidence.evidence(noted_last(r, "evidence")),
+        captions_evidence.evidence,
+    ),
+    Picture(
+        "client-map",
+        "groups",
+        "Map of clients",
+        lambda r: evidence.client_map(noted_last(r, "evidence"), r.names),
+        captions_evidence.client_map,
+    ),
+    Picture("dendrogram", "groups", "Merge tree", _tree, captions_groups.dendrogram),
+    Picture(
+        "similarity", "groups", "How alike clients are", _similarity, captions_groups.similarity
+    ),
+    Picture(
+        "distances-by-layer",
+        "groups",
+        "How far apart clients are in each layer",
+        _by_layer,
+        lambda r: captions_evidence.by_layer(r, _groups_shown(r)),
+    ),
+    Picture(
+        "divergence",
+        "groups",
+        "Labels that differ, models that differ",
+        lambda r: divergence.divergence(r.events, r.data, _groups_shown(r), r.names),
+        lambda r: captions_groups.divergence(r, _groups_shown(r)),
+    ),
+    Picture("mixing", "groups", "Who takes how much of whom", _mixing, captions_groups.mixing),
+    Picture(
+        "mixing-terms",
+        "groups",
+        "What mixing gains and risks",
+        lambda r: mixing.mixing_terms(noted_last(r, "mixing_terms"), r.groups, r.names),
+        captions_mixing.mixing_terms,
+    ),
+    Picture(
+        "silhouette",
+        "groups",
+        "How many groups",
+        _silhouette,
+        captions_groups.silhouette,
+    ),
+    Picture(
+        "verdict",
+        "groups",
+        "What the trial said",
+        lambda r: verdict.verdict(captions_groups.last_verdict(r)[1]),
+        captions_groups.verdict,
+    ),
+    Picture(
+        "trials",
+        "method",
+        "Loss, curvature and trials",
+        lambda r: methods.loss_and_trials(r.events),
+        captions_groups.trials,
+    ),
+    Picture("layers", "method", "Layers at rest", _layers, captions_groups.layers),
+    Picture("hopkins", "method", "Tendency to cluster", _hopkins, captions_groups.hopkins),
+    Picture(
+        "steps",
+        "method",
+        "Local steps",
+        lambda r: methods.steps_by_round(r.events),
+        captions_groups.steps,
+    ),
+    Picture("bytes", "cost", "Bytes by kind", cost.bytes_by_round, captions.bytes_by_round),
+    Picture(
+        "bytes-by-client",
+        "cost",
+        "Bytes by client",
+        cost.bytes_by_client,
+        captions.bytes_by_client,
+    ),
+    Picture("time", "cost", "Time by round", cost.time_by_round, captions.time_by_round),
+    Picture("lost", "cost", "Lost and late", cost.lost_by_round, captions.lost_by_round),
+    Picture(
+        "exposure",
+        "privacy",
+        "What reached the server of single clients",
+        privacy.exposure,
+        captions.exposure,
+    ),
+    Picture("epsilon", "privacy", "Privacy spent", privacy.epsilon, captions.epsilon),
+):
+    PICTURES.register(_picture.name, _picture.title, __name__)(_picture)
+
+
+def figure(
+    name: str, section: str, title: str, words: Callable[[Reading], str]
+) -> Callable[[Callable[[Reading], Sketch]], Callable[[Reading], Sketch]]:
+    """Register a picture of a run: a decorator of the function that draws it.
+
+    The function gets a ``Reading`` and returns a ``Sketch``, or raises a ``ConfigError`` that says
+    why there is nothing to draw. ``section`` is the part of a report that it belongs to, and
+    ``words`` says what is to be seen.
+    """
+    if section not in SECTIONS:
+        raise ConfigError(unknown("section of a report", section, SECTIONS))
+
+    def decorate(draw: Callable[[Reading], Sketch]) -> Callable[[Reading], Sketch]:
+        @functools.wraps(draw)
+        def drawn(reading: Reading) -> Sketch:
+            sketch = draw(reading)
+            return sketch if "height" in sketch.layout else styled(sketch, title, 360)
+
+        made = Picture(name, section, title, drawn, words)
+        PICTURES.register(name, title, draw.__module__)(made)
+        return draw
+
+    return decorate
+
+
+def load_figure(text: str, option: str) -> None:
+    """Load a user's own picture, ``FILE.py:function``, which ``figure`` decorates."""
+    function = function_at(absolute(text), option)
+    if not any(inspect.unwrap(each.draw) is function for each in PICTURES.values()):
+        raise ConfigError(
+            f"{option} {text}: that is no picture: put @coterie.report.catalogue.figure(…) above it"
+        )
 
 
 def draw(name: str, reading: Reading) -> Figure:
     """One picture by its name."""
-    if name not in PICTURES:
-        raise ConfigError(unknown("picture", name, PICTURES))
+    picture = PICTURES.find(name)
     check_needs(name, reading)
-    return PICTURES[name].draw(reading).figure()
+    return picture.draw(reading).figure()
 
 
 def pictures(reading: Reading, problems: list[str] | None = None) -> list[Drawn]:
@@ -331,7 +365,7 @@ def pictures(reading: Reading, problems: list[str] | None = None) -> list[Drawn]
     ``problems``.
     """
     found = []
-    for p in PICTURES.values():
+    for p in PICTURES.everything:
         try:
             sketch = untitled(p.draw(reading))
             found.append(Drawn(p.name, p.section, p.title, p.words(reading), sketch))
@@ -351,50 +385,63 @@ def _damaged(name: str, error: Exception) -> str:
     )
 
 
-# What several runs are drawn in: name, title, figure and words.
 _Runs = Sequence[Reading]
-_Several = tuple[str, str, Callable[[_Runs], Sketch], Callable[[_Runs], str]]
-COMPARED: tuple[_Several, ...] = (
-    ("compare-accuracy", "Score by round", several.lines, captions_compared.lines),
-    (
+
+
+@dataclass(frozen=True)
+class PictureOfSeveral:
+    """One kind of picture that has several runs side by side; as ``Picture``."""
+
+    name: str
+    title: str
+    draw: Callable[[_Runs], Sketch]
+    words: Callable[[_Runs], str]
+
+
+for _several in (
+    PictureOfSeveral("compare-accuracy", "Score by round", several.lines, captions_compared.lines),
+    PictureOfSeveral(
         "compare-bytes",
         "Score by bytes",
         lambda runs: several.lines(runs, "bytes"),
         lambda runs: captions_compared.lines(runs, "bytes"),
     ),
-    (
+    PictureOfSeveral(
         "compare-time",
         "Score by simulated time",
         lambda runs: several.lines(runs, "seconds"),
         lambda runs: captions_compared.lines(runs, "seconds"),
     ),
-    (
+    PictureOfSeveral(
         "compare-systems",
         "Score by time in three systems",
         systems.by_system,
         captions_systems.by_system,
     ),
-    (
+    PictureOfSeveral(
         "compare-mixing-terms",
         "What mixing gains and risks",
         mixing.compared,
         captions_mixing.compared,
     ),
-    ("compare-clients", "Scores of clients", several.clients, captions_compared.clients),
-    ("compare-cost", "Score against cost", several.cost, captions_compared.cost),
-    (
+    PictureOfSeveral(
+        "compare-clients", "Scores of clients", several.clients, captions_compared.clients
+    ),
+    PictureOfSeveral("compare-cost", "Score against cost", several.cost, captions_compared.cost),
+    PictureOfSeveral(
         "compare-seconds",
         "Score and total seconds",
         compared_bars.seconds,
         captions_compared.total_seconds,
     ),
-    (
+    PictureOfSeveral(
         "compare-parameter",
         "Score and groups by a parameter",
         compared_bars.parameter,
         captions_compared.parameter,
     ),
-)
+):
+    COMPARED.register(_several.name, _several.title, __name__)(_several)
 
 
 def draw_compared(name: str, runs: Run | Sequence[Run]) -> Figure:
@@ -403,10 +450,8 @@ def draw_compared(name: str, runs: Run | Sequence[Run]) -> Figure:
     ``runs`` are what ``write_report`` takes: run directories, folders of them, results, and what
     ``read_run`` gives.
     """
-    makes = {each: make for each, _, make, _ in COMPARED}
-    if name not in makes:
-        raise ConfigError(unknown("picture of several runs", name, makes))
-    return makes[name](readings_of(listed(runs))).figure()
+    picture = COMPARED.find(name)
+    return picture.draw(readings_of(listed(runs))).figure()
 
 
 def compared(readings: Sequence[Reading], problems: list[str] | None = None) -> list[Drawn]:
@@ -414,13 +459,13 @@ def compared(readings: Sequence[Reading], problems: list[str] | None = None) -> 
     found = []
     if len(readings) < 2:
         return []
-    for name, title, make, words in COMPARED:
+    for p in COMPARED.everything:
         try:
-            sketch = untitled(make(readings))
-            found.append(Drawn(name, "accuracy", title, words(readings), sketch))
+            sketch = untitled(p.draw(readings))
+            found.append(Drawn(p.name, "accuracy", p.title, p.words(readings), sketch))
         except ConfigError:
             continue
         except DAMAGE as error:
             if problems is not None:
-                problems.append(_damaged(name, error))
+                problems.append(_damaged(p.name, error))
     return found

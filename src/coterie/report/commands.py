@@ -24,13 +24,20 @@ def report(
         typer.Option(help="The file (default: report.html in the run or folder, or here)."),
     ] = None,
     title: Annotated[str, typer.Option(help="What the report is called.")] = "",
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(help="A picture of your own, FILE.py:FUNCTION; may be repeated."),
+    ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     force: Annotated[bool, typer.Option(help="Write over a file that is no report.")] = False,
 ) -> None:
     """Write one HTML file about runs: words, pictures, tables; several runs side by side."""
+    from coterie.report.catalogue import load_figure
     from coterie.report.html import default_place, is_ours, write_report
     from coterie.report.tables import size
 
+    for text in figure or []:
+        load_figure(text, "--figure")
     place = to or default_place(runs)
     if place.is_dir():
         place = place / "report.html"

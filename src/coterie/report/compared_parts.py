@@ -8,6 +8,7 @@ from typing import Any
 
 from coterie.door.exposure import server_sees
 from coterie.report import numbers
+from coterie.report.comparison_tables import resting, sign_of
 from coterie.report.figures.compared import alike
 from coterie.report.markup import Cell, Markup, table, tag
 from coterie.report.parts import SEEN
@@ -16,6 +17,7 @@ from coterie.report.tables import score, size
 from coterie.report.words import count, seconds
 from coterie.report.words import value as with_unit
 from coterie.run.pairing import BEST, MARKED, TIE, means_of
+from coterie.run.rows import in_full
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
     kept = [i for i, column in enumerate(COLUMNS) if _worth(column, [row[i] for row in values])]
     if all(r.method in r.name for r in readings):
         kept = [i for i in kept if COLUMNS[i].title != "method"]
-    rows = []
+    rows, full = [], [in_full(r.rounds, r.judged_by) for r in readings]
     for place, (reading, row) in enumerate(zip(readings, values, strict=True)):
         name = tag("a", reading.name, href=f"#run-{place + 1}")
         cells: list[Any] = [Cell(name, reading.name)]
@@ -115,7 +117,9 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
             ]
             best = column.best is not None and len(set(there)) > 1 and value == column.best(there)
             show = _with_unit if scored and len(judged) > 1 else column.show
-            cells.append(Cell(None if value is None else show(value, reading), value, best))
+            key = _KEYS.get(column.title, column.title)
+            sign = sign_of({**full[place], key: value}, key)
+            cells.append(Cell(None if value is None else show(value, reading) + sign, value, best))
         rows.append(cells)
     accuracy = judged == {"accuracy"}
     caption = f"{len(readings)} runs; scores are means over clients{', in %' * accuracy}"
@@ -124,6 +128,8 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
     adapting = [r.name for r in readings if r.headline == "adapted"]
     if adapting:
         caption += f"; judged after adapting, by the worst client too: {', '.join(adapting)}"
+    told = [{"method": r.name, **own} for r, own in zip(readings, full, strict=True)]
+    caption = ". ".join([caption, *resting(told, readings[0].judged_by)])
     titles = ["run", *(COLUMNS[i].title for i in kept)]
     shown = table(caption, titles, rows, sortable=True, numbers=1 + (titles[1] == "method"))
     return tag("div", shown, id=id, class_="block")
@@ -160,6 +166,7 @@ def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
             "groups": numbers.group_count(reading),
             "bytes": _bytes(reading),
             "clock_total": _clock(reading),
+            **in_full(reading.rounds, by),
         }
         for title, reading, tree in zip(titles, readings, flat, strict=True)
         if reading.status == FINISHED
@@ -183,6 +190,7 @@ def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
     said = "Means over seeds ± standard deviation, the best of each column marked"
     if any(line[f"{key}_mark"] == TIE for line in means for key in scores):
         said += "; = is not significantly worse than it (paired t-test, Holm, 5 %)"
+    said = ". ".join([said, *resting(means, by, other)])
     return tag(
         "div",
         tag(f"h{level}", "Over seeds"),
@@ -193,6 +201,7 @@ def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
 
 
 _WORDS = {"worst": "worst client"}
+_KEYS = {title: key for key, title in _WORDS.items()}
 
 
 def _spread(line: Mapping[str, Any], key: str, judged_by: str) -> Cell:
@@ -201,7 +210,8 @@ def _spread(line: Mapping[str, Any], key: str, judged_by: str) -> Cell:
     std, mark = line[f"{key}_std"], line[f"{key}_mark"]
     around = "" if std is None else f" ± {score(std, judged_by)}"
     equal = " =" if mark == TIE else ""
-    return Cell(score(line[key], judged_by) + around + equal, line[key], mark == BEST)
+    text = score(line[key], judged_by) + around + sign_of(line, key) + equal
+    return Cell(text, line[key], mark == BEST)
 
 
 def _titles(readings: Sequence[Reading], flat: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -38,10 +38,11 @@ def sheet_of(made: Comparison) -> Sheet:
         papers = {row["method"]: made.papers.get(row["method"]) for row in made.rows}
         told = {method: about for method, about in papers.items() if about is not None}
         sheet = _single(made.rows, made.judged_by, told)
-        notes = [*_missing(made), *paper_notes(told)]
+        notes = [*resting(made.rows, made.judged_by), *_missing(made), *paper_notes(told)]
     else:
         sheet = _swept(made)
-        notes = [*_seeds(made), *_missing(made), *paper_notes(made.papers)]
+        rested = resting(made.means, made.judged_by, made.axes)
+        notes = [*rested, *_seeds(made), *_missing(made), *paper_notes(made.papers)]
     return replace(sheet, notes=notes)
 
 
@@ -85,7 +86,10 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
         better = _NONE if row["better"] is None else f"{row['better']}/{row['compared']}"
         own = {**row, "better": better, **dict.fromkeys(_PAPER, abouts.get(row["method"]))}
         values = [(column, own.get(column.key)) for column in columns]
-        cells = [Cell(c.show(value), _top(value, best.get(c.key))) for c, value in values]
+        cells = [
+            Cell(c.show(value), _top(value, best.get(c.key)), sign_of(row, c.key))
+            for c, value in values
+        ]
         lines.append((str(row["method"]), cells))
     adapted = [row["method"] for row in rows if row.get("headline") == "adapted"]
     return Sheet(
@@ -168,7 +172,10 @@ def _contested(block: Block) -> Block:
     rows = [cells for _, cells in block.rows]
     alone = [sum(cell.text != _NONE for cell in column) < 2 for column in zip(*rows, strict=True)]
     cleared = [
-        (name, [Cell(c.text) if lone else c for c, lone in zip(cells, alone, strict=True)])
+        (
+            name,
+            [replace(c, mark=UNTOLD) if lone else c for c, lone in zip(cells, alone, strict=True)],
+        )
         for name, cells in block.rows
     ]
     return Block(block.title, cleared)
@@ -201,7 +208,7 @@ def _mean(row: Row, column: Column, judged_by: str) -> Cell:
     spread = row[f"{column.key}_std"]
     if spread is not None and column.key != "gain":  # its spread is that of a difference
         text += f" ± {score(spread, judged_by)}"
-    return Cell(text, row[f"{column.key}_mark"])
+    return Cell(text, row[f"{column.key}_mark"], sign_of(row, column.key))
 
 
 def _seeds(made: Comparison) -> list[str]:
@@ -235,6 +242,40 @@ def _missing(made: Comparison) -> list[str]:
     lines = left_out(made.left_out)
     lines += [f"failed: {name} ({error})" for name, error in made.failed.items()]
     return lines + [f"stopped: {name} ({reason})" for name, reason in made.stopped.items()]
+
+
+# --- layers at rest ------------------------------------------------------------------------------
+
+_DAGGER = "†"
+_WITH_OWN = ("received", "adapted", "worst", "gain")  # scores of models with layers of clients' own
+
+
+def sign_of(row: Row, key: str) -> str:
+    """A dagger after a score of a round in which layers rested."""
+    return _DAGGER * bool(row.get("rested") and key in _WITH_OWN and row.get(key) is not None)
+
+
+def resting(rows: Sequence[Row], judged_by: str, axes: Sequence[str] = ()) -> list[str]:
+    """What the dagger means, with the scores of the last round in which all layers were due."""
+    told = []
+    for row in rows:
+        if not row.get("rested"):
+            continue
+        name = ", ".join([str(row["method"]), *(_setting(axis, row[axis]) for axis in axes)])
+        full = [
+            f"{score(row[f'full_{key}'], judged_by)} {key}"
+            for key in ("received", "adapted")
+            if row.get(f"full_{key}") is not None
+        ]
+        round = f" in round {row['full_round']}" if row.get("full_round") else ""
+        scored = f"{name} {' and '.join(full)}{round}"
+        told.append(scored if full else f"none of {name} was scored")
+    if not told:
+        return []
+    return [
+        f"{_DAGGER} scored in a round in which layers rested, so with layers of clients' own; the "
+        f"last full round had: {'; '.join(told)}"
+    ]
 
 
 # --- columns -------------------------------------------------------------------------------------

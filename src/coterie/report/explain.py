@@ -1,8 +1,8 @@
 """What a method is, from its docstring and its signature: on the terminal and as Markdown.
 
-A method's docstring begins with one line and has the sections of ``SECTIONS``, ``Notes:`` only if
-there is something to note; each parameter has an entry under ``Args:``. Types, defaults and ranges
-come from the signature.
+A method's docstring begins with one line, has ``Family:`` (one of ``FAMILIES``, under which lists
+have it) and then the sections of ``SECTIONS``, ``Notes:`` only if there is something to note; each
+parameter has an entry under ``Args:``. Types, defaults and ranges come from the signature.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rich.table import Table
 
 from coterie.errors import ConfigError
 from coterie.method import Method
+from coterie.report.listings import FAMILIES, coloured
 
 Factory = Callable[..., Method]
 
@@ -37,18 +38,6 @@ SECTIONS = {
     "Reference": "Reference",
 }
 
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "global": ("local", "fedavg", "fedprox", "fednova", "scaffold", "moon", "feddyn"),
-    "personalised": (
-        *("per-fedavg", "pfedme", "ditto", "fedper", "fedrep", "lg-fedavg", "fedfomo", "apfl"),
-        "user-centric",
-    ),
-    "clustered": (
-        *("oracle", "known-groups", "ifca", "cfl", "fl-hc", "pacfl", "clusterfl", "flis"),
-        *("adaptive", "k-fed", "fedclust", "dc-pfl", "fedtsdp", "group-evidence"),
-    ),
-    "pieces": ("fedavgm", "fedadam", "fedyogi", "median", "trimmed-mean", "krum", "adaptive-tau"),
-}
 OTHER = "other"  # a plug-in's
 SECURE = "Secure aggregation"  # the section that is not the docstring's
 # What the data must have for a method, as the command line says it.
@@ -66,7 +55,7 @@ BRINGS = {
     "around": "what goes around it: how the server takes the mean, or how many steps clients make",
 }
 
-_HEAD = re.compile(rf"({'|'.join(SECTIONS)}):\s*(.*)")
+_HEAD = re.compile(rf"(Family|{'|'.join(SECTIONS)}):\s*(.*)")
 _ENTRY = re.compile(r"(\w+):\s*(.*)")
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _RANGE = re.compile(
@@ -125,6 +114,17 @@ class Explanation:
         )
 
     @property
+    def row(self) -> dict[str, str]:
+        """Its line in a list."""
+        return {
+            "about": self.about,
+            "family": self.family,
+            "sees": self.sees,
+            "secure": secure_word(self.secure),
+            "parameters": self.signature,
+        }
+
+    @property
     def combines(self) -> str:
         """What it adds to a combination, as a sentence."""
         if not self.brings:
@@ -139,9 +139,10 @@ def explain(name: str, factory: Factory) -> Explanation:
     hints = get_type_hints(inspect.unwrap(factory), include_extras=True)
     signature = inspect.signature(factory)
     made = _made(factory)
+    family = joined(raw.pop("Family", OTHER)).removesuffix(".")
     return Explanation(
         name=name,
-        family=family_of(name),
+        family=family,
         about=joined(raw.pop("")),
         sections={title: joined(text) for title, text in raw.items()},
         parameters=tuple(
@@ -154,16 +155,11 @@ def explain(name: str, factory: Factory) -> Explanation:
     )
 
 
-def family_of(name: str) -> str:
-    """To which family a method belongs."""
-    return next((family for family, names in FAMILIES.items() if name in names), OTHER)
-
-
 def by_family(explanations: Iterable[Explanation]) -> dict[str, list[Explanation]]:
     """Families that have any, in order; methods in the order given."""
-    found: dict[str, list[Explanation]] = {family: [] for family in (*FAMILIES, OTHER)}
+    found: dict[str, list[Explanation]] = {family: [] for family in FAMILIES}
     for each in explanations:
-        found[each.family].append(each)
+        found[each.family if each.family in found else OTHER].append(each)
     return {family: members for family, members in found.items() if members}
 
 
@@ -360,7 +356,7 @@ def secure_word(words: tuple[bool, str] | None) -> str:
 
 def looked_at(method: Method) -> str:
     """What the server sees of each client, from the docstrings of the method's parts."""
-    from coterie.methods import METHODS
+    from coterie.registry import METHODS
 
     found = []
     for part in method.name.split("+"):
@@ -398,16 +394,16 @@ def combination(parts: Mapping[str, Factory]) -> list[Explanation]:
 def print_explanation(out: Console, it: Explanation) -> None:
     """A method in full."""
     out.print(f"[bold]{escape(it.name)}[/] ({it.family})", highlight=False)
-    out.print(_rich(it.about), highlight=False)
+    out.print(coloured(it.about), highlight=False)
     for section, title in SECTIONS.items():
         if section == "Args" and it.parameters:
             _section(out, title, _parameter_table(it.parameters))
         elif it.sections.get(section):
-            _section(out, title, _rich(capitalised(it.sections[section])))
+            _section(out, title, coloured(capitalised(it.sections[section])))
     if it.secure is not None:
-        _section(out, SECURE, _rich(capitalised(secure_line(it.secure))))
+        _section(out, SECURE, coloured(capitalised(secure_line(it.secure))))
     if it.combines:
-        _section(out, "Combinations", _rich(capitalised(it.combines)))
+        _section(out, "Combinations", coloured(capitalised(it.combines)))
     _section(out, "Try it", escape(it.example))
 
 
@@ -418,16 +414,16 @@ def print_combination(
     out.print(f"[bold]{escape(name)}[/]: what each part brings", highlight=False)
     for each in parts:
         brings = " and ".join(each.brings) or "nothing that FedAvg has not"
-        words = [f"{_rich(each.about)} It brings [bold]{brings}[/]."]
+        words = [f"{coloured(each.about)} It brings [bold]{brings}[/]."]
         for section in ("Rule", "Server sees", "Travels", "Newcomers"):
             if each.sections.get(section):
-                text = _rich(capitalised(each.sections[section]))
+                text = coloured(capitalised(each.sections[section]))
                 words.append(f"[dim]{section}.[/] {text}")
         _section(out, each.name, "\n".join(words))
         if each.parameters:
             _indented(out, _parameter_table(each.parameters))
     if secure is not None:
-        _section(out, SECURE, _rich(capitalised(secure_line(secure))))
+        _section(out, SECURE, coloured(capitalised(secure_line(secure))))
     names = ", ".join(f"coterie methods {each.name}" for each in parts)
     out.print(f"\nEach in full: {escape(names)}", highlight=False)
 
@@ -448,37 +444,7 @@ def _parameter_table(parameters: Sequence[Parameter]) -> Table:
         table.add_column(title, no_wrap=title in ("name", "default"), max_width=narrow)
     for parameter in parameters:
         name, *cells, meaning = parameter.cells()
-        table.add_row(f"[bold]{escape(name)}[/]", *map(escape, cells), _rich(meaning))
-    return table
-
-
-def _rich(text: str) -> str:
-    """Code in colour, all else as it is."""
-    return re.sub(r"``(.+?)``", r"[cyan]\1[/]", escape(text))
-
-
-def method_listing(explanations: Iterable[Explanation]) -> Table:
-    """All methods by family, a line each."""
-    table = Table(title="Methods")
-    for title in ("family", "name", "server sees", "secure", "parameters", "what it is"):
-        table.add_column(title, no_wrap=title in ("name", "secure"))
-    for family, members in by_family(explanations).items():
-        for each in members:
-            first = family if each is members[0] else ""
-            table.add_row(
-                first,
-                f"[bold]{escape(each.name)}[/]",
-                each.sees,
-                secure_word(each.secure),
-                escape(each.signature),
-                _rich(each.about),
-            )
-        table.add_section()
-    table.caption = (
-        "server sees: what the method looks at, single replies (each) or means of them; "
-        "secure: whether it works under secure aggregation, by sums only"
-    )
-    table.caption_justify = "left"
+        table.add_row(f"[bold]{escape(name)}[/]", *map(escape, cells), coloured(meaning))
     return table
 
 

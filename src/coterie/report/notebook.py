@@ -110,7 +110,7 @@ def _scores(reading: Reading) -> Rows:
 
 def _bytes(reading: Reading) -> Rows:
     rows: list[dict[str, Any]] = []
-    before = reading.begun.get("bytes") or {}
+    before = dict(reading.begun.get("bytes") or {})
     if any(before.values()):
         rows.append({"round": 0, "kind": "all", **before})
     for event in reading.rounds:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.report.reading import Reading, number
@@ -89,12 +90,37 @@ def _at(values: Any, place: int) -> Any:
 
 def kinds(reading: Reading) -> dict[str, tuple[float, float]]:
     """Bytes down and up by kind: of the end, or summed over the rounds so far."""
-    told = (reading.result.get("bytes") or {}).get("kinds")
+    told = dict[str, Any](reading.result.get("bytes") or {}).get("kinds")
     if told:
-        return {str(k): (v.get("down", 0), v.get("up", 0)) for k, v in told.items()}
+        return by_purpose({k: (v.get("down", 0), v.get("up", 0)) for k, v in told.items()})
     found: dict[str, tuple[float, float]] = {}
     for event in reading.rounds:
-        for kind, (down, up) in (event.get("kinds") or {}).items():
-            before = found.get(kind, (0, 0))
-            found[kind] = (before[0] + down, before[1] + up)
+        found = _added(found, by_purpose(event.get("kinds") or {}))
+    return found
+
+
+_OF_A_TRIAL = re.compile(r"(\d+\.\d+|scores)(/|$)")  # models of groups of a cut, and their scores
+
+
+def by_purpose(kinds: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
+    """Bytes down and up by kind, those of a trial's many groups together.
+
+    >>> by_purpose({"model": (8, 8), "0.0": (4, 0), "3.12": (4, 0), "scores": (0, 2)})
+    {'model': (8, 8), 'trial': (8, 2)}
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for kind, moved in kinds.items():
+        purpose = "trial" if _OF_A_TRIAL.match(kind) else kind
+        down, up = moved
+        found = _added(found, {purpose: (down, up)})
+    return found
+
+
+def _added(
+    sums: Mapping[str, tuple[float, float]], more: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    found = dict(sums)
+    for kind, (down, up) in more.items():
+        before = found.get(kind, (0, 0))
+        found[kind] = (before[0] + down, before[1] + up)
     return found

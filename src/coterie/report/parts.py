@@ -299,7 +299,7 @@ def bytes_by_kind(reading: Reading, id: str, level: int, said: str) -> str:
         )
         for kind, (down, up) in found
     ]
-    sums = reading.result.get("bytes") or {}
+    sums = dict[str, Any](reading.result.get("bytes") or {})
     computing = _defensively(lambda: probing_cost(reading.grouping), "")
     apart = [
         ("scoring and what a real client does by itself", "apart"),

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -15,9 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coterie.events import Event
 from coterie.report.tables import round_line, score, size
 
-Watch = Callable[[dict[str, Any]], None]
+Watch = Callable[[Event], None]
 
 _LOOK_BACK = 20  # rounds that the time left is reckoned from
 _LEAST_BAR = 8  # columns: a shorter bar says nothing
@@ -56,7 +56,7 @@ def progress(
         return
     if not console.is_terminal:
 
-        def line(event: dict[str, Any]) -> None:
+        def line(event: Event) -> None:
             console.out(f"{title}  {round_line(event, rounds, judged_by)}", highlight=False)
 
         yield line
@@ -64,7 +64,7 @@ def progress(
     board = Board(title.strip(), rounds, judged_by, done, may_end)
     with Live(board, console=console, refresh_per_second=_REFRESH) as live:
 
-        def move(event: dict[str, Any]) -> None:
+        def move(event: Event) -> None:
             board.take(event)
             live.refresh()
 
@@ -113,7 +113,7 @@ class Board:
     def __post_init__(self) -> None:
         self.begun = self.now()
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         """A round that is over, or is told of again with scores that came later."""
         now, number = self.now(), event["round"]
         again = bool(self._seen) and number <= self.done
@@ -125,9 +125,8 @@ class Board:
             self.abandoned += "abandoned" in event
             self.lost += event.get("lost", 0) + event.get("late", 0)
         self.done = max(self.done, number)
-        for name in ("received", "adapted"):
-            found = event.get(name) or {}
-            if self.judged_by in found:
+        for name, found in (("received", event.get("received")), ("adapted", event.get("adapted"))):
+            if found and self.judged_by in found:
                 self.parts[name] = self._scored(name, found[self.judged_by])
         groups = len({g for g in event["groups"] if g is not None})
         if groups:

@@ -14,20 +14,33 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from coterie.errors import ConfigError, RunDirError
-from coterie.report import shapes
+from coterie.events import (
+    ADMISSION,
+    INIT,
+    KINDS,
+    ROUND,
+    Data,
+    Event,
+    Session,
+    Summary,
+    fields_of,
+    is_count,
+    mended,
+)
 from coterie.report.notebook import Notebook
 from coterie.run.checked import JSON_LINES, check_note, from_json, read_lines
 from coterie.run.findings import grouping_of, round_samples, warnings_of
 from coterie.run.rundir import CHECKSUMS, RunDir, numbered, open_plain, rounds_of, wrong_tables
+from coterie.schema import Config
 
 if TYPE_CHECKING:
     from coterie.run.result import Result
 
-KINDS = ("init", "scores", "arrival", "admission")  # events that are not rounds, as far as known
 FINISHED, RUNNING, STOPPED = "finished", "running", "stopped"
+_CONFIG = dict.fromkeys([*Config.model_fields, "python"], dict[str, Any])
 _MOST = 1000  # missing rounds that are looked for
 _DEPTH = 4  # how deep under a folder runs are looked for
 
@@ -49,25 +62,25 @@ class Reading(Notebook):
     status: str
     path: Path | None = None
     config: Row = field(default_factory=dict)
-    events: Sequence[Row] = ()
+    events: Sequence[Event] = ()
     clients: Sequence[Row] = ()
     exposed: Sequence[Row] = ()
-    result: Row = field(default_factory=dict)
-    data: Row = field(default_factory=dict)
-    sessions: Sequence[Row] = ()
+    result: Summary = field(default_factory=Summary)
+    data: Data = field(default_factory=Data)
+    sessions: Sequence[Session] = ()
     scenario: Row = field(default_factory=dict)
     problems: Sequence[str] = ()
 
     @cached_property
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> list[Event]:
         """The rounds, in order; of a round that is there twice, the later one."""
         found = {event["round"]: event for event in rounds_of(self.events)}
         return [found[number] for number in sorted(found)]
 
     @property
-    def begun(self) -> Row:
+    def begun(self) -> Event:
         """What was before the first round, if anything was."""
-        return next((e for e in self.events if e.get("event") == "init"), {})
+        return next((e for e in self.events if e.get("event") == INIT), Event())
 
     @property
     def method(self) -> str:
@@ -154,7 +167,7 @@ class Reading(Notebook):
         return warnings_of(self._told, self.status == FINISHED)
 
     @property
-    def _told(self) -> list[Row]:
+    def _told(self) -> list[Event]:
         """The beginning and the rounds."""
         return [e for e in (self.begun, *self.rounds) if e]
 
@@ -185,16 +198,18 @@ class Reading(Notebook):
 
         held = result.newcomers
         came = result.summary.get("newcomers")
-        admission = {"round": result.rounds, "event": "admission", **came} if came and held else {}
+        told = [result.begun, *result.history]
+        if came and held:
+            told.append(cast(Event, {"round": result.rounds, "event": ADMISSION, **came}))
         return cls(
             name=name or str(result.summary["method"]),
             status=FINISHED,
             path=result.directory,
             config={
-                "train": asdict(result.plan.schedule),
+                "train": asdict(result.plan.training.schedule),
                 "run": {"seed": result.plan.seed, "rounds": result.rounds},
             },
-            events=[e for e in (result.begun, *result.history, admission) if e],
+            events=[e for e in told if e],
             clients=result.clients,
             result=result.summary,
             data=described(result.plan.population),
@@ -217,7 +232,7 @@ def read_run(path: str | Path, name: str = "") -> Reading:
     # Looked at before the files: those of a run that nobody works on are as it left them.
     working, saved = run.at_work(), run.saved()
     events = _events(run.events, problems)
-    result = _checked(run.result, from_json, shapes.RESULT, problems)
+    result = _checked(run.result, from_json, fields_of(Summary), problems)
     clients, exposed = _rows(run.table, problems), _rows(run.exposure, problems)
     for wrong in wrong_tables(run, result.pop(CHECKSUMS, None)):
         problems.append(f"{wrong.name} is damaged (its checksum is wrong), or of another time")
@@ -230,18 +245,19 @@ def read_run(path: str | Path, name: str = "") -> Reading:
     lacking = (n for n in range(1, max(saved, last) + 1) if n not in rounds)
     if gone := list(islice(lacking, _MOST)):
         problems.append(f"{run.events.name} lacks {numbered(gone)}")
+    sessions = _lines(run.sessions, problems)
     status = RUNNING if working else FINISHED if result else STOPPED
     return Reading(
         name=name or path.resolve().name,
         status=status,
         path=path,
-        config=_checked(run.config, _config, shapes.CONFIG, problems),
+        config=_checked(run.config, _config, _CONFIG, problems),
         events=events,
         clients=clients,
         exposed=exposed,
         result=result,
-        data=_checked(run.data, from_json, shapes.DATA, problems),
-        sessions=_mended(run.sessions, _lines(run.sessions, problems), shapes.SESSION, problems),
+        data=_checked(run.data, from_json, fields_of(Data), problems),
+        sessions=_mended(run.sessions, sessions, fields_of(Session), problems),
         scenario=_mapping(path / "scenario.json", from_json, problems),
         problems=problems,
     )
@@ -296,28 +312,28 @@ def number(value: Any) -> float | None:
 # --- files --------------------------------------------------------------------------------------
 
 
-def _events(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+def _events(path: Path, problems: list[str]) -> list[Event]:
     """The events that make sense; unknown kinds are left out, and said."""
     found, strange = [], dict[str, int]()
     for event in _lines(path, problems):
-        if not shapes.is_count(event.get("round")):
+        if not is_count(event.get("round")):
             strange["without a round"] = strange.get("without a round", 0) + 1
-        elif "event" in event and event["event"] not in KINDS:
+        elif "event" in event and event["event"] not in KINDS.keys() - {ROUND}:
             kind = f"of kind '{event['event']}'"
             strange[kind] = strange.get(kind, 0) + 1
         else:
             found.append(event)
     for kind, count in strange.items():
         problems.append(f"{path.name} has {count} event{'s' * (count > 1)} {kind}: left out")
-    return _mended(path, found, shapes.EVENT, problems)
+    return _mended(path, found, fields_of(Event), problems)
 
 
 def _mended(
-    path: Path, trees: Sequence[Row], fields: Mapping[str, shapes.Shape], problems: list[str]
-) -> list[dict[str, Any]]:
+    path: Path, trees: Sequence[Row], fields: Mapping[str, Any], problems: list[str]
+) -> list[Any]:
     """Tables without what is not as it should be, which is said once for each field."""
     bad: list[str] = []
-    found = [shapes.mended(tree, fields, bad) for tree in trees]
+    found = [mended(tree, fields, bad) for tree in trees]
     for key in dict.fromkeys(bad):
         problems.append(
             f"{path.name}: '{key}' is not as it should be, and left out where it is not"
@@ -328,9 +344,9 @@ def _mended(
 def _checked(
     path: Path,
     parse: Callable[[str], Any],
-    fields: Mapping[str, shapes.Shape],
+    fields: Mapping[str, Any],
     problems: list[str],
-) -> dict[str, Any]:
+) -> Any:
     return _mended(path, [_mapping(path, parse, problems)], fields, problems)[0]
 
 

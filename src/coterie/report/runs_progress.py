@@ -17,7 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coterie.door.ledger import Bytes
 from coterie.errors import CoterieError, Interrupted
+from coterie.events import Event
 from coterie.report.progress import Board, Watch, lasting, progress
 from coterie.report.tables import score, size
 from coterie.run.jobs import Look
@@ -61,14 +63,14 @@ class Lines(Look):
         unit = " %" if judged_by == "accuracy" else ""
         spent = 0.0
 
-        def watch(event: dict[str, Any]) -> None:
+        def watch(event: Event) -> None:
             nonlocal spent
             line(event)
             spent += sum(event.get("seconds", {}).values())
             if event.get("received"):
                 points = score(event["received"][judged_by], judged_by)
                 groups = len({g for g in event.get("groups", ()) if g is not None})
-                moved = sum(event.get("total_bytes", {}).values())
+                moved = Bytes.from_json(event.get("total_bytes")).total
                 self._last[name] = (
                     f"received {points}{unit}, {groups} group{'s' * (groups != 1)}, "
                     f"{size(moved)}, {spent:.0f} s"
@@ -76,7 +78,7 @@ class Lines(Look):
 
         self._watches[name] = watch
 
-    def round(self, name: str, event: dict[str, Any]) -> None:
+    def round(self, name: str, event: Event) -> None:
         """A round of it has ended."""
         self._watches[name](event)
 
@@ -135,7 +137,7 @@ class Screen(Look):
         self._boards[name] = Board("", rounds, judged_by)  # names have a column of their own
         self.tick()
 
-    def round(self, name: str, event: dict[str, Any]) -> None:
+    def round(self, name: str, event: Event) -> None:
         """A round of it has ended."""
         self._boards[name].take(event)
 

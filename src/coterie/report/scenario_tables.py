@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def figure_of(about: Mapping[str, Any]) -> str:
-    """A published accuracy in per cent, with a dagger where the data are others."""
+    """A published accuracy in per cent, with a double dagger where the data are others."""
     elsewhere = about["figure"] is not None and about["instead"]
-    return percent(about["figure"]) + ("†" if elsewhere else "")
+    return percent(about["figure"]) + ("‡" if elsewhere else "")
 
 
 def paper_notes(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -36,7 +36,7 @@ def paper_notes(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
             scores.setdefault(each["score"], []).append(each["method"])
         lines.append(f"paper: {about['paper']}, {about['table']}; {_comparable(scores, about)}")
         if about["instead"]:
-            lines.append(f"† ours {about['instead']}")
+            lines.append(f"‡ ours {about['instead']}")
     if any(cost in (a.get("to_target") or {}) for a in abouts for cost in _COSTS):
         lines.append(_counted(abouts))
     return lines + _changed({row: a["changed"] for row, a in rows.items()})

@@ -36,10 +36,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, and whether it is the best of its column, or as good as that."""
+    """A text, and whether it is the best of its column, or as good as that.
+
+    ``sign`` stands after it and is explained in a note.
+    """
 
     text: str
     mark: str = UNTOLD
+    sign: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Fitted:
         self.sheet = sheet
         self._rows = [row for block in sheet.blocks for row in block.rows]
         every = range(len(sheet.columns))
-        self._signed = [any(c[i].mark in _SIGNS for _, c in self._rows) for i in every]
+        self._signed = [max((len(_signs(c[i])) for _, c in self._rows), default=0) for i in every]
         self._wide = [
             max(
                 *map(len, column.title.split("\n")),
@@ -150,10 +154,14 @@ def _tight(cell: Cell) -> str:
     return cell.text.replace(" ± ", "±")
 
 
-def _marked(cell: Cell, signed: bool) -> str:
+def _signs(cell: Cell) -> str:
+    return cell.sign + _SIGNS.get(cell.mark, "")
+
+
+def _marked(cell: Cell, signed: int) -> str:
     text = escape(_tight(cell))
     text = f"[bold green]{text}[/]" if cell.mark == BEST else text
-    return text + _SIGNS.get(cell.mark, " " * signed)
+    return text + _signs(cell).ljust(signed)
 
 
 def as_markdown(sheet: Sheet) -> str:
@@ -167,7 +175,7 @@ def as_markdown(sheet: Sheet) -> str:
         lines.append("|---|" + "---:|" * len(sheet.columns))
         for name, cells in block.rows:
             shown = [
-                f"**{_plain(c.text)}**" if c.mark == BEST else _plain(c.text) + _after(c)
+                f"**{_plain(c.text)}**{c.sign}" if c.mark == BEST else _plain(c.text) + _after(c)
                 for c in cells
             ]
             lines.append(f"| {' | '.join([_plain(name), *shown])} |")
@@ -179,7 +187,7 @@ def as_markdown(sheet: Sheet) -> str:
 
 def _after(cell: Cell) -> str:
     """The sign after a text that is not the best."""
-    return f" {_SIGNS[cell.mark]}" if cell.mark in (TIE, UNTESTED) else ""
+    return cell.sign + (f" {_SIGNS[cell.mark]}" if cell.mark in (TIE, UNTESTED) else "")
 
 
 def _plain(text: str) -> str:
@@ -193,6 +201,8 @@ def _plain(text: str) -> str:
 _TEX = {
     "\\": r"\textbackslash{}",
     "±": r"$\pm$",
+    "†": r"$^\dagger$",
+    "‡": r"$^\ddagger$",
     "–": "--",
     "²": r"\textsuperscript{2}",
     "ε": r"$\varepsilon$",
@@ -243,10 +253,12 @@ def _tex_cell(cell: Cell) -> str:
     if cell.text.startswith("-"):
         text = f"$-${text[1:]}"
     if cell.mark == BEST:
-        return rf"\textbf{{{text}}}"
-    if cell.mark == TIE:
-        return rf"\underline{{{text}}}"
-    return f"{text}?" if cell.mark == UNTESTED else text
+        text = rf"\textbf{{{text}}}"
+    elif cell.mark == TIE:
+        text = rf"\underline{{{text}}}"
+    elif cell.mark == UNTESTED:
+        text = f"{text}?"
+    return text + tex(cell.sign)
 
 
 def as_html(sheet: Sheet) -> str:
@@ -271,4 +283,4 @@ def as_html(sheet: Sheet) -> str:
 
 def _html_cell(cell: Cell) -> str:
     text = html.escape(cell.text)
-    return f"<b>{text}</b>" if cell.mark == BEST else text + _after(cell)
+    return f"<b>{text}</b>{cell.sign}" if cell.mark == BEST else text + _after(cell)

@@ -8,15 +8,13 @@ system, and say how long it takes in the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from coterie.door.clock import SYSTEMS, System
 from coterie.errors import ConfigError
+from coterie.events import Event as Event
 from coterie.report.reading import Reading, number
 
-Event = Mapping[str, Any]
 _SMALL = 1e-6  # what is closer to a whole number is one, but for rounding
 _WITHOUT = ("header", "losses")  # kinds of bytes that the wireless clock does not count
 
@@ -63,9 +61,9 @@ def load(
         uploads = float(round(event["bytes"]["up"] / model_bytes))
     else:
         uploads = sum(up for kind, (_, up) in kinds.items() if kind not in _WITHOUT) / model_bytes
-    streams = clock["communication"] / t_dl - system.rho * uploads
+    streams = (clock["communication"] or 0.0) / t_dl - system.rho * uploads
     one = slowest(system, users)
-    turns = clock["computation"] / t_dl / one if one else 0.0
+    turns = (clock["computation"] or 0.0) / t_dl / one if one else 0.0
     found = Load(_tidy(streams), _tidy(uploads), _tidy(turns))
     whole = found.turns == round(found.turns) and found.streams >= 0
     if not whole or clock.get("waiting") or event.get("lost") or event.get("late"):

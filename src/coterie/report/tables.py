@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,39 +86,6 @@ def exposure_lines(summary: Mapping[str, Any]) -> list[str]:
 def left_out(reasons: Mapping[str, str]) -> list[str]:
     """The lines under a comparison about methods that are not in it."""
     return [f"left out: {title} ({reason})" for title, reason in reasons.items()]
-
-
-def listing(title: str, items: Mapping[str, Callable[..., Any]], skip: Sequence[str] = ()) -> Table:
-    """Named things with their parameters and what they are, from signatures and docstrings."""
-    table = Table(title=title)
-    table.add_column("name", style="bold")
-    table.add_column("parameters")
-    table.add_column("what it is")
-    for name, factory in items.items():
-        text = inspect.getdoc(factory) or ""
-        about = text.split("\n\n")[0].replace("\n", " ")
-        table.add_row(escape(name), escape(parameters(factory, skip)), escape(about))
-    return table
-
-
-def plain_listing(title: str, items: Mapping[str, str]) -> Table:
-    """Named things and what they are."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("name", style="bold")
-    table.add_column("what it is")
-    for name, about in items.items():
-        table.add_row(escape(name), escape(about))
-    return table
-
-
-def parameters(factory: Callable[..., Any], skip: Sequence[str] = ()) -> str:
-    """The parameters of a factory with their defaults, on one line."""
-    shown = []
-    for p in inspect.signature(factory).parameters.values():
-        if p.name in skip or p.kind is p.VAR_KEYWORD:
-            continue
-        shown.append(p.name if p.default is p.empty else f"{p.name}={p.default!r}")
-    return ", ".join(shown)
 
 
 def target_picture(

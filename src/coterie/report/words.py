@@ -224,7 +224,8 @@ def _newcomers(reading: Reading) -> list[str]:
         return []
     by = reading.judged_by
     joined = count(len(came["clients"]), "client")
-    scores = [(t, number((came.get(t) or {}).get(by))) for t in ("received", "adapted")]
+    both = {"received": came.get("received"), "adapted": came.get("adapted")}
+    scores = [(t, number((own or {}).get(by))) for t, own in both.items()]
     told = [f"{value(v, by)} {t}" for t, v in scores if v is not None]
     return [f"{joined} joined at the end, with {' and '.join(told) or 'no score'}."]
 
@@ -243,7 +244,7 @@ def _cost(reading: Reading) -> list[str]:
 
 
 def _wasted(reading: Reading) -> float:
-    told = (reading.rounds[-1].get("total_wasted") if reading.rounds else None) or {}
+    told = dict((reading.rounds[-1].get("total_wasted") if reading.rounds else None) or {})
     return sum(number(v) or 0.0 for v in told.values())
 
 

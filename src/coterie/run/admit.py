@@ -17,27 +17,30 @@ from typing import Any
 
 import numpy as np
 
+from coterie.channel.channel import Channel
+from coterie.channel.exchange import Terms
+from coterie.channel.state import ChannelState
 from coterie.client import Client
+from coterie.client.plan import Plan
 from coterie.data.metadata import constant_columns
 from coterie.data.population import ClientData, Population, Split
 from coterie.data.samples import labelled_like
 from coterie.data.splits import split_client
 from coterie.data.tables import read_sheet
-from coterie.door.door import Door, Terms
 from coterie.door.ledger import Bytes
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Wire
 from coterie.engines.base import one_thread
 from coterie.engines.loop import Loop
-from coterie.engines.site import Plan
 from coterie.errors import ConfigError, DataError, TrainingError
 from coterie.federation import Array, ClientId, Slot
 from coterie.method import Method, Round
-from coterie.run.config import Config, metadata_of, parse
+from coterie.run.config import metadata_of, parse
 from coterie.run.experiment import public_of
 from coterie.run.export import check_target, reopen, write_model
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir
+from coterie.schema import Config
 from coterie.weights import Weights
 
 
@@ -87,19 +90,23 @@ def admit_client(
     with ExitStack() as stack:
         stack.enter_context(one_thread())
         plan = _with_newcomer(result.plan, data, _states_of(result.plan.folder, stack))
-        door = _door(plan, result.rounds, "admit", result.versions)
+        channel = _channel(
+            plan, result.rounds, "admit", ChannelState(versions=dict(result.versions))
+        )
         public = public_of(plan.population, copy.deepcopy(plan.module), plan.bn, "cpu")
         known = {column: {id: value} for column, value in (metadata or {}).items()}
         info = Round(result.rounds, [id], public, metadata=known)
-        state = admit(door, result.state, info)
+        state = admit(channel, result.state, info)
         if id not in state.groups:
             raise TrainingError("the newcomer has found no place: it did not answer the method")
-        moved, sends = door.ledger.total, plan.method.sends(state, id)
-        received = door.score({id: sends}, {})[id]
+        moved, sends = channel.state.ledger.total, plan.method.sends(state, id)
+        received = channel.score({id: sends}, {})[id]
         # A method whose clients use what they adapted: what is scored is what is handed over.
         after = replace(plan, method=_adapting(plan.method, epochs), privacy=Privacy())
-        adapted = _door(after, result.rounds, "adapt", door.versions)
-        adapted.held.update(door.held)
+        after_all = ChannelState(
+            versions=dict(channel.state.versions), held=dict(channel.state.held)
+        )
+        adapted = _channel(after, result.rounds, "adapt", after_all)
         return Admitted(
             client=id,
             group=state.groups[id],
@@ -133,12 +140,12 @@ def _states_of(folder: Path, stack: ExitStack) -> Path:
     return place
 
 
-def _door(plan: Plan, rounds: int, stage: str, versions: Mapping[ClientId, str]) -> Door:
+def _channel(plan: Plan, rounds: int, stage: str, known: ChannelState) -> Channel:
     wire = Wire(plan.start.layout, plan.coding.downwards.plain)
     terms = Terms(plan.coding, start=plan.start, seed=plan.seed)
-    door = Door(Loop(plan), wire, versions=dict(versions), terms=terms)
-    door.begin(max(rounds - 1, 0), stage=stage)
-    return door
+    channel = Channel(Loop(plan), wire, terms=terms, state=known)
+    channel.begin(max(rounds - 1, 0), stage=stage)
+    return channel
 
 
 def _adapting(method: Method, epochs: int) -> Method:

@@ -15,29 +15,30 @@ import torch
 from torch import nn
 
 from coterie.client.fit import Criterion
+from coterie.client.plan import Metric
 from coterie.data import Population, from_clients
 from coterie.data.clients import public_samples
 from coterie.data.metadata import Values, columns_by_client
-from coterie.engines.site import Metric
 from coterie.errors import ConfigError, unknown
+from coterie.keys import keys
 from coterie.method import Method
 from coterie.methods import make as make_method
 from coterie.models import make_model
 from coterie.run.config import (
-    Config,
     assign,
     criterion_of,
     experiment_of,
     parse,
     read_start,
-    schedule_of,
     settings_of,
 )
 from coterie.run.experiment import Experiment, Watch, execute, reinitialised
+from coterie.run.own import admitted
 from coterie.run.presets import PRESETS
 from coterie.run.privacy import left_public
 from coterie.run.result import Result
 from coterie.run.toml import read_toml
+from coterie.schema import Config, Schedule, part
 
 if TYPE_CHECKING:
     from coterie.report.tracking import Tracker
@@ -63,7 +64,7 @@ def run(
     if isinstance(config, str | Path):
         config = read_toml(Path(config))
     if not isinstance(config, Config):
-        config = parse(config)
+        config = parse(admitted(config))
     place = Path(directory) if directory else None
     tracked = _tracking(track, place)
     experiment = experiment_of(config)
@@ -122,6 +123,8 @@ def simulate(
     preset = method if isinstance(method, str) and method in PRESETS else None
     config = _checked({"rounds": rounds, **settings}, preset)
     method = method if preset is None else config.method.name
+    if isinstance(method, str):
+        method = admitted({"method": {"name": method}})["method"]["name"]
     chosen = settings_of(config)
     population = (
         clients
@@ -153,7 +156,7 @@ def simulate(
         model=_factory(model, population, dict(model_parameters or {}), init),
         method=made,
         criterion=_aligned(loss, population) if callable(loss) else criterion_of(loss, population),
-        schedule=schedule_of(config),
+        schedule=part(Schedule, config.train),
         settings=chosen,
         # A module comes with weights, and these are what its owner wants to start from, unless
         # other ones are asked for.
@@ -200,9 +203,10 @@ def _factory(
         return lambda: reinitialised(module) if init == "torch" else copy.deepcopy(module)
     if callable(model):
         return model
-    if model == "text" and population.vocabulary is not None:
+    name: str = admitted({"model": {"name": model}})["model"]["name"]
+    if name == "text" and population.vocabulary is not None:
         parameters.setdefault("vocabulary", len(population.vocabulary))
-    return lambda: make_model(model, population.shape, population.targets, **parameters)
+    return lambda: make_model(name, population.shape, population.targets, **parameters)
 
 
 _TABLES = {
@@ -217,10 +221,8 @@ _TABLES = {
 def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
     """Settings by their plain names, as a configuration: its bounds hold here too."""
     places = {"evaluate_every": "evaluation.every"}
-    for table in ("train", "run", "evaluation"):
-        section = Config.model_fields[table].annotation
-        assert section is not None
-        places |= {key: f"{table}.{key}" for key in section.model_fields}
+    given = ("train", "run", "evaluation")
+    places |= {key.name: key.path for key in keys() if key.table in given}
     for name in ("loss", "every"):
         del places[name]
     tree: dict[str, Any] = {}
@@ -234,7 +236,7 @@ def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
             raise ConfigError(unknown("setting", name, [*places, *tables]))
         else:
             assign(tree, places[name], value)
-    return parse(tree | ({} if preset is None else {"method": {"name": preset}}))
+    return parse(admitted(tree | ({} if preset is None else {"method": {"name": preset}})))
 
 
 def _told(config: Config) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Files that carry checksums: lines that are added one by one, and files that are written whole.
 
 A checksum is a CRC-32 in decimal. That of a line continues that of the line before, so that a line
-which is missing, moved or there twice is found, too. Files of earlier versions have none and are
-read all the same.
+which is missing, moved or there twice is found, too. Files without any, written by hand or by an
+earlier version, can be read, but not written on.
 """
 
 from __future__ import annotations
@@ -131,11 +131,12 @@ class LineFile:
         if self._mark is None:
             found = self.read()
             lines = found.every
-            if lines and not found.checked:  # of an earlier version: they get checksums now
-                self.write([line.text for line in lines])
-            else:
-                self._mark = len(lines), lines[-1].crc if lines else 0
-        assert self._mark is not None
+            if lines and not found.checked:
+                raise RunDirError(
+                    f"{self.path} has no checksums: another version of Coterie wrote it. Start the "
+                    "run again in a new folder"
+                )
+            self._mark = len(lines), lines[-1].crc if lines else 0
         return self._mark
 
     def append(self, texts: Iterable[str]) -> None:
@@ -253,7 +254,7 @@ def to_json(tree: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """A table that ``to_json`` or an earlier version wrote; a ValueError if it is damaged."""
+    """A table that ``to_json`` wrote; a ValueError if it is damaged. By hand, it may lack one."""
     found, last = _object(text), _LAST.search(text)
     if last is None:
         return found

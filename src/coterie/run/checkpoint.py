@@ -8,27 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.door.door import KEPT, Held
+from coterie.channel.state import KEPT
 from coterie.errors import RunDirError
-from coterie.federation import ClientId
 from coterie.method import State
 from coterie.run.checked import Mark, from_json, to_json
 from coterie.tree import Tree, read_tree, write_atomic, write_tree
-from coterie.weights import Layout, Weights
+from coterie.weights import Layout
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """After ``rounds`` rounds: the method's state, the door's, and what the history needs.
+    """After ``rounds`` rounds: the method's state, the channel's, and what the history needs.
 
-    ``lines`` say how far events and ledger had come; an earlier version left them out.
+    ``lines`` say how far events and ledger had come.
     """
 
     rounds: int
     state: State
-    door: Mapping[str, Tree]
+    channel: Mapping[str, Tree]
     best: Mapping[str, Tree]
     lines: Mapping[str, Mark] = field(default_factory=dict)
 
@@ -53,7 +52,7 @@ class Checkpoints:
         name = f"round-{checkpoint.rounds:06d}"
         tree = {
             "state": checkpoint.state.to_tree(),
-            "door": dict(checkpoint.door),
+            "channel": dict(checkpoint.channel),
             "best": dict(checkpoint.best),
         }
         digest = write_tree(self.folder / f"{name}.safetensors", tree, layout, durable=True)
@@ -124,7 +123,7 @@ class Checkpoints:
             note: dict[str, Any] = from_json(path.read_bytes().decode())
             digest = hashlib.sha256(data.read_bytes()).hexdigest()
             if note["format"] != _FORMAT:
-                raise RunDirError(f"{path} is of another version of Coterie.")
+                raise RunDirError(f"{path} was written by another version of Coterie.")
             if note["run"] != self.fingerprint:
                 raise RunDirError(
                     f"{path} belongs to another experiment: its data, starting weights, method, "
@@ -135,28 +134,10 @@ class Checkpoints:
                 raise RunDirError(f"{path} is damaged.")
             if note["sha256"] != digest:
                 raise RunDirError(f"{data} is damaged (its checksum is wrong).")
-            lines = {name: (int(n), int(crc)) for name, (n, crc) in note.get("lines", {}).items()}
+            lines = {name: (int(n), int(crc)) for name, (n, crc) in note["lines"].items()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise RunDirError(f"{path} is damaged ({error}).") from error
         tree = read_tree(data, layout)
         return Checkpoint(
-            note["rounds"], State.from_tree(tree["state"]), tree["door"], tree["best"], lines
+            note["rounds"], State.from_tree(tree["state"]), tree["channel"], tree["best"], lines
         )
-
-
-def folded(held: Mapping[ClientId, Held]) -> dict[str, Any]:
-    """Models that clients hold, each written once however many hold it."""
-    models: dict[int, Weights] = {}
-    places = {c: {n: id(w) for n, w in own.items()} for c, own in held.items()}
-    for own in held.values():
-        models |= {id(w): w for w in own.values()}
-    numbers = {key: number for number, key in enumerate(models)}
-    return {
-        "models": list(models.values()),
-        "places": {c: {n: numbers[k] for n, k in own.items()} for c, own in places.items()},
-    }
-
-
-def unfolded(tree: Mapping[str, Any]) -> dict[ClientId, Held]:
-    """The models that clients hold again."""
-    return {c: {n: tree["models"][k] for n, k in own.items()} for c, own in tree["places"].items()}

@@ -16,39 +16,15 @@ from rich.markup import escape
 from coterie.errors import ConfigError, Interrupted
 from coterie.options import (
     FLAGS,
-    Address,
-    AdmitEpochs,
-    BatchSize,
-    Clients,
-    ClockName,
-    CodecName,
-    Cohort,
     ConfigFile,
-    DataSet,
-    EngineName,
-    Epochs,
-    EpsilonBudget,
-    Folder,
-    Holdout,
-    ModelName,
-    Momentum,
-    Outliers,
-    PartitionName,
     Quiet,
-    Rate,
-    Reveal,
-    Rounds,
     ScenarioName,
-    SecureFlag,
-    Seed,
     Sets,
-    ShiftName,
     StandIn,
-    Target,
     Track,
-    Workers,
     chosen_of,
     err,
+    flagged,
     new_directory,
     out,
     refuse_with_resume,
@@ -62,8 +38,8 @@ from coterie.run.sweep import USUAL, Asked, Assignments, Sweep, of_flags, of_tab
 
 if TYPE_CHECKING:
     from coterie.run.comparison import Comparison
-    from coterie.run.config import Config
     from coterie.run.entries import Entry
+    from coterie.schema import Config
 
 
 class Format(StrEnum):
@@ -76,6 +52,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
+@flagged(after="jobs", without=("method", "alone"))
 def compare(
     config: ConfigFile = None,
     methods: Annotated[
@@ -108,31 +85,6 @@ def compare(
         int | None,
         typer.Option(help="Runs at a time (default: as many as cores; 1 with --engine)."),
     ] = None,
-    data: DataSet = None,
-    folder: Folder = None,
-    clients: Clients = None,
-    partition: PartitionName = None,
-    shift: ShiftName = None,
-    model: ModelName = None,
-    rounds: Rounds = None,
-    cohort: Cohort = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Rate = None,
-    momentum: Momentum = None,
-    seed: Seed = None,
-    engine: EngineName = None,
-    workers: Workers = None,
-    address: Address = None,
-    holdout: Holdout = None,
-    admit_epochs: AdmitEpochs = None,
-    codec: CodecName = None,
-    clock: ClockName = None,
-    target: Target = None,
-    secure: SecureFlag = False,
-    epsilon: EpsilonBudget = None,
-    reveal: Reveal = None,
-    outliers: Outliers = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     stand_in: StandIn = False,
@@ -151,6 +103,7 @@ def compare(
         Format | None, typer.Option("--format", help="What is printed (default: table).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    **flags: Any,
 ) -> None:
     """Run several methods on the same clients and print them side by side.
 
@@ -158,7 +111,6 @@ def compare(
     """
     from coterie.report.tracking import check
 
-    flags = {k: v for k, v in locals().items() if k in FLAGS}
     names = track or []
     check(names)
     shape = _form(form, as_json)
@@ -248,8 +200,9 @@ def _public(entry: Entry) -> str:
     from coterie.door.privacy.settings import Privacy
     from coterie.run.config import method_of
     from coterie.run.privacy import left_public
+    from coterie.schema import part
 
-    privacy = Privacy(**dict(entry.config.privacy))
+    privacy = part(Privacy, entry.config.privacy)
     silent = entry.optional or not privacy.noised  # an optional method may refuse its parameters
     return "" if silent else left_public(privacy, method_of(entry.config))
 
@@ -272,7 +225,7 @@ def _refuse_parameters(sets: list[str]) -> None:
 
 def _taking(parameter: str) -> str:
     """A method that takes this, for an example."""
-    from coterie.methods import METHODS
+    from coterie.registry import METHODS
 
     takes = (n for n, f in METHODS.items() if parameter in inspect.signature(f).parameters)
     return next(takes, "NAME")

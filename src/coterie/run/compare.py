@@ -14,7 +14,7 @@ from typing import Any
 
 from coterie.errors import ConfigError, CoterieError, Interrupted, RunDirError, TrainingError
 from coterie.run.comparison import Comparison
-from coterie.run.config import Config, assign, displace, parse, run_anew
+from coterie.run.config import assign, displace, parse, run_anew
 from coterie.run.entries import (
     Entry,
     Note,
@@ -28,6 +28,7 @@ from coterie.run.entries import (
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Watch, execute, with_settings
 from coterie.run.jobs import Job, Look, Ready, at_once, carry_out
+from coterie.run.own import admitted, digests_of
 from coterie.run.plan import (
     ABOUTS,
     PLAN,
@@ -42,6 +43,7 @@ from coterie.run.rows import agreement, read_kept, row_of
 from coterie.run.rundir import RunDir, to_csv
 from coterie.run.sweep import Asked, Assignments, every_method, method_list, of_table
 from coterie.run.toml import read_toml
+from coterie.schema import Config
 from coterie.tree import write_atomic
 
 __all__ = [
@@ -159,7 +161,7 @@ def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> 
         assign(tree, key, value)
     for key, value in training.items():
         assign(tree, key, value)
-    return tree
+    return admitted(tree)
 
 
 # --- running it ----------------------------------------------------------------------------------
@@ -191,6 +193,8 @@ def run_all(
     kept, left_out = checked(entries, people, note)
     at_once(jobs, len(kept), engine_asked, kept[0].config.run)  # refused before there is a folder
     RunDir.create(directory)
+    codes = [digests_of(entry.config.model_dump()) for entry in kept]
+    RunDir(directory).write_code({what: own for code in codes for what, own in code.items()})
     if abouts:
         write_json(directory / ABOUTS, {e.name: abouts[e.name] for e in kept})
     with _locked(directory):
@@ -213,6 +217,8 @@ def go_on(
     results as they are.
     """
     entries, left_out, engine_asked = read_plan(directory)
+    for entry in entries:
+        admitted(entry.config.model_dump(), RunDir(directory).read_code())
     people = Populations()
     with _locked(directory):
         if seeds and (more := more_seeds(entries, seeds)):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from coterie import data as coterie_data
-from coterie.client.fit import Criterion, Schedule, optimiser_class
+from coterie.client.fit import Criterion, optimiser_class
 from coterie.client.losses import FOR_CLASSES, LOSSES
 from coterie.data import Population
 from coterie.data.metadata import columns_by_client, names_file, read_metadata
@@ -24,219 +23,26 @@ from coterie.door.policy import cohort_size
 from coterie.door.privacy.settings import Privacy
 from coterie.errors import ConfigError, DataError, unknown
 from coterie.federation import ClientId
-from coterie.method import Method, Share, reasons
+from coterie.method import Method
 from coterie.methods import excluded_by
 from coterie.methods import make as make_method
 from coterie.methods.known_groups import with_groups_read
 from coterie.models import check_init, make_model
-from coterie.models import find as find_model
+from coterie.registry import MODELS
 from coterie.run.ending import Stop
 from coterie.run.experiment import Experiment, Settings, check_engine
 from coterie.run.presets import expanded
-
-
-class Section(BaseModel):
-    """A table of the configuration whose keys are all known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Named(BaseModel):
-    """A table with a name; the other keys are parameters of what it names."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Everything but the known keys."""
-        return dict(self.model_extra or {})
-
-
-class DataSection(Section):
-    """Which data, and how each client divides its own."""
-
-    set: str = "digits"
-    folder: str | None = None
-    clients: int | None = Field(None, ge=1)
-    samples: int | None = Field(None, ge=1)
-    test_fraction: float = Field(0.2, ge=0, lt=1)
-    val_fraction: float = Field(0.1, ge=0, lt=1)
-    public: Literal["auto"] | Annotated[int, Field(ge=1)] | None = None
-    metadata: str | list[str] = Field(default_factory=list)
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-class ModelSection(Named):
-    """Which model, from which weights, with which layers frozen."""
-
-    name: str = "mlp"
-    init: str = "torch"
-    start: str | None = None
-    freeze: list[str] = Field(default_factory=list)
-    bn: str = "shared"
-
-
-class MethodSection(Named):
-    """Which method; its parameters are the other keys.
-
-    With ``layer_interval`` above 1, layers in which clients hardly differ are averaged every so
-    many rounds only: those in which they differ by less than ``layer_share`` of the mean over
-    layers, or, with "auto", all but the one in which they differ most.
-    """
-
-    name: str = "fedavg"
-    layer_interval: int = Field(1, ge=1)
-    layer_share: Literal["auto"] | Share = "auto"
-
-
-class PartitionSection(Named):
-    """How the data is divided among clients."""
-
-    name: str = "iid"
-
-
-class ShiftSection(Named):
-    """How groups of clients differ; "none" for no shift."""
-
-    name: str = "none"
-
-
-class TrainSection(Section):
-    """How a client trains in a round."""
-
-    epochs: int = Field(1, ge=0)
-    batch_size: int = Field(32, ge=1)
-    lr: float = Field(0.05, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
-    lr_decay: float = Field(1.0, gt=0, le=1)
-    clip: float | None = Field(None, gt=0)
-    steps: int | None = Field(None, ge=1)
-    optimizer: str = "sgd"
-    options: dict[str, Any] = Field(default_factory=dict)
-    loss: str | None = None
-
-
-class RunSection(Section):
-    """How long, with whom, and on what."""
-
-    rounds: int = Field(20, ge=1)
-    cohort: int | float = Field(1.0, gt=0)
-    sampling: str = "auto"
-    seed: int = 0
-    engine: str = "pool"
-    workers: int | None = Field(None, ge=1)
-    address: str | None = None
-    cpus_per_worker: float = Field(1.0, gt=0)
-    gpus_per_worker: float = Field(0.0, ge=0)
-    device: str = "cpu"
-    checkpoint_every: int = Field(1, ge=1)
-    holdout: int = Field(0, ge=0)
-    admit_epochs: int = Field(5, ge=0)
-    over_selection: float = Field(1.0, ge=1)
-    deadline: float | None = Field(None, gt=0)
-    real_deadline: float | None = Field(None, gt=0)
-    min_reports: int | float = Field(1, gt=0)
-    weighted: bool = False
-    selection: float = Field(0.0, ge=0)
-    abandoned: int = Field(10, ge=1)
-    outliers: str = "reject"
-
-
-class EvaluationSection(Section):
-    """What is measured, and how often."""
-
-    every: int = Field(1, ge=0)
-    adapt_epochs: int | None = Field(None, ge=0)
-    adapt_every: int = Field(0, ge=0)
-    alone: bool = False
-    target: float | None = None
-
-
-class WireSection(Section):
-    """The codecs, up and down, and those of single layers."""
-
-    up: str = "raw"
-    down: str = "raw"
-    layers: dict[str, str] = Field(default_factory=dict)
-    down_layers: dict[str, str] = Field(default_factory=dict)
-
-
-class ClockSection(Named):
-    """What simulated seconds are counted by; "none" for none."""
-
-    name: str = "none"
-
-
-class AvailabilitySection(Named):
-    """When clients can be reached."""
-
-    name: str = "always"
-
-
-class StopSection(Section):
-    """What ends a run before its last round."""
-
-    target: float | None = None
-    patience: int | None = Field(None, ge=1)
-    gain: float = Field(0.001, ge=0)
-    bytes: float | None = Field(None, gt=0)
-    seconds: float | None = Field(None, gt=0)
-
-
-class PrivacySection(Section):
-    """What the server must not learn: secure sums, and noise."""
-
-    secure: bool = False
-    min_group: int = Field(3, ge=2)
-    threshold: float = Field(2 / 3, gt=0.5, le=1)
-    neighbours: int = Field(0, ge=0)
-    bits: int = Field(24, ge=8, le=40)
-    reveal: str = ""
-    small_groups: str = "refuse"
-    same_orders: bool = True
-    mechanism: str = "central"
-    epsilon: float | None = Field(None, gt=0)
-    delta: float | None = Field(None, gt=0, lt=1)
-    noise: float | None = Field(None, gt=0)
-    clip: float = Field(1.0, gt=0)
-    clipping: str = "fixed"
-    quantile: float = Field(0.5, gt=0, lt=1)
-    clip_rate: float = Field(0.2, gt=0)
-    exposures: int | None = Field(None, ge=1)
-    aggregations: int | None = Field(None, ge=1)
-    randomness: str = "simulated"
-
-
-class Config(Section):
-    """A whole experiment, as written in a TOML file."""
-
-    data: DataSection = DataSection()
-    partition: PartitionSection = PartitionSection()
-    shift: ShiftSection = ShiftSection()
-    model: ModelSection = ModelSection()
-    method: MethodSection = MethodSection()
-    train: TrainSection = TrainSection()
-    run: RunSection = RunSection()
-    evaluation: EvaluationSection = EvaluationSection()
-    wire: WireSection = WireSection()
-    clock: ClockSection = ClockSection()
-    availability: AvailabilitySection = AvailabilitySection()
-    stop: StopSection = StopSection()
-    privacy: PrivacySection = PrivacySection()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _twenty_clients(cls, tree: Any) -> Any:
-        """The number of clients if it is not given; a column brings its own."""
-        if not isinstance(tree, Mapping):
-            return tree
-        data, partition = tree.get("data", {}), tree.get("partition", {})
-        if not isinstance(data, Mapping) or not isinstance(partition, Mapping):
-            return tree
-        count = {} if partition.get("name") == "column" else {"clients": 20}
-        return {**tree, "data": {**count, **data}}
+from coterie.schema import (
+    Config,
+    DataSection,
+    Measured,
+    MethodSection,
+    Named,
+    Schedule,
+    part,
+    sentence,
+    shallow,
+)
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
@@ -253,30 +59,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(expanded(tree))
     except ValidationError as error:
-        raise ConfigError(_sentence(error)) from None
-
-
-_KIND = re.compile(r"(int|float|str|bool|literal\[.*\]|constrained-.*|.*\[.*\])$")  # of a choice
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(p) for p in first["loc"] if not _KIND.match(str(p)))
-    if first["type"] == "extra_forbidden":
-        known = [k for k in _keys() if k.count(".") == key.count(".")]
-        same_table = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]]
-        return unknown("key", key, same_table or known)
-    return f"{key} = {first['input']!r}: {reasons(error)}"
-
-
-def _keys() -> list[str]:
-    keys = []
-    for table, info in Config.model_fields.items():
-        keys.append(table)
-        section = info.annotation
-        assert section is not None
-        keys += [f"{table}.{k}" for k in section.model_fields]
-    return keys
+        raise ConfigError(sentence(error)) from None
 
 
 def assign(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -354,7 +137,7 @@ def with_public(config: Config, needed: bool) -> Config:
     """With public samples, where they are needed and nobody said how many."""
     if not needed or config.data.public is not None:
         return config
-    data = config.data.model_copy(update={"public": "auto"})
+    data = replace(config.data, public="auto")
     return config.model_copy(update={"data": data})
 
 
@@ -431,7 +214,7 @@ def method_of(config: Config) -> Method:
 
 def check_model(config: Config) -> None:
     """Refuse a model and an initialisation that there are not."""
-    find_model(config.model.name)
+    MODELS.find(config.model.name)
     check_init(config.model.init)
 
 
@@ -477,7 +260,7 @@ def experiment_of(
         model=model,
         method=method,
         criterion=criterion_of(config.train.loss, population),
-        schedule=schedule_of(config),
+        schedule=part(Schedule, config.train),
         settings=settings_of(config),
         start=start,
         freeze=tuple(config.model.freeze),
@@ -503,25 +286,18 @@ def _settled(experiment: Experiment) -> Experiment:
     return replace(experiment, config=config, settings=settings)
 
 
-def schedule_of(config: Config) -> Schedule:
-    """How clients train."""
-    known = {f.name for f in fields(Schedule)}
-    return Schedule(**{k: v for k, v in config.train if k in known})
-
-
 def settings_of(config: Config) -> Settings:
     """How the run goes."""
     check_device(config.run.device)
-    measured = dict(config.evaluation)
     return Settings(
-        **dict(config.run),
-        evaluate_every=measured.pop("every"),
-        **measured,
-        wire=Coding(**dict(config.wire)),
+        **shallow(config.run),
+        **shallow(part(Measured, config.evaluation)),
+        evaluate_every=config.evaluation.every,
+        wire=part(Coding, config.wire),
         clock=config.clock.model_dump(),
         availability=config.availability.model_dump(),
-        stop=Stop(**dict(config.stop)),
-        privacy=Privacy(**dict(config.privacy)),
+        stop=part(Stop, config.stop),
+        privacy=part(Privacy, config.privacy),
     )
 
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from coterie.method import Budget, Spent
+from coterie.schema import StopSection, section
 
 History = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Stop:
+@section("stop")
+class Stop(StopSection):
     """What ends a run; None is never.
 
-    ``target`` is a score on validation data. ``patience`` is a number of rounds in which that score
-    did not rise by more than ``gain`` over the best before. ``bytes`` (both ways, with what was
-    wasted) and ``seconds`` (of the clock) are budgets: the run ends before a round that would
-    exceed one if it cost as much as the last.
+    With a budget the run ends before a round that would exceed it if it cost as much as the last.
     """
-
-    target: float | None = None
-    patience: int | None = None
-    gain: float = 0.001
-    bytes: float | None = None
-    seconds: float | None = None
 
     @property
     def budget(self) -> Budget:

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie.data import Population
 from coterie.errors import ConfigError, CoterieError
-from coterie.run.config import Config, experiment_of, method_of, parse, population_of, with_public
+from coterie.run.config import experiment_of, method_of, parse, population_of, with_public
 from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment
 from coterie.run.sweep import (
@@ -26,6 +26,7 @@ from coterie.run.sweep import (
     settings_of,
     shown,
 )
+from coterie.schema import Config
 
 _ROOM = 2**30  # bytes of clients' data that are kept for another run
 _LONGEST = 120  # characters of a folder's name
@@ -70,8 +71,8 @@ class Populations:
     @staticmethod
     def key(config: Config) -> str:
         """A name for all that decides who the clients are."""
-        tables = [config.data, config.partition, config.shift]
-        return json.dumps([*(t.model_dump() for t in tables), config.run.seed], default=str)
+        tables = config.model_dump(include={"data", "partition", "shift"})
+        return json.dumps([*tables.values(), config.run.seed], default=str)
 
     def of(self, config: Config) -> Population:
         """The clients of a configuration."""

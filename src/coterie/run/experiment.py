@@ -8,41 +8,53 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
-from coterie.client.fit import Criterion, FlatModel, Schedule, outputs
+from coterie.channel.exchange import Terms
+from coterie.client.fit import Criterion, FlatModel, outputs
+from coterie.client.plan import Metric, Plan, Training
+from coterie.core.engine import Engine, Remote
 from coterie.data.population import Population
 from coterie.door.availability import make_availability
 from coterie.door.clock import make_clock
 from coterie.door.coding import Coding
-from coterie.door.door import Terms
 from coterie.door.policy import Policy, select
 from coterie.door.policy import check as check_policy
 from coterie.door.privacy.settings import Privacy
-from coterie.engines.base import Engine, Remote, one_thread
+from coterie.engines.base import one_thread
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
-from coterie.engines.site import Metric, Plan
-from coterie.errors import (
-    ConfigError,
-    EngineError,
-    unknown,
-)
+from coterie.errors import ConfigError, EngineError
+from coterie.events import Event, Summary
 from coterie.federation import ClientId
 from coterie.method import Method, Public, Setup
 from coterie.models import initialise
+from coterie.registry import ENGINES
 from coterie.run.ending import Stop
-from coterie.run.live import Live
-from coterie.run.privacy import calibrated, check_outliers, check_privacy
+from coterie.run.evaluation import headline
+from coterie.run.own import check_digests, digests_of
+from coterie.run.privacy import Guard, calibrated, check_outliers, check_privacy
 from coterie.run.provenance import about, described, session, size_of
 from coterie.run.result import Result
-from coterie.run.rundir import RunDir
+from coterie.run.rundir import RunDir, rounds_of
+from coterie.run.running import Running, remembered, waiting
+from coterie.schema import (
+    AvailabilitySection,
+    ClockSection,
+    EvaluationSection,
+    Measured,
+    RunSection,
+    Schedule,
+    as_in,
+    part,
+    section,
+)
 from coterie.seeds import numpy_generator, seed_for
 from coterie.weights import Layout, Weights
 
@@ -50,6 +62,17 @@ if TYPE_CHECKING:
     from coterie.report.tracking import Tracking
 
 
+@ENGINES.register("loop", "one client after the other, in this process: the reference")
+def _loop(plan: Plan, settings: Settings) -> Engine:
+    return Loop(plan)
+
+
+@ENGINES.register("pool", "worker processes, one a core")
+def _pool(plan: Plan, settings: Settings) -> Engine:
+    return Pool(plan, settings.workers)
+
+
+@ENGINES.register("ray", "workers of a Ray cluster")
 def _ray(plan: Plan, settings: Settings) -> Engine:
     from coterie.engines.ray import RayEngine  # Ray is an extra
 
@@ -62,59 +85,31 @@ def _ray(plan: Plan, settings: Settings) -> Engine:
     )
 
 
-ENGINES: dict[str, Callable[[Plan, Settings], Engine]] = {
-    "loop": lambda plan, settings: Loop(plan),
-    "pool": lambda plan, settings: Pool(plan, settings.workers),
-    "ray": _ray,
-}
-Watch = Callable[[dict[str, Any]], None]
+Watch = Callable[[Event], None]
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Settings(Policy):
-    """How long, with whom and by which policy, on what, and what is measured.
+@section("run")
+class Settings(RunSection, Measured):
+    """How a run goes: ``[run]``, and the tables of what is measured, sent, simulated and hidden.
 
-    Scores of the model received are taken every ``evaluate_every`` rounds, those of the adapted
-    model every ``adapt_every`` (0: at the end only) after ``adapt_epochs`` of training (None: as
-    many as a round's). ``alone`` also trains every client alone, for its gain. ``holdout`` clients
-    stay outside while the others train; they are admitted at the end and adapt what they receive
-    for ``admit_epochs``. ``wire`` are the codecs; ``clock`` and ``availability`` a name and its
-    parameters; ``stop`` is what ends a run early, ``target`` a score whose cost is reported;
-    ``privacy`` is what the server must not learn. ``outliers`` is what becomes of updates that are
-    not finite, or far longer than the others': "reject", "clip" or "off".
+    ``clock`` and ``availability`` are a name and its parameters.
     """
 
-    rounds: int = 20
-    seed: int = 0
-    engine: str = "pool"
-    workers: int | None = None
-    address: str | None = None
-    cpus_per_worker: float = 1.0
-    gpus_per_worker: float = 0.0
-    device: str = "cpu"
-    evaluate_every: int = 1
-    adapt_every: int = 0
-    adapt_epochs: int | None = None
-    alone: bool = False
-    checkpoint_every: int = 1
-    holdout: int = 0
-    admit_epochs: int = 5
-    target: float | None = None
-    outliers: str = "reject"
+    evaluate_every: int = as_in(EvaluationSection, "every")
     wire: Coding = field(default_factory=Coding)
-    clock: Mapping[str, Any] = field(default_factory=lambda: {"name": "none"})
-    availability: Mapping[str, Any] = field(default_factory=lambda: {"name": "always"})
+    clock: Mapping[str, Any] = field(default_factory=ClockSection().model_dump)
+    availability: Mapping[str, Any] = field(default_factory=AvailabilitySection().model_dump)
     stop: Stop = field(default_factory=Stop)
     privacy: Privacy = field(default_factory=Privacy)
 
     @property
     def policy(self) -> Policy:
         """How rounds are held, alone: what a checkpoint's fingerprint names."""
-        own = {f.name: getattr(self, f.name) for f in fields(Policy)}
-        if self.sampling == "auto":
-            own["sampling"] = "poisson" if self.privacy.does("central") else "fixed"
-        return Policy(**own)
+        found = part(Policy, self)
+        if self.sampling != "auto":
+            return found
+        return replace(found, sampling="poisson" if self.privacy.does("central") else "fixed")
 
 
 @dataclass(frozen=True)
@@ -151,7 +146,7 @@ class Experiment:
                 f"method {self.method.name} has no way to admit newcomers: leave out --holdout, "
                 "or choose another method"
             )
-        plan = self.site_plan(folder)
+        plan = self.client_plan(folder)
         start, layout = plan.start, plan.start.layout
         if not layout.trainable:
             raise ConfigError("every layer is frozen: there is nothing to train")
@@ -187,7 +182,7 @@ class Experiment:
             self.settings.clock["name"],
         )
 
-    def site_plan(self, folder: Path) -> Plan:
+    def client_plan(self, folder: Path) -> Plan:
         """The same, unchecked: for a client that was told the experiment."""
         module = self.fresh(0)
         layout = Layout.of(module, self.bn)
@@ -197,13 +192,11 @@ class Experiment:
             module,
             start,
             self.method,
-            self.criterion,
-            self.schedule,
+            Training(self.criterion, self.schedule, self.metrics),
             self.settings.seed,
             folder,
             self.bn,
             self.settings.device,
-            self.metrics,
             self.settings.wire,
             self.privacy,
         )
@@ -358,12 +351,12 @@ class Experiment:
 
 def check_engine(settings: Settings) -> None:
     """Refuse an engine that there is not, and settings that another one has."""
-    if settings.engine not in ENGINES:
-        raise ConfigError(unknown("engine", settings.engine, ENGINES))
+    ENGINES.find(settings.engine)
     if settings.engine == "ray":
         return
+    usual = Settings()
     for key in ("address", "cpus_per_worker", "gpus_per_worker"):
-        if (value := getattr(settings, key)) != getattr(Settings, key):
+        if (value := getattr(settings, key)) != getattr(usual, key):
             raise ConfigError(
                 f"run.{key} = {value!r} is for Ray, and the engine is '{settings.engine}': add "
                 "--engine ray, or leave it out"
@@ -390,8 +383,8 @@ def freeze(module: nn.Module, layers: tuple[str, ...]) -> None:
 def reinitialised(module: nn.Module) -> nn.Module:
     """A copy of a module with newly drawn weights, where its parts know how to draw them."""
     fresh = copy.deepcopy(module)
-    for part in fresh.modules():
-        reset = getattr(part, "reset_parameters", None)
+    for each in fresh.modules():
+        reset = getattr(each, "reset_parameters", None)
         if callable(reset):
             reset()
     return fresh
@@ -429,23 +422,27 @@ def execute(
         folder = Path(scratch.name) if scratch is not None else run.clients  # type: ignore[union-attr]
         # What is wrong with the model or the method shows before anything is written.
         plan = experiment.plan(folder)
-        live = Live(experiment, plan, run, watch, remote is not None)
-        live.say = say
+        settings, elsewhere = experiment.settings, remote is not None
+        guard = Guard(plan, settings.policy, experiment.members, settings.rounds)
         if run is not None:
             (RunDir.open if resume else RunDir.create)(run.path)
             run.lock()
             stack.callback(run.unlock)
+            if resume:
+                check_digests(run.read_code(), experiment.config)
             if remote is None:  # who serves has begun before, and looked then
                 run.stop_asked()  # of a session before this one
             if resume and plan.privacy.on and remote is None:
                 plan.roster.check()
-            live.begin(resume, discard_damaged)
+        memory = remembered(experiment, plan, run, elsewhere, resume, discard_damaged, say)
+        if run is not None:
             run.write_config(experiment.config)
-            run.write_data(described(experiment.population, remote is not None))
-            run.append_session(session(experiment, max(0, live.done), size_of(plan.start)))
+            run.write_code(digests_of(experiment.config))
+            run.write_data(described(experiment.population, elsewhere))
+            run.append_session(session(experiment, max(0, memory.run.done), size_of(plan.start)))
         if plan.privacy.on and remote is None:
             plan.roster.prepare()
-        make = ENGINES[experiment.settings.engine]
+        make = ENGINES.find(experiment.settings.engine)
         try:
             engine = make(plan, experiment.settings) if remote is None else remote(plan)
         except (ConfigError, EngineError):
@@ -455,27 +452,34 @@ def execute(
         stack.callback(engine.close)
         if track is not None:
             # Rounds whose scores are to come are told of when these are there.
-            told = live.history[: len(live.history) - bool(live.unscored)]
-            track.begin(about(experiment, live.judged_by, directory, told))
-            live.track = track.event
+            told = memory.run.history[: len(memory.run.history) - len(waiting(memory))]
+            judged_by = headline(experiment.population.classes is None)
+            track.begin(about(experiment, judged_by, directory, told))
+        told_to = watch, None if track is None else track.event, say
         try:
-            live.run(engine)
+            running = Running(experiment, plan, memory, run, engine, guard, elsewhere, *told_to)
+            closing = running.all()
         except ConfigError:
-            if run is not None and remote is None and not resume and not live.history:
+            if (
+                run is not None
+                and remote is None
+                and not resume
+                and not rounds_of(run.read_events())
+            ):
                 run.discard()  # the method refused: let the corrected command have the folder
             raise
         if track is not None:
-            track.finish(live.summary)
+            track.finish(closing.summary)
         return Result(
-            history=live.history,
-            clients=live.rows,
-            summary=live.summary,
-            state=live.state,
+            history=memory.run.history,
+            clients=closing.rows,
+            summary=cast(Summary, closing.summary),
+            state=memory.run.state,
             plan=plan,
-            versions=dict(live.door.versions),
-            rounds=live.done,
-            held=dict(live.door.held),
-            begun=live.begun,
+            versions=dict(memory.channel.versions),
+            rounds=memory.run.done,
+            held=dict(memory.channel.held),
+            begun=memory.run.setup,
             newcomers=experiment.newcomers,
             directory=directory,
             scratch=scratch,

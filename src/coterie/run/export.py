@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from safetensors.torch import save
-
+from coterie.channel.state import ChannelState
 from coterie.data.samples import samples_like
 from coterie.errors import ConfigError, RunDirError
-from coterie.run.checkpoint import Checkpoints, unfolded
+from coterie.events import Summary
+from coterie.run.checkpoint import Checkpoints
 from coterie.run.config import experiment_of, parse
+from coterie.run.own import admitted
 from coterie.run.result import Result
 from coterie.run.rundir import RunDir, rounds_of
-from coterie.tree import write_atomic
+from coterie.tree import to_safetensors, write_atomic
 from coterie.weights import Weights
 
 
@@ -26,10 +27,11 @@ def reopen(directory: Path) -> Result:
         raise ConfigError(
             f"{directory} was made by coterie.simulate: use the result's model() in Python"
         )
-    experiment = experiment_of(parse(tree))
+    experiment = experiment_of(parse(admitted(tree, run.read_code())))
     plan = experiment.plan(run.clients)
     layout = plan.start.layout
     last = Checkpoints(run.checkpoints, experiment.fingerprint(plan.start)).newest(layout)
+    channel = ChannelState.from_tree(last.channel)
     summary = run.read_result() if run.result.exists() else {}
     if (done := summary.get("rounds", 0)) > last.rounds:
         raise RunDirError(
@@ -39,12 +41,12 @@ def reopen(directory: Path) -> Result:
     return Result(
         history=rounds_of(run.read_events()),
         clients=[],
-        summary=summary,
+        summary=cast(Summary, summary),
         state=last.state,
         plan=plan,
-        versions=last.door["versions"],
+        versions=channel.versions,
         rounds=last.rounds,
-        held=unfolded(last.door["held"]),
+        held=channel.held,
         newcomers=experiment.newcomers,
         directory=directory,
     )
@@ -69,8 +71,7 @@ def write_model(
         "shape": json.dumps(population.shape),
         **{name: str(value) for name, value in more.items()},
     }
-    tensors = {k: v.clone() for k, v in weights.tensors().items()}
-    write_atomic(target, save(tensors, metadata=about), durable=False)
+    write_atomic(target, to_safetensors(weights.tensors(), about), durable=False)
 
 
 def check_target(target: Path) -> None:

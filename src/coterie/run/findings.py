@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from coterie.door.outliers import without_name
+from coterie.events import Event
 
-Event = Mapping[str, Any]
 Noted = tuple[int, Mapping[str, Any]]  # the round of an event (0: before the first), and a note
 
 WARNING = "warning"  # a note of sentences by parameter, each shown once, when it comes
@@ -85,6 +85,27 @@ def round_samples(counts: Iterable[int], train: Mapping[str, Any]) -> float:
     if steps and epochs:
         return float(sum(min(train.get("batch_size", 32), n) * steps for n in counts))
     return float(sum(counts) * epochs)
+
+
+def rested(rounds: Sequence[Event]) -> list[bool]:
+    """Of each round, whether clients went on from it with layers of their own, which rested.
+
+    What rests was found quiet in the round before.
+
+    >>> quiet = {"quiet": {"0": ["body"]}}
+    >>> told = [{"all_due": due, **quiet} for due in (False, False, True)]
+    >>> rested([{"notes": {"layers": layers}} for layers in told])
+    [False, True, False]
+    """
+    layers = [
+        found if isinstance(found := _notes(e).get("layers"), Mapping) else {} for e in rounds
+    ]
+    quiet = [{}, *(own.get("quiet", {"?": ["?"]}) for own in layers)]  # of a version without it
+    due = [own.get("all_due", True) for own in layers]
+    return [
+        not all_due and isinstance(known, Mapping) and any(known.values())
+        for all_due, known in zip(due, quiet, strict=False)
+    ]
 
 
 # --- in words -----------------------------------------------------------------------------------

@@ -15,28 +15,14 @@ from rich.markup import escape
 
 from coterie.options import (
     FLAGS,
-    Address,
-    BatchSize,
-    Clients,
-    CodecName,
     ConfigFile,
-    DataSet,
-    EngineName,
-    Epochs,
-    Folder,
-    ModelName,
-    Momentum,
-    PartitionName,
     Quiet,
-    Rate,
     ScenarioName,
-    Seed,
     Sets,
-    ShiftName,
     StandIn,
-    Workers,
     chosen_of,
     err,
+    flagged,
     out,
     resolve,
     show,
@@ -48,9 +34,16 @@ if TYPE_CHECKING:
     from coterie.data import Population
     from coterie.run.groups import FoundGroups
 
+# What a run is asked for, and a question about its clients is not; what decides who they are.
+_NO_FLAGS = (
+    *("method", "rounds", "cohort", "holdout", "admit_epochs", "clock", "outliers"),
+    *("alone", "target", "secure", "epsilon", "reveal"),
+)
+_OF_DATA = {"data", "folder", "clients", "partition", "shift", "seed"}
 Picture = Annotated[Path | None, typer.Option(help="Also write the picture to this HTML file.")]
 
 
+@flagged(after="picture", without=_NO_FLAGS)
 def groups(
     config: ConfigFile = None,
     by: Annotated[
@@ -71,26 +64,12 @@ def groups(
         typer.Option("--to", help="Write the evidence's groups to this JSON file (known-groups)."),
     ] = None,
     picture: Picture = None,
-    data: DataSet = None,
-    folder: Folder = None,
-    clients: Clients = None,
-    partition: PartitionName = None,
-    shift: ShiftName = None,
-    model: ModelName = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Rate = None,
-    momentum: Momentum = None,
-    seed: Seed = None,
-    engine: EngineName = None,
-    workers: Workers = None,
-    address: Address = None,
-    codec: CodecName = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     stand_in: StandIn = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    **flags: Any,
 ) -> None:
     """Find out whether clients fall into groups, which, how sure that is, and whether it pays."""
     from coterie.data import describe
@@ -101,7 +80,6 @@ def groups(
     from coterie.run.groups import FoundGroups, check_by, check_clients, written
     from coterie.run.rundir import finite
 
-    flags = {k: v for k, v in locals().items() if k in FLAGS}
     check_by(by)
     for target in filter(None, (to, picture)):
         check_target(target)
@@ -111,9 +89,6 @@ def groups(
     tree = _asking(tree if chosen is None else chosen.tree, by, seeds, probe_steps, not no_trial)
     experiment = experiment_of(parse(tree))
     check_clients(experiment.population, by)
-    if not as_json:
-        describe_clients(experiment.population)
-        out.print()
     began = time.perf_counter()
     with nullcontext() if quiet else err.status("comparing clients"):
         result = execute(experiment)
@@ -127,6 +102,8 @@ def groups(
         typer.echo(json.dumps(finite(answer)))
         return
     print_groups(out, found)
+    out.print()
+    describe_clients(experiment.population)
     for what, place in (("groups", to), ("picture", picture)):
         if place is not None:
             more = found.told_of_file if what == "groups" else ""
@@ -134,25 +111,20 @@ def groups(
     out.print(f"   [bold]next[/]  {escape(_next(found, to))}", highlight=False, soft_wrap=True)
 
 
+@flagged(after="config", without=FLAGS.keys() - _OF_DATA)
 def probe(
     config: ConfigFile = None,
-    data: DataSet = None,
-    folder: Folder = None,
-    clients: Clients = None,
-    partition: PartitionName = None,
-    shift: ShiftName = None,
-    seed: Seed = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     stand_in: StandIn = False,
     picture: Picture = None,
+    **flags: Any,
 ) -> None:
     """Describe how much clients' data differ, with a picture; `coterie groups` does, too."""
     from coterie.data import label_table
     from coterie.report.data_figures import label_heatmap, target_boxes
     from coterie.run.config import parse, population_of
 
-    flags = {k: v for k, v in locals().items() if k in FLAGS}
     warn("coterie probe is part of coterie groups now, which also says whether there are groups")
     tree = resolve(config, sets, scenario=scenario, **flags)
     chosen = chosen_of(scenario, tree, stand_in)

@@ -15,16 +15,17 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from coterie.engines.dealing import available_cores
 from coterie.engines.orphans import STOPS, settle
 from coterie.errors import ConfigError, CoterieError, EngineError, error_named
+from coterie.events import Event
 from coterie.run.experiment import Watch
 from coterie.run.stopping import Stop, heeding
 
@@ -65,7 +66,7 @@ class Look:
     def begin(self, name: str, rounds: int, judged_by: str) -> None:
         """A run begins."""
 
-    def round(self, name: str, event: dict[str, Any]) -> None:
+    def round(self, name: str, event: Event) -> None:
         """A round of it has ended."""
 
     def again(self, name: str, why: str) -> None:
@@ -189,7 +190,7 @@ def side_by_side(jobs: Sequence[Job], count: int, look: Look) -> dict[str, Coter
                         ended(worker.job, EngineError(_hopeless(worker, why)))
                     continue
                 if isinstance(said, dict):
-                    look.round(worker.job.name, said)
+                    look.round(worker.job.name, cast(Event, said))
                 else:
                     workers.remove(worker)
                     _buried(worker)
@@ -242,7 +243,7 @@ def _work(pipe: Connection, work: Work, others: Sequence[Connection], parent: in
     gc.collect()
     gc.freeze()  # what is here now stays: never look through it again
 
-    def tell(event: Mapping[str, Any]) -> None:
+    def tell(event: Event) -> None:
         try:
             pipe.send(_slim(event))
         except OSError:  # nobody is there any more: no run fails of that, and nobody would read it
@@ -253,8 +254,8 @@ def _work(pipe: Connection, work: Work, others: Sequence[Connection], parent: in
         pipe.send(("", "") if error is None else (type(error).__name__, str(error)))
 
 
-def _slim(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: event[key] for key in _SHOWN if key in event}
+def _slim(event: Event) -> Event:
+    return cast(Event, {key: value for key, value in event.items() if key in _SHOWN})
 
 
 def _buried(worker: _Worker) -> str:

@@ -27,6 +27,7 @@ _NUMBERS = (
     *("clock_computation", "clock_communication", "clock_waiting", "clock_total"),
     *("target_round", "target_bytes", "target_seconds", "epsilon", "delta", "seconds"),
     *("target_megabits", "target_round_adapted", "target_megabits_adapted", "newcomers_received"),
+    *("full_received", "full_adapted"),
 )
 
 
@@ -154,6 +155,10 @@ def means_of(rows: Sequence[Row], axes: Sequence[str]) -> list[dict[str, Any]]:
                     line[key] = _mean([row.get(key) for row in own], key)
                 if key == "target_round" and key in line:
                     line["target_reached"] = sum(row.get(key) is not None for row in own)
+            if any("rested" in row for row in own):
+                line["rested"] = any(row.get("rested") for row in own)
+                last = {row.get("full_round") for row in own}
+                line["full_round"] = last.pop() if len(last) == 1 else None
             line |= {key: own[0].get(key) for key in ("sees", "headline")}
             found.append(line)
     return found

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError, RunDirError
 from coterie.run.checked import read_json
-from coterie.run.config import Config, parse
+from coterie.run.config import parse
 from coterie.run.entries import Entry
 from coterie.run.rundir import finite
 from coterie.run.toml import read_toml, to_toml
+from coterie.schema import Config
 from coterie.tree import write_atomic
 
 PLAN, ABOUTS = "comparison.toml", "scenarios.json"
-_FIRST, _FORMAT = 1, 2  # of the plan: one run a method; runs by folder
+_FORMAT = 2  # of the plan: runs by folder
 
 Abouts = Mapping[str, Mapping[str, Any]]
 
@@ -69,9 +69,12 @@ def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str], bool]:
         raise RunDirError(f"{directory} is not a comparison: it has no {PLAN}{hint}")
     try:
         plan = read_toml(path)
-        if plan["format"] not in (_FIRST, _FORMAT):
-            raise RunDirError(f"{path} is of another version of Coterie")
-        entries = _first_plan(plan) if plan["format"] == _FIRST else _plan(plan)
+        if plan["format"] != _FORMAT:
+            raise RunDirError(
+                f"{path} is of another version of Coterie: start the comparison again in a new "
+                "folder"
+            )
+        entries = _plan(plan)
         usual = Config().run
         asked = asks_engine(entries[0].config.model_dump(), usual)
         return entries, plan.get("left_out", {}), bool(plan.get("engine_asked", asked))
@@ -89,17 +92,6 @@ def _plan(plan: Mapping[str, Any]) -> list[Entry]:
         settings = dict(run["settings"])
         seed = run.get("seed")
         entries.append(Entry(run["method"], parse(tree), run["optional"], settings, seed, folder))
-    return entries
-
-
-def _first_plan(plan: Mapping[str, Any]) -> list[Entry]:
-    """Of earlier versions: tables that all methods share, and each method's own."""
-    entries = []
-    for title, own in plan["methods"].items():
-        optional = own.pop("optional")
-        folder = re.sub(r"[\s/]+", "-", title)
-        config = parse({**plan["shared"], **own})
-        entries.append(Entry(title, config, optional, folder=folder))
     return entries
 
 

@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coterie.channel.central import Private
+from coterie.channel.channel import Channel
+from coterie.channel.local import Local, downlink_of
+from coterie.channel.secure import Secure
+from coterie.client.plan import Plan
 from coterie.door.coding import Coding
-from coterie.door.door import Door
-from coterie.door.outliers import OUTLIERS
 from coterie.door.policy import Policy, cohort_size
 from coterie.door.privacy.accounting import Sampling, calibrate, sensible_delta
 from coterie.door.privacy.client import run_name
-from coterie.door.privacy.dp import Private
 from coterie.door.privacy.entropy import Entropy
-from coterie.door.privacy.local import Local, downlink_of
-from coterie.door.privacy.secure import Secure
 from coterie.door.privacy.settings import Privacy
 from coterie.door.privacy.spending import Account, Spending, account_of
-from coterie.engines.site import Plan
-from coterie.errors import ConfigError, unknown
-from coterie.federation import Federation, Slot
+from coterie.errors import ConfigError
+from coterie.events import Event
+from coterie.federation import Slot
 from coterie.layerwise import RESTS
 from coterie.method import Method
 from coterie.weights import Layout, Weights
@@ -82,7 +82,9 @@ def check_privacy(
         )
     if privacy.secure and not privacy.reveal:
         seen = seen_by(method)
-        consent = ", or let that through with --reveal final-layer" * ("final layer" in seen)
+        consent = ", or let that through with privacy.reveal = 'final-layer'" * (
+            "final layer" in seen
+        )
         raise ConfigError(
             f"method {method.name} does not work under secure aggregation, which shows sums only: "
             f"{seen}. Choose one that asks for means (`coterie methods`){consent}"
@@ -101,9 +103,7 @@ def check_privacy(
 
 
 def check_outliers(outliers: str, privacy: Privacy, method: Method) -> None:
-    """Refuse a treatment of outliers that there is not, or that does not go with the run."""
-    if outliers not in OUTLIERS:
-        raise ConfigError(unknown("run.outliers", outliers, OUTLIERS))
+    """Refuse a treatment of outliers that does not go with the run."""
     if outliers != "clip":
         return
     use = "Take run.outliers = reject"
@@ -214,24 +214,28 @@ class Guard:
                 "does not cover that: use larger cohorts (run.cohort)"
             )
 
-    def around(self, door: Door, agreement: str = "") -> Federation:
-        """The door, as a method may use it; real clients have agreed to something."""
+    def around(self, channel: Channel, agreement: str = "") -> Channel:
+        """The door, showing what may be shown; real clients have agreed to something."""
+        if channel.state.spending.bound:  # it goes on
+            self.spending = channel.state.spending
+        channel.state.spending = self.spending
         privacy, name = self.privacy, self.plan.method.name
         if privacy.secure:
             run = run_name(name, self.plan.seed)
             most = self.plan.method.sums
-            self._secure = Secure(door, privacy, self.plan.roster, run, name, most=most)
+            self._secure = Secure(channel, privacy, self.plan.roster, run, name, most=most)
             self._secure.agreement = agreement
         if privacy.does("central"):
             expected = float(cohort_size(self.policy.cohort, len(self.members)))
             self._stage = Private(
-                door, privacy, expected, self.entropy, self.spending, self._secure, name
+                channel, privacy, expected, self.entropy, self.spending, self._secure, name
             )
         elif privacy.noised:
             self._stage = Local(
-                door, privacy, self.entropy, self.spending, self._fits, name, self._downlink()
+                channel, privacy, self.entropy, self.spending, self._fits, name, self._downlink()
             )
-        return self._stage or self._secure or door
+        channel.release = self._stage or self._secure or channel.release
+        return channel
 
     def _fits(self, releases: int) -> bool:
         if self.privacy.does("nbafl"):
@@ -253,9 +257,9 @@ class Guard:
         if self._secure is not None:
             self._secure.skipped = {}
 
-    def event(self) -> dict[str, Any]:
+    def event(self) -> Event:
         """What a round has to tell."""
-        found: dict[str, Any] = {}
+        found: Event = {}
         if self._secure is not None and self._secure.skipped:
             found["withheld"] = dict(self._secure.skipped)
         if self.account is not None:
@@ -300,11 +304,3 @@ class Guard:
                 "adjacency": "one sample of one client, by NbAFL's own assumptions",
             }
         return found
-
-    def to_tree(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return self.spending.to_tree()
-
-    def restore(self, tree: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
-        self.spending = Spending(**tree)

@@ -10,13 +10,14 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from coterie import __version__
 from coterie.data.heterogeneity import label_table
 from coterie.data.population import Population
+from coterie.events import Data, Headline, Session
 from coterie.weights import Weights
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _NAMED = ("torch", "numpy", "scipy", "scikit-learn")
 
 
-def session(experiment: Experiment, done: int, model_bytes: int) -> dict[str, Any]:
+def session(experiment: Experiment, done: int, model_bytes: int) -> Session:
     """The process that begins to work on a run: when, what it was told, and with what versions.
 
     ``argv`` is what follows the program's name; None if this is not the command line's process.
@@ -43,7 +44,7 @@ def session(experiment: Experiment, done: int, model_bytes: int) -> dict[str, An
         "done": done,
         "engine": settings.engine,
         "workers": settings.workers,
-        "headline": experiment.method.headline,
+        "headline": cast(Headline, experiment.method.headline),
         "model_bytes": model_bytes,
         "versions": versions(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
@@ -94,12 +95,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def described(population: Population, elsewhere: bool = False) -> dict[str, Any]:
+def described(population: Population, elsewhere: bool = False) -> Data:
     """What may be known of clients' data: names, true groups, labels or the spread of targets.
 
     Of clients ``elsewhere`` the server knows no labels: they stay theirs.
     """
-    found: dict[str, Any] = {
+    found: Data = {
         "names": [client.name for client in population.clients],
         "groups": None if population.groups is None else [int(g) for g in population.groups],
         "classes": None if population.classes is None else list(population.classes),
@@ -107,12 +108,10 @@ def described(population: Population, elsewhere: bool = False) -> dict[str, Any]
     if elsewhere:
         return found
     if population.classes is not None:
-        return found | {"labels": label_table(population).astype(int).tolist()}
+        return {**found, "labels": label_table(population).astype(int).tolist()}
     held = [client.train.y.numpy().reshape(-1) for client in population.clients]
     quarters = (0, 25, 50, 75, 100)
-    return found | {
-        "quartiles": [
-            [round(float(q), 6) for q in np.percentile(y, quarters)] if len(y) else None
-            for y in held
-        ]
-    }
+    told = [
+        [round(float(q), 6) for q in np.percentile(y, quarters)] if len(y) else None for y in held
+    ]
+    return {**found, "quartiles": told}

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from coterie.channel.channel import Channel
+from coterie.channel.exchange import Terms
+from coterie.channel.state import ChannelState, Held
 from coterie.client.fit import FlatModel, outputs
+from coterie.client.plan import Plan
 from coterie.data.population import Population
-from coterie.door.door import Door, Held, Terms
 from coterie.door.ledger import Bytes, Ledger
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import Wire
 from coterie.engines.loop import Loop
-from coterie.engines.site import Plan
 from coterie.errors import ConfigError
+from coterie.events import Event, Summary
 from coterie.federation import ClientId, Slot
 from coterie.method import State
 from coterie.report.notebook import Notebook
@@ -40,15 +43,15 @@ class Result(Notebook):
     ``figure("groups")`` have more.
     """
 
-    history: Sequence[Mapping[str, Any]]
+    history: Sequence[Event]
     clients: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]
+    summary: Summary
     state: State
     plan: Plan
     versions: Mapping[ClientId, str]
     rounds: int
     held: Mapping[ClientId, Held] = field(default_factory=dict)
-    begun: Mapping[str, Any] = field(default_factory=dict)
+    begun: Event = field(default_factory=Event)
     newcomers: Sequence[ClientId] = ()
     directory: Path | None = None
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
@@ -63,7 +66,8 @@ class Result(Notebook):
         """The mean score of the model that clients received last (R² for a regression)."""
         if not self.summary["received"]:
             raise ConfigError("no client has test data: set test_fraction above 0")
-        return float(self.summary["received"][self.summary["judged_by"]])
+        score = self.summary["received"][self.summary["judged_by"]]
+        return float("nan" if score is None else score)
 
     @property
     def groups(self) -> dict[ClientId, Slot]:
@@ -85,11 +89,10 @@ class Result(Notebook):
         plan = replace(self.plan, privacy=Privacy())  # its owner asks, not the server
         wire = Wire(plan.start.layout, plan.coding.downwards.plain)
         terms = Terms(plan.coding, start=plan.start, seed=plan.seed)
-        door = Door(Loop(replace(plan, device="cpu")), wire, terms=terms)
-        door.versions.update(self.versions)
-        door.held.update(self.held)
-        door.begin(max(0, self.rounds - 1), stage="final")
-        return door.fetch(client, plan.method.sends(self.state, client))
+        remembered = ChannelState(versions=dict(self.versions), held=dict(self.held))
+        channel = Channel(Loop(replace(plan, device="cpu")), wire, terms=terms, state=remembered)
+        channel.begin(max(0, self.rounds - 1), stage="final")
+        return channel.fetch(client, plan.method.sends(self.state, client))
 
     def model(self, client: ClientId) -> nn.Module:
         """The same as a module, ready for use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coterie.engines.store import Store
+from coterie.client.store import Store
 from coterie.errors import LostHistory, RunDirError
 from coterie.run.checkpoint import Checkpoint, Checkpoints
 from coterie.run.rundir import RunDir
@@ -71,5 +71,5 @@ def sound(
 def _check_states(checkpoint: Checkpoint, store: Store | None) -> None:
     """A RunDirError if the state of a client that the checkpoint names is not there, or damaged."""
     if store is not None:
-        for client, version in checkpoint.door["versions"].items():
+        for client, version in checkpoint.channel["versions"].items():
             store.read(client, version)

@@ -9,21 +9,26 @@ from typing import Any
 
 from coterie.door.exposure import server_sees
 from coterie.errors import RunDirError
+from coterie.events import Event
 from coterie.grouping import adjusted_rand
-from coterie.run.rundir import RunDir
+from coterie.run.findings import rested
+from coterie.run.rundir import RunDir, rounds_of
+
+Kept = tuple[dict[str, Any], list[dict[str, str]], list[Event]]
 
 
-def read_kept(place: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """The summary and the clients' table of a finished run."""
+def read_kept(place: Path) -> Kept:
+    """The summary, the clients' table and the rounds of a finished run."""
     run = RunDir(place)
     try:
         summary = run.read_result()
         with run.table.open(newline="") as file:
             clients = list(csv.DictReader(file))
-        row_of("", summary, clients, clients)  # all that a row needs is there
+        rounds = rounds_of(run.read_events())
+        row_of("", summary, clients, rounds, clients)  # all that a row needs is there
         if not clients:
             raise ValueError(f"{run.table.name} has no clients")
-        return summary, clients
+        return summary, clients, rounds
     except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         raise RunDirError(
             f"{place} is damaged ({error}); write it again with: coterie run --resume {place}"
@@ -34,6 +39,7 @@ def row_of(
     title: str,
     summary: Mapping[str, Any],
     clients: Sequence[Mapping[str, str]],
+    rounds: Sequence[Event],
     alone: Sequence[Mapping[str, str]] | None,
 ) -> dict[str, Any]:
     """What a run came to, as numbers; gains are those over the clients ``alone``, if given."""
@@ -58,6 +64,7 @@ def row_of(
         **_clocked(summary),
         **_to_target(summary),
         **_private(summary),
+        **in_full(rounds, by),
         "seconds": summary["seconds"],
         "sees": server_sees(summary),
         "headline": score,
@@ -97,13 +104,28 @@ def _to_target(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def in_full(rounds: Sequence[Event], judged_by: str) -> dict[str, Any]:
+    """Where layers ever rested: whether they did at the end, and the last scores when none did."""
+    resting = rested(rounds)
+    if not any(resting):
+        return {}
+    full = [e for e, own in zip(rounds, resting, strict=True) if "received" in e and not own]
+    last = full[-1] if full else {}
+    return {
+        "rested": resting[-1],
+        "full_round": last.get("round"),
+        "full_received": last.get("received", {}).get(judged_by),
+        "full_adapted": last.get("adapted", {}).get(judged_by),
+    }
+
+
 def megabits(reached: Mapping[str, Any] | None) -> float | None:
     """What had been sent when a target was reached, down and up, as a mean over clients.
 
     >>> megabits({"bytes": {"down": 600_000, "up": 400_000}, "clients": 4})
     2.0
     """
-    if not reached or "clients" not in reached:  # of a run of an earlier version
+    if not reached:
         return None
     return float(sum(reached["bytes"].values()) * 8 / 1e6 / reached["clients"])
 

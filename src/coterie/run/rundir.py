@@ -15,10 +15,12 @@ import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 from coterie.errors import RunDirError
+from coterie.events import ADMISSION, Data, Event, Session, check_event, check_summary
+from coterie.events import SCORES as SCORES
 from coterie.run.checked import (
     EVENTS,
     JSON_LINES,
@@ -38,8 +40,8 @@ from coterie.tree import sync, write_atomic
 ENGINE = "flower"  # what a federation's own processes keep, if it is a real one
 _BEFORE = (ENGINE, ".lock", ".stop")  # what may be there before a run begins
 _TRIES = 5  # to get the lock
+CODE = "code.json"  # digests of the user's own files that names stand for
 CHECKSUMS = "checksums"  # in result.json: of the tables that are written with it
-SCORES = "scores"  # the event of scores that came after their round was written
 
 
 class RunDir:
@@ -172,6 +174,16 @@ class RunDir:
         """The configuration as resolved."""
         write_atomic(self.config, with_note(to_toml(tree)).encode(), durable=True)
 
+    def write_code(self, digests: Mapping[str, str]) -> None:
+        """The digests of the user's own files that the configuration names functions of."""
+        if digests:
+            write_atomic(self.path / CODE, to_json(digests, indent=1).encode(), durable=True)
+
+    def read_code(self) -> dict[str, str]:
+        """Those digests again; none where everything came with Coterie or installed packages."""
+        path = self.path / CODE
+        return read_json(path, "put back a copy of it") if path.exists() else {}
+
     def read_config(self) -> dict[str, Any]:
         """The configuration again; a RunDirError if it is not as it was written."""
         try:
@@ -194,9 +206,11 @@ class RunDir:
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Add a line to the events."""
-        self._append(self._event_lines, [json.dumps(finite(event), allow_nan=False)])
+        text = json.dumps(finite(event), allow_nan=False)
+        check_event(text)
+        self._append(self._event_lines, [text])
 
-    def append_session(self, session: Mapping[str, Any]) -> None:
+    def append_session(self, session: Session) -> None:
         """Add a line to the sessions."""
         self._append(LineFile(self.sessions, JSON_LINES), [json.dumps(session)])
 
@@ -220,9 +234,9 @@ class RunDir:
             if path.exists():
                 sync(path)
 
-    def read_events(self) -> list[dict[str, Any]]:
+    def read_events(self) -> list[Event]:
         """The lines so far that are as they were written."""
-        return [line.value for line in self._event_lines.read().every]
+        return events_in(self._event_lines.read())
 
     def marks(self) -> dict[str, Mark]:
         """How far events and ledger have come: what a checkpoint of now can count on."""
@@ -235,11 +249,11 @@ class RunDir:
     def missing(self, rounds: int, marks: Mapping[str, Mark]) -> str:
         """What of events and ledger up to this round is not there any more, in words, if anything.
 
-        ``marks`` are those of the round's checkpoint; one of an earlier version has none.
+        ``marks`` are those of the round's checkpoint.
         """
         for file in self._files:
             lines = file.read()
-            if _complete(file, lines, rounds, marks.get(file.path.name)):
+            if lines.reach(marks[file.path.name]):
                 continue
             if not file.path.exists():
                 how = "is missing"
@@ -249,13 +263,13 @@ class RunDir:
                 how = f"is damaged: it ends too early, after {len(lines.every)} lines"
             what = "a part of the bytes by round"
             if file is self._event_lines:
-                kept = {e["round"] for e in rounds_of(line.value for line in lines.every)}
+                kept = {e["round"] for e in rounds_of(events_in(lines))}
                 gone = [n for n in range(1, rounds + 1) if n not in kept]
                 what = "the history of " + (numbered(gone) if gone else "what is between rounds")
             return f"{file.path} {how}, and {what} cannot be read any more"
         return ""
 
-    def rewind(self, rounds: int, marks: Mapping[str, Mark] | None = None) -> list[dict[str, Any]]:
+    def rewind(self, rounds: int, marks: Mapping[str, Mark] | None = None) -> list[Event]:
         """Keep only the events and the ledger up to this round: what came later is done again.
 
         An admission comes after the last round, and is done again too; so are scores of this
@@ -271,8 +285,8 @@ class RunDir:
                 kept = list(lines.whole[: mark[0]])
             else:
                 kept = _until(lines, rounds)
-            if not _complete(file, lines, rounds, mark):
-                write_atomic(self._beside(file), file.path.read_bytes(), durable=True)
+                if mark is not None:
+                    write_atomic(self._beside(file), file.path.read_bytes(), durable=True)
             file.write(line.text for line in kept)
         return self.read_events()
 
@@ -281,7 +295,7 @@ class RunDir:
         names = (f"{file.path.name}.damaged{(n and f'-{n}') or ''}" for n in itertools.count())
         return next(p for p in map(self.path.joinpath, names) if not p.exists())
 
-    def write_data(self, found: Mapping[str, Any]) -> None:
+    def write_data(self, found: Data) -> None:
         """What is known of the clients' data."""
         write_atomic(self.data, to_json(found).encode(), durable=False)
 
@@ -297,7 +311,9 @@ class RunDir:
         """The summary at the end, after the tables: it has their checksums."""
         tables = [path for path in (self.table, self.exposure) if path.is_file()]
         checksums = {path.name: crc32(path.read_bytes()) for path in tables}
-        tree = {**finite(result), CHECKSUMS: checksums}
+        tree = finite(result)
+        check_summary(json.dumps(tree, allow_nan=False))
+        tree = {**tree, CHECKSUMS: checksums}
         write_atomic(self.result, to_json(tree, indent=1).encode(), durable=False)
 
     def read_result(self, advice: str = "") -> dict[str, Any]:
@@ -315,20 +331,13 @@ def _until(lines: Lines, rounds: int) -> list[Line]:
         line
         for line in lines.every
         if line.value["round"] < rounds + (line.value.get("event") != SCORES)
-        and line.value.get("event") != "admission"
+        and line.value.get("event") != ADMISSION
     ]
 
 
-def _complete(file: LineFile, lines: Lines, rounds: int, mark: Mark | None) -> bool:
-    """Whether all lines up to a round are there, by its mark or, without, as far as one can see."""
-    if mark is not None:
-        return lines.reach(mark)
-    kept = _until(lines, rounds)
-    if any(number < line.number for number in lines.damaged[:1] for line in kept):
-        return False
-    if file.form is not EVENTS:
-        return True
-    return [e["round"] for e in rounds_of(line.value for line in kept)] == [*range(1, rounds + 1)]
+def events_in(lines: Lines) -> list[Event]:
+    """The events of a file's lines, as they were checked when they were written."""
+    return cast(list[Event], [line.value for line in lines.every])
 
 
 def numbered(rounds: Sequence[int]) -> str:
@@ -374,7 +383,7 @@ def open_plain(path: str | Path, flags: int) -> int:
     return found
 
 
-def rounds_of(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def rounds_of(events: Iterable[Event]) -> list[Event]:
     """The events that are rounds; the beginning and admissions are marked as such.
 
     Scores that came later are laid into their round, the last ones if they came twice.
@@ -383,14 +392,15 @@ def rounds_of(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ...            {"round": 1, "event": "scores", "received": {"loss": 0.5}}])
     [{'round': 1, 'lost': 2, 'received': {'loss': 0.5}}]
     """
-    found: list[dict[str, Any]] = []
+    found: list[Event] = []
     for event in events:
         if "event" not in event:
-            found.append(dict(event))
+            found.append(event.copy())
         elif event["event"] == SCORES:
-            own = {k: v for k, v in event.items() if k not in ("round", "event")}
+            own = event.copy()
+            del own["event"]
             for scored in [e for e in found if e["round"] == event["round"]]:
-                scored |= own
+                scored.update(own)
     return found
 
 

@@ -7,10 +7,13 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from coterie.errors import CoterieError, Interrupted
-from coterie.run.experiment import Watch
+from coterie.events import Event
+
+if TYPE_CHECKING:
+    from coterie.run.experiment import Watch
 
 
 class Stop:
@@ -44,7 +47,7 @@ def stoppable() -> Iterator[None]:
 def heeding(watch: Watch) -> Watch:
     """The same, but it ends the run if the user asked for that."""
 
-    def look(event: dict[str, Any]) -> None:
+    def look(event: Event) -> None:
         watch(event)
         if Stop.asked:
             raise KeyboardInterrupt

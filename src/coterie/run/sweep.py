@@ -11,13 +11,15 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from coterie.data import Population
 from coterie.errors import ConfigError, unknown
-from coterie.methods import METHODS, find
-from coterie.methods.group_evidence import NAME as GROUP_EVIDENCE
+from coterie.registry import METHODS, PARTITIONS, SHIFTS, is_place
+from coterie.run.own import admitted
 from coterie.run.presets import PRESETS
+
+if TYPE_CHECKING:
+    from coterie.data import Population
 
 ALL = "all"
 USUAL = "local,fedavg,fedprox,fedper,ifca:k=4,oracle"  # if nobody says which methods
@@ -251,6 +253,25 @@ def place_of(title: str, settings: Mapping[str, Any]) -> str:
     return ", ".join([title, *(text.removeprefix("partition ") for text in told)])
 
 
+_NAMED = {"--methods": "method", "partitions": "partition", "shifts": "shift"}
+
+
+def _apart(item: str) -> list[str]:
+    """A name and its settings; the name may be a place, ``mine.py:function``, or have one in it.
+
+    >>> _apart("ifca:k=4"), _apart("mine.py:my_method+ditto:k=4:lam=1")
+    (['ifca', 'k=4'], ['mine.py:my_method+ditto', 'k=4', 'lam=1'])
+    """
+    parts = item.split(":")
+    settings = list(itertools.takewhile(lambda part: "=" in part, reversed(parts)))[::-1]
+    rest = parts[: len(parts) - len(settings)]
+    name = ":".join(rest)
+    known = any(registry.knows(parts[0]) for registry in (METHODS, PARTITIONS, SHIFTS))
+    if len(rest) > 1 and (known or not any(is_place(part) for part in name.split("+"))):
+        return parts
+    return [name, *settings]
+
+
 def method_list(text: str, where: str = "--methods") -> list[Asked]:
     """Titles, names and parameters from ``local,ifca:k=4``.
 
@@ -259,7 +280,7 @@ def method_list(text: str, where: str = "--methods") -> list[Asked]:
     """
     found: list[Asked] = []
     for item in _SEPARATOR.split(text):
-        name, *settings = item.strip().split(":")
+        name, *settings = _apart(item.strip())
         if not name:
             raise ConfigError(f"{where} {text}: there is an empty name; is a comma too many there?")
         parameters = {}
@@ -269,6 +290,8 @@ def method_list(text: str, where: str = "--methods") -> list[Asked]:
                 raise ConfigError(f"{where} {item}: write name:parameter=value, as in ifca:k=4")
             parameters[key] = value_of(value)
         title = " ".join([name, *settings])
+        if where in _NAMED:
+            name = admitted({_NAMED[where]: {"name": name}})[_NAMED[where]]["name"]
         if title in [t for t, _, _ in found]:
             raise ConfigError(f"{where} names '{item.strip()}' twice: once is enough")
         found.append((title, name, parameters))
@@ -314,7 +337,9 @@ def _takes(name: str, key: str) -> bool:
         return name != "local"  # nothing travels, so it has no pace
     if name in PRESETS:
         return key in PRESETS[name].parameters
-    parts = name.split("+")
+    from coterie.methods import find, parts_of
+
+    parts = parts_of(name)
     part, dot, own = key.partition(".")
     if dot:
         return part in parts and own in inspect.signature(find(part)).parameters
@@ -363,6 +388,8 @@ def every_method(population: Population, holdout: int = 0) -> list[Asked]:
     Where nobody knows that it gets four, or as many as there are clients that train. What only
     asks about groups trains no model to compare.
     """
+    from coterie.methods.group_evidence import NAME as GROUP_EVIDENCE
+
     known, members = population.groups, len(population.clients) - holdout
     k = min(_USUAL_GROUPS if known is None else len(set(known)), members)
     found: list[Asked] = []

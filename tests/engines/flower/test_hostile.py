@@ -12,9 +12,9 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from flwr.app import ConfigRecord, RecordDict
 
+from coterie.channel.tasks import FETCH
 from coterie.deploy.data import Source
 from coterie.deploy.serve import Serving, serve
-from coterie.door.door import FETCH
 from coterie.door.wire import Message
 from coterie.engines.flower.engine import ORDER
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
@@ -120,7 +120,7 @@ def elsewhere(fed):
 @pytest.mark.parametrize("name", ["../../../owned", "/tmp/owned", "x\0y", "x" * 300])
 @pytest.mark.parametrize("key", ["order", "expects", "keep"])
 def test_names_that_are_paths_touch_no_file(key, name, enrolled):
-    before, site = elsewhere(enrolled), enrolled.grid.members[0]._site
+    before, site = elsewhere(enrolled), enrolled.grid.members[0]._runtime
     packed = site.wire.pack({"arrays": {"0": site.plan.start}})
     model = json.loads(packed.header)
     wanted = order(order=f"9.{len(name)}", arrays=model["body"]["arrays"])

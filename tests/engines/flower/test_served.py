@@ -9,7 +9,8 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.door.door import FETCH
+from coterie.channel.channel import Channel
+from coterie.channel.tasks import FETCH
 from coterie.door.wire import Message
 from coterie.engines.flower.engine import MISSING, ORDER
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
@@ -513,7 +514,7 @@ def answered(fed, order, arrays=None, run=None, client=0):
     """What a member says to an order that was made by hand."""
     from coterie.door.wire import Wire
 
-    wire = Wire(fed.grid.members[client]._site.wire.layout)
+    wire = Wire(fed.grid.members[client]._runtime.wire.layout)
     body = {"order": "9.0", "round": 8, "task": order, "arrays": arrays or {}, "config": {}}
     parcel = Parcel(ORDER, run or fed.served.run, wire.pack(body))
     told, _ = opened(fed.grid.members[client].answer(sealed(parcel, Digests())), {})
@@ -554,16 +555,14 @@ def test_a_task_that_the_method_has_not_is_named(enrolled):
 
 
 def test_such_an_answer_is_rejected_by_name_and_the_round_goes_on(tmp_path, monkeypatch):
-    from coterie.door import door as doors
+    request = Channel._request
 
-    request = doors._Sheet.request
+    def other(self, exchange, out):
+        if out.order.client == 1 and exchange.name == "2.0":
+            out.order = Order(1, "burn", out.order.arrays, out.order.config)
+        return request(self, exchange, out)
 
-    def other(self, order):
-        if order.client == 1 and self.name == "2.0":
-            order = Order(1, "burn", order.arrays, order.config)
-        return request(self, order)
-
-    monkeypatch.setattr(doors._Sheet, "request", other)
+    monkeypatch.setattr(Channel, "_request", other)
     result = Federation(tmp_path, three()).serve()
     assert [e.get("rejected") for e in result.history] == [
         None,

@@ -40,12 +40,12 @@ def test_nothing_is_asked_unless_asked():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"min_group": 1}, "privacy.min_group = 1: a sum of one hides nothing"),
-        ({"threshold": 0.5}, "privacy.threshold = 0.5: give a share above 0.5"),
+        ({"min_group": 1}, "privacy.min_group = 1: must be at least 2"),
+        ({"threshold": 0.5}, "privacy.threshold = 0.5: must be greater than 0.5"),
         ({"threshold": 1.01}, "privacy.threshold"),
         ({"neighbours": -2}, "privacy.neighbours"),
-        ({"neighbours": 3}, "privacy.neighbours = 3: give an even number"),
-        ({"bits": 7}, "privacy.bits = 7: give 8 to 40"),
+        ({"neighbours": 3}, "privacy.neighbours = 3: must be a multiple of 2"),
+        ({"bits": 7}, "privacy.bits = 7: must be at least 8"),
         ({"bits": 41}, "privacy.bits = 41"),
         ({"epsilon": 0.0}, "privacy.epsilon"),
         ({"delta": 1.0}, "privacy.delta"),
@@ -126,7 +126,7 @@ def test_methods_that_see_single_vectors_are_refused_by_name_and_with_what_they_
     text = str(refused.value)
     assert text.startswith(f"method {made.name} does not work under secure aggregation")
     assert seen_by(made) in text
-    assert ("--reveal final-layer" in text) == ("final layer" in seen_by(made))
+    assert ("privacy.reveal = 'final-layer'" in text) == ("final layer" in seen_by(made))
     check(Privacy(), made)
 
 
@@ -152,4 +152,4 @@ def test_what_a_combination_sees_is_what_its_parts_see():
     text = str(refused.value)
     assert text.startswith("method fedclust+ditto does not work under secure aggregation")
     assert seen_by(coterie.fedclust()) in text
-    assert "--reveal final-layer" in text
+    assert "privacy.reveal = 'final-layer'" in text

@@ -24,7 +24,7 @@ from coterie.door.privacy.form import Count, Floats, Form, Integers, contributio
 from coterie.door.privacy.identity import Roster
 from coterie.door.privacy.nbafl import clip_weights, uplink_sigma
 from coterie.door.privacy.noise import centred, clipped, discrete_gaussian
-from coterie.door.privacy.record import Part, Record, Remembered
+from coterie.door.privacy.record import Asked, Part, Record, Remembered
 from coterie.door.privacy.secagg import Rejected, Session
 from coterie.door.privacy.settings import Privacy
 from coterie.door.wire import content_of, digest_of
@@ -85,6 +85,19 @@ def negligible(weights: Mapping[ClientId, float]) -> list[ClientId]:
     """
     least = NEGLIGIBLE * max(weights.values())
     return sorted(c for c, w in weights.items() if w <= 0 or w < least)
+
+
+def unequal(weights: Mapping[ClientId, float]) -> list[ClientId]:
+    """Who counts otherwise than the first; in a sum of real clients nobody may.
+
+    Uploads are whole numbers: if all but one client count seven times, the sum divided by seven
+    leaves that client's upload as the remainder.
+
+    >>> unequal({0: 7, 1: 7, 2: 6}), unequal({0: 2, 1: 2})
+    ([2], [])
+    """
+    first = next(iter(weights.values()), None)
+    return sorted(c for c, w in weights.items() if w != first)
 
 
 def out_of(client: ClientId) -> str:
@@ -162,9 +175,14 @@ class Sealing:
             return
         if told is not None and not {"slot", "chosen"} & told.keys():
             raise TrainingError(f"client {client} works for no order whose result is in no sum")
+        if told is not None and task in self.shows:  # what it is asked alone may have prepared it
+            raise TrainingError(
+                f"client {client} is asked for task '{task}' by itself, and not for a sum"
+            )
+        asked = Asked(body["round"], task, content_of(body["message"]), told is not None)
+        state, name = str(body.get("expects", "")), str(body["order"])
         try:
-            content = content_of(body["message"])
-            self._record(client).work(body["round"], task, content, summed=told is not None)
+            self._record(client).work(replace(asked, state=state, name=name))
         except Rejected as why:
             raise TrainingError(str(why)) from None
 
@@ -180,15 +198,15 @@ class Sealing:
                 f"client {client} was asked for the score of {offers} models at once"
             )
         record, config = self._record(client), body["config"]
-        record.score()
         trains = {k: v for k, v in config.items() if k in ("alone", "adapt_epochs") and v}
-        if not trains and offers <= 1:
-            return
-        if "message" not in body:
-            raise TrainingError(f"client {client} does not train for a score beside another task")
         try:
-            name = f"score {json.dumps(trains, sort_keys=True)}"
-            record.work(body["round"], name, content_of(body["message"]))
+            record.score()
+            if not trains and offers <= 1:
+                return
+            if "message" not in body:
+                raise Rejected(f"client {client} does not train for a score beside another task")
+            name, state = f"score {' '.join(sorted(trains))}", str(body.get("expects", ""))
+            record.work(Asked(body["round"], name, content_of(body["message"]), state=state))
         except Rejected as why:
             raise TrainingError(str(why)) from None
 
@@ -268,7 +286,10 @@ class Sealing:
         received: Mapping[str, Array],
         body: Mapping[str, Any],
     ) -> tuple[Upload, dict[str, Any]]:
-        """Keep the upload for a sum; what leaves now are keys, and what it will consist of."""
+        """Keep the upload for a sum; what leaves now are keys, and what it will consist of.
+
+        ``body["leaves"]`` is the version of the client's state that the order leaves behind.
+        """
         told = body["beside"]
         if self.record is not None and self.chooses in upload.metrics and "chosen" not in told:
             raise ConfigError(
@@ -294,6 +315,11 @@ class Sealing:
             raise ConfigError(
                 f"method {self.method} asks client {client} for its part of a mean with weights "
                 f"that single clients out: client {light[0]} hardly counts"
+            )
+        if self.record is not None and (others := unequal(weights)):
+            raise ConfigError(
+                f"method {self.method} asks client {client} for its part of a mean with weights "
+                f"that single clients out: client {others[0]} counts otherwise than others"
             )
         weighs = (weights.get(client, GRAIN), bool(told["by_examples"]))
         try:
@@ -331,6 +357,7 @@ class Sealing:
             "count": (weights.get(client, 1), told["by_examples"]),
             "weighs": weighs,
             "weights": weights,
+            "leaves": str(body.get("leaves", "")),
             "arrays": dict(sent),
             "asked": content_of(body["message"]),
             "content": content_of(body["message"]) if self.privacy.same_orders else "",
@@ -348,11 +375,17 @@ class Sealing:
     def _refuse_nothing(
         self, client: ClientId, upload: Upload, received: Mapping[str, Array]
     ) -> None:
-        """Refuse to give back just the model that was received: it would hide nobody."""
-        if not upload.arrays or not upload.arrays.keys() <= upload.since.keys():
-            return
-        moved = changes(upload, received, self.method).values()
-        if all(vector_of(m).abs().max() < 2.0 ** -(self.privacy.bits + 1) for m in moved):
+        """Refuse to give back just the model that was received: it would hide nobody.
+
+        What counts are the parameters; what is no change of anything says nothing about that.
+        """
+        arrays = {n: a for n, a in upload.arrays.items() if n in upload.since}
+        moved = [
+            m.parameters if isinstance(m, Weights) else vector_of(m)
+            for m in changes(replace(upload, arrays=arrays), received, self.method).values()
+        ]
+        least = 2.0 ** -(self.privacy.bits + 1)
+        if moved and not any((m.abs() >= least).any() for m in moved):
             self.tell(f"client {client} has nothing to add to a sum: its model did not move")
             raise TrainingError(out_of(client))
 
@@ -413,7 +446,8 @@ class Sealing:
         member = Member.from_bytes(kept["member"].numpy().tobytes(), self.roster, random)
         try:
             if told["step"] == "shares":
-                missing = set(told.get("metrics", ())) - kept["metrics"].keys()
+                numbers = {n for n, value in kept["metrics"].items() if math.isfinite(value)}
+                missing = set(told.get("metrics", ())) - numbers
                 if self.record is not None and missing and not self.privacy.noised:
                     raise Rejected(
                         f"client {client} was asked for a sum of '{min(missing)}', which it does "
@@ -426,6 +460,7 @@ class Sealing:
                     counts = {c: kept["weights"].get(c, GRAIN) for c in member.shared}
                     what, slot = self._what(kept, told), repr(kept["slot"])
                     part = Part(kept["round"], what, slot, kept["weighs"], counts, told["attempt"])
+                    part = replace(part, leaves=kept["leaves"])
                     self._record(client).give(part, self.sums)
                     return self._values(client, kept, told, member)
 

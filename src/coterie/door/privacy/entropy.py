@@ -10,11 +10,13 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 from coterie.errors import ConfigError, unknown
+from coterie.schema import Randomness
 
 Random = Callable[[int], bytes]
-KINDS = ("simulated", "system")
+KINDS: tuple[str, ...] = get_args(Randomness)
 
 
 @dataclass(frozen=True)

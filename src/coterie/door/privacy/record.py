@@ -31,12 +31,34 @@ class Remembered(Rejected):
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a client is about to be asked: in which round, for which task, by which order.
+
+    ``order`` is a digest of it, and ``state`` the version of the client's state that it goes on
+    from. ``name`` is what the state that it leaves will be called. ``summed`` says whether the
+    result is for a sum.
+    """
+
+    round: int
+    task: str
+    order: str
+    summed: bool = False
+    state: str = ""
+    name: str = ""
+
+    @property
+    def whole(self) -> str:
+        """The order and the state together: what another answer would follow from."""
+        return f"{self.order} {self.state}" if self.state else self.order
+
+
+@dataclass(frozen=True)
 class Part:
     """What a client is about to give to a sum: in which round, with whom, and how each counts.
 
     ``what`` is a digest of the upload, of the order and of what was asked of its result; ``weighs``
     is this client's weight, and whether samples count on top of that; ``counts`` is the weight of
-    everybody who may be in the sum.
+    everybody who may be in the sum. ``leaves`` is the version of the client's state after it.
     """
 
     round: int
@@ -45,6 +67,7 @@ class Part:
     weighs: tuple[int, bool]
     counts: Mapping[ClientId, int]
     attempt: str = ""  # the protocol's name for this sum
+    leaves: str = ""
 
 
 @dataclass
@@ -74,13 +97,17 @@ class Record:
         with self._changing() as kept:
             kept["permitted"] = True
 
-    def enter(self, run: str) -> None:
+    def enter(self, run: str, terms: str = "") -> None:
         """Take part in this run; ``Rejected`` if that takes the owner's word, and there is none.
 
         A run to which this client gave nothing gives way to another: it has learned nothing.
+        ``terms`` name what it was told of the run, which stays as it is: under other terms one
+        order would make another upload of the same data.
         """
         with self._changing() as kept:
             before = kept["run"]
+            if run == before and kept["terms"] not in ("", terms):
+                raise Remembered("these are not the terms that this run began with")
             if run in kept["left"]:
                 raise Remembered(
                     f"client {self.client} has left run {run[:8]} for another: it does not go back"
@@ -92,27 +119,32 @@ class Record:
                     f"client {self.client} {had}, and takes part in another run only when its "
                     "owner starts `coterie join` again"
                 )
-            kept["permitted"] = False
+            kept |= {"permitted": False, "terms": terms}
             if run != before:
                 left = [*kept["left"], before] if gave else kept["left"]
                 kept |= {"left": left, "run": run, "rounds": {}, "weights": {}}
-                kept |= {"orders": {}, "revealed": "", "scored": False}
+                kept |= {"orders": {}, "names": {}, "revealed": "", "scored": False}
 
     # --- orders ---------------------------------------------------------------------------------
 
-    def work(self, round: int, task: str, order: str, summed: bool = False) -> None:
+    def work(self, asked: Asked) -> None:
         """Remember an order before it is carried out; ``Rejected`` if it must not be.
 
-        In one round there is one order for each task: what comes of a second one, or only whether
-        it fails, would say more about the same data. The same order may be repeated. Of several
-        that are ``summed``, each must have been given before the next: a client that was told to
-        train for a sum that never came would not be in the same state as the others.
+        In one round there is one order for each task, from one state: what comes of a second one,
+        or only whether it fails, would say more about the same data. The same order may be
+        repeated. Of several that are ``summed``, each must have been given before the next, which
+        goes on from the state that it left: a client that was told to train for a sum that never
+        came, or was sent back to before, would not be in the same state as the others. So no other
+        order may leave a state of the same name, either.
         """
+        round, task, summed = asked.round, asked.task, asked.summed
         with self._changing() as kept:
             self._check_round(kept, round)
             orders = kept["orders"].get(str(round), {})
+            names = kept["names"].get(str(round), {})
             earlier = [t for t in orders.get(_SUMMED, "").split("\n") if t not in ("", task)]
-            given = kept["rounds"].get(str(round), {}).get("sums", [])
+            before = kept["rounds"].get(str(round), {})
+            given = before.get("sums", [])
             if summed and len(earlier) > len(given):
                 raise Remembered(
                     f"client {self.client} has worked for a sum of round {round + 1} that was not "
@@ -120,22 +152,37 @@ class Record:
                 )
             if summed:
                 orders = {**orders, _SUMMED: "\n".join([*earlier, task])}
-            if orders.get(task, order) != order:
+            apart = summed and given and task not in orders
+            if apart and asked.state != before.get("leaves", asked.state):
+                raise Remembered(
+                    f"client {self.client} goes on from the state that the last sum of round "
+                    f"{round + 1} left, and not from version '{asked.state}'"
+                )
+            if asked.name and names.get(asked.name, task) != task:
+                raise Remembered(
+                    f"client {self.client} has had an order for another task by the name "
+                    f"'{asked.name}' in round {round + 1}"
+                )
+            if orders.get(task, asked.whole) != asked.whole:
                 raise Remembered(
                     f"client {self.client} has had another order for task '{task}' in round "
                     f"{round + 1}: it carries out one in a round"
                 )
-            kept["orders"] = {str(round): {**orders, task: order}}
+            kept["orders"] = {str(round): {**orders, task: asked.whole}}
+            named = {asked.name: task} if asked.name else {}
+            kept["names"] = {str(round): {**names, **named}}
 
     def score(self) -> None:
         """Remember that scores were given: they say something about a client, too."""
         if not self._read()["scored"]:
             with self._changing() as kept:
+                self._check_there(kept)
                 kept["scored"] = True
 
     def reveal(self, order: str) -> None:
         """Remember that this order was answered with what may be revealed, once in a run."""
         with self._changing() as kept:
+            self._check_there(kept)
             if kept["revealed"] not in ("", order):
                 raise Remembered(f"client {self.client} has revealed what it reveals once in a run")
             kept["revealed"] = order
@@ -175,7 +222,7 @@ class Record:
             rounds = dict(sorted(old.items(), key=_number)[-_KEPT:])
             counts = {**before["counts"], **{str(c): w for c, w in part.counts.items()}}
             entry = {**before, "members": members, "sums": sums, "counts": counts}
-            entry["attempt"] = part.attempt
+            entry |= {"attempt": part.attempt, "leaves": part.leaves}
             rounds[str(part.round)] = entry
             weights = {**kept["weights"], part.slot: [*part.weighs]}
             kept |= {"rounds": rounds, "weights": weights}
@@ -203,12 +250,16 @@ class Record:
                 "slot is the same for the whole run"
             )
 
-    def _check_round(self, kept: Mapping[str, Any], round: int) -> None:
+    def _check_there(self, kept: Mapping[str, Any]) -> None:
+        """Refuse to begin a record anew while a run goes on: it would hide that one is gone."""
         if self.lasting and not kept["run"]:
             raise Remembered(
                 f"client {self.client} no longer has its record of what it has signed: no secure "
                 "sum is safe without it"
             )
+
+    def _check_round(self, kept: Mapping[str, Any], round: int) -> None:
+        self._check_there(kept)
         if type(round) is not int or round < 0:
             raise Remembered(f"client {self.client} was given an order of round {round!r}")
         last = max(map(int, [*kept["rounds"], *kept["orders"]]), default=-1)
@@ -278,7 +329,7 @@ class Record:
 
     def _read(self) -> dict[str, Any]:
         empty = {"run": "", "permitted": False, "left": [], "rounds": {}, "weights": {}}
-        empty |= {"orders": {}, "revealed": "", "scored": False}
+        empty |= {"orders": {}, "names": {}, "revealed": "", "scored": False, "terms": ""}
         try:
             text = self.path.read_text()
         except FileNotFoundError:

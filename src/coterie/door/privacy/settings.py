@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from coterie.door.policy import Policy, cohort_size
-from coterie.door.privacy.entropy import KINDS
-from coterie.errors import ConfigError, unknown
+from coterie.errors import ConfigError
+from coterie.schema import PrivacySection, section
 from coterie.weights import Layout
 
-MECHANISMS = ("central", "local", "nbafl")
-CLIPPINGS = ("fixed", "median", "quantile")
-REVEALS = ("", "final-layer")
-FEW = ("refuse", "skip")
 
+@section("privacy")
+class Privacy(PrivacySection):
+    """Secure aggregation, and noise: the table ``[privacy]``, and what follows from it.
 
-@dataclass(frozen=True)
-class Privacy:
-    """Secure aggregation, and noise.
-
-    ``secure``: the server learns sums only, each of at least ``min_group`` clients; what it does
-    with ``small_groups`` is to "refuse" or to "skip" them. ``threshold`` is the share of a group
-    that must stay to the end, ``neighbours`` with how many others each client shares masks (0: with
-    all), ``bits`` the fixed-point digits behind the point. With ``same_orders`` clients unmask a
-    sum only if all in it were sent the same order: other models to others could single one out.
-    ``reveal`` names what single clients may show all the same.
-
-    Noise is on when ``epsilon`` (a budget) or ``noise`` (its standard deviation on a sum, in units
-    of the clipping bound) is given. ``mechanism`` says who adds it: the server ("central"; with
-    ``secure`` the clients, in shares), each client for itself ("local"), or client and server by
-    NbAFL's rules. ``clip`` bounds a client's change (NbAFL: its weights), as given ("fixed") or as
-    the start of a bound that follows a ``quantile`` of the clients' norms (0.5 for "median").
-    ``exposures`` are NbAFL's L, how many of a client's uploads others see, and ``aggregations`` its
-    T, how many rounds there are. ``randomness`` is where keys and noise come from.
+    Noise is on when ``epsilon`` (a budget) or ``noise`` (its standard deviation) is given.
     """
-
-    secure: bool = False
-    min_group: int = 3
-    threshold: float = 2 / 3
-    neighbours: int = 0
-    bits: int = 24
-    reveal: str = ""
-    small_groups: str = "refuse"
-    same_orders: bool = True
-    mechanism: str = "central"
-    epsilon: float | None = None
-    delta: float | None = None
-    noise: float | None = None
-    clip: float = 1.0
-    clipping: str = "fixed"
-    quantile: float = 0.5
-    clip_rate: float = 0.2
-    exposures: int | None = None
-    aggregations: int | None = None
-    randomness: str = "simulated"
 
     @property
     def noised(self) -> bool:
@@ -76,36 +37,7 @@ class Privacy:
         return {"fixed": None, "median": 0.5}.get(self.clipping, self.quantile)
 
     def check(self) -> None:
-        """Refuse values that mean nothing, or that contradict each other."""
-        for key, known in (
-            ("mechanism", MECHANISMS),
-            ("clipping", CLIPPINGS),
-            ("reveal", REVEALS),
-            ("small_groups", FEW),
-            ("randomness", KINDS),
-        ):
-            if getattr(self, key) not in known:
-                raise ConfigError(
-                    unknown(f"privacy.{key}", getattr(self, key), [k for k in known if k])
-                )
-        for key, good, words in (
-            ("min_group", self.min_group >= 2, "a sum of one hides nothing; give 2 or more"),
-            ("threshold", 0.5 < self.threshold <= 1, "give a share above 0.5, up to 1"),
-            ("neighbours", self.neighbours >= 0, "give 0 (all) or an even number"),
-            ("neighbours", self.neighbours % 2 == 0, "give an even number, or 0 for all"),
-            ("bits", 8 <= self.bits <= 40, "give 8 to 40 binary digits"),
-            ("epsilon", self.epsilon is None or self.epsilon > 0, "give more than 0"),
-            ("delta", self.delta is None or 0 < self.delta < 1, "give a number between 0 and 1"),
-            ("noise", self.noise is None or self.noise > 0, "give more than 0"),
-            ("clip", self.clip > 0, "give more than 0"),
-            ("quantile", 0 < self.quantile < 1, "give a share between 0 and 1"),
-            ("clip_rate", self.clip_rate > 0, "give more than 0"),
-        ):
-            if not good:
-                raise ConfigError(f"privacy.{key} = {getattr(self, key)!r}: {words}")
-        for key in ("epsilon", "noise", "clip", "clip_rate"):
-            if not math.isfinite(getattr(self, key) or 0.0):
-                raise ConfigError(f"privacy.{key} = {getattr(self, key)}: give a finite number")
+        """Refuse values that contradict each other."""
         self._check_use()
         if self.reveal and not self.secure:
             raise ConfigError(

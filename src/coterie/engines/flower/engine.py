@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
+from coterie.core.engine import Answers, Request
 from coterie.door.vetting import printable
-from coterie.engines.base import Answers, Request
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.engines.flower.runtime import AWAY
 from coterie.errors import EngineError, WireError

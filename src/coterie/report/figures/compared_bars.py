@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from coterie.errors import ConfigError
-from coterie.methods import METHODS
+from coterie.events import is_number
+from coterie.registry import METHODS
 from coterie.report.figures.compared import (
     Kind,
     alike,
@@ -34,7 +35,7 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import BLUE, INK, PURPLE, line_of
 from coterie.report.reading import Reading, number
-from coterie.report.shapes import is_number
+from coterie.run.findings import rested
 
 WIDE = 50  # times the smallest value: from there on, values are drawn on a logarithmic scale
 _MISSING = object()
@@ -67,16 +68,12 @@ class Timed:
 
 def full_score(reading: Reading) -> float | None:
     """The score of the last round with all layers; None where no layer ever rested."""
-    whole = [e for e in reading.rounds if _all_due(e)]
+    resting = rested(reading.rounds)
+    whole = [e for e, own in zip(reading.rounds, resting, strict=True) if not own]
     if len(whole) == len(reading.rounds):
         return None
     points = curve(whole, reading.headline, reading.judged_by)
     return points[-1][1] if points else None
-
-
-def _all_due(event: Mapping[str, Any]) -> bool:
-    layers = (event.get("notes") or {}).get("layers")
-    return bool(layers.get("all_due", True)) if isinstance(layers, Mapping) else True
 
 
 def timed(readings: Sequence[Reading]) -> tuple[str, list[Timed]]:

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.errors import ConfigError
+from coterie.events import Event
 from coterie.report.figures.scores import x_axis
 from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import clear, figure_of, plain, styled, ticks_of
+from coterie.report.numbers import by_purpose
 from coterie.report.palette import ALONE, BLUE, FAINT, GREEN, LINES, ORANGE, RED, SKY, TINTS
 from coterie.report.reading import Reading, number
 
 WAYS = ("down", "up")
 MOST_KINDS = 3  # of bytes, in each direction; the rest are one,
 _SMALL = 0.01  # and so is what is less than this share
+_NONE = (0.0, 0.0)  # bytes down and up
 _DOWN = (BLUE, SKY, TINTS[0], TINTS[4], LINES[6], TINTS[7])
 _UP = (ORANGE, RED, TINTS[1], TINTS[5], LINES[4], TINTS[7])
 
@@ -28,28 +31,28 @@ def by_kind(reading: Reading) -> dict[str, list[tuple[float, float]]]:
     steps = [e for e in reading.rounds if isinstance(e.get("bytes"), Mapping)]
     if not steps:
         raise ConfigError(f"{reading.name}: no round says how many bytes were sent")
-    begun = reading.begun.get("bytes") or {}
-    kinds = list(dict.fromkeys(k for e in steps for k in (e.get("kinds") or {})))
+    begun = dict(reading.begun.get("bytes") or {})
+    moved_by = [by_purpose(e.get("kinds") or {}) for e in steps]
+    kinds = list(dict.fromkeys(k for own in moved_by for k in own))
     totals: dict[str, float] = {}
     found: dict[str, list[tuple[float, float]]] = {}
     for way, name in ((0, "down"), (1, "up")):
-        sent = {k: sum(_kind(e, k)[way] for e in steps) for k in kinds}
+        sent = {k: sum(own.get(k, _NONE)[way] for own in moved_by) for k in kinds}
         most = sorted((k for k in kinds if sent[k]), key=lambda k: -sent[k])
         least = _SMALL * sum(sent.values())
         shown = [k for k in most if sent[k] >= least][:MOST_KINDS]
         first = number(begun.get(name)) or 0.0
         if first:
             found[f"{name}, before round 1"] = [(e["round"], first) for e in steps]
-        for event in steps:
-            of_kinds = {k: _kind(event, k)[way] for k in kinds}
+        for event, own in zip(steps, moved_by, strict=True):
             whole = number(event["bytes"].get(name)) or 0.0
-            parts = {k: of_kinds[k] for k in shown}
+            parts = {k: own.get(k, _NONE)[way] for k in shown}
             parts["other"] = whole - sum(parts.values())
             for kind, moved in parts.items():
                 key = f"{name}, {kind}" if shown else name
                 totals[key] = totals.get(key, 0.0) + moved
                 found.setdefault(key, []).append((event["round"], totals[key]))
-    lost = [(e["round"], _wasted(e)) for e in steps]
+    lost: list[tuple[float, float]] = [(e["round"], _wasted(e)) for e in steps]
     if any(v for _, v in lost):
         found["wasted"] = lost
     found = {key: points for key, points in found.items() if points[-1][1]}
@@ -58,12 +61,7 @@ def by_kind(reading: Reading) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def _kind(event: Mapping[str, Any], kind: str) -> tuple[float, float]:
-    down, up = (event.get("kinds") or {}).get(kind, (0, 0))
-    return float(down), float(up)
-
-
-def _wasted(event: Mapping[str, Any]) -> float:
+def _wasted(event: Event) -> float:
     return sum(number(v) or 0.0 for v in (event.get("total_wasted") or {}).values())
 
 
@@ -170,13 +168,11 @@ def time_parts(
     """
     for name in (source,) if source else tuple(_SOURCES):
         title, keys = _SOURCES[name]
-        timed = [e for e in reading.rounds if isinstance(e.get(name), Mapping)]
+        told = [(float(e["round"]), e.get(name)) for e in reading.rounds]
+        timed = [(r, table) for r, table in told if isinstance(table, Mapping)]
         if not timed:
             continue
-        found = {
-            key: [(float(e["round"]), number(e[name].get(key)) or 0.0) for e in timed]
-            for key in keys
-        }
+        found = {key: [(r, number(table.get(key)) or 0.0) for r, table in timed] for key in keys}
         found = {key: points for key, points in found.items() if any(v for _, v in points)}
         if found:
             return title, found

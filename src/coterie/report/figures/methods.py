@@ -194,7 +194,9 @@ def clusterings(events: Sequence[Event], threshold: float) -> dict[int, dict[str
     Of runs that did not note their stages, those in which the statistic was above the threshold.
     """
     steps = having(events, "hopkins")
-    found = {e["round"]: dict(e["notes"]["stages"]) for e in steps if "stages" in e["notes"]}
+    found: dict[int, dict[str, int]] = {
+        e["round"]: dict(e["notes"]["stages"]) for e in steps if "stages" in e["notes"]
+    }
     return found or {e["round"]: {} for e in steps if (e["notes"]["hopkins"] or 0) > threshold}
 
 
@@ -237,7 +239,10 @@ def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sket
         ends = [(e["round"], share) for e in steps]
         figure.add(level(ends, share, f"rests below {share:g}"), panel=2)
     figure.y(title="layer at rest", autorange="reversed", panel=1)
-    ticks = [m * 10**k for k in (-3, -2, -1, 0, 1) for m in (1, 2, 5)]
+    told = [v for _, gaps in measured for v in gaps.values() if v > 0]
+    near = bool(told) and max(told) < 5 * min(told)
+    steps_of_ten = (1, 1.2, 1.5, 2, 3, 5, 8) if near else (1, 2, 5)
+    ticks = [m * 10**k for k in (-3, -2, -1, 0, 1) for m in steps_of_ten]
     figure.y(
         title="discrepancy / mean",
         type="log",

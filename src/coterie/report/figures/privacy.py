@@ -74,8 +74,9 @@ def exposure(reading: Reading) -> Sketch:
 
 def spent(reading: Reading) -> list[tuple[float, float]]:
     """ε by round; a sentence where there is no noise."""
-    found = [(e["round"], number((e.get("privacy") or {}).get("epsilon"))) for e in reading.rounds]
-    points = [(float(r), v) for r, v in found if v is not None]
+    told = [(float(e["round"]), dict(e.get("privacy") or {})) for e in reading.rounds]
+    found = [(r, number(noise.get("epsilon"))) for r, noise in told]
+    points = [(r, v) for r, v in found if v is not None]
     if not points:
         raise ConfigError(f"{reading.name}: no noise was added, so there is no ε")
     return points

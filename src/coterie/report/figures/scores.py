@@ -61,7 +61,8 @@ def curve(
     rounds: Sequence[Event], title: str, key: str, place: Place = at_round
 ) -> list[tuple[float, float]]:
     """A score ("received" or "adapted") by round, bytes or seconds, where there is one."""
-    found = [(place(e), number((e.get(title) or {}).get(key))) for e in rounds]
+    told = [(place(e), dict[str, Any](e).get(title) or {}) for e in rounds]
+    found = [(x, number(scores.get(key))) for x, scores in told]
     return [(x, y) for x, y in found if x is not None and y is not None]
 
 

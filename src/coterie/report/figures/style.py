@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from coterie.errors import ConfigError
+from coterie.events import Event as Event
 from coterie.report.figures.sketch import TEMPLATE, Sketch, Trace
 from coterie.report.palette import DASHES, INK, RED, SYMBOLS, scale
 
-Event = Mapping[str, Any]
 Points = Sequence[tuple[float, float]]
 
 THIN = {"color": INK, "width": 1}
@@ -198,11 +198,19 @@ def figure_of(traces: Sequence[Trace], **layout: Any) -> Sketch:
 
 
 def styled(figure: Sketch, title: str, height: float, *subtitle: str) -> Sketch:
-    """With a title, a font, and the legend between title and picture."""
-    layout = figure.layout
+    """With a title, a font, and between title and picture the colour bar and the legend."""
+    layout, bars = figure.layout, _colour_bars(figure)
     named = [t["name"] for t in figure.data if t.get("showlegend") is not False and "name" in t]
     entry = 10 + 6.5 * max(map(len, named), default=0)
-    top = 52 + 26 * bool(subtitle) + 21 * math.ceil(len(named) / max(1, 700 // (entry + 45)))
+    below_title = 42 + 26 * bool(subtitle)
+    for bar in bars:
+        bar["y"] = 1 - below_title / height
+    top = (
+        10
+        + below_title
+        + _BAR * bool(bars)
+        + 21 * math.ceil(len(named) / max(1, 700 // (entry + 45)))
+    )
     legend = {"orientation": "h", "x": 0, "yref": "container", "y": 1 - (top - 8) / height}
     layout["title"] = {
         "text": title,
@@ -227,6 +235,15 @@ def styled(figure: Sketch, title: str, height: float, *subtitle: str) -> Sketch:
     return figure
 
 
+_BAR = 34  # pixels of height, with the numbers below it
+
+
+def _colour_bars(figure: Sketch) -> list[dict[str, Any]]:
+    """The colour bars that are shown."""
+    maps = [t for t in figure.data if t["type"] == "heatmap" and t.get("showscale") is not False]
+    return [t["colorbar"] for t in maps]
+
+
 def _clear_of_names(layout: dict[str, Any]) -> None:
     """Titles of axes a little way from the longest name on it, instead of among the names."""
     for key, axis in layout.items():
@@ -237,15 +254,13 @@ def _clear_of_names(layout: dict[str, Any]) -> None:
 
 def untitled(figure: Sketch) -> Sketch:
     """Without its title, for a page that has its own; the legend then finds room at any width."""
-    layout = figure.layout
-    spared = max(0, layout["margin"]["t"] - 40)
+    layout, bars = figure.layout, _colour_bars(figure)
+    spared = max(0, layout["margin"]["t"] - _BAR * bool(bars) - 40)
     layout.pop("title", None)
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
-    maps = [t for t in figure.data if t["type"] == "heatmap"]
-    barred = [t for t in maps if t.get("showscale") is not False]
-    for trace in barred:
-        layout["title"] = _bar_title(trace["colorbar"])
-    layout["margin"] = {"l": 48, "r": 12, "t": 62 if barred else 16, "b": 52}
+    for bar in bars:
+        layout["title"] = _bar_title(bar)
+    layout["margin"] = {"l": 48, "r": 12, "t": 62 if bars else 16, "b": 52}
     layout["height"] = round(layout["height"] - spared / 2)
     return figure
 
@@ -256,7 +271,7 @@ def _bar_title(bar: dict[str, Any]) -> dict[str, Any]:
     Its own would leave a narrow picture no room for the bar, or plotly.js would lay it over it.
     """
     text = bar.pop("title")["text"]
-    bar["ypad"], bar["len"] = 20, 0.5
+    bar |= {"y": 1, "ypad": 20, "len": 0.5}
     at = {"x": 1, "xanchor": "right", "yref": "container", "y": 1, "yanchor": "top"}
     return {"text": text, **at, "pad": {"t": 2, "r": 14}, "font": {"size": 12, "color": INK}}
 
@@ -278,8 +293,10 @@ def having(events: Sequence[Event], key: str) -> list[Event]:
 
 def series(events: Sequence[Event], key: str, method: str) -> list[tuple[float, float]]:
     """A note by round; rounds without a value are left out."""
-    found = [(e["round"], e["notes"][key]) for e in having(events, key)]
-    found = [(r, v) for r, v in found if v is not None and math.isfinite(v)]
+    told = [(e["round"], e["notes"][key]) for e in having(events, key)]
+    found: list[tuple[float, float]] = [
+        (r, v) for r, v in told if v is not None and math.isfinite(v)
+    ]
     if not found:
         raise ConfigError(f"no event has '{key}' in its notes: give the events of a {method} run")
     return found

@@ -69,7 +69,7 @@ def timed(readings: Sequence[Reading]) -> Timed:
         why, names = next(iter(left_out.items()), ("there is no run", []))
         raise ConfigError(f"{', '.join(names)}: {why}" if names else why)
     fedavg = [r for r in known if r.method == "fedavg"]
-    sends = [r for r in known if any((e.get("bytes") or {}).get("up") for e in r.rounds)]
+    sends = [r for r in known if any(dict(e.get("bytes") or {}).get("up") for e in r.rounds)]
     base = min(fedavg or sends or known, key=lambda r: max(systems.times(r, SYSTEMS[3]).values()))
     return Timed(by, known, base, left_out)
 

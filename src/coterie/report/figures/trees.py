@@ -94,7 +94,7 @@ def _lines(
                 "mode": "lines",
                 "line": {"color": colour, "width": 1 if above else 2},
                 "hovertemplate": "merged at %{y:.4g}<extra></extra>",
-                **({"name": "above groups"} if above else {"showlegend": False}),
+                **({"name": "holds several groups"} if above else {"showlegend": False}),
             }
         )
     return traces
@@ -118,18 +118,28 @@ def _name_leaves(figure: Sketch, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut that DC-PFL adopted: as a share of the tree's height, when, and into how many."""
+    """Groups that DC-PFL adopted: γ̃ as a share of the tree's height, when, and how many.
+
+    ``of_tree`` is whether they are a cut of the tree; those that the evidence finds need not be.
+    """
 
     gamma: float
     round: int
     groups: int
+    of_tree: bool = True
 
 
 def later_cuts(events: Sequence[Event]) -> list[Cut]:
-    """DC-PFL's cuts that came to hold after the first one."""
+    """DC-PFL's groups that came to hold after the first ones."""
     told = [(e, e.get("notes") or {}) for e in events]
+    tree = next((notes for _, notes in told if notes.get("dendrogram")), None)
     return [
-        Cut(notes["gamma"], event["round"], len(sizes(event["groups"])))
+        Cut(
+            notes["gamma"],
+            event["round"],
+            len(sizes(event["groups"])),
+            tree is None or is_cut(tree, event["groups"]),
+        )
         for event, notes in told
         if (notes.get("trial") or {}).get("adopted")
         or ("gamma" in notes and (notes.get("verdict") or {}).get("chosen", 1) > 1)
@@ -141,7 +151,22 @@ def split_levels(events: Sequence[Event]) -> dict[float, str]:
     return {
         cut.gamma: f"γ̃ = {cut.gamma:g}, round {cut.round}: {cut.groups} groups"
         for cut in later_cuts(events)
+        if cut.of_tree
     }
+
+
+def is_cut(notes: Mapping[str, Any], groups: Sequence[Any]) -> bool:
+    """Whether these groups, by client, are what some cut of a noted tree leaves.
+
+    >>> tree = {"dendrogram": [[0, 1, 1.0, 2], [2, 3, 5.0, 3]]}
+    >>> is_cut(tree, ["a", "a", "b"]), is_cut(tree, ["a", "b", "b"])
+    (True, False)
+    """
+    merges = notes["dendrogram"]
+    clients = notes.get("clients") or range(len(merges) + 1)
+    own = [groups[c] if c < len(groups) else None for c in clients]
+    cut = _undone(merges, len(set(own)) - 1)
+    return len(set(zip(own, cut, strict=True))) == len(set(own))
 
 
 def _branches(
@@ -167,12 +192,17 @@ def _branches(
 
 def _by_cut(merges: Sequence[Sequence[float]], height: float) -> list[int | None]:
     """Each leaf's group if the merges above a height are undone."""
+    return followed([_undone(merges, sum(m[2] > height for m in merges))])[0]
+
+
+def _undone(merges: Sequence[Sequence[float]], last: int) -> list[int]:
+    """Each leaf's branch if so many of the last merges are undone."""
     n = len(merges) + 1
     root = list(range(n + len(merges)))
-    for i, (left, right, at, *_) in reversed(list(enumerate(merges))):
-        if at <= height:
-            root[int(left)] = root[int(right)] = root[n + i]
-    return followed([root[:n]])[0]
+    for i in reversed(range(len(merges) - last)):
+        left, right = map(int, merges[i][:2])
+        root[left] = root[right] = root[n + i]
+    return root[:n]
 
 
 def _branch_colour(inside: set[int | None]) -> str:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import RunDirError
+from coterie.registry import TRACKERS
 from coterie.report.live.following import STARTING, STOPPING, WAITING, Glance
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
 from coterie.report.repeating import command, given_for
-from coterie.report.tracking import TRACKERS
 from coterie.run.rundir import RunDir, open_plain
 
 LOG = "resumed.log"  # what a process says that was started from here

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
-from coterie.errors import ConfigError, Interrupted, unknown
+from coterie.errors import ConfigError, Interrupted
+from coterie.registry import TRACKERS
 from coterie.report.tracking.courier import Courier
 
 Tell = Callable[[str], None]
@@ -54,30 +55,25 @@ class Tracker(Protocol):
         """The run is over, for now at least."""
 
 
+@TRACKERS.register("tensorboard", "files that TensorBoard shows")
 def _tensorboard(directory: Path | None, within: Path | None) -> Tracker:
     from coterie.report.tracking.tensorboard import TensorBoard
 
     return TensorBoard(directory)
 
 
+@TRACKERS.register("mlflow", "runs of an MLflow server, or in its files")
 def _mlflow(directory: Path | None, within: Path | None) -> Tracker:
     from coterie.report.tracking.mlflow import MLflow
 
     return MLflow(directory, within)
 
 
-TRACKERS: dict[str, Callable[[Path | None, Path | None], Tracker]] = {
-    "tensorboard": _tensorboard,
-    "mlflow": _mlflow,
-}
-
-
 def check(names: Iterable[str]) -> None:
     """Refuse a tracker that there is not, or whose library is not installed."""
     for name in names:
-        if name not in TRACKERS:
-            raise ConfigError(unknown("tracker", name, TRACKERS))
-        if find_spec(name) is None:
+        TRACKERS.find(TRACKERS.admit(name, "--track"))
+        if name in TRACKERS.index and find_spec(name) is None:  # ours are called as their libraries
             raise ConfigError(f"--track {name} needs the extra: pip install 'coterie[tracking]'")
 
 
@@ -103,7 +99,8 @@ def tracking(
     for each in wanted:
         if isinstance(each, str):
             try:
-                made.append((each, TRACKERS[each](directory, within)))
+                name = TRACKERS.admit(each, "--track")
+                made.append((each, TRACKERS.make(name, {}, directory=directory, within=within)))
             except ImportError as error:
                 raise ConfigError(
                     f"--track {each}: its library cannot be used ({error}): "

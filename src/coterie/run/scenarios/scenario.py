@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from coterie.data.files import Where
-from coterie.data.sets import SETS
 from coterie.errors import ConfigError, RunDirError
-from coterie.methods import METHODS
+from coterie.registry import METHODS, SETS
 from coterie.run.checked import to_json
 from coterie.run.compare import method_list
-from coterie.run.config import Config, assign, displace, parse
+from coterie.run.config import assign, displace, parse
 from coterie.run.rundir import RunDir
 from coterie.run.scenarios import hand
 from coterie.run.scenarios.hand import Tree, fitted
+from coterie.schema import Config
 from coterie.tree import write_atomic
 
 SCORES = ("received", "adapted", "clustering", "unknown")

@@ -1,0 +1,136 @@
+"""What the federation remembers between exchanges. It has one owner, and is saved by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from coterie.door.clock import Seconds
+from coterie.door.exposure import Exposure
+from coterie.door.ledger import Ledger
+from coterie.door.privacy.spending import Spending
+from coterie.federation import ClientId
+from coterie.method import Spent
+from coterie.tree import Tree
+from coterie.weights import Weights
+
+KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
+Held = dict[str, Weights]  # models by name, as a client decoded them
+Memory = tuple[dict[ClientId, str], dict[ClientId, Held]]
+
+
+@dataclass
+class ChannelState:
+    """What the server knows of its clients, and what they have cost.
+
+    ``versions`` names each client's state, ``retained`` those of the last savings, ``held`` the
+    models that clients hold. ``lasted`` are the seconds of the clock, ``round_lasted`` those of the
+    present round. ``spending`` is what noise has cost, ``selected`` the cohort that was selected
+    during the last round, ``unscored`` the round, from 1, whose scores are still to come. Members
+    are those who take part.
+    """
+
+    ledger: Ledger = field(default_factory=Ledger)
+    exposure: Exposure = field(default_factory=Exposure)
+    versions: dict[ClientId, str] = field(default_factory=dict)
+    retained: list[dict[ClientId, str]] = field(default_factory=list)
+    held: dict[ClientId, Held] = field(default_factory=dict)
+    lasted: Seconds = field(default_factory=Seconds)
+    round_lasted: Seconds = field(default_factory=Seconds)
+    spending: Spending = field(default_factory=lambda: Spending(0.0))
+    members: list[ClientId] = field(default_factory=list)
+    selected: list[ClientId] | None = None
+    unscored: int = 0
+
+    def spent(self) -> Spent:
+        """What the run has cost: bytes both ways, wasted ones too, and seconds."""
+        moved = self.ledger.total + self.ledger.total_wasted
+        return Spent(moved.total, **asdict(self.lasted))
+
+    def memory(self) -> Memory:
+        """What the server knows of clients' states, to go back to."""
+        return dict(self.versions), dict(self.held)
+
+    def go_back(self, memory: Memory) -> None:
+        """The present round came to nothing: clients go on from where they were before it."""
+        self.versions, self.held = dict(memory[0]), dict(memory[1])
+        self.ledger.abandon()
+        self.exposure.abandon()
+
+    def adopt(self, client: ClientId, version: str | None, held: Held) -> None:
+        """A reply counts: the client's state is now this version, and it holds these models."""
+        if version is not None:
+            self.versions[client] = version
+            if held:
+                self.held[client] = {**self.held.get(client, {}), **held}
+
+    def retain(self) -> None:
+        """The present versions were saved: clients keep those of the last two savings."""
+        self.retained = [*self.retained, dict(self.versions)][-KEPT:]
+
+    def since_saved(self) -> dict[ClientId, str]:
+        """The versions that the last saving did not name."""
+        last = self.retained[-1] if self.retained else {}
+        return {c: v for c, v in self.versions.items() if last.get(c) != v}
+
+    def add(self, seconds: Seconds) -> None:
+        """Let the clock go on."""
+        self.lasted, self.round_lasted = self.lasted + seconds, self.round_lasted + seconds
+
+    def to_tree(self) -> dict[str, Tree]:
+        """For a checkpoint."""
+        return {
+            "ledger": self.ledger.to_tree(),
+            "exposure": self.exposure.to_tree(),
+            "versions": dict(self.versions),
+            "retained": self.retained[1 - KEPT :],
+            "held": folded(self.held),
+            "lasted": _tuple(self.lasted),
+            "round_lasted": _tuple(self.round_lasted),
+            "spending": self.spending.to_tree(),
+            "members": list(self.members),
+            "selected": self.selected,
+            "unscored": self.unscored,
+        }
+
+    @staticmethod
+    def from_tree(tree: Mapping[str, Tree]) -> ChannelState:
+        """From a checkpoint. Its versions were saved with it, so clients keep them."""
+        versions = dict(tree["versions"])
+        return ChannelState(
+            ledger=Ledger.from_tree(tree["ledger"]),
+            exposure=Exposure.from_tree(tree["exposure"]),
+            versions=versions,
+            # Orders name what clients keep: as often as without a crash, or bytes would be others.
+            retained=[*map(dict, tree["retained"]), dict(versions)],
+            held=unfolded(tree["held"]),
+            lasted=Seconds(*tree["lasted"]),
+            round_lasted=Seconds(*tree["round_lasted"]),
+            spending=Spending(**tree["spending"]),
+            members=list(tree["members"]),
+            selected=tree["selected"],
+            unscored=int(tree["unscored"]),
+        )
+
+
+def _tuple(seconds: Seconds) -> tuple[float, float, float]:
+    return seconds.computation, seconds.communication, seconds.waiting
+
+
+def folded(held: Mapping[ClientId, Held]) -> dict[str, Any]:
+    """Models that clients hold, each written once however many hold it."""
+    models: dict[int, Weights] = {}
+    places = {c: {n: id(w) for n, w in own.items()} for c, own in held.items()}
+    for own in held.values():
+        models |= {id(w): w for w in own.values()}
+    numbers = {key: number for number, key in enumerate(models)}
+    return {
+        "models": list(models.values()),
+        "places": {c: {n: numbers[k] for n, k in own.items()} for c, own in places.items()},
+    }
+
+
+def unfolded(tree: Mapping[str, Any]) -> dict[ClientId, Held]:
+    """The models that clients hold again."""
+    return {c: {n: tree["models"][k] for n, k in own.items()} for c, own in tree["places"].items()}

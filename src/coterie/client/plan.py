@@ -1,0 +1,81 @@
+"""All that the clients' side needs to know of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from coterie.client.fit import Criterion
+from coterie.data.population import Population
+from coterie.door.coding import Coding
+from coterie.door.privacy.entropy import Entropy
+from coterie.door.privacy.identity import Roster
+from coterie.door.privacy.settings import Privacy
+from coterie.federation import ClientId
+from coterie.schema import Schedule
+from coterie.weights import Weights
+
+if TYPE_CHECKING:
+    from coterie.method import Method
+
+Metric = Callable[[Tensor, Tensor], float]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What clients minimise, how, and what else they are scored by."""
+
+    criterion: Criterion
+    schedule: Schedule
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What a real client knows and nobody else: nothing, in a simulation.
+
+    ``salts`` are secrets of clients' random streams, ``record`` is where a client remembers what it
+    has signed, ``agreement`` names what it was told of the run.
+    """
+
+    salts: Mapping[ClientId, str] = field(default_factory=dict)
+    record: Path | None = None
+    agreement: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that clients need to know of a run; ``folder`` holds their states."""
+
+    population: Population
+    module: nn.Module
+    start: Weights
+    method: Method
+    training: Training
+    seed: int
+    folder: Path
+    bn: str = "shared"
+    device: str = "cpu"
+    coding: Coding = field(default_factory=Coding)
+    privacy: Privacy = field(default_factory=Privacy)
+    secrets: Secrets = field(default_factory=Secrets)
+
+    @property
+    def roster(self) -> Roster:
+        """The clients' public signature keys."""
+        entropy = Entropy(self.privacy.randomness, self.seed)
+        return Roster(entropy, self.folder, range(len(self.population.clients)))
+
+    @property
+    def train_sizes(self) -> dict[ClientId, int]:
+        """Training samples of each client."""
+        return {i: len(c.train) for i, c in enumerate(self.population.clients)}
+
+    @property
+    def held_sizes(self) -> dict[ClientId, int]:
+        """Validation and test samples of each client."""
+        return {i: len(c.val) + len(c.test) for i, c in enumerate(self.population.clients)}

@@ -1,0 +1,322 @@
+"""What happens at a client: an order is carried out, on the client's own data and state.
+
+Every engine calls ``ClientRuntime`` and nothing else; it knows no engine. Around a task it applies
+the client halves of the channel's stages: states, compression, privacy, piggybacked scores.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from coterie.channel.compression import ClientCompression
+from coterie.channel.messages import ReplyBody
+from coterie.channel.piggyback import ClientPiggyback
+from coterie.channel.tasks import FETCH, KEEP, SCORE, SECURE
+from coterie.client.client import Bench, Client, Staged
+from coterie.client.fit import FlatModel
+from coterie.client.plan import Plan
+from coterie.client.scoring import Scoring
+from coterie.client.store import Store
+from coterie.door.coding import Coded
+from coterie.door.privacy.client import Sealing, out_of
+from coterie.door.wire import Decoded, Message, Wire, Work, digest_of
+from coterie.errors import ConfigError, CoterieError, RunDirError, TrainingError, WireError
+from coterie.federation import Array, ClientId, Upload, check_finite, vector_of
+from coterie.seeds import seed_for
+from coterie.weights import Weights
+
+Done = TypeVar("Done")
+# What a client does with the model that it is left with, and what it is told of it.
+Keeper = Callable[[ClientId, Weights, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An order as its client reads it; ``body`` also has the message, for the privacy stage."""
+
+    id: ClientId
+    message: Message
+    body: dict[str, Any]
+
+    @property
+    def version(self) -> str:
+        """The name of the state that the task makes, if it changes any."""
+        return str(self.body["order"])
+
+
+@dataclass
+class Prepared:
+    """A client that is ready for a task of the method, and what came with the order."""
+
+    asked: Asked
+    client: Client
+    arrays: dict[str, Array]
+    scored: ReplyBody
+    began: float
+
+
+class ClientRuntime:
+    """One resident model, and the clients that take turns at it.
+
+    ``keeper`` is what a real client does with the model that it is left with, ``tell`` what its
+    owner is told.
+    """
+
+    def __init__(
+        self, plan: Plan, keeper: Keeper | None = None, tell: Callable[[str], None] = print
+    ) -> None:
+        self.plan, self.keeper, self.tell = plan, keeper, tell
+        model = FlatModel(copy.deepcopy(plan.module), plan.device, plan.bn)
+        start = Weights(model.layout, plan.start.vector)
+        training = plan.training
+        self.bench = Bench(model, start, training.criterion, training.schedule, plan.seed)
+        self.wire = Wire(model.layout, plan.coding.upwards.plain)
+        self.store = Store(plan.folder, model.layout)
+        self.compression = ClientCompression(plan.coding, self.wire, plan.seed)
+        self.piggyback = ClientPiggyback()
+        self.privacy = Sealing(
+            plan.privacy,
+            plan.seed,
+            plan.folder,
+            model.layout,
+            plan.roster,
+            plan.method.name,
+            max(1, min(plan.train_sizes.values(), default=1)),
+            plan.method.chooses,
+            plan.method.sums,
+            plan.secrets.record,
+            plan.secrets.agreement,
+            plan.method.shows,
+            tell,
+        )
+        self.scoring = Scoring(self)
+        self._decoded: Decoded = {}
+
+    def forget(self) -> None:
+        """The exchange is over: its arrays are no longer needed."""
+        self._decoded.clear()
+
+    def answer(self, requests: Sequence[tuple[ClientId, Message]]) -> list[Message]:
+        """Carry out a unit of work; what a client does wrong is an answer too.
+
+        A unit is one order of one client, or scoring of several clients with one model. Were an
+        engine to hand in training of several clients, it would arrive here as one unit.
+        """
+        orders = [Asked(id, m, {**self._opened(m), "message": m}) for id, m in requests]
+        if orders[0].body["task"] == SCORE:
+            return self.scoring.answer([(o.id, o.body) for o in orders])
+        return [self.guarded(order.id, order.body, self._carry_out, order) for order in orders]
+
+    def _opened(self, message: Message) -> dict[str, Any]:
+        """What an order says; one that makes no sense is the fault of whoever sent it."""
+        try:
+            return self.wire.unpack(message, self._decoded)
+        except CoterieError as error:
+            raise WireError(str(error)) from None
+
+    # --- one order ------------------------------------------------------------------------------
+
+    def _carry_out(self, asked: Asked) -> Message:
+        """The answer to an order: one of the built-in tasks, or the method's own."""
+        began, id, body = time.perf_counter(), asked.id, asked.body
+        if body["task"] == SECURE:
+            return self._step(asked, began)
+        if self.store.holds(id, asked.version):
+            stored = self.store.answered(id, asked.version, digest_of(asked.message))
+            if stored is not None:
+                return stored
+        scored = self._scored_beside(id, body)
+        began = time.perf_counter()  # no clock counts scoring
+        client = self.client(id, body)
+        arrays = self.compression.received(client, body["arrays"])
+        if body["task"] == FETCH:
+            return self._fetch(client, arrays)
+        if body["task"] == KEEP:
+            return self._keep(client, arrays, body["config"])
+        prepared = Prepared(asked, client, arrays, scored, began)
+        return self._finish(prepared, self._run(prepared))
+
+    def _run(self, prepared: Prepared) -> Upload:
+        """Run the method's task. Nothing before or after it trains: this is the seam for batches.
+
+        ``answer`` has all orders of a unit, so tasks of several clients may be run here together.
+        """
+        body, arrays, client = prepared.asked.body, prepared.arrays, prepared.client
+        method, name = self.plan.method, body["task"]
+        task = method.tasks.get(name)
+        if task is None:
+            raise CoterieError(f"method '{method.name}' has no task '{name}'")
+        self.privacy.begin(client.id, body)
+        before = {name: vector_of(array)._version for name, array in arrays.items()}
+        try:
+            upload = task(client, arrays, body["config"])
+            for key, array in arrays.items():
+                if vector_of(array)._version != before[key]:
+                    raise TrainingError(
+                        f"task '{name}' of method '{method.name}' changed the array '{key}' that "
+                        "it received. Others receive the same one: copy it first"
+                    )
+            check_finite(client.id, client.round, name, upload.arrays)  # a reply is final
+        except Exception as error:
+            if self.plan.secrets.record is None or "beside" not in body:
+                raise
+            # Why nothing came of it is between a real client of sums and its owner.
+            self.tell(str(error) if isinstance(error, CoterieError) else repr(error))
+            raise TrainingError(out_of(client.id)) from None
+        return upload
+
+    def _finish(self, prepared: Prepared, upload: Upload) -> Message:
+        """Let the stages have the upload, keep the client's state, and pack the reply."""
+        asked, client, arrays = prepared.asked, prepared.client, prepared.arrays
+        examples, upload, beside = self._private(client, upload, arrays, asked.body)
+        try:
+            coded = self.compression.code(client, upload, arrays, asked.version)
+        except CoterieError as error:  # a number that the codec cannot take
+            raise TrainingError(f"client {client.id}, round {client.round + 1}: {error}") from None
+        self.compression.hold(client, arrays)
+        assert isinstance(client.state, Staged)
+        changed = client.state.changed
+        more: ReplyBody = {**beside, **prepared.scored}
+        reply = self.reply(examples, upload, asked.version if changed else "", coded, more)
+        work = Work(time.perf_counter() - prepared.began, client.samples)
+        reply = replace(reply, work=work)
+        if changed:
+            digest, body = digest_of(asked.message), asked.body
+            self.store.write(client.id, asked.version, client.state, digest, reply)
+            kept = [asked.version, body.get("expects", ""), *body.get("keep", [])]
+            self.store.keep(client.id, kept)
+        return reply
+
+    def _private(
+        self,
+        client: Client,
+        upload: Upload,
+        received: Mapping[str, Array],
+        body: Mapping[str, Any],
+    ) -> tuple[int, Upload, ReplyBody]:
+        """What may leave of an upload: the samples it counts by, the rest of it, what it is of."""
+        privacy, examples = self.plan.privacy, len(client.train)
+        if "beside" in body:
+            assert isinstance(client.state, Staged)
+            leaves = body["order"] if client.state.changed else body.get("expects", "")
+            told = {**body, "leaves": leaves}
+            sent, beside = self.privacy.advertise(client.id, examples, upload, received, told)
+            return 0, sent, {"beside": beside}
+        self.privacy.may_show(client.id, upload, body["task"], digest_of(body["message"]))
+        if privacy.does("local") or privacy.does("nbafl"):
+            counts = 1 if privacy.mechanism == "local" else examples
+            return counts, self.privacy.disturbed(client.id, upload, received, body), {}
+        return examples, upload, {"of": dict(upload.since)} if privacy.noised else {}
+
+    # --- tasks that every client knows ----------------------------------------------------------
+
+    def _step(self, asked: Asked, began: float) -> Message:
+        """One step of a secure sum."""
+        sent, beside = self.privacy.step(asked.id, asked.body)
+        if self.keeper is not None and "refused" in beside:
+            self.tell(f"refused to go on with a sum: {beside['refused']}")
+        reply = self.reply(0, sent, more={"beside": beside})
+        return replace(reply, work=Work(time.perf_counter() - began))
+
+    def _fetch(self, client: Client, arrays: Mapping[str, Array]) -> Message:
+        """The model that the client would use now, for export."""
+        if self.keeper is not None:
+            raise WireError("a client's own model stays with it")
+        self.privacy.may_fetch(client.id)
+        model = self.plan.method.assemble(client, arrays)
+        return self.reply(len(client.train), Upload({"model": model}))
+
+    def _keep(
+        self, client: Client, arrays: Mapping[str, Array], about: Mapping[str, Any]
+    ) -> Message:
+        """The run is over: the client keeps the model that it would use now."""
+        if self.keeper is None:
+            raise CoterieError(f"client {client.id} has no place to keep a model in")
+        self.keeper(client.id, self.plan.method.assemble(client, arrays), about)
+        return self.reply(0, Upload())
+
+    def _scored_beside(self, id: ClientId, body: Mapping[str, Any]) -> ReplyBody:
+        """Scores that an order asks for beside its task, of the client as it is before it."""
+        if "score" not in body:
+            return {}
+        (answer,) = self.scoring.answer([(id, self.piggyback.asked(body))])
+        return self.piggyback.answered(self.wire.unpack(answer))
+
+    # --- what tasks and stages share ------------------------------------------------------------
+
+    def client(self, id: ClientId, body: Mapping[str, Any]) -> Client:
+        """A client, with the state that the order expects."""
+        data, round = self.plan.population.clients[id], int(body["round"])
+        state = Staged(self.store.read(id, body.get("expects", "")))
+        bench, salts = self.bench, self.plan.secrets.salts
+        if id in salts:
+            # With a salt, streams that nobody else knows: so a server that names a new run does
+            # not get the same upload again, and cannot work out what dropout or the order of
+            # batches will leave of anybody's data.
+            bench = replace(bench, seed=seed_for(self.plan.seed, "salt", round, stream=salts[id]))
+        return Client(id, data.train, data.val, state, round, bench, body.get("config"))
+
+    def reply(
+        self,
+        examples: int,
+        upload: Upload,
+        version: str = "",
+        coded: Coded | None = None,
+        more: ReplyBody | None = None,
+    ) -> Message:
+        """An upload as a message; arrays that are changes say of what."""
+        coded = coded or Coded(dict(upload.arrays))
+        changes = [n for n, a in coded.arrays.items() if isinstance(a, Mapping) and "change" in a]
+        since = {n: coded.since[n] for n in changes}
+        body: dict[str, Any] = {
+            "examples": examples,
+            "arrays": coded.arrays,
+            "metrics": {k: float(v) for k, v in upload.metrics.items()},
+            **({"since": since} if since else {}),
+            **({"version": version} if version else {}),
+            **(more or {}),
+        }
+        return self.wire.pack(body, coded.payloads, coded.choices)
+
+    def guarded(
+        self,
+        id: ClientId,
+        body: Mapping[str, Any],
+        work: Callable[..., Done],
+        *arguments: Any,
+    ) -> Done | Message:
+        """What the work gives, or a message that says why it failed."""
+        try:
+            return work(*arguments)
+        except CoterieError as error:
+            return self.wire.pack({"error": type(error).__name__, "text": self._telling(error)})
+        except Exception as error:
+            why = f"task '{body['task']}' failed with {type(error).__name__}"
+            text = f"client {id}: {why}: {error} (at {_place(error)})"
+            if self.keeper is not None:
+                text = self._telling(why, error)
+            return self.wire.pack({"error": "TrainingError", "text": text})
+
+    def _telling(self, why: CoterieError | str, more: Exception | None = None) -> str:
+        """What the server is told of an error; a client elsewhere keeps its data and paths apart.
+
+        Of errors there, only those go that speak of numbers or of the server's own order.
+        """
+        if self.keeper is None:
+            return str(why)
+        self.tell(str(why) if more is None else repr(more))
+        if isinstance(why, TrainingError | WireError | ConfigError):
+            return str(why)
+        lost = "it no longer has its state" if isinstance(why, RunDirError) else str(why)
+        return f"{lost if isinstance(why, RunDirError | str) else 'it failed'}; its log says more"
+
+
+def _place(error: Exception) -> str:
+    """Where an error comes from."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"

@@ -1,0 +1,94 @@
+"""Lists of what there is: names, parameters and words, without importing any of it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from coterie.registry import Registry, first_paragraph
+
+# The families of methods, in the order in which they are shown.
+FAMILIES = ("global", "personalised", "clustered", "pieces", "other")
+Row = Mapping[str, str]
+
+
+def rows_of(registry: Registry[Any]) -> dict[str, Row]:
+    """What comes with Coterie, and what installed packages bring, which is not imported."""
+    found = dict(registry.index)
+    for name, point in registry.installed.items():
+        found.setdefault(name, {"about": f"of an installed package: {point.value}"})
+    return found
+
+
+def listing(title: str, rows: Mapping[str, Row]) -> Table:
+    """Named things with their parameters and what they are."""
+    table = Table(title=title)
+    table.add_column("name", style="bold")
+    table.add_column("parameters")
+    table.add_column("what it is")
+    for name, row in rows.items():
+        table.add_row(escape(name), escape(row.get("parameters", "")), escape(row["about"]))
+    return table
+
+
+def plain_listing(title: str, items: Mapping[str, str]) -> Table:
+    """Named things and what they are."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("name", style="bold")
+    table.add_column("what it is")
+    for name, about in items.items():
+        table.add_row(escape(name), escape(about))
+    return table
+
+
+def method_listing(rows: Mapping[str, Row]) -> Table:
+    """All methods by family, a line each."""
+    table = Table(title="Methods")
+    for title in ("family", "name", "server sees", "secure", "parameters", "what it is"):
+        table.add_column(title, no_wrap=title in ("name", "secure"))
+    for family in FAMILIES:
+        members = {n: row for n, row in rows.items() if row.get("family", "other") == family}
+        if not members:
+            continue
+        for place, (name, row) in enumerate(members.items()):
+            table.add_row(
+                "" if place else family,
+                f"[bold]{escape(name)}[/]",
+                row.get("sees", "–"),
+                row.get("secure", "–"),
+                escape(row.get("parameters", "")),
+                coloured(row["about"]),
+            )
+        table.add_section()
+    table.caption = (
+        "server sees: what the method looks at, single replies (each) or means of them; "
+        "secure: whether it works under secure aggregation, by sums only"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def coloured(text: str) -> str:
+    """Code in colour, all else as it is."""
+    return re.sub(r"``(.+?)``", r"[cyan]\1[/]", escape(text))
+
+
+def parameters(factory: Callable[..., Any], skip: Sequence[str] = ()) -> str:
+    """The parameters of a factory with their defaults, on one line."""
+    shown = []
+    for p in inspect.signature(factory).parameters.values():
+        if p.name in skip or p.kind is p.VAR_KEYWORD:
+            continue
+        shown.append(p.name if p.default is p.empty else f"{p.name}={p.default!r}")
+    return ", ".join(shown)
+
+
+def described(factory: Callable[..., Any], skip: Sequence[str] = ()) -> Row:
+    """A row of a list, from a factory's signature and docstring."""
+    about = first_paragraph(inspect.getdoc(factory) or "")
+    return {"parameters": parameters(factory, skip), "about": about}
