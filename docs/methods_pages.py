@@ -39,13 +39,13 @@ def wanted(folder: Path = FOLDER, methods: Mapping[str, Explanation] | None = No
     return found
 
 
-def filled(text: str, part: str) -> str:
+def filled(text: str, part: str, marker: str = BEGIN) -> str:
     """A page with another text between its markers."""
-    before, begin, rest = text.partition(BEGIN)
+    before, begin, rest = text.partition(marker)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"a page has no markers: {text.splitlines()[0]!r}")
-    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
+        raise ValueError(f"a page has no markers {marker}: {text.splitlines()[0]!r}")
+    return f"{before}{marker}\n\n{part}\n\n{END}{after}"
 
 
 def outdated(folder: Path = FOLDER) -> dict:

@@ -26,19 +26,23 @@ from typing import Any
 from PIL import Image
 
 from coterie.report import figures
-from coterie.report.figures import matrices
 from coterie.report.figures import verdict as verdicts
-from coterie.report.figures.style import untitled
 from coterie.run.rundir import RunDir
 
 Events = list[dict[str, Any]]
 OUT = Path(__file__).parent / "methods" / "pictures"
 COMMON = "--data fashion-mnist --clients 20 --seed 0 --engine loop"
 PERMUTED = "--shift label-permutation --set data.samples=6000 --lr 0.05 --momentum 0.5"
+PRIMARY = (
+    "--partition primary-secondary --set data.samples=6000 --model cnn5 --lr 0.05 --momentum 0.5"
+)
 TSDP = (
-    "--method fedtsdp --set data.public=10000 --set method.eps_outputs=0.15 "
-    "--set method.eps_weights=3.5 --set method.shrink_at=clustering --epochs 2 --batch-size 50 "
+    "--method fedtsdp --set data.samples=12000 --epochs 2 --batch-size 50 "
     "--lr 0.05 --momentum 0.5 --set train.lr_decay=0.95 --rounds 60"
+)
+TSDP_PAPER = (
+    f"{TSDP} --set data.public=10000 --set method.eps_outputs=0.15 --set method.eps_weights=3.5 "
+    "--set method.shrink_at=clustering"
 )
 RUNS = {  # each is `coterie run` with COMMON and these
     "fedclust": f"{PERMUTED} --method fedclust --epochs 5 --rounds 20",
@@ -46,16 +50,15 @@ RUNS = {  # each is `coterie run` with COMMON and these
     "--rounds 20",
     "user-centric-gradient": f"{PERMUTED} --method user-centric --set method.streams=4 --epochs 2 "
     "--rounds 20",
-    "dc-pfl": "--partition primary-secondary --set data.samples=6000 --model cnn5 --lr 0.05 "
-    "--momentum 0.5 --method dc-pfl --set method.bend=absolute --set method.trial=two-models "
+    "dc-pfl-defaults": f"{PRIMARY} --method dc-pfl --epochs 5 --rounds 60",
+    "dc-pfl": f"{PRIMARY} --method dc-pfl --set method.bend=absolute --set method.trial=two-models "
     "--set method.trial_on=training --set method.levels=0.2 --set method.share=0.1 --epochs 5 "
     "--rounds 60",
-    "layers": "--partition primary-secondary --set data.samples=6000 --model cnn5 --lr 0.05 "
-    "--momentum 0.5 --method dc-pfl --set method.dynamic=false --set method.share=0.75 --epochs 2 "
-    "--rounds 30",
-    "fedtsdp": f"--partition dirichlet --set partition.alpha=0.2 --set data.samples=12000 {TSDP}",
-    "fedtsdp-permuted": f"--shift label-permutation --set data.samples=12000 {TSDP}",
-    "fedtsdp-two-classes": f"--partition shards --set data.samples=12000 {TSDP}",
+    "layers": f"{PRIMARY} --method dc-pfl --set method.dynamic=false --epochs 2 --rounds 30",
+    "fedtsdp-defaults": f"--partition dirichlet --set partition.alpha=0.2 {TSDP}",
+    "fedtsdp": f"--partition dirichlet --set partition.alpha=0.2 {TSDP_PAPER}",
+    "fedtsdp-permuted": f"--shift label-permutation {TSDP_PAPER}",
+    "fedtsdp-two-classes": f"--partition shards {TSDP_PAPER}",
 }
 
 
@@ -67,9 +70,8 @@ def tree(events: Events) -> Any:
 
 
 def mixing(events: Events) -> Any:
-    """The weights, by the groups of the last round; a title would overlap the colour bar."""
-    notes = noting(events, "mixing")["notes"]
-    return untitled(matrices.mixing_matrix(notes, events[-1]["groups"])).figure()
+    """The weights, by the groups of the last round."""
+    return figures.mixing_matrix(noting(events, "mixing")["notes"], events[-1]["groups"])
 
 
 def evidence(events: Events) -> Any:
@@ -93,10 +95,13 @@ PICTURES: dict[str, tuple[str, Callable[[Events], Any], int]] = {  # run, figure
     "fedclust-trial": ("fedclust", verdict, 860),
     "user-centric-mixing": ("user-centric", mixing, 680),
     "user-centric-gradient": ("user-centric-gradient", mixing, 680),
+    "dc-pfl-defaults-loss": ("dc-pfl-defaults", figures.loss_and_trials, 860),
+    "dc-pfl-defaults-trial": ("dc-pfl-defaults", verdict, 860),
     "dc-pfl-loss": ("dc-pfl", figures.loss_and_trials, 860),
     "dc-pfl-tree": ("dc-pfl", tree, 860),
     "dc-pfl-groups": ("dc-pfl", figures.groups_over_rounds, 860),
-    "layers": ("layers", lambda events: figures.layer_intervals(events, 0.75), 860),
+    "layers": ("layers", figures.layer_intervals, 860),
+    "fedtsdp-defaults": ("fedtsdp-defaults", figures.hopkins_and_layers, 860),
     "fedtsdp-hopkins": ("fedtsdp", figures.hopkins_and_layers, 860),
     "fedtsdp-permuted": ("fedtsdp-permuted", figures.hopkins_and_layers, 860),
     "fedtsdp-groups": ("fedtsdp-two-classes", figures.groups_over_rounds, 860),
