@@ -8,13 +8,22 @@ for the machine. Randomness is simulated: it follows from the seed.
 
     python benchmarks/secagg.py [--json FILE] [--clients 100] [--parameters 1000000]
         [--dropouts 0 10 33] [--neighbours 0] [--threshold 0.6667] [--seed 0]
+        [--base COMMIT [--repeats 5]]
+
+With ``--base`` the same is measured at another commit as well, each in a process of its own and in
+turn, with the order swapped from one repeat to the next. Printed are the ratios of the medians:
+this checkout's, divided by the base's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from datetime import date
@@ -29,6 +38,7 @@ from coterie.door.privacy.entropy import Entropy
 from coterie.door.privacy.secagg import Member, Session, Sum
 from coterie.door.privacy.secagg.crypto import public_identity
 from methods import commit, machine
+from two_commits import worktree
 
 STEPS = {  # what a client does, and what the server makes of it
     "advertise": "keys",
@@ -136,6 +146,58 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+TIMES = ("client_mean", "client_slowest", "server", "plain_sum")
+Row = tuple[int, str]  # how many are lost, and before which step
+
+
+def in_process(top: Path, arguments: argparse.Namespace, count: int) -> dict[Row, dict[str, float]]:
+    """What this benchmark, as it is in a checkout, measures there: seconds of the clock by row."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        asked = {
+            "--json": file,
+            "--clients": arguments.clients,
+            "--parameters": arguments.parameters,
+            "--dropouts": count,
+            "--neighbours": arguments.neighbours,
+            "--threshold": arguments.threshold,
+            "--seed": arguments.seed,
+        }
+        words = [str(word) for pair in asked.items() for word in pair]
+        command = [sys.executable, str(top / "benchmarks" / "secagg.py"), *words]
+        env = {**os.environ, "PYTHONPATH": str(top / "src")}
+        subprocess.run(command, cwd=top, env=env, check=True, stdout=subprocess.DEVNULL)
+        rows = json.loads(file.read_text())["results"]
+    return {(r["dropouts"], r["before"]): {t: r[t]["clock"] for t in TIMES} for r in rows}
+
+
+def compared(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """For each row, the medians at both commits and their ratios."""
+    here = Path(__file__).resolve().parents[1]
+    seconds: dict[Row, dict[str, dict[str, list[float]]]] = {}
+    with worktree(arguments.base) as base:
+        for repeat in range(arguments.repeats):
+            for count in arguments.dropouts:
+                order = [("base", base), ("this", here)]
+                for side, top in order if repeat % 2 else order[::-1]:
+                    for row, times in in_process(top, arguments, count).items():
+                        for name, value in times.items():
+                            sides = seconds.setdefault(row, {}).setdefault(name, {})
+                            sides.setdefault(side, []).append(value)
+            print(
+                f"repeat {repeat + 1} of {arguments.repeats} is done", file=sys.stderr, flush=True
+            )
+    print(f"{'this ÷ base, medians':31}" + "".join(f"{name:>18}" for name in TIMES))
+    found = []
+    for (count, before), times in seconds.items():
+        medians = {n: {s: statistics.median(v) for s, v in t.items()} for n, t in times.items()}
+        ratios = {n: round(m["this"] / max(m["base"], 1e-9), 4) for n, m in medians.items()}
+        name = f"{count} before {before}" if count else "nobody lost"
+        print(f"{name:31}" + "".join(f"{ratios[n]:18.3f}" for n in TIMES), flush=True)
+        found.append({"dropouts": count, "before": before, "medians": medians, "ratios": ratios})
+    return found
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=100)
@@ -145,12 +207,21 @@ if __name__ == "__main__":
     parser.add_argument("--threshold", type=float, default=2 / 3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--base", metavar="COMMIT", help="compare with this commit, in turn")
+    parser.add_argument("--repeats", type=int, default=5, help="of each, with --base")
     arguments = parser.parse_args()
     code = commit()  # now: the checkout may move while this runs
-    found = measured(arguments)
-    slowest = max(made["client_slowest"]["clock"] for made in found)
-    server = max(made["server"]["clock"] for made in found)
-    print(f"all {len(found)} sums exact; slowest client {slowest} s, slowest server {server} s")
+    worst: dict[str, Any]
+    if arguments.base:
+        found = compared(arguments)
+        largest = {n: max(row["ratios"][n] for row in found) for n in TIMES}
+        worst = {"base": arguments.base, "repeats": arguments.repeats, "largest_ratios": largest}
+    else:
+        found = measured(arguments)
+        slowest = max(made["client_slowest"]["clock"] for made in found)
+        server = max(made["server"]["clock"] for made in found)
+        print(f"all {len(found)} sums exact; slowest client {slowest} s, slowest server {server} s")
+        worst = {"worst": {"client": slowest, "server": server}}
     if arguments.json:
         about = {
             "command": " ".join(["python", *sys.argv]),
@@ -165,6 +236,6 @@ if __name__ == "__main__":
             "neighbours": arguments.neighbours,
             "threshold": arguments.threshold,
             "unit": "seconds by the clock, and of all cores; clients in turn, each on one thread",
-            "worst": {"client": slowest, "server": server},
+            **worst,
         }
         arguments.json.write_text(json.dumps({**about, "results": found}, indent=1) + "\n")

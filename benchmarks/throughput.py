@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from coterie.channel.channel import Channel
 from coterie.data import Population
-from coterie.door.door import Door
 from coterie.door.wire import Wire
 from coterie.engines.dealing import available_cores
 from coterie.engines.pool import Pool
@@ -132,7 +132,7 @@ class Running:
         self.method = experiment.method
         plan = experiment.plan(folder)
         self.engine = engine(plan, workers)
-        self.door = Door(self.engine, Wire(plan.start.layout))
+        self.door = Channel(self.engine, Wire(plan.start.layout))
         self.state = self.method.init(self.door, experiment.setup(plan.start))
         self.number = 0
 

@@ -1,7 +1,7 @@
 """Does a change leave every result as it was? The same runs at two commits, on one machine.
 
     python benchmarks/two_commits.py --base COMMIT
-    python benchmarks/two_commits.py --base COMMIT --only fedavg --engines loop,pool
+    python benchmarks/two_commits.py --base COMMIT --only fedavg --only noise --engines loop,pool
 
 The base commit is checked out into a second worktree, and a fixed set of runs is made with either:
 every method on the loop, a covering dozen on the other engines, codecs, privacy, lost and late
@@ -106,7 +106,11 @@ EXTRAS: Mapping[str, Tree] = {
         "clock": {"name": "links"},
         "run": {"over_selection": 1.5, "cohort": 0.5, "deadline": 1.0},
     },
-    "clients that are away": {"availability": {"name": "random"}, "run": {"cohort": 0.5}},
+    "clients that are away": {
+        "availability": {"name": "diurnal"},
+        "clock": {"name": "links"},
+        "run": {"cohort": 0.5},
+    },
     "clipped outliers": {"run": {"outliers": "clip"}},
     "trained alone as well": {"evaluation": {"alone": True, "adapt_every": 2}},
     "batch normalisation kept": {"model": {"name": "resnet9", "bn": "local"}},
@@ -131,12 +135,12 @@ def method_tree(name: str) -> Tree:
     return merged(merged(BASE, BESIDE.get(name, {})), {"method": {"name": name, **METHODS[name]}})
 
 
-def cases(engines: Sequence[str], only: str = "") -> list[Tree]:
+def cases(engines: Sequence[str], only: Sequence[str] = ()) -> list[Tree]:
     """Every run: its name, its kind and its configuration."""
     made: list[Tree] = []
 
     def add(name: str, tree: Tree, kind: str = "run") -> None:
-        if only in name:
+        if not only or any(part in name for part in only):
             made.append({"name": name, "kind": kind, "config": tree})
 
     if "loop" in engines:
@@ -388,7 +392,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", help="the commit to compare with")
     parser.add_argument("--engines", default="loop,pool,ray,flower")
-    parser.add_argument("--only", default="", help="runs whose names have this in them")
+    parser.add_argument(
+        "--only", action="append", default=[], help="runs whose names have this in them; repeatable"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--list", action="store_true", help="name the runs, and run nothing")
     parser.add_argument("--case", help=argparse.SUPPRESS)
