@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
 from coterie.errors import ConfigError, reasons, unknown
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
     from torch import nn
 
     from coterie.client.plan import Plan
