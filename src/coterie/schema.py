@@ -449,6 +449,12 @@ class PrivacySection:
         ge=8,
         le=40,
     )
+    weights: Literal["samples", "equal"] = key(
+        "samples",
+        'How clients count in a secure sum: `"samples"`, each by its training samples, which the '
+        'server knows; or `"equal"`, so that a sum says how many sent what, but not who. '
+        '`"samples"` needs `train.optimizer = "sgd"`. With noise all count equally in any case.',
+    )
     reveal: Literal["", "final-layer"] = key(
         "",
         "What --secure lets through: with final-layer each client may show its final layer, once "

@@ -238,7 +238,7 @@ def score_cuts(
     levels = [torch.cat([v[:1], v[1:] - v[0]]) for v in (mean, others)]
     row = torch.cat([torch.ones(1), *levels, (mean[a] - mean[b]) ** 2, within])
     if config.get(SCALED):
-        row = row / max(1, len(client.train))
+        row = row / max(1, client.weight)
     return Upload({"scores": row.float()})
 
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import coterie
+
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.channel import secure
@@ -270,6 +272,21 @@ def test_weights_that_grow_with_every_step_are_refused(lr, decay, taken, tmp_pat
     server = Server(tmp_path)
     refusals = server.enrol("bb22", train={"lr": lr, "weight_decay": decay})
     assert len(refusals) == (0 if taken else server.count)
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "RMSprop", "Adagrad"])
+def test_steps_of_one_length_count_by_no_samples(optimizer, tmp_path):
+    # Each number of an upload is one of two then, and the server knows who counts how much: a sum
+    # says who has sent which.
+    train = {"optimizer": optimizer, "steps": 1}
+    server = Server(tmp_path)
+    refusals = server.enrol("bb22", train=train)
+    assert len(refusals) == server.count
+    assert all("privacy.weights = equal" in why for why in refusals.values())
+    assert not server.enrol("cc33", train=train, privacy={"weights": "equal"})
+    data = [(torch.randn(20, 3), torch.arange(20) % 2) for _ in range(3)]
+    with pytest.raises(ConfigError, match="steps of nearly one length"):  # a simulation's, too
+        coterie.simulate(data, "logistic", optimizer=optimizer, privacy={"secure": True})
 
 
 @pytest.mark.parametrize(("more", "taken"), [(0, True), (1, False)])

@@ -16,6 +16,7 @@ from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import Abandoned, ConfigError
+from coterie.federation import vector_of
 from coterie.methods import make
 from coterie.run.experiment import execute
 from coterie.tree import same
@@ -60,6 +61,22 @@ def test_every_mean_of_every_round_is_the_plain_one_of_the_same_replies(
     assert len({r.examples for r in driven.fed.uploads.values()}) > 2  # so that weights matter
     if "ifca" in name or name in ("oracle", "known-groups"):
         assert max(len(found) for found, _ in sums) == 2
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "scaffold n"])
+def test_with_equal_weights_a_mean_is_that_of_clients_and_not_of_samples(
+    name, tmp_path, monkeypatch
+):
+    made = secured(METHODS[name](), replace(SECURE, weights="equal"), settings={"rounds": 1})
+    driven = Driven(made, tmp_path, around=witness(monkeypatch)).all()
+    found, _ = driven.fed.means[-1]
+    uploads = driven.fed.uploads.values()
+    assert len({len(c.train) for c in made.population.clients}) > 2
+    for array, mean in found[0].arrays.items():
+        each = torch.stack([vector_of(u.arrays[array]).double() for u in uploads])
+        torch.testing.assert_close(vector_of(mean).double(), each.mean(0), atol=1e-6, rtol=1e-6)
+    assert found[0].examples == len(uploads)
+    assert not any((u.arrays["count"] > 1).any() for u in uploads if "count" in u.arrays)
 
 
 @pytest.mark.parametrize("bits", [8, 12, 40])

@@ -42,6 +42,15 @@ def test_the_same_groups_and_models_as_in_the_open():
     assert verdict(secure)["losses"] == pytest.approx([losses[1], losses[2]], abs=1e-3)
 
 
+def test_scores_are_those_of_clients_where_all_count_equally():
+    """These clients have equally many samples, so nothing but the scale of sums is different."""
+    method = coterie.fedclust(fallback=False)
+    hidden = {"secure": True, "reveal": "final-layer", "min_group": 3}
+    by_samples, equal = run(method, **hidden), run(method, weights="equal", **hidden)
+    assert equal.groups == by_samples.groups
+    assert verdict(equal)["losses"] == pytest.approx(verdict(by_samples)["losses"], rel=1e-4)
+
+
 def test_no_more_than_the_final_layer_of_anybody_is_ever_seen():
     """Not even where it tells nothing: the whole change stays with the clients."""
     random = torch.Generator().manual_seed(5)

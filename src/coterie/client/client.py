@@ -56,6 +56,7 @@ class Bench:
     criterion: Criterion
     schedule: Schedule
     seed: int
+    equal: bool = False  # whether clients count equally, whatever their samples
 
 
 class Client:
@@ -91,6 +92,11 @@ class Client:
     def base(self) -> Weights:
         """The model that everybody starts from, θ⁰."""
         return self._bench.start
+
+    @property
+    def weight(self) -> int:
+        """What this client counts in means by samples: as many, or 1 where all count equally."""
+        return 1 if self._bench.equal else len(self.train)
 
     def kept(self, name: str) -> Weights | None:
         """Weights that this client keeps under ``name``, if any."""

@@ -74,7 +74,8 @@ class ClientRuntime:
         model = FlatModel(copy.deepcopy(plan.module), plan.device, plan.bn)
         start = Weights(model.layout, plan.start.vector)
         training = plan.training
-        self.bench = Bench(model, start, training.criterion, training.schedule, plan.seed)
+        equal = plan.privacy.secure and plan.privacy.weights == "equal"
+        self.bench = Bench(model, start, training.criterion, training.schedule, plan.seed, equal)
         self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)
         self.compression = ClientCompression(plan.coding, self.wire, plan.seed)
@@ -200,7 +201,7 @@ class ClientRuntime:
         body: Mapping[str, Any],
     ) -> tuple[int, Upload, ReplyBody]:
         """What may leave of an upload: the samples it counts by, the rest of it, what it is of."""
-        privacy, examples = self.plan.privacy, len(client.train)
+        privacy, examples = self.plan.privacy, client.weight
         if "beside" in body:
             assert isinstance(client.state, Staged)
             leaves = body["order"] if client.state.changed else body.get("expects", "")

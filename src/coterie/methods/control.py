@@ -216,7 +216,7 @@ def _upload(
     Where everybody counts the same, buffers carry their number of samples with them: the mean of
     such buffers over the mean of such numbers is the mean by samples.
     """
-    travels, count = SHARING.keep(client, trained), 1.0 if by_examples else float(len(client.train))
+    travels, count = SHARING.keep(client, trained), 1.0 if by_examples else float(client.weight)
     vector = travels.vector.clone()
     vector[travels.layout.trainable :] *= count
     model = Weights(travels.layout, vector)

@@ -180,6 +180,7 @@ class Experiment:
             layout,
             len(self.members),
             self.settings.clock["name"],
+            self.schedule.optimizer,
         )
 
     def client_plan(self, folder: Path) -> Plan:

@@ -37,6 +37,7 @@ def check_privacy(
     layout: Layout,
     clients: int,
     clock: str = "none",
+    optimizer: str = "sgd",
 ) -> None:
     """Refuse what does not go together, before anything is trained."""
     privacy.check()
@@ -60,6 +61,13 @@ def check_privacy(
         )
     if privacy.noised and method.no_noise:
         raise ConfigError(f"method {method.name} {method.no_noise}")
+    by_samples = privacy.secure and not privacy.noised and privacy.weights == "samples"
+    if by_samples and optimizer.lower() != "sgd":
+        raise ConfigError(
+            f"train.optimizer = '{optimizer}' makes steps of nearly one length, and who counts by "
+            "samples that the server knows can then be told from the others in a secure sum: set "
+            "privacy.weights = equal, or train by sgd"
+        )
     if privacy.secure and not coding.upwards.exact:
         raise ConfigError(
             f"wire.up = '{coding.up}' loses digits, and what masks hide must add up exactly: leave "

@@ -44,6 +44,10 @@ class Privacy(PrivacySection):
                 f"privacy.reveal = '{self.reveal}' lets something through secure aggregation, "
                 "which is off: add --secure, or leave it out"
             )
+        if self.weights == "equal" and not self.secure:
+            raise ConfigError(
+                "privacy.weights = 'equal' is about secure sums: add --secure, or leave it out"
+            )
         if self.secure and self.noised and self.mechanism != "central":
             raise ConfigError(
                 f"privacy.mechanism = '{self.mechanism}' does not go with --secure, in which "
