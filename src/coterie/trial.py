@@ -231,7 +231,7 @@ def score_cuts(
     a, b = torch.triu_indices(len(names), len(names), 1)
     gaps = table[a] - table[b]
     blocks = table.shape[1]
-    within = gaps.var(1, unbiased=blocks > 1) / blocks
+    within = gaps.var(1, unbiased=blocks > 1) / blocks if len(gaps) else gaps.new_zeros(0)
     others = mean
     if kept is not None and totals:
         others = _without_own(client, kept, names, totals, models, mean)
