@@ -39,12 +39,12 @@ import torch
 from coterie.data import Population
 from coterie.data.heterogeneity import describe
 from coterie.errors import ConfigError
+from coterie.results.rundir import RunDir, finite
+from coterie.results.toml import read_toml
 from coterie.run.compare import folder_of, method_list
 from coterie.run.config import experiment_of, parse, population_of
 from coterie.run.experiment import execute
-from coterie.run.rundir import RunDir, finite
 from coterie.run.scenarios import scenario
-from coterie.run.toml import read_toml
 from coterie.tree import write_atomic
 from methods import RESULTS, as_page, commit, ended, machine
 

@@ -96,7 +96,7 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     before, began = about["wall_seconds"], time.perf_counter()
     note.write_text(json.dumps({**about, "wall_seconds": None}))  # all that is left if it is killed
     try:
-        subprocess.run([sys.executable, "-m", "coterie.cli", "compare", *words], check=True)
+        subprocess.run([sys.executable, "-m", "coterie", "compare", *words], check=True)
     finally:
         if before is not None:
             about["wall_seconds"] = round(before + time.perf_counter() - began, 1)

@@ -34,9 +34,9 @@ import torch
 
 from coterie.data import Population
 from coterie.errors import ConfigError
+from coterie.results.rundir import finite
 from coterie.run.config import experiment_of, parse, population_of
 from coterie.run.experiment import execute
-from coterie.run.rundir import finite
 from coterie.tree import write_atomic
 from dc_pfl_table import Tree, write
 from methods import RESULTS, as_page, commit, ended, machine

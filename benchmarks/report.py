@@ -32,7 +32,7 @@ import numpy as np
 
 from coterie.grouping.hierarchy import agglomerate, best_cut
 from coterie.methods.trees import chosen_because
-from coterie.run.rundir import RunDir
+from coterie.results.rundir import RunDir
 from methods import RESULTS, commit, machine
 
 SECONDS, BYTES = 10.0, 15_000_000

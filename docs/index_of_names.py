@@ -27,7 +27,7 @@ OPTIONAL = (
     "coterie.engines.flower",
     "coterie.engines.ray",
     "coterie.report.live",
-    "coterie.report.tracking.",
+    "coterie.tracking.",
 )
 WITH_PARAMETERS = ("models", "sets", "partitions", "shifts")
 
@@ -66,7 +66,7 @@ def rows(registry: Registry[Any]) -> dict[str, dict[str, str]]:
 
 def commands() -> dict[str, dict[str, str]]:
     """What the commands that are imported late do, in their own words."""
-    from coterie.cli import LATER, load
+    from coterie.cli.app import LATER, load
 
     return {name: {"about": (load(name).help or "").split("\n\n")[0]} for name in LATER}
 

@@ -27,7 +27,7 @@ from PIL import Image
 
 from coterie.report import figures
 from coterie.report.figures import verdict as verdicts
-from coterie.run.rundir import RunDir
+from coterie.results.rundir import RunDir
 
 Events = list[dict[str, Any]]
 OUT = Path(__file__).parent / "methods" / "pictures"

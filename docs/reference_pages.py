@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 import coterie
 from coterie import events
-from coterie.cli import whole
+from coterie.cli.app import whole
 from coterie.keys import Key, keys
 from coterie.schema import Config
 
@@ -31,6 +31,8 @@ MADE = "<!-- made from the code by docs/reference_pages.py: do not edit -->"
 # The modules of the public names, in the order of the page, with what a reader looks for there.
 PLACES = {
     "coterie.run": "Run, and look",
+    "coterie.results": "Run, and look",
+    "coterie.tracking": "Run, and look",
     "coterie.report": "Run, and look",
     "coterie.data": "Data",
     "coterie.compose": "Methods from pieces",

@@ -36,11 +36,11 @@ from coterie.engines.flower import engine
 from coterie.engines.flower.keys import make_federation, read_client
 from coterie.engines.flower.parcel import HEAD
 from coterie.engines.flower.runtime import client_app
+from coterie.results.result import Result
 from coterie.run import config
 from coterie.run.config import experiment_of, parse
 from coterie.run.experiment import Experiment, execute
 from coterie.run.observers import membership
-from coterie.run.result import Result
 
 NODE = 1000  # the node of client 0; the others follow
 GARBAGE = RecordDict({HEAD: ConfigRecord({"format": 1}), "arrays": ArrayRecord()})

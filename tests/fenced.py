@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.cli import whole
+from coterie.cli.app import whole
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent

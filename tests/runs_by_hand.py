@@ -3,7 +3,7 @@
 import json
 
 from coterie.report.reading import Reading
-from coterie.run.rundir import RunDir
+from coterie.results.rundir import RunDir
 
 NAMES = ["ann", "<b>bob</b>", "cy & co", "dee"]
 GROUPS = [["x"] * 4, ["x", "x", "y", "y"], ["x", "x", "y", "z"]]

@@ -51,17 +51,17 @@ from coterie.method import State as State
 from coterie.method import method as method
 from coterie.registry import METHODS as METHODS
 from coterie.report.reading import read_run as read_run
-from coterie.report.tracking import Tracker as Tracker
+from coterie.results.comparison import Comparison as Comparison
+from coterie.results.result import Result as Result
 from coterie.run.api import run as run
 from coterie.run.api import simulate as simulate
 from coterie.run.compare import compare as compare
-from coterie.run.comparison import Comparison as Comparison
 from coterie.run.groups import FoundGroups as FoundGroups
 from coterie.run.groups import find_groups as find_groups
-from coterie.run.result import Result as Result
 from coterie.seeds import seed_for as seed_for
 from coterie.serverside import robust as robust
 from coterie.serverside import stepping as stepping
+from coterie.tracking import Tracker as Tracker
 from coterie.weights import Layout as Layout
 from coterie.weights import Weights as Weights
 

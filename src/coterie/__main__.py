@@ -1,6 +1,6 @@
 """``python -m coterie``: the command line."""
 
-from coterie.cli import main
+from coterie.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first asked for."""
+"""Names that are imported when they are first asked for."""
 
 from __future__ import annotations
 
@@ -49,3 +49,13 @@ def attach(package: str, homes: Mapping[str, str]) -> None:
     module = sys.modules[package]
     vars(module)["__homes__"] = dict(homes)
     module.__class__ = _Lazy
+
+
+def named(place: str) -> Any:
+    """What is called ``package.module:name``, for where the package is not to be known.
+
+    >>> named("fractions:Fraction")(1, 2)
+    Fraction(1, 2)
+    """
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from coterie.door.clock import Clock
     from coterie.method import Method
     from coterie.report.catalogue import Picture, PictureOfSeveral
-    from coterie.report.tracking import Tracker
     from coterie.run.experiment import Settings
+    from coterie.tracking import Tracker
 
 T = TypeVar("T")
 F = TypeVar("F")

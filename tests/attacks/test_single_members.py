@@ -13,8 +13,8 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.channel.secure import Secure
 from coterie.channel.tasks import SCORE
+from coterie.cli.federation import join
 from coterie.client.client import Client, Staged
-from coterie.deploy.commands import join
 from coterie.deploy.join import Joining
 from coterie.deploy.member import Member
 from coterie.door.privacy import client as client_half

@@ -12,7 +12,7 @@ import pytest
 
 from browsing import DESKTOP, PHONE, opened
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, read_run
-from coterie.run.rundir import RunDir
+from coterie.results.rundir import RunDir
 from processes import COTERIE
 
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

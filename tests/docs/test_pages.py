@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli import whole
+from coterie.cli.app import whole
 from fenced import ROOT, blocks, check_command, close, commands, like, not_printed, run_page
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import coterie.cli
+import coterie.cli.app
 from processes import starting
 
 
@@ -53,7 +53,7 @@ def cli(monkeypatch, capsys) -> Callable[..., Ended]:
         handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             with pytest.raises(SystemExit) as ended:
-                coterie.cli.main()
+                coterie.cli.app.main()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 import coterie
 from coterie.data import load
 from coterie.methods import METHODS
+from coterie.results.rundir import RunDir
 from coterie.run.admit import admit_client, newcomer_data
 from coterie.run.export import reopen
-from coterie.run.rundir import RunDir
 
 KINDS = ("--clients", 12, "--shift", "rotation", "--set", "shift.groups=2", "--engine", "loop")
 FEDCLUST = ("--method", "fedclust", "--set", "method.clusters=2", "-q")

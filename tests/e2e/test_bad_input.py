@@ -306,7 +306,7 @@ def test_a_run_of_ones_own_data_is_continued_from_python(cli):
 
 def test_a_real_process_ends_with_the_code_and_the_sentence_alone():
     ended = subprocess.run(
-        [sys.executable, "-m", "coterie.cli", "run", "--method", "fedagv"],
+        [sys.executable, "-m", "coterie", "run", "--method", "fedagv"],
         capture_output=True,
         text=True,
         check=False,

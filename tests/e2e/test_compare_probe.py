@@ -17,9 +17,9 @@ from coterie.errors import ConfigError, TrainingError
 from coterie.method import Method, State, method
 from coterie.methods import METHODS
 from coterie.report import progress
+from coterie.results.rundir import RunDir
 from coterie.run import compare
 from coterie.run.compare import agreement, folder_of
-from coterie.run.rundir import RunDir
 
 
 def test_all_methods_in_one_table(cli, small):

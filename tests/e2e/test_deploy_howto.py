@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coterie.cli import whole
+from coterie.cli.app import whole
 from coterie.run.config import parse
 from federated import Process, events, free_port, until
 from fenced import check_command

@@ -22,7 +22,7 @@ METHODS = {
 ALWAYS_TRY = (
     "import sys, coterie.methods; "
     "sys.modules['coterie.methods.dc_pfl'].has_ended = lambda *_: True; "
-    "from coterie.cli import main; main()"
+    "from coterie.cli.app import main; main()"
 )
 
 

@@ -167,7 +167,7 @@ def test_keys_of_another_client_s_folder(cli, keys):
 
 
 def test_an_option_is_read_as_in_a_configuration():
-    from coterie.deploy.commands import _option
+    from coterie.cli.federation import _option
 
     assert _option("label=kind") == ("label", "kind")
     assert _option("header=3") == ("header", 3)

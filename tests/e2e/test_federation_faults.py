@@ -181,7 +181,7 @@ class Wards(Federation):
             f"lost = {missing!r}\n"
             "def gone(client, order): return [client, order.partition('.')[0]] in lost\n"
             "experiment.ENGINES['loop'] = lambda plan, _: Faulty(Loop(plan), lose_reply=gone)\n"
-            "from coterie.cli import main\n"
+            "from coterie.cli.app import main\n"
             "main()\n"
         )
         place = self.root / f"{name}-loop"

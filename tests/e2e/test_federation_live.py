@@ -6,7 +6,7 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 pytest.importorskip("uvicorn", reason="the live page needs the extra 'live'")
 
 from coterie.report.reading import FINISHED, read_run
-from coterie.run.rundir import ENGINE, RunDir
+from coterie.results.rundir import ENGINE, RunDir
 from federated import federation, rounds, same_models, until
 from watched import served
 

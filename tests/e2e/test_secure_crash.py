@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 import faked_grid
-from coterie.run.toml import read_toml
+from coterie.results.toml import read_toml
 from federated import federation, rounds, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

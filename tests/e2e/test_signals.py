@@ -137,7 +137,7 @@ def on_a_terminal(*words):
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "110"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "coterie.cli", *map(str, words)],
+        [sys.executable, "-m", "coterie", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=theirs,
         env=env,
@@ -174,7 +174,7 @@ def test_a_terminal_shows_scores_bytes_and_time_left(small):
 
 def test_no_terminal_no_control_codes(small):
     ended = subprocess.run(
-        [sys.executable, "-m", "coterie.cli", "run", *map(str, small), "--rounds", "2"],
+        [sys.executable, "-m", "coterie", "run", *map(str, small), "--rounds", "2"],
         capture_output=True,
         text=True,
         check=True,

@@ -24,8 +24,8 @@ from coterie.method import Method, State, method
 from coterie.methods import METHODS
 from coterie.report import progress
 from coterie.report.reading import find_runs
+from coterie.results.rundir import RunDir
 from coterie.run.jobs import Job, Look, Ready, _work, side_by_side
-from coterie.run.rundir import RunDir
 
 QUICK = {"data": {"clients": 4, "samples": 200}, "model": {"hidden": [8]}, "run": {"rounds": 2}}
 ASKED = {

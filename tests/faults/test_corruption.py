@@ -26,13 +26,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-import coterie.cli
-import coterie.options
+import coterie.cli.app
+import coterie.cli.options
 from coterie.errors import LostHistory, RunDirError
 from coterie.report.live.following import Following
 from coterie.report.reading import Reading, read_run
-from coterie.run.api import run
-from coterie.run.checked import (
+from coterie.results.checked import (
     EVENTS,
     JSON_LINES,
     LEDGER_ROWS,
@@ -41,9 +40,10 @@ from coterie.run.checked import (
     read_lines,
     to_json,
 )
+from coterie.results.rundir import RunDir, rounds_of
+from coterie.run.api import run
 from coterie.run.experiment import execute
 from coterie.run.export import reopen
-from coterie.run.rundir import RunDir, rounds_of
 from coterie.tree import read_tree, write_tree
 from coterie.weights import Layout
 from support import Stop, experiment, stop_after
@@ -80,7 +80,7 @@ def command(*words: object, terminal: bool = False) -> Ended:
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
-            coterie.cli.main()
+            coterie.cli.app.main()
     except SystemExit as end:
         code = int(end.code or 0)
     except Exception:
@@ -521,7 +521,7 @@ def test_on_a_terminal_it_asks(answer, subjects, tmp_path, monkeypatch):
         asked.append(text)
         return answer
 
-    monkeypatch.setattr(coterie.options.typer, "confirm", confirm)
+    monkeypatch.setattr(coterie.cli.options.typer, "confirm", confirm)
     monkeypatch.setattr("sys.stdin", Terminal())
     ended = command("run", "--resume", place, "-q", terminal=True)
     assert len(asked) == 1

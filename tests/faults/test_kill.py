@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from coterie.results.rundir import RunDir
 from coterie.run.export import reopen
-from coterie.run.rundir import RunDir
 from coterie.tree import same
 
 CONFIG = """
@@ -35,7 +35,7 @@ lr = 0.1
 cohort = 0.5
 workers = 2
 """
-COMMAND = [sys.executable, "-m", "coterie.cli", "run", "--quiet"]
+COMMAND = [sys.executable, "-m", "coterie", "run", "--quiet"]
 
 
 def start(*arguments: str) -> subprocess.Popen:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from coterie.results.rundir import RunDir
 from coterie.run.export import reopen
-from coterie.run.rundir import RunDir
 from coterie.tree import same
 
 CONFIG = """
@@ -41,7 +41,7 @@ DEADLY = """
 import os, signal, sys
 from pathlib import Path
 from coterie import trial
-from coterie.cli import main
+from coterie.cli.app import main
 
 name, marks = sys.argv[1], Path(sys.argv[2])
 inner = getattr(trial, name)
@@ -60,7 +60,7 @@ main()
 
 
 def coterie(*arguments: str, script: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-    command = [sys.executable, *(script or ("-m", "coterie.cli"))]
+    command = [sys.executable, *(script or ("-m", "coterie"))]
     return subprocess.run([*command, *arguments, "--quiet"], capture_output=True, text=True)
 
 

@@ -12,9 +12,9 @@ from coterie.door.privacy.settings import Privacy
 from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import LostHistory
+from coterie.results.rundir import RunDir, rounds_of
 from coterie.run.ending import Stop as Ending
 from coterie.run.experiment import ENGINES, execute
-from coterie.run.rundir import RunDir, rounds_of
 from coterie.tree import same
 from support import ROWS, Stop, digits, experiment, stop_after
 

@@ -20,9 +20,9 @@ from coterie.federation import Order, Upload
 from coterie.method import State
 from coterie.methods import METHODS, make
 from coterie.report.tables import newcomer_lines
+from coterie.results.rundir import RunDir
 from coterie.run.admit import admit_client
 from coterie.run.experiment import ENGINES, Experiment, Settings, execute
-from coterie.run.rundir import RunDir
 from coterie.run.session import Session
 from coterie.weights import Weights
 from support import (

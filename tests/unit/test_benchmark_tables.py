@@ -13,9 +13,9 @@ from coterie.door import outliers
 from coterie.door.clock import SYSTEMS
 from coterie.errors import ConfigError
 from coterie.models import INITIALISATIONS
+from coterie.results.toml import to_toml
 from coterie.run.config import parse
 from coterie.run.scenarios import scenario
-from coterie.run.toml import to_toml
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))

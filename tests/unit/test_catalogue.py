@@ -763,7 +763,7 @@ def test_agreement_is_that_of_others():
 
     from sklearn.metrics import adjusted_rand_score
 
-    from coterie.run.rows import adjusted_rand
+    from coterie.results.rows import adjusted_rand
 
     random = Random(0)
     for size in range(1, 30):

@@ -10,8 +10,8 @@ from coterie.errors import TrainingError
 from coterie.report.compared_parts import over_seeds, side_by_side
 from coterie.report.comparison_tables import sheet_of
 from coterie.report.sheets import as_html, as_latex, as_markdown, as_rich, notes_of, tex
-from coterie.run.comparison import Comparison
-from coterie.run.rows import in_full
+from coterie.results.comparison import Comparison
+from coterie.results.rows import in_full
 from runs_by_hand import finished, round_of
 
 NASTY = r"x_a & 50 % #1 {b} <i>\o</i> | *k* [bold]$"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from coterie.errors import ConfigError, DataError
+from coterie.results.toml import read_toml, to_toml
 from coterie.run.compare import method_list
 from coterie.run.config import (
     Config,
@@ -19,7 +20,6 @@ from coterie.run.config import (
     population_of,
     read_start,
 )
-from coterie.run.toml import read_toml, to_toml
 
 SMALL = {"data": {"clients": 3, "samples": 60}, "run": {"engine": "loop"}}
 

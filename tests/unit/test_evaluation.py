@@ -1,6 +1,6 @@
 """Scores over clients, some of whom say less than others."""
 
-from coterie.run.evaluation import summarise
+from coterie.results.evaluation import summarise
 
 WHOLE = {"test_accuracy": 0.5, "test_count": 10.0, "test_loss": 0.3, "val_count": 4.0}
 

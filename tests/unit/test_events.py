@@ -18,8 +18,8 @@ from coterie.events import (
     meaning,
     mended,
 )
+from coterie.results.rundir import RunDir, finite
 from coterie.run.experiment import execute
-from coterie.run.rundir import RunDir, finite
 from support import ROWS, experiment
 
 WAY = {"down": 1, "up": 2}

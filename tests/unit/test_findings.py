@@ -13,8 +13,7 @@ from coterie.report.figures.verdict import verdict
 from coterie.report.page import run_blocks
 from coterie.report.reading import Reading, read_run
 from coterie.report.words import headline
-from coterie.run.experiment import execute
-from coterie.run.findings import (
+from coterie.results.findings import (
     deciding,
     grouping_lines,
     grouping_of,
@@ -23,6 +22,7 @@ from coterie.run.findings import (
     round_samples,
     warnings_of,
 )
+from coterie.run.experiment import execute
 from runs_by_hand import EVIDENCE, VERDICT, evidenced, finished, old, round_of
 from support import experiment, stop_after
 

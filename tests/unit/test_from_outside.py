@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 import coterie
-from coterie.cli import app, main
+from coterie.cli.app import app, main
 from coterie.door.codec import codec
 from coterie.engines import pool
 from coterie.errors import ConfigError

@@ -11,9 +11,9 @@ from torch import nn
 import coterie
 from coterie.errors import ConfigError, RunDirError
 from coterie.models import INITIALISATIONS, initialise, make_model
+from coterie.results.toml import read_toml
 from coterie.run.config import experiment_of, parse
 from coterie.run.experiment import execute
-from coterie.run.toml import read_toml
 from coterie.seeds import seed_for
 from support import Stop, digits, experiment, stop_after
 

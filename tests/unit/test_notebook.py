@@ -15,7 +15,7 @@ import coterie
 from coterie.data import from_clients
 from coterie.errors import ConfigError, RunDirError
 from coterie.report.catalogue import PICTURES, pictures
-from coterie.run.rundir import RunDir, finite
+from coterie.results.rundir import RunDir, finite
 
 pandas = pytest.importorskip("pandas")
 

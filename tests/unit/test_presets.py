@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 import coterie
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.errors import ConfigError
 from coterie.run.config import experiment_of, parse
 from support import same_bits

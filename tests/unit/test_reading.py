@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.errors import Interrupted, RunDirError
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, find_runs, read_run
+from coterie.results.provenance import session
+from coterie.results.rundir import RunDir
 from coterie.run.api import run, simulate
 from coterie.run.config import experiment_of, parse
 from coterie.run.experiment import execute
-from coterie.run.provenance import session
-from coterie.run.rundir import RunDir
 
 SMALL = {
     "data": {"clients": 5},

@@ -162,7 +162,7 @@ def test_what_only_lists_names_imports_no_torch(words):
     """Nor NumPy nor pydantic: of what is imported, torch alone takes two seconds."""
     text = "import sys, coterie"
     if words is not None:
-        text += f"\nfrom coterie.cli import app\napp({words.split()}, standalone_mode=False)"
+        text += f"\nfrom coterie.cli.app import app\napp({words.split()}, standalone_mode=False)"
     text += "\nprint('heavy:', *{'torch', 'numpy', 'scipy', 'sklearn', 'plotly'} & {*sys.modules})"
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert found.stdout.splitlines()[-1:] == ["heavy:"], found.stdout[-500:] + found.stderr[-500:]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.errors import ConfigError, RunDirError
 from coterie.report import html, parts
 from coterie.report import page as page_module
@@ -25,8 +25,8 @@ from coterie.report.html import readings_of, report, write_report
 from coterie.report.markup import json_text, safe_json, table, tag
 from coterie.report.page import compared_blocks, contents, document, run_blocks
 from coterie.report.reading import Reading, read_run
+from coterie.results.rundir import RunDir
 from coterie.run.api import simulate
-from coterie.run.rundir import RunDir
 from runs_by_hand import clients, finished, written
 
 EVIL = "<script>alert(1)</script>"

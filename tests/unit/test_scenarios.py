@@ -12,12 +12,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from coterie.cli.options import resolve
 from coterie.data import build_population, describe, files, load, pairwise_kl
 from coterie.data.partitions import DRAWS, LEVELS, primary_secondary, thirds
 from coterie.errors import ConfigError, DataError
 from coterie.methods import METHODS, make
 from coterie.models import make_model
-from coterie.options import resolve
 from coterie.report.scenario_tables import paper_notes, print_scenario, target_lines
 from coterie.run.compare import method_list, set_up
 from coterie.run.config import assign_texts, method_of, parse, population_of

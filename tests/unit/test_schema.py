@@ -28,9 +28,9 @@ import json, sys
 sys.path.insert(0, DOCS)
 from typer.testing import CliRunner
 from reference_pages import config_page
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.errors import ConfigError
-from coterie.options import resolve
+from coterie.cli.options import resolve
 from coterie.run.config import parse, settings_of
 
 def refused(tree):
@@ -119,7 +119,7 @@ def test_declarations_need_neither_torch_nor_numpy():
     look = (
         "import sys, types; package = types.ModuleType('coterie'); "
         f"package.__path__ = [{str(source)!r}]; sys.modules['coterie'] = package; "
-        "import coterie.keys, coterie.options; "
+        "import coterie.keys, coterie.cli.options; "
         "print([m for m in ('torch', 'numpy', 'scipy', 'safetensors') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

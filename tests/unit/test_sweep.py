@@ -9,13 +9,13 @@ import pytest
 
 import coterie
 from coterie.errors import ConfigError, DataError
+from coterie.results.pairing import common_seeds, deviation, holm, marks, means_of, p_value
 from coterie.run import entries as entries_module
 from coterie.run import jobs
 from coterie.run.compare import set_up
 from coterie.run.config import Config, parse, population_of
 from coterie.run.entries import Populations, checked, entries_of, folder_of, more_seeds
 from coterie.run.jobs import at_once
-from coterie.run.pairing import common_seeds, deviation, holm, marks, means_of, p_value
 from coterie.run.plan import read_plan, write_plan
 from coterie.run.sweep import Sweep, methods_of, of_flags, of_table, settings_of
 

@@ -20,14 +20,14 @@ import pytest
 import torch
 
 import coterie
+from coterie import tracking as module
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, Interrupted
-from coterie.report import tracking as module
-from coterie.report.tracking import tracking
-from coterie.report.tracking.values import flat, numbers
+from coterie.results.rundir import RunDir, rounds_of
 from coterie.run.config import experiment_of, parse
 from coterie.run.experiment import execute, with_settings
-from coterie.run.rundir import RunDir, rounds_of
+from coterie.tracking import tracking
+from coterie.tracking.values import flat, numbers
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("mlflow")
@@ -463,7 +463,7 @@ def test_numbers_that_are_none_are_left_out():
 
 
 def test_long_values_and_many_parameters_are_taken(tmp_path):
-    from coterie.report.tracking.mlflow import MLflow
+    from coterie.tracking.mlflow import MLflow
 
     about = {
         "method": "m",
@@ -483,7 +483,7 @@ def test_long_values_and_many_parameters_are_taken(tmp_path):
 
 
 def test_newcomers_that_are_admitted_again_are_there_once(tmp_path):
-    from coterie.report.tracking.mlflow import MLflow
+    from coterie.tracking.mlflow import MLflow
 
     tables = {"method": "m", "seed": 0, "rounds": 1, "versions": {}, "history": [], "config": {}}
     came = {"round": 1, "event": "admission", "received": {"r2": 0.5}, "adapted": {"r2": 0.75}}

@@ -16,8 +16,8 @@ from coterie.methods.trees import cannot_bind, cut_tree
 from coterie.report.progress import progress, saying
 from coterie.report.reading import read_run
 from coterie.report.tables import print_summary
+from coterie.results.findings import warnings_of
 from coterie.run.experiment import execute
-from coterie.run.findings import warnings_of
 from runs_by_hand import EVENT
 from support import experiment, on_quadratics, quadratics, stop_after
 

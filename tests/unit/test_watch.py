@@ -15,15 +15,16 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from coterie.cli import watch as commands
 from coterie.errors import ConfigError, RunDirError
-from coterie.report.live import commands, control, following, watching
+from coterie.report.live import control, following, watching
 from coterie.report.live.control import Controls
 from coterie.report.live.following import Following
 from coterie.report.live.rows import row_id, state
 from coterie.report.page import Block
 from coterie.report.reading import read_run
 from coterie.report.repeating import command
-from coterie.run.rundir import RunDir
+from coterie.results.rundir import RunDir
 from federated import until
 from watched import TOKEN, add_lines, make_run, round_of, served
 

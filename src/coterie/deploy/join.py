@@ -24,7 +24,7 @@ from coterie.door.privacy.record import Record
 from coterie.engines.flower.keys import ClientKeys, read_client
 from coterie.engines.flower.processes import Child, environment, free_port, shared_secret, tail
 from coterie.errors import ConfigError, RunDirError
-from coterie.run.rundir import RunDir
+from coterie.results.rundir import RunDir
 
 _LOOK = 0.2
 _PAUSE = 5.0  # seconds before a SuperNode that ended is started again

@@ -35,7 +35,7 @@ from coterie.engines.flower.keys import ClientKeys, write_secret
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.errors import ConfigError, CoterieError, DataError, RunDirError, WireError
 from coterie.federation import ClientId
-from coterie.run.checked import read_json, to_json
+from coterie.results.checked import read_json, to_json
 from coterie.run.config import experiment_of
 from coterie.schema import Schedule
 from coterie.tree import to_safetensors, write_atomic

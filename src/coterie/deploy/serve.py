@@ -35,7 +35,10 @@ from coterie.engines.flower.parcel import Parcel
 from coterie.errors import ConfigError, CoterieError, DataError, Interrupted
 from coterie.federation import ClientId
 from coterie.methods.known_groups import COLUMN, with_groups
-from coterie.run.checked import read_json, to_json
+from coterie.results.checked import read_json, to_json
+from coterie.results.evaluation import headline
+from coterie.results.result import Result
+from coterie.results.rundir import ENGINE, RunDir
 from coterie.run.config import (
     check_model,
     experiment_of,
@@ -44,17 +47,14 @@ from coterie.run.config import (
     parse,
     population_of,
 )
-from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment, Watch, execute
 from coterie.run.own import digests_of
 from coterie.run.privacy import left_public
-from coterie.run.result import Result
-from coterie.run.rundir import ENGINE, RunDir
 from coterie.schema import Config
 from coterie.tree import write_atomic
 
 if TYPE_CHECKING:
-    from coterie.report.tracking import Tracking
+    from coterie.tracking import Tracking
 
 _LOOK = 1.0  # seconds between two looks for clients
 _AGAIN = 30.0  # seconds before a client that could not take part is asked again

@@ -25,7 +25,7 @@ from coterie.report.figures.trees import cut_height, is_cut, later_cuts
 from coterie.report.figures.verdict import tried, without_own
 from coterie.report.reading import Reading
 from coterie.report.words import count, noted_round
-from coterie.run.findings import Noted, deciding, noted, spoken
+from coterie.results.findings import Noted, deciding, noted, spoken
 
 
 def noting(reading: Reading, key: str) -> Event:

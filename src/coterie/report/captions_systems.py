@@ -8,7 +8,7 @@ from coterie.door.clock import SYSTEMS
 from coterie.report.figures.systems import heading, standings, timed
 from coterie.report.reading import Reading
 from coterie.report.words import value
-from coterie.run.findings import spoken
+from coterie.results.findings import spoken
 
 MOST = 3  # runs whose scores are said in each system
 

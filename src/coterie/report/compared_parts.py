@@ -16,8 +16,8 @@ from coterie.report.reading import FINISHED, Reading, number
 from coterie.report.tables import score, size
 from coterie.report.words import count, seconds
 from coterie.report.words import value as with_unit
-from coterie.run.pairing import BEST, MARKED, TIE, means_of
-from coterie.run.rows import in_full
+from coterie.results.pairing import BEST, MARKED, TIE, means_of
+from coterie.results.rows import in_full
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 from coterie.report.scenario_tables import cost_of, figure_of, paper_notes
 from coterie.report.sheets import Block, Cell, Column, Fitted, Sheet, as_rich
 from coterie.report.tables import left_out, score, size
-from coterie.run.comparison import Comparison
-from coterie.run.pairing import BEST, LEAST_SEEDS, MARKED, TIE, UNTESTED, UNTOLD
-from coterie.run.sweep import place_of, shown
+from coterie.results.comparison import Comparison
+from coterie.results.pairing import BEST, LEAST_SEEDS, MARKED, TIE, UNTESTED, UNTOLD
+from coterie.results.titles import place_of, shown
 
 _NONE = "–"
 _SAME = 1e-12  # differences that are rounding, and nothing else

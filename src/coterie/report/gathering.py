@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Union
 
 from coterie.errors import ConfigError, RunDirError
 from coterie.report.figures.compared import told_apart
-from coterie.report.notebook import Notebook
 from coterie.report.reading import Reading, find_runs, read_run
+from coterie.results.notebook import Notebook
 
 if TYPE_CHECKING:
-    from coterie.run.result import Result
+    from coterie.results.result import Result
 
 
 Run = Union[Path, str, "Result", Reading]

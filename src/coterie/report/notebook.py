@@ -1,17 +1,15 @@
-"""Runs in a notebook: a card, data frames and pictures, of a result or of a run read from disk."""
+"""The tables of a run as data frames of pandas."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, unknown
+from coterie.results.notebook import the_pandas
 
 if TYPE_CHECKING:
     import pandas
-    from plotly.graph_objects import Figure
 
     from coterie.report.reading import Reading
 
@@ -20,51 +18,12 @@ _COUNTS = ("client", "newcomer", "train", "val", "test", "bytes_down", "bytes_up
 _WORDS = ("name", "group", "true_group")
 
 
-def the_pandas() -> Any:
-    """The library, which is an extra."""
-    try:
-        import pandas
-    except ImportError:
-        raise ConfigError("a data frame needs the extra: pip install 'coterie[notebook]'") from None
-    return pandas
-
-
-class Notebook(ABC):
-    """What a notebook shows of a run; mixed into results and readings."""
-
-    @abstractmethod
-    def _read(self) -> Reading:
-        """The run, as far as it is known."""
-
-    def to_dataframe(self, table: str = "rounds") -> pandas.DataFrame:
-        """A table as a data frame of pandas; what is missing is NaN.
-
-        ``"rounds"`` has a row a round, ``"clients"`` a row a client, ``"scores"`` one for each
-        client and scored round, ``"bytes"`` one for each round and kind of array (round 0: before
-        the first).
-        """
-        if table not in _TABLES:
-            raise ConfigError(unknown("table", table, _TABLES))
-        made: pandas.DataFrame = the_pandas().DataFrame(_columns(*_TABLES[table](self._read())))
-        return made
-
-    def figure(self, name: str) -> Figure:
-        """A picture by its name, as in ``figure("groups")``; a notebook shows it by itself."""
-        from coterie.report.catalogue import draw
-
-        return draw(name, self._read())
-
-    def report(self, to: str | Path | None = None) -> Path:
-        """Write the HTML report; gives its place (default: ``report.html`` in the run's folder)."""
-        from coterie.report.html import write_report
-
-        kept = self._read().path
-        return write_report(self if kept is None else kept, to)  # type: ignore[arg-type]
-
-    def _repr_html_(self) -> str:
-        from coterie.report.card import card
-
-        return card(self._read())
+def dataframe(reading: Reading, table: str) -> pandas.DataFrame:
+    """A table of a run, as a data frame."""
+    if table not in _TABLES:
+        raise ConfigError(unknown("table", table, _TABLES))
+    made: pandas.DataFrame = the_pandas().DataFrame(_columns(*_TABLES[table](reading)))
+    return made
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -73,7 +32,7 @@ Rows = tuple[Sequence[str], Sequence[Mapping[str, Any]]]
 
 
 def _rounds(reading: Reading) -> Rows:
-    from coterie.report.tracking.values import numbers
+    from coterie.tracking.values import numbers
 
     rows = []
     for event in reading.rounds:

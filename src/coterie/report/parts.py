@@ -34,7 +34,7 @@ from coterie.report.tables import (
     size,
 )
 from coterie.report.words import DAMAGE, count, seconds
-from coterie.run.findings import deciding, noted, probing_cost
+from coterie.results.findings import deciding, noted, probing_cost
 
 SEEN = {
     "each": "single clients",

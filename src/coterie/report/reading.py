@@ -30,14 +30,14 @@ from coterie.events import (
     is_count,
     mended,
 )
-from coterie.report.notebook import Notebook
-from coterie.run.checked import JSON_LINES, check_note, from_json, read_lines
-from coterie.run.findings import grouping_of, round_samples, warnings_of
-from coterie.run.rundir import CHECKSUMS, RunDir, numbered, open_plain, rounds_of, wrong_tables
+from coterie.results.checked import JSON_LINES, check_note, from_json, read_lines
+from coterie.results.findings import grouping_of, round_samples, warnings_of
+from coterie.results.notebook import Notebook
+from coterie.results.rundir import CHECKSUMS, RunDir, numbered, open_plain, rounds_of, wrong_tables
 from coterie.schema import Config
 
 if TYPE_CHECKING:
-    from coterie.run.result import Result
+    from coterie.results.result import Result
 
 FINISHED, RUNNING, STOPPED = "finished", "running", "stopped"
 _CONFIG = dict.fromkeys([*Config.model_fields, "python"], dict[str, Any])
@@ -194,7 +194,7 @@ class Reading(Notebook):
     @classmethod
     def of(cls, result: Result, name: str = "") -> Reading:
         """A result of this process, whether it was kept in a folder or not."""
-        from coterie.run.provenance import described, size_of, versions
+        from coterie.results.provenance import described, size_of, versions
 
         held = result.newcomers
         came = result.summary.get("newcomers")

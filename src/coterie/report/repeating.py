@@ -11,8 +11,8 @@ from typing import Any
 from coterie.errors import RunDirError
 from coterie.report.markup import Markup, joined, tag
 from coterie.report.reading import FINISHED, RUNNING, Reading
-from coterie.run.rundir import ENGINE
-from coterie.run.toml import to_toml
+from coterie.results.rundir import ENGINE
+from coterie.results.toml import to_toml
 
 
 def repeat(reading: Reading, id: str, level: int) -> Markup:

@@ -22,7 +22,7 @@ from coterie.errors import CoterieError, Interrupted
 from coterie.events import Event
 from coterie.report.progress import Board, Watch, lasting, progress
 from coterie.report.tables import score, size
-from coterie.run.jobs import Look
+from coterie.results.looking import Look
 
 _NAME = 12  # columns that a name has at least
 _BAR = 40

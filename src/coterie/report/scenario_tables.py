@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.report.tables import percent
-from coterie.run.rows import megabits
-from coterie.run.toml import to_toml
+from coterie.results.rows import megabits
+from coterie.results.toml import to_toml
 
 if TYPE_CHECKING:
     from coterie.run.scenarios import Scenario

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from coterie.run.pairing import BEST, TIE, UNTESTED, UNTOLD
+from coterie.results.pairing import BEST, TIE, UNTESTED, UNTOLD
 
 _SIGNS = {BEST: "*", TIE: "=", UNTESTED: "?"}  # also seen where there are no colours
 _WORDS = {BEST: "bold", TIE: "=", UNTESTED: "?"}  # of Markdown and HTML

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.door.exposure import sentences
-from coterie.run.findings import grouping_lines
+from coterie.results.findings import grouping_lines
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 

@@ -14,7 +14,7 @@ from coterie.report.figures.scores import at_bytes, at_seconds, curve
 from coterie.report.figures.style import Event
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, number
 from coterie.report.tables import score, size
-from coterie.run.findings import between_groups, how_sure, own_weight, probing_cost
+from coterie.results.findings import between_groups, how_sure, own_weight, probing_cost
 
 # What a run's files can hold in place of what they should: notes may be damaged, or another's.
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
@@ -201,7 +201,7 @@ def _called(reading: Reading) -> Callable[[int], str] | None:
 
 def agreement_of(reading: Reading) -> float | None:
     """The adjusted Rand index of the last groups and the true ones, if these are known."""
-    from coterie.run.rows import agreement
+    from coterie.results.rows import agreement
 
     true, groups = reading.data.get("groups") or [], reading.groups
     rows = [

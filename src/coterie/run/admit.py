@@ -35,11 +35,11 @@ from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, DataError, TrainingError
 from coterie.federation import Array, ClientId, Slot
 from coterie.method import Method, Round
+from coterie.results.result import Result
+from coterie.results.rundir import RunDir
 from coterie.run.config import metadata_of, parse
 from coterie.run.experiment import public_of
 from coterie.run.export import check_target, reopen, write_model
-from coterie.run.result import Result
-from coterie.run.rundir import RunDir
 from coterie.schema import Config
 from coterie.weights import Weights
 

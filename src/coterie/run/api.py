@@ -24,6 +24,8 @@ from coterie.keys import keys
 from coterie.method import Method
 from coterie.methods import make as make_method
 from coterie.models import make_model
+from coterie.results.result import Result
+from coterie.results.toml import read_toml
 from coterie.run.config import (
     assign,
     criterion_of,
@@ -36,12 +38,10 @@ from coterie.run.experiment import Experiment, Watch, execute, reinitialised
 from coterie.run.own import admitted
 from coterie.run.presets import PRESETS
 from coterie.run.privacy import left_public
-from coterie.run.result import Result
-from coterie.run.toml import read_toml
 from coterie.schema import Config, Schedule, part
 
 if TYPE_CHECKING:
-    from coterie.report.tracking import Tracker
+    from coterie.tracking import Tracker
 
     Track = Iterable[str | Tracker] | str | Tracker
 
@@ -186,7 +186,7 @@ def _warn_of_public(experiment: Experiment) -> None:
 
 
 def _tracking(track: Track | None, directory: Path | None) -> Any:
-    from coterie.report.tracking import tracking
+    from coterie.tracking import tracking
 
     return tracking(track, directory)
 

@@ -11,7 +11,7 @@ from typing import Any
 from coterie.channel.state import KEPT
 from coterie.errors import RunDirError
 from coterie.method import State
-from coterie.run.checked import Mark, from_json, to_json
+from coterie.results.checked import Mark, from_json, to_json
 from coterie.tree import Tree, read_tree, write_atomic, write_tree
 from coterie.weights import Layout
 

@@ -13,10 +13,10 @@ from coterie.door.policy import cohort_size
 from coterie.errors import TrainingError
 from coterie.events import ADMISSION
 from coterie.method import Round
+from coterie.results.evaluation import Scores, summarise
+from coterie.results.findings import grouping_of, round_samples, warnings_of
+from coterie.results.result import client_rows
 from coterie.run.ending import to_target
-from coterie.run.evaluation import Scores, summarise
-from coterie.run.findings import grouping_of, round_samples, warnings_of
-from coterie.run.result import client_rows
 from coterie.run.session import Session
 
 

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError, CoterieError, Interrupted, RunDirError, TrainingError
-from coterie.run.comparison import Comparison
+from coterie.results.comparison import Comparison
+from coterie.results.evaluation import headline
+from coterie.results.looking import Look
+from coterie.results.rows import agreement, read_kept, row_of
+from coterie.results.rundir import RunDir, to_csv
+from coterie.results.toml import read_toml
 from coterie.run.config import assign, displace, parse, run_anew
 from coterie.run.entries import (
     Entry,
@@ -25,9 +30,8 @@ from coterie.run.entries import (
     folder_of,
     more_seeds,
 )
-from coterie.run.evaluation import headline
 from coterie.run.experiment import Watch, execute, with_settings
-from coterie.run.jobs import Job, Look, Ready, at_once, carry_out
+from coterie.run.jobs import Job, Ready, at_once, carry_out
 from coterie.run.own import admitted, digests_of
 from coterie.run.plan import (
     ABOUTS,
@@ -39,10 +43,7 @@ from coterie.run.plan import (
     write_json,
     write_plan,
 )
-from coterie.run.rows import agreement, read_kept, row_of
-from coterie.run.rundir import RunDir, to_csv
 from coterie.run.sweep import Asked, Assignments, every_method, method_list, of_table
-from coterie.run.toml import read_toml
 from coterie.schema import Config
 from coterie.tree import write_atomic
 
@@ -123,7 +124,7 @@ def compare(
 
 
 def _tracker_names(track: Any, directory: object) -> list[str]:
-    from coterie.report.tracking import check
+    from coterie.tracking import check
 
     names = [track] if isinstance(track, str) else list(track)
     for name in names:
@@ -310,8 +311,8 @@ def _begin(
             people.forget(entry.config)
 
         def work(watch: Watch) -> None:
-            from coterie.report.tracking import tracking
             from coterie.run.scenarios import remember
+            from coterie.tracking import tracking
 
             run = RunDir(directory / entry.folder)
             if not run.config.exists():

@@ -12,8 +12,9 @@ from typing import Any
 
 from coterie.data import Population
 from coterie.errors import ConfigError, CoterieError
+from coterie.results.evaluation import headline
+from coterie.results.titles import place_of, shown
 from coterie.run.config import experiment_of, method_of, parse, population_of, with_public
-from coterie.run.evaluation import headline
 from coterie.run.experiment import Experiment
 from coterie.run.sweep import (
     ALL,
@@ -22,9 +23,7 @@ from coterie.run.sweep import (
     Sweep,
     every_method,
     methods_of,
-    place_of,
     settings_of,
-    shown,
 )
 from coterie.schema import Config
 

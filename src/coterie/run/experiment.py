@@ -36,13 +36,13 @@ from coterie.federation import ClientId
 from coterie.method import Method, Public, Setup
 from coterie.models import initialise
 from coterie.registry import ENGINES
+from coterie.results.evaluation import headline
+from coterie.results.provenance import about, described, session, size_of
+from coterie.results.result import Result
+from coterie.results.rundir import RunDir, rounds_of
 from coterie.run.ending import Stop
-from coterie.run.evaluation import headline
 from coterie.run.own import check_digests, digests_of
 from coterie.run.privacy import Guard, calibrated, check_outliers, check_privacy
-from coterie.run.provenance import about, described, session, size_of
-from coterie.run.result import Result
-from coterie.run.rundir import RunDir, rounds_of
 from coterie.run.running import Running, remembered, waiting
 from coterie.schema import (
     AvailabilitySection,
@@ -59,7 +59,7 @@ from coterie.seeds import numpy_generator, seed_for
 from coterie.weights import Layout, Weights
 
 if TYPE_CHECKING:
-    from coterie.report.tracking import Tracking
+    from coterie.tracking import Tracking
 
 
 @ENGINES.register("loop", "one client after the other, in this process: the reference")

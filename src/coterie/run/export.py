@@ -10,11 +10,11 @@ from coterie.channel.state import ChannelState
 from coterie.data.samples import samples_like
 from coterie.errors import ConfigError, RunDirError
 from coterie.events import Summary
+from coterie.results.result import Result
+from coterie.results.rundir import RunDir, rounds_of
 from coterie.run.checkpoint import Checkpoints
 from coterie.run.config import experiment_of, parse
 from coterie.run.own import admitted
-from coterie.run.result import Result
-from coterie.run.rundir import RunDir, rounds_of
 from coterie.tree import to_safetensors, write_atomic
 from coterie.weights import Weights
 

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, get_args
 from torch import nn
 
 from coterie.data import Population, from_clients
+from coterie.door.exposure import sentences
 from coterie.errors import ConfigError, DataError, RunDirError, unknown
 from coterie.federation import ClientId
+from coterie.lazy import named
 from coterie.methods.group_evidence import ROUNDS, Asked, group_evidence
-from coterie.report.notebook import Notebook
-from coterie.report.tables import exposure_lines
+from coterie.results.findings import plausible, spoken
+from coterie.results.notebook import Notebook, reading_of
+from coterie.results.result import Result
+from coterie.results.rundir import finite
 from coterie.run.api import simulate
-from coterie.run.findings import plausible, spoken
-from coterie.run.result import Result
-from coterie.run.rundir import finite
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -165,7 +166,7 @@ class FoundGroups(Notebook):
                 "rounds": result.rounds,
                 "seconds": round(seconds, 1),
             },
-            exposure=exposure_lines(result.summary),
+            exposure=sentences(seen) if (seen := result.summary.get("exposure")) else [],
             result=result,
         )
 
@@ -296,9 +297,7 @@ class FoundGroups(Notebook):
         return super().figure(name)
 
     def _read(self) -> Reading:
-        from coterie.report.reading import Reading
-
-        return Reading.of(self.result)
+        return reading_of(self.result)
 
     def __repr__(self) -> str:
         sizes = Counter(self.groups.values())
@@ -308,9 +307,7 @@ class FoundGroups(Notebook):
         return "\n".join(["<FoundGroups", *(f"  {line}" for line in lines), ">"])
 
     def _repr_html_(self) -> str:
-        from coterie.report.found_groups import card
-
-        return card(self)
+        return str(named("coterie.report.found_groups:card")(self))
 
 
 def labels_of(names: Mapping[ClientId, str]) -> dict[ClientId, str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError, RunDirError
-from coterie.run.checked import read_json
+from coterie.results.checked import read_json
+from coterie.results.rundir import finite
+from coterie.results.toml import read_toml, to_toml
 from coterie.run.config import parse
 from coterie.run.entries import Entry
-from coterie.run.rundir import finite
-from coterie.run.toml import read_toml, to_toml
 from coterie.schema import Config
 from coterie.tree import write_atomic
 

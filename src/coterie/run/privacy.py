@@ -23,6 +23,7 @@ from coterie.events import Event
 from coterie.federation import Slot
 from coterie.layerwise import RESTS
 from coterie.method import Method
+from coterie.methods.docstrings import looked_at
 from coterie.weights import Layout, Weights
 
 EDGE = 0.1  # the part of δ that may go for cohorts that are just too small
@@ -141,8 +142,6 @@ def left_public(privacy: Privacy, method: Method) -> str:
 
 def seen_by(method: Method) -> str:
     """What the server sees of single clients, in the method's own words."""
-    from coterie.report.explain import looked_at
-
     return f"the server sees {looked_at(method) or 'the replies of each client'}"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from coterie.client.store import Store
 from coterie.errors import LostHistory, RunDirError
+from coterie.results.rundir import RunDir
 from coterie.run.checkpoint import Checkpoint, Checkpoints
-from coterie.run.rundir import RunDir
 from coterie.weights import Layout
 
 DISCARD = "--discard-damaged (from Python: discard_damaged=True)"

@@ -17,9 +17,10 @@ from coterie.door.privacy.spending import Spending
 from coterie.door.wire import Wire
 from coterie.errors import ConfigError, RunDirError
 from coterie.events import INIT, Best
+from coterie.results.evaluation import Scores
+from coterie.results.rundir import RunDir, rounds_of
 from coterie.run.checkpoint import Checkpoints
 from coterie.run.closing import Closing
-from coterie.run.evaluation import Scores
 from coterie.run.observers import (
     Account,
     Evaluate,
@@ -34,7 +35,6 @@ from coterie.run.observers import (
 from coterie.run.observers.record import Say
 from coterie.run.privacy import Guard
 from coterie.run.resuming import sound
-from coterie.run.rundir import RunDir, rounds_of
 from coterie.run.session import Session, Tell
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from coterie.core.engine import Remote
 from coterie.core.loop import Event, RunState
 from coterie.data.population import Population
 from coterie.federation import ClientId, Slot
-from coterie.run.evaluation import Scores, by_client, headline, summarise
+from coterie.results.evaluation import Scores, by_client, headline, summarise
+from coterie.results.rundir import RunDir
 from coterie.run.privacy import Guard
-from coterie.run.rundir import RunDir
 
 if TYPE_CHECKING:
     from coterie.run.experiment import Experiment

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, unknown
 from coterie.registry import METHODS, PARTITIONS, SHIFTS, is_place
+from coterie.results.titles import shown
 from coterie.run.own import admitted
 from coterie.run.presets import PRESETS
 
@@ -232,25 +233,6 @@ def value_of(text: str) -> Any:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def shown(value: Any) -> str:
-    """A value as it is written in a title.
-
-    >>> shown(0.1), shown(True), shown([64, 32]), shown("iid")
-    ('0.1', 'true', '[64, 32]', 'iid')
-    """
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def place_of(title: str, settings: Mapping[str, Any]) -> str:
-    """What a method in one of the settings is called.
-
-    >>> place_of("fedavg", {"partition": "iid", "train.lr": 0.1})
-    'fedavg, iid, train.lr 0.1'
-    """
-    told = (f"{key} {shown(value)}" for key, value in settings.items())
-    return ", ".join([title, *(text.removeprefix("partition ") for text in told)])
 
 
 _NAMED = {"--methods": "method", "partitions": "partition", "shifts": "shift"}

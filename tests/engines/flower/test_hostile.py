@@ -19,7 +19,7 @@ from coterie.door.wire import Message
 from coterie.engines.flower.engine import ORDER
 from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
 from coterie.errors import ConfigError, RunDirError, TrainingError
-from coterie.run.rundir import RunDir
+from coterie.results.rundir import RunDir
 from faked_grid import Federation, assert_models, loop, read, tree
 from support import Stop, stop_after
 

@@ -8,7 +8,7 @@ pytest.importorskip("flwr")
 
 from coterie.deploy import serve
 from coterie.errors import Interrupted
-from coterie.run.rundir import RunDir
+from coterie.results.rundir import RunDir
 
 
 def test_a_file_ends_the_waiting_once(tmp_path, monkeypatch):

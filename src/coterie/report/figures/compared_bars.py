@@ -35,7 +35,7 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import BLUE, INK, PURPLE, line_of
 from coterie.report.reading import Reading, number
-from coterie.run.findings import rested
+from coterie.results.findings import rested
 
 WIDE = 50  # times the smallest value: from there on, values are drawn on a logarithmic scale
 _MISSING = object()

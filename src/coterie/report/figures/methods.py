@@ -31,7 +31,7 @@ from coterie.report.figures.style import (
     styled,
 )
 from coterie.report.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, RED, line_of
-from coterie.run.rundir import rounds_of
+from coterie.results.rundir import rounds_of
 
 
 def silhouette(notes: Mapping[str, Any], floor: float = 0.1, streams: int | None = None) -> Sketch:

@@ -15,7 +15,7 @@ from coterie.registry import TRACKERS
 from coterie.report.live.following import STARTING, STOPPING, WAITING, Glance
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
 from coterie.report.repeating import command, given_for
-from coterie.run.rundir import RunDir, open_plain
+from coterie.results.rundir import RunDir, open_plain
 
 LOG = "resumed.log"  # what a process says that was started from here
 _UP = 3  # how many folders above a run may be at work on it: those of comparisons

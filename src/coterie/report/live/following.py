@@ -21,7 +21,7 @@ from coterie.report.reading import (
     number,
     read_run,
 )
-from coterie.run.rundir import ENGINE, RunDir
+from coterie.results.rundir import ENGINE, RunDir
 
 WAITING, STOPPING, STARTING, UNREADABLE = "waiting", "stopping", "starting", "unreadable"
 # What a reading is made of: whichever of them changes, the run is read again.

@@ -10,8 +10,8 @@ from coterie.channel.piggyback import Piggyback as Stage
 from coterie.channel.piggyback import scoring
 from coterie.core.loop import Event, Observer
 from coterie.federation import ClientId
-from coterie.run.evaluation import Scores, summarise
-from coterie.run.rundir import SCORES
+from coterie.results.evaluation import Scores, summarise
+from coterie.results.rundir import SCORES
 from coterie.run.session import Session
 
 

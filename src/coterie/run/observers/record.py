@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coterie.core.loop import Event, Observer
-from coterie.run.findings import news_of, warnings_of
+from coterie.results.findings import news_of, warnings_of
 from coterie.run.session import Session
 
 Say = Callable[[str], None]

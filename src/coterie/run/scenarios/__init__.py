@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError, RunDirError, unknown
-from coterie.run.checked import read_json
+from coterie.results.checked import read_json
 from coterie.run.scenarios.fedclust import fedclust
 from coterie.run.scenarios.hand import at_hand, stand_in
 from coterie.run.scenarios.papers import dc_pfl, fedtsdp, user_centric

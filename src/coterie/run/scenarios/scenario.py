@@ -13,10 +13,10 @@ from typing import Any
 from coterie.data.files import Where
 from coterie.errors import ConfigError, RunDirError
 from coterie.registry import METHODS, SETS
-from coterie.run.checked import to_json
+from coterie.results.checked import to_json
+from coterie.results.rundir import RunDir
 from coterie.run.compare import method_list
 from coterie.run.config import assign, displace, parse
-from coterie.run.rundir import RunDir
 from coterie.run.scenarios import hand
 from coterie.run.scenarios.hand import Tree, fitted
 from coterie.schema import Config

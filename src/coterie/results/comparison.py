@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import CoterieError
-from coterie.run.pairing import means_of
+from coterie.lazy import named
+from coterie.results.notebook import the_pandas
+from coterie.results.pairing import means_of
 
 if TYPE_CHECKING:
     import pandas
@@ -62,27 +64,20 @@ class Comparison:
 
     def to_dataframe(self) -> pandas.DataFrame:
         """The rows as a data frame of pandas: a row a run."""
-        from coterie.report.notebook import the_pandas
-
         made: pandas.DataFrame = the_pandas().DataFrame([dict(row) for row in self.rows])
         return made
 
     def markdown(self) -> str:
         """The table as Markdown."""
-        from coterie.report.comparison_tables import sheet_of
-        from coterie.report.sheets import as_markdown
-
-        return as_markdown(sheet_of(self))
+        return self._as("markdown")
 
     def latex(self) -> str:
         """The table as LaTeX; it needs the package booktabs."""
-        from coterie.report.comparison_tables import sheet_of
-        from coterie.report.sheets import as_latex
-
-        return as_latex(sheet_of(self))
+        return self._as("latex")
 
     def _repr_html_(self) -> str:
-        from coterie.report.comparison_tables import sheet_of
-        from coterie.report.sheets import as_html
+        return self._as("html")
 
-        return as_html(sheet_of(self))
+    def _as(self, form: str) -> str:
+        sheet = named("coterie.report.comparison_tables:sheet_of")(self)
+        return str(named(f"coterie.report.sheets:as_{form}")(sheet))

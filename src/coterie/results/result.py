@@ -25,8 +25,8 @@ from coterie.errors import ConfigError
 from coterie.events import Event, Summary
 from coterie.federation import ClientId, Slot
 from coterie.method import State
-from coterie.report.notebook import Notebook
-from coterie.run.evaluation import Scores
+from coterie.results.evaluation import Scores
+from coterie.results.notebook import Notebook, reading_of
 from coterie.weights import Weights
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ class Result(Notebook):
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def _read(self) -> Reading:
-        from coterie.report.reading import Reading
-
-        return Reading.of(self)
+        return reading_of(self)
 
     @property
     def accuracy(self) -> float:

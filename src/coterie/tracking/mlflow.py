@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coterie.report.tracking.values import flat, numbers
-from coterie.run.rundir import RunDir, finite
-from coterie.run.toml import to_toml
+from coterie.results.rundir import RunDir, finite
+from coterie.results.toml import to_toml
+from coterie.tracking.values import flat, numbers
 from coterie.tree import write_atomic
 
 # Read when MLflow is imported and used; what the user has set stays.

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from coterie.errors import ConfigError, Interrupted
-from coterie.options import (
+from coterie.cli.options import (
     FLAGS,
     ConfigFile,
     Quiet,
@@ -33,11 +32,12 @@ from coterie.options import (
     tell,
     warn,
 )
+from coterie.errors import ConfigError, Interrupted
 from coterie.run.stopping import stopped_with
 from coterie.run.sweep import USUAL, Asked, Assignments, Sweep, of_flags, of_table
 
 if TYPE_CHECKING:
-    from coterie.run.comparison import Comparison
+    from coterie.results.comparison import Comparison
     from coterie.run.entries import Entry
     from coterie.schema import Config
 
@@ -109,7 +109,7 @@ def compare(
 
     With several seeds, partitions, shifts or values it is a sweep: means over seeds, side by side.
     """
-    from coterie.report.tracking import check
+    from coterie.tracking import check
 
     names = track or []
     check(names)
@@ -276,8 +276,8 @@ def _note(name: str, reason: str) -> None:
 def _print(made: Comparison, place: Path, shape: Format) -> None:
     from coterie.report.comparison_tables import sheet_of
     from coterie.report.sheets import as_rich, notes_of
+    from coterie.results.rundir import finite
     from coterie.run.compare import MEANS, TABLE
-    from coterie.run.rundir import finite
 
     if shape == Format.TABLE:
         sheet = sheet_of(made)

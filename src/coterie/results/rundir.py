@@ -21,7 +21,7 @@ from zlib import crc32
 from coterie.errors import RunDirError
 from coterie.events import ADMISSION, Data, Event, Session, check_event, check_summary
 from coterie.events import SCORES as SCORES
-from coterie.run.checked import (
+from coterie.results.checked import (
     EVENTS,
     JSON_LINES,
     LEDGER_ROWS,
@@ -34,7 +34,7 @@ from coterie.run.checked import (
     to_json,
     with_note,
 )
-from coterie.run.toml import read_toml, to_toml
+from coterie.results.toml import read_toml, to_toml
 from coterie.tree import sync, write_atomic
 
 ENGINE = "flower"  # what a federation's own processes keep, if it is a real one

@@ -12,9 +12,9 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from coterie.errors import ConfigError
-from coterie.report.tracking.values import flat, numbers
-from coterie.run.rundir import finite
-from coterie.run.toml import to_toml
+from coterie.results.rundir import finite
+from coterie.results.toml import to_toml
+from coterie.tracking.values import flat, numbers
 
 FOLDER = "tensorboard"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from coterie.options import (
+from coterie.cli.options import (
     FLAGS,
     ConfigFile,
     Quiet,
@@ -74,11 +74,11 @@ def groups(
     """Find out whether clients fall into groups, which, how sure that is, and whether it pays."""
     from coterie.data import describe
     from coterie.report.found_groups import page, print_groups
+    from coterie.results.rundir import finite
     from coterie.run.config import experiment_of, parse
     from coterie.run.experiment import execute
     from coterie.run.export import check_target
     from coterie.run.groups import FoundGroups, check_by, check_clients, written
-    from coterie.run.rundir import finite
 
     check_by(by)
     for target in filter(None, (to, picture)):

@@ -15,11 +15,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from coterie.cli.options import DiscardDamaged, Track, asking
 from coterie.errors import ConfigError
-from coterie.options import DiscardDamaged, Track, asking
 
 if TYPE_CHECKING:
-    from coterie.run.result import Result
+    from coterie.results.result import Result
 
 out = Console()
 err = Console(stderr=True)
@@ -210,17 +210,17 @@ def serve(
     """Serve a federation: wait for its clients, train with them, leave each its model."""
     _require()
     os.umask(0o077)  # what is written here is nobody else's business
-    from coterie.cli import rounds_done
+    from coterie.cli.app import rounds_done
+    from coterie.cli.options import resolve
     from coterie.deploy.names import map_names
     from coterie.deploy.serve import Serving, serve
-    from coterie.options import resolve
     from coterie.report.progress import Watch, progress
     from coterie.report.tables import print_summary
-    from coterie.report.tracking import tracking
+    from coterie.results.rundir import finite
     from coterie.run.config import parse
     from coterie.run.own import by_name
-    from coterie.run.rundir import finite
     from coterie.run.stopping import heeding, stopped_with
+    from coterie.tracking import tracking
 
     places = [text for text in method or [] if "=" not in text]
     map_names([text for text in method or [] if text not in places], model or [])

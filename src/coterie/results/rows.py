@@ -11,8 +11,8 @@ from coterie.door.exposure import server_sees
 from coterie.errors import RunDirError
 from coterie.events import Event
 from coterie.grouping import adjusted_rand
-from coterie.run.findings import rested
-from coterie.run.rundir import RunDir, rounds_of
+from coterie.results.findings import rested
+from coterie.results.rundir import RunDir, rounds_of
 
 Kept = tuple[dict[str, Any], list[dict[str, str]], list[Event]]
 

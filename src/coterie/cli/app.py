@@ -19,8 +19,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from coterie import __version__
-from coterie.errors import ConfigError, CoterieError, Interrupted
-from coterie.options import (
+from coterie.cli.options import (
     FLAGS,
     ConfigFile,
     DiscardDamaged,
@@ -42,6 +41,7 @@ from coterie.options import (
     tell,
     warn,
 )
+from coterie.errors import ConfigError, CoterieError, Interrupted
 from coterie.registry import (
     AVAILABILITIES,
     CLOCKS,
@@ -57,18 +57,18 @@ from coterie.report.listings import listing, method_listing, plain_listing, rows
 from coterie.run.stopping import heeding, stoppable, stopped_with
 
 if TYPE_CHECKING:
-    from coterie.run.result import Result
+    from coterie.results.result import Result
 
 # Commands that are imported when they are called: their modules need PyTorch.
 LATER = {
-    "serve": "coterie.deploy.commands:serve",
-    "join": "coterie.deploy.commands:join",
-    "compare": "coterie.run.commands:compare",
-    "groups": "coterie.run.groups_commands:groups",
-    "probe": "coterie.run.groups_commands:probe",
-    "watch": "coterie.report.live.commands:watch",
-    "report": "coterie.report.commands:report",
-    "keys": "coterie.deploy.commands:keys",
+    "serve": "coterie.cli.federation:serve",
+    "join": "coterie.cli.federation:join",
+    "compare": "coterie.cli.compare:compare",
+    "groups": "coterie.cli.groups:groups",
+    "probe": "coterie.cli.groups:probe",
+    "watch": "coterie.cli.watch:watch",
+    "report": "coterie.cli.report:report",
+    "keys": "coterie.cli.federation:keys",
 }
 HIDDEN = ("probe",)  # an old name, deprecated
 
@@ -148,14 +148,14 @@ def run(
     from coterie.report.progress import progress, saying
     from coterie.report.scenario_tables import print_paper
     from coterie.report.tables import print_summary
-    from coterie.report.tracking import check, tracking
+    from coterie.results.evaluation import headline
+    from coterie.results.rundir import finite
     from coterie.run.config import experiment_of, parse
     from coterie.run.ending import Stop
-    from coterie.run.evaluation import headline
     from coterie.run.experiment import execute
     from coterie.run.privacy import left_public
-    from coterie.run.rundir import finite
     from coterie.run.scenarios import recall, remember
+    from coterie.tracking import check, tracking
 
     check(track or ())
     if resume is not None:
@@ -215,9 +215,9 @@ def _resumed(
     resume: Path, config: object, directory: Path | None, sets: Any, flags: dict[str, Any]
 ) -> dict[str, Any]:
     """The run's own configuration; only what cannot change its course may be given anew."""
+    from coterie.results.rundir import RunDir
     from coterie.run.config import assign, assign_texts, parse, run_anew
     from coterie.run.own import admitted
-    from coterie.run.rundir import RunDir
 
     free = ("rounds", "engine", "workers", "address", "alone")
     ends = [text for text in sets or [] if text.strip().startswith("stop.")]
@@ -248,7 +248,7 @@ def _resumed(
 
 def rounds_done(place: Path) -> int:
     """How many rounds the run in this folder has saved."""
-    from coterie.run.rundir import RunDir
+    from coterie.results.rundir import RunDir
 
     return RunDir(place).saved()
 
@@ -383,15 +383,15 @@ def admit(
 ) -> None:
     """Let a new client join a run, adapt the model to its data, and write that to a file."""
     from coterie.report.tables import print_admitted
+    from coterie.results.evaluation import headline
+    from coterie.results.rundir import finite
     from coterie.run.admit import (
         admit_client,
         export_admitted,
         newcomer_data,
         newcomer_metadata,
     )
-    from coterie.run.evaluation import headline
     from coterie.run.export import check_target, reopen
-    from coterie.run.rundir import finite
 
     target = to or Path(f"{client.resolve().stem}.safetensors")
     check_target(target)

@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.report.tracking import Tracker
+    from coterie.tracking import Tracker
 
 _ENOUGH = 3  # failures in a row before a tracker is told no more rounds
 _LENGTH = 160  # characters of why it failed

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from coterie.errors import ConfigError, Interrupted
 from coterie.registry import TRACKERS
-from coterie.report.tracking.courier import Courier
+from coterie.tracking.courier import Courier
 
 Tell = Callable[[str], None]
 
@@ -57,14 +57,14 @@ class Tracker(Protocol):
 
 @TRACKERS.register("tensorboard", "files that TensorBoard shows")
 def _tensorboard(directory: Path | None, within: Path | None) -> Tracker:
-    from coterie.report.tracking.tensorboard import TensorBoard
+    from coterie.tracking.tensorboard import TensorBoard
 
     return TensorBoard(directory)
 
 
 @TRACKERS.register("mlflow", "runs of an MLflow server, or in its files")
 def _mlflow(directory: Path | None, within: Path | None) -> Tracker:
-    from coterie.report.tracking.mlflow import MLflow
+    from coterie.tracking.mlflow import MLflow
 
     return MLflow(directory, within)
 

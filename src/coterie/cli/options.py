@@ -107,9 +107,9 @@ def resolve(
 
     A file's table ``[method]`` without a name is about the method of the scenario, if there is one.
     """
+    from coterie.results.toml import read_toml
     from coterie.run.config import assign, assign_text, assign_texts
     from coterie.run.own import admitted
-    from coterie.run.toml import read_toml
 
     tree = read_toml(config) if config else {}
     if "sweep" in tree and not sweeping:

@@ -1,0 +1,25 @@
+"""How settings are written in the titles of a comparison's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def shown(value: Any) -> str:
+    """A value as it is written in a title.
+
+    >>> shown(0.1), shown(True), shown([64, 32]), shown("iid")
+    ('0.1', 'true', '[64, 32]', 'iid')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def place_of(title: str, settings: Mapping[str, Any]) -> str:
+    """What a method in one of the settings is called.
+
+    >>> place_of("fedavg", {"partition": "iid", "train.lr": 0.1})
+    'fedavg, iid, train.lr 0.1'
+    """
+    told = (f"{key} {shown(value)}" for key, value in settings.items())
+    return ", ".join([title, *(text.removeprefix("partition ") for text in told)])
