@@ -37,10 +37,10 @@ from typing import Any
 import torch
 
 from coterie.client.fit import FlatModel, outputs
-from coterie.method import Method
-from coterie.run.config import experiment_of, parse
-from coterie.run.experiment import Experiment, execute
-from coterie.weights import Weights
+from coterie.core.method import Method
+from coterie.core.weights import Weights
+from coterie.experiment.config import experiment_of, parse
+from coterie.experiment.experiment import Experiment, execute
 from methods import commit
 
 FIXED = (1, 2, 5, 10, 20, 50)

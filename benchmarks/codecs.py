@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.door.codec import codec
+from coterie.channel.compression.codecs import codec
 from methods import commit
 
 CODECS = [

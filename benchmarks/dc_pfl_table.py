@@ -36,16 +36,16 @@ from typing import Any
 
 import torch
 
+from coterie.core.tree import write_atomic
 from coterie.data import Population
 from coterie.data.heterogeneity import describe
 from coterie.errors import ConfigError
+from coterie.experiment.compare.compare import folder_of, method_list
+from coterie.experiment.config import experiment_of, parse, population_of
+from coterie.experiment.experiment import execute
+from coterie.experiment.scenarios import scenario
 from coterie.results.rundir import RunDir, finite
 from coterie.results.toml import read_toml
-from coterie.run.compare import folder_of, method_list
-from coterie.run.config import experiment_of, parse, population_of
-from coterie.run.experiment import execute
-from coterie.run.scenarios import scenario
-from coterie.tree import write_atomic
 from methods import RESULTS, as_page, commit, ended, machine
 
 Tree = dict[str, Any]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from coterie.grouping import agglomerate, best_cut, cosine, euclidean, scaled_l1
+from coterie.clustering import agglomerate, best_cut, cosine, euclidean, scaled_l1
 
 
 def models(clients: int, parameters: int, groups: int) -> np.ndarray:

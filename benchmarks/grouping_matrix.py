@@ -43,15 +43,16 @@ from sklearn.metrics import adjusted_rand_score
 
 import coterie
 from coterie import data as coterie_data
-from coterie import probing
 from coterie.client import client as client_module
 from coterie.client.fit import Fit
 from coterie.client.objectives import Objective
-from coterie.compose import Assign, grouped
+from coterie.compose import probing
+from coterie.compose.assign import Assign
+from coterie.compose.grouped import grouped
+from coterie.compose.probing import Probe
+from coterie.core.method import Method, State
+from coterie.core.weights import Weights
 from coterie.data import Population, from_clients
-from coterie.method import Method, State
-from coterie.probing import Probe
-from coterie.weights import Weights
 from methods import commit
 from rows import read
 
@@ -185,7 +186,7 @@ def fixed(k: int, known: dict[str, Any]) -> Method:
             known["answer"] = probing.ask(fed, probe, setup.start, setup.clients)
         answer = known["answer"]
         rows = torch.nn.functional.normalize(answer.places).numpy()
-        labels = coterie.grouping.kmeans(rows, k, answer.examples)[0].tolist()
+        labels = coterie.clustering.kmeans(rows, k, answer.examples)[0].tolist()
         groups = dict(zip(answer.clients, labels, strict=True))
         return State(dict.fromkeys(range(k), setup.start), groups)
 

@@ -31,11 +31,11 @@ import numpy as np
 import torch
 
 from coterie.data import Population
+from coterie.experiment.config import experiment_of, parse, population_of
+from coterie.experiment.experiment import execute
+from coterie.experiment.scenarios.available import at_hand
 from coterie.models import INITIALISATIONS
 from coterie.results.result import Result
-from coterie.run.config import experiment_of, parse, population_of
-from coterie.run.experiment import execute
-from coterie.run.scenarios.hand import at_hand
 from dc_pfl_table import Tree, write
 from methods import RESULTS, as_page, commit, machine
 

@@ -9,7 +9,7 @@ k' at a time, again and again, so that every component is on some client, and on
 has 30·k' samples, each of one of its components, drawn uniformly. Samples are float32.
 
 Each client runs k'-means and sends its centres in float32; the server seeds and assigns them
-(``coterie.grouping``, what method k-fed runs). A point's cluster is that of its client's centre.
+(``coterie.clustering``, what method k-fed runs). A point's cluster is that of its client's centre.
 Accuracy is the share of all points in the right cluster under the best matching of clusters and
 components. Beside it: k-means on all points in one place, the best of three k-means++ starts. It
 sees all points, but can get stuck: a start may put two centres into one component, none in another.
@@ -33,8 +33,8 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
+from coterie.clustering import local_centres, nearest_seed, seed_centres
 from coterie.data.mixture import spread_means
-from coterie.grouping import local_centres, nearest_seed, seed_centres
 
 TABLE = {(100, 16): 1.0, (300, 64): 0.988, (300, 100): 0.984}  # (d, k): published accuracy
 SEPARATIONS = (10.0, 7.0, 5.0)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.methods.decrease import Bend, has_ended
+from coterie.methods.dc_pfl_decrease import Bend, has_ended
 from dc_pfl_table import write
 from methods import RESULTS, commit, machine
 

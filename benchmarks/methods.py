@@ -33,10 +33,10 @@ from typing import Any
 
 import torch
 
-from coterie.engines.dealing import available_cores
+from coterie.engines.workers import available_cores
 from coterie.errors import CoterieError
+from coterie.experiment.signals import stoppable
 from coterie.report.tables import left_out, percent, size
-from coterie.run.stopping import stoppable
 
 RESULTS = Path(__file__).parent / "results"
 COMMON = "--clients 20 --rounds 20 --epochs 2 --lr 0.05 --momentum 0"

@@ -32,12 +32,12 @@ from typing import Any
 
 import torch
 
+from coterie.core.tree import write_atomic
 from coterie.data import Population
 from coterie.errors import ConfigError
+from coterie.experiment.config import experiment_of, parse, population_of
+from coterie.experiment.experiment import execute
 from coterie.results.rundir import finite
-from coterie.run.config import experiment_of, parse, population_of
-from coterie.run.experiment import execute
-from coterie.tree import write_atomic
 from dc_pfl_table import Tree, write
 from methods import RESULTS, as_page, commit, ended, machine
 

@@ -30,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie.grouping.hierarchy import agglomerate, best_cut
-from coterie.methods.trees import chosen_because
+from coterie.clustering.hierarchy import agglomerate, best_cut
+from coterie.methods.tree_cuts import chosen_because
 from coterie.results.rundir import RunDir
 from methods import RESULTS, commit, machine
 
@@ -213,7 +213,7 @@ def summary(method: str, rounds: int, last: dict[str, Any], clock: float) -> dic
         "received": last["received"],
         "adapted": last["adapted"],
         "best_on_validation": {},
-        "bytes": {**last["total_bytes"], "apart": nothing, "wasted": nothing, "kinds": kinds},
+        "bytes": {**last["total_bytes"], "unmetered": nothing, "wasted": nothing, "kinds": kinds},
         "groups": len(set(last["groups"])),
         "sees": "means",
         "seconds": 2.25 * rounds,

@@ -34,9 +34,9 @@ import cryptography
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.door.privacy.entropy import Entropy
-from coterie.door.privacy.secagg import Member, Session, Sum
-from coterie.door.privacy.secagg.crypto import public_identity
+from coterie.channel.privacy.entropy import Entropy
+from coterie.channel.privacy.secagg import Member, Session, Sum
+from coterie.channel.privacy.secagg.crypto import public_identity
 from methods import commit, machine
 from two_commits import worktree
 

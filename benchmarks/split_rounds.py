@@ -25,7 +25,7 @@ import torch
 
 import coterie
 from coterie.data import build_population, load
-from coterie.methods.decrease import has_ended
+from coterie.methods.dc_pfl_decrease import has_ended
 from dc_pfl_table import write
 from methods import RESULTS, commit, machine
 from rows import carried_out

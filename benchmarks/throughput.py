@@ -24,14 +24,14 @@ import torch
 from torch import nn
 
 from coterie.channel.channel import Channel
+from coterie.channel.wire import Wire
+from coterie.core.method import Round
 from coterie.data import Population
-from coterie.door.wire import Wire
-from coterie.engines.dealing import available_cores
 from coterie.engines.pool import Pool
 from coterie.engines.ray import RayEngine
-from coterie.method import Round
-from coterie.run.config import experiment_of, parse, population_of
-from coterie.run.experiment import Experiment, cohort
+from coterie.engines.workers import available_cores
+from coterie.experiment.config import experiment_of, parse, population_of
+from coterie.experiment.experiment import Experiment, cohort
 
 EPOCHS, BATCH, LR, MOMENTUM = 2, 10, 0.01, 0.9
 
@@ -132,20 +132,20 @@ class Running:
         self.method = experiment.method
         plan = experiment.plan(folder)
         self.engine = engine(plan, workers)
-        self.door = Channel(self.engine, Wire(plan.start.layout))
-        self.state = self.method.init(self.door, experiment.setup(plan.start))
+        self.channel = Channel(self.engine, Wire(plan.start.layout))
+        self.state = self.method.init(self.channel, experiment.setup(plan.start))
         self.number = 0
 
     def round(self, clients: list[int]) -> float:
         began = time.perf_counter()
-        self.door.begin(self.number)
-        self.state = self.method.round(self.door, self.state, Round(self.number, clients))
+        self.channel.begin(self.number)
+        self.state = self.method.round(self.channel, self.state, Round(self.number, clients))
         self.number += 1
         return time.perf_counter() - began
 
     def score(self) -> float:
         began = time.perf_counter()
-        self.door.score({c: self.method.sends(self.state, c) for c in self.engine.clients}, {})
+        self.channel.score({c: self.method.sends(self.state, c) for c in self.engine.clients}, {})
         return time.perf_counter() - began
 
 

@@ -37,14 +37,14 @@ from typing import Any
 
 import torch
 
+from coterie.channel.clocks import SYSTEMS, System
 from coterie.data import Population
-from coterie.door.clock import SYSTEMS, System
+from coterie.experiment.compare.compare import method_list
+from coterie.experiment.config import parse, population_of
+from coterie.experiment.scenarios import scenario
 from coterie.report import systems
 from coterie.report.figures.systems import by_system, heading
 from coterie.report.reading import Reading
-from coterie.run.compare import method_list
-from coterie.run.config import parse, population_of
-from coterie.run.scenarios import scenario
 from dc_pfl_table import Tree, carry_out, write
 from methods import RESULTS, as_page, ended, machine
 

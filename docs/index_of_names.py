@@ -45,8 +45,8 @@ def wanted() -> dict[Path, str]:
 
 def rows(registry: Registry[Any]) -> dict[str, dict[str, str]]:
     """What is registered by modules of Coterie, by name."""
-    from coterie.report.explain import explain
     from coterie.report.listings import parameters
+    from coterie.report.method_help import explain
 
     ours = {n: at for n, at in registry.registered.items() if at[0].startswith("coterie.")}
     found = {}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.methods import METHODS
-from coterie.report.explain import Explanation, card, explain, overview, page
+from coterie.report.method_help import Explanation, card, explain, overview, page
 
 FOLDER = Path(__file__).parent / "methods"
 BEGIN = "<!-- generated from the docstrings by docs/methods_pages.py: do not edit -->"

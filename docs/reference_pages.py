@@ -5,7 +5,7 @@
 
 commands.md comes from the command line itself, python.md from the docstrings of the public names.
 config.md and run-directory.md have words of their own around tables of the declarations in
-``coterie.schema`` and ``coterie.run.events``.
+``coterie.core.schema`` and ``coterie.run.events``.
 """
 
 from __future__ import annotations
@@ -20,31 +20,29 @@ from methods_pages import filled, write_or_check
 from pydantic import BaseModel
 
 import coterie
-from coterie import events
 from coterie.cli.app import whole
-from coterie.keys import Key, keys
-from coterie.schema import Config
+from coterie.core import events
+from coterie.core.keys import Key, keys
+from coterie.core.schema import Config
 
 FOLDER = Path(__file__).parent / "reference"
 MADE = "<!-- made from the code by docs/reference_pages.py: do not edit -->"
 
 # The modules of the public names, in the order of the page, with what a reader looks for there.
 PLACES = {
-    "coterie.run": "Run, and look",
+    "coterie.experiment": "Run, and look",
     "coterie.results": "Run, and look",
     "coterie.tracking": "Run, and look",
     "coterie.report": "Run, and look",
     "coterie.data": "Data",
     "coterie.compose": "Methods from pieces",
-    "coterie.layerwise": "Methods from pieces",
-    "coterie.serverside": "Methods from pieces",
-    "coterie.method": "Methods with a round of their own",
-    "coterie.federation": "Methods with a round of their own",
-    "coterie.schema": "What a client does",
+    "coterie.core.method": "Methods with a round of their own",
+    "coterie.core.federation": "Methods with a round of their own",
+    "coterie.core.messages": "Methods with a round of their own",
+    "coterie.core.schema": "What a client does",
     "coterie.seeds": "Methods with a round of their own",
     "coterie.client": "What a client does",
-    "coterie.schedule": "What a client does",
-    "coterie.weights": "Weights",
+    "coterie.core.weights": "Weights",
     "coterie.errors": "Errors",
 }
 

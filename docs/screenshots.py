@@ -27,7 +27,7 @@ from coterie.report.html import write_report
 from coterie.report.reading import read_run
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "helpers"))
 from browsing import DESKTOP, PHONE, browser, opened, why_not  # noqa: E402
 
 OUT = HERE / "images"

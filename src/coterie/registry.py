@@ -35,15 +35,15 @@ from coterie.errors import ConfigError, reasons, unknown
 if TYPE_CHECKING:
     from torch import nn
 
+    from coterie.channel.availability import Availability
+    from coterie.channel.clocks import Clock
     from coterie.client.plan import Plan
     from coterie.core.engine import Engine
+    from coterie.core.method import Method
     from coterie.data.partitions import Partition
     from coterie.data.raw import Array, RawData
-    from coterie.door.availability import Availability
-    from coterie.door.clock import Clock
-    from coterie.method import Method
+    from coterie.experiment.experiment import Settings
     from coterie.report.catalogue import Picture, PictureOfSeveral
-    from coterie.run.experiment import Settings
     from coterie.tracking import Tracker
 
 T = TypeVar("T")

@@ -18,14 +18,14 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from coterie.door.wire import Message as Ours
+from coterie.channel.wire import Message as Ours
 from coterie.engines.flower.hub import Hub
 from coterie.engines.flower.keys import make_federation, read_client, read_server
-from coterie.engines.flower.parcel import Digests, Parcel, sealed
+from coterie.engines.flower.messages import Digests, Packet, sealed
 
 
-def parcel(kind):
-    return sealed(Parcel(kind, "run", Ours(b"{}", ())), Digests())
+def packet(kind):
+    return sealed(Packet(kind, "run", Ours(b"{}", ())), Digests())
 
 
 @pytest.fixture
@@ -85,10 +85,10 @@ def test_a_client_answers_for_itself_only(hub, federation):
     """It even knows the name of the message that the other one is to answer."""
     line_a, a = connected(hub, federation / "clients/a")
     line_b, b = connected(hub, federation / "clients/b")
-    order = Message(parcel("order"), b.node_id, "query")
+    order = Message(packet("order"), b.node_id, "query")
     (name,) = hub.grid.push_messages([order])
     order.metadata.__dict__["_message_id"] = name
-    forged, honest = (Message(parcel(kind), reply_to=order) for kind in ("forged", "honest"))
+    forged, honest = (Message(packet(kind), reply_to=order) for kind in ("forged", "honest"))
     assert forged.metadata.src_node_id == b.node_id
     with pytest.raises(httpx.HTTPStatusError) as refused:
         push(line_a, a, forged)

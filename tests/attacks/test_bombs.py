@@ -10,10 +10,10 @@ import pytest
 import torch
 import zstandard
 
-from coterie.door.codec import codec
-from coterie.door.wire import SMALL, Message, Wire
+from coterie.channel.compression.codecs import codec
+from coterie.channel.wire import SMALL, Message, Wire
+from coterie.core.weights import Layout
 from coterie.errors import CoterieError
-from coterie.weights import Layout
 
 LAYOUT = Layout.of(torch.nn.Linear(20, 5))
 MANY = 1 << 27  # numbers: half a gigabyte
@@ -125,7 +125,7 @@ def test_honest_messages_are_far_from_the_bound():
 def test_a_malicious_server_does_not_fill_a_members_memory(name, tmp_path):
     pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
     from coterie.engines.flower.engine import ORDER
-    from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+    from coterie.engines.flower.messages import Digests, Packet, opened, sealed
     from faked_grid import Federation, tree
     from support import Stop, stop_after
 
@@ -135,8 +135,8 @@ def test_a_malicious_server_does_not_fill_a_members_memory(name, tmp_path):
     spec, payload = BOMBS[name]
     asked = {"order": "9.0", "round": 8, "task": "train", "config": {}}
     body = {**asked, "arrays": {"0": {"$tensor": 0}}}
-    parcel = Parcel(ORDER, fed.served.run, message(spec, payload, body=body), {"stage": "9"})
-    content = sealed(parcel, Digests())
+    packet = Packet(ORDER, fed.served.run, message(spec, payload, body=body), {"stage": "9"})
+    content = sealed(packet, Digests())
     tracemalloc.start()
     answer, _ = opened(fed.grid.members[0].answer(content), {})
     _, peak = tracemalloc.get_traced_memory()
@@ -153,17 +153,17 @@ def test_a_malicious_server_does_not_fill_a_members_memory(name, tmp_path):
 )
 def test_a_member_makes_no_room_for_more_clients_than_there_can_be(key, number, tmp_path):
     pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
-    from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+    from coterie.engines.flower.messages import Digests, Packet, opened, sealed
     from faked_grid import Federation, tree
 
     fed = Federation(tmp_path, tree(2, run={"rounds": 1}))
     fed.serve()
     (agreed,) = (tmp_path / "site0/runs").glob("*/agreed.json")
     terms = {**json.loads(agreed.read_text()), key: number}
-    parcel = Parcel("enrol", "f" * 16, Message(b"{}", ()), {"json": json.dumps(terms)})
+    packet = Packet("enrol", "f" * 16, Message(b"{}", ()), {"json": json.dumps(terms)})
     tracemalloc.start()
     with fed.in_memory():
-        answer, _ = opened(fed.grid.members[0].answer(sealed(parcel, Digests())), {})
+        answer, _ = opened(fed.grid.members[0].answer(sealed(packet, Digests())), {})
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert answer.kind == "refused"

@@ -14,14 +14,14 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.channel import secure
 from coterie.channel.channel import Channel
-from coterie.channel.secure import Secure
+from coterie.channel.privacy.record import Part, Record
+from coterie.channel.privacy.secagg import Rejected
+from coterie.channel.privacy.secure_sums import Secure
 from coterie.deploy.data import Source
 from coterie.deploy.join import Joining, _permit_run
 from coterie.deploy.member import Member
-from coterie.door.privacy.record import Part, Record
-from coterie.door.privacy.secagg import Rejected
 from coterie.errors import Abandoned, CoterieError, RunDirError, TrainingError
-from coterie.run.observers import Saving
+from coterie.experiment.observers import Saving
 from faked_grid import Federation, read, tree
 from malicious import in_a_run
 
@@ -241,13 +241,13 @@ def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path
     """The others would send the model back as it was: the victim's change is all that is left."""
     fed, order = federation(tmp_path), Member._order
 
-    def forged(member, parcel, came):
-        header = json.loads(parcel.message.header)
+    def forged(member, packet, came):
+        header = json.loads(packet.message.header)
         if "slot" in header["body"].get("beside", {}) and member.who.id != VICTIM:
             header["body"] = lie(header["body"])
-            message = replace(parcel.message, header=json.dumps(header).encode())
-            parcel = replace(parcel, message=message)
-        return order(member, parcel, came)
+            message = replace(packet.message, header=json.dumps(header).encode())
+            packet = replace(packet, message=message)
+        return order(member, packet, came)
 
     monkeypatch.setattr(Member, "_order", forged)
     (told,) = fed.serve().history
@@ -263,12 +263,12 @@ def test_terms_that_all_but_one_are_told_otherwise_make_no_sum(
     """All orders are the same and honest: it is the settings that differ."""
     fed, enrol = federation(tmp_path), Member._enrol
 
-    def forged(member, parcel, came):
-        terms = json.loads(parcel.told["json"])
+    def forged(member, packet, came):
+        terms = json.loads(packet.told["json"])
         if member.who.id != VICTIM:
             terms["config"][table][key] = value
-            parcel = replace(parcel, told={**parcel.told, "json": json.dumps(terms)})
-        return enrol(member, parcel, came)
+            packet = replace(packet, told={**packet.told, "json": json.dumps(terms)})
+        return enrol(member, packet, came)
 
     monkeypatch.setattr(Member, "_enrol", forged)
     (told,) = fed.serve().history

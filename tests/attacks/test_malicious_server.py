@@ -13,7 +13,7 @@ from coterie.channel import secure
 from coterie.deploy import serve as serving
 from coterie.deploy.member import Member
 from coterie.errors import CoterieError, TrainingError
-from coterie.run import experiment as experiments
+from coterie.experiment import experiment as experiments
 from faked_grid import Federation, read, tree
 
 SECURE = {"secure": True, "randomness": "system"}
@@ -134,10 +134,10 @@ def test_no_metric_leaves_a_member_as_the_name_of_its_slot(name, tmp_path, monke
 
 
 def test_a_slot_that_is_chosen_is_one_of_those_offered(tmp_path, monkeypatch):
-    from coterie.door.privacy.client import Sealing
+    from coterie.channel.privacy.client import ClientPrivacy
 
     def chosen(value, offered):
-        sealing = Sealing(None, 0, tmp_path, None, None, "ifca", 1, "slot")
+        sealing = ClientPrivacy(None, 0, tmp_path, None, None, "ifca", 1, "slot")
         upload = type("Upload", (), {"metrics": {"slot": value}})
         return sealing._chosen(0, upload, dict.fromkeys(map(str, range(offered))), "slot")
 
@@ -155,12 +155,12 @@ def test_a_sum_that_a_member_refused_is_over_for_it(tmp_path, monkeypatch):
     fed = federation(tmp_path)
     honest, answers = secure.Secure._carry, []
 
-    def carry(door, call, step, running, said):
+    def carry(channel, call, step, running, said):
         if step != "survivors":
-            return honest(door, call, step, running, said)
+            return honest(channel, call, step, running, said)
         wrong = {slot: dict.fromkeys(m, b"\x00" * 8) for slot, m in said.items()}
-        answers.append(honest(door, call, step, running, wrong))
-        answers.append(honest(door, call, step, running, said))
+        answers.append(honest(channel, call, step, running, wrong))
+        answers.append(honest(channel, call, step, running, said))
         return answers[-1]
 
     monkeypatch.setattr(secure.Secure, "_carry", carry)

@@ -9,12 +9,12 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
+from coterie.channel.wire import Message
 from coterie.data import SETS
 from coterie.deploy import names
 from coterie.deploy import serve as serving
 from coterie.deploy.terms import agreement_of
-from coterie.door.wire import Message
-from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+from coterie.engines.flower.messages import Digests, Packet, opened, sealed
 from coterie.errors import ConfigError, Interrupted, WireError
 from coterie.registry import METHODS, MODELS, function_at
 from faked_grid import Federation, assert_models, tree
@@ -103,9 +103,9 @@ def told(fed, kind, config, run="f" * 16, client=0):
     from coterie import __version__
 
     terms |= {"config": config, "version": __version__}
-    parcel = Parcel(kind, run, Message(b"{}", ()), {"json": json.dumps(terms)})
+    packet = Packet(kind, run, Message(b"{}", ()), {"json": json.dumps(terms)})
     with fed.in_memory():
-        answer, _ = opened(fed.grid.members[client].answer(sealed(parcel, Digests())), {})
+        answer, _ = opened(fed.grid.members[client].answer(sealed(packet, Digests())), {})
     return answer
 
 
@@ -258,12 +258,12 @@ def test_a_run_does_not_get_other_code_under_way(lying_about, tmp_path):
     fed.serve()
     (agreed,) = (fed.root / "site0/runs").glob("*/agreed.json")
     terms = json.loads(agreed.read_text())
-    parcel = Parcel(
+    packet = Packet(
         "enrol", agreed.parent.name, Message(b"{}", ()),
         {"json": json.dumps({**terms, "code": {"method fedavg": "0"}})},
     )  # fmt: skip
     with fed.in_memory():
-        answer, _ = opened(fed.grid.members[0].answer(sealed(parcel, Digests())), {})
+        answer, _ = opened(fed.grid.members[0].answer(sealed(packet, Digests())), {})
     assert answer.kind == "refused"
     assert "not the terms that this run began with" in answer.told["text"]
 

@@ -25,24 +25,24 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from aggregating import MESSAGES, SESSION, Play, vectors
 from coterie.channel.channel import Channel, answers
+from coterie.channel.checks import vet, vet_message
+from coterie.channel.compression.codecs import codec
+from coterie.channel.compression.coding import decode
+from coterie.channel.privacy.encoding import Form
+from coterie.channel.privacy.secagg import TooFew
+from coterie.channel.privacy.secagg.frames import Reader
+from coterie.channel.wire import Message, Wire, content_of, digest_of
 from coterie.client.runtime import ClientRuntime
-from coterie.deploy.names import asked
+from coterie.core.messages import Order
+from coterie.core.weights import Layout, Weights
+from coterie.deploy.allowed_names import asked
 from coterie.deploy.terms import Described, in_common, seen_from_server, shell, unlike
-from coterie.door.codec import codec
-from coterie.door.coding import decode
-from coterie.door.privacy.form import Form
-from coterie.door.privacy.secagg import TooFew
-from coterie.door.privacy.secagg.frames import Reader
-from coterie.door.vetting import vet, vet_message
-from coterie.door.wire import Message, Wire, content_of, digest_of
 from coterie.engines.flower.gate import Gate, Limits, signed_by
 from coterie.engines.flower.keys import make_federation, make_request, read_server
-from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+from coterie.engines.flower.messages import Digests, Packet, opened, sealed
 from coterie.engines.flower.request import read_request
 from coterie.engines.loop import Loop
 from coterie.errors import CoterieError, DataError
-from coterie.federation import Order
-from coterie.weights import Layout, Weights
 from faked_grid import Federation, tree
 from mutating import changed_bytes, changed_text, changed_tree, fuzz, odd_values
 from support import Stop, experiment, stop_after
@@ -294,7 +294,7 @@ def test_descriptions_of_data():
 
 def test_configurations_that_a_server_sends():
     from coterie.deploy.terms import travelling
-    from coterie.run.config import Config
+    from coterie.experiment.config import Config
 
     config = tree(3, method={"name": "known-groups", "groups": "groups.json"})
     config |= {"privacy": {"secure": True}, "wire": {"up": "qsgd"}, "stop": {"patience": 3}}
@@ -317,7 +317,7 @@ PLAIN = st.sampled_from(
 
 
 @st.composite
-def parcels(draw, examples):
+def packets(draw, examples):
     """Parcels whose head, arrays or records are others."""
     content = draw(st.sampled_from(examples))
     head, arrays = dict(content["head"]), dict(content["arrays"])
@@ -356,19 +356,19 @@ def parcels(draw, examples):
 
 
 def test_parcels():
-    examples = [sealed(Parcel("order", "run", m, {"stage": "1"}), Digests()) for m in VALID]
+    examples = [sealed(Packet("order", "run", m, {"stage": "1"}), Digests()) for m in VALID]
 
     def parse(content):
         try:
-            parcel, came = opened(content, {})
+            packet, came = opened(content, {})
         except KeyError:  # the digest of an array that the receiver asks for
             return
-        assert isinstance(parcel.kind, str)
-        assert isinstance(parcel.run, str)
+        assert isinstance(packet.kind, str)
+        assert isinstance(packet.run, str)
         assert all(isinstance(data, bytes) for data in came.values())
-        assert isinstance(parcel.message.header, bytes)
+        assert isinstance(packet.message.header, bytes)
 
-    fuzz(parse, parcels(examples), 150, share=SHARE)
+    fuzz(parse, packets(examples), 150, share=SHARE)
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +397,7 @@ def test_a_member_answers_whatever_a_server_sends(enrolled):
             assert 0 < len(answer.told["text"]) < 10_000
 
     with enrolled.in_memory():
-        fuzz(parse, parcels(examples), 80, memory=WIDE, seconds=60, share=3 * SHARE)
+        fuzz(parse, packets(examples), 80, memory=WIDE, seconds=60, share=3 * SHARE)
     assert {p for p in enrolled.root.rglob("*") if "site0" not in p.parts} == own
 
 
@@ -407,23 +407,23 @@ def test_a_server_reads_whatever_a_client_answers(tmp_path):
 
     made = experiment(coterie.fedavg())
     plan = made.plan(tmp_path)
-    door = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
-    door.samples = plan.train_sizes
-    door.begin(0)
+    channel = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+    channel.samples = plan.train_sizes
+    channel.begin(0)
     runtime, orders = ClientRuntime(plan), {}
     for number, task in enumerate(("train", "score")):
         order = Order(number, task, {"0": plan.start}, {"adapt_epochs": 0})
-        exchange, (request,) = door.prepare([order], {})
+        exchange, (request,) = channel.prepare([order], {})
         (answer,) = runtime.answer([(number, request.message)])
         orders[number] = exchange, exchange.outgoing[number], answer
 
     def parse(given):
         number, text = given
         exchange, out, answer = orders[number]
-        door.phase.rejected.clear()
-        with suppress(CoterieError), door.phase.forgiving(number, door.state):
-            body = door._read(exchange, out, Message(text, answer.payloads))
-            assert 0 <= body["examples"] <= door.samples[number]
+        channel.phase.rejected.clear()
+        with suppress(CoterieError), channel.phase.forgiving(number, channel.state):
+            body = channel._read(exchange, out, Message(text, answer.payloads))
+            assert 0 <= body["examples"] <= channel.samples[number]
             assert all(type(v) in (int, float) for v in body["metrics"].values())
             for array in body["arrays"].values():
                 found = array.vector if isinstance(array, Weights) else array
@@ -431,7 +431,9 @@ def test_a_server_reads_whatever_a_client_answers(tmp_path):
             exchange.bodies[number] = body
             assert [a.client for a in answers(exchange)] == [number]
             return
-        assert all(isinstance(why, str) and len(why) <= 300 for why in door.phase.rejected.values())
+        assert all(
+            isinstance(why, str) and len(why) <= 300 for why in channel.phase.rejected.values()
+        )
 
     inputs = st.sampled_from(sorted(orders)).flatmap(
         lambda n: st.tuples(st.just(n), changed_text([json.loads(orders[n][2].header)]))

@@ -11,19 +11,19 @@ import torch
 
 import coterie
 from coterie.channel.channel import Channel
+from coterie.channel.outliers import BOUND
+from coterie.channel.privacy.settings import Privacy
 from coterie.channel.tasks import SCORE
-from coterie.door.outliers import BOUND
-from coterie.door.privacy.settings import Privacy
-from coterie.door.wire import Wire
-from coterie.engines.faulty import Faulty
+from coterie.channel.wire import Wire
+from coterie.core.messages import Order
+from coterie.core.method import Round
+from coterie.core.weights import Weights
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, TrainingError
-from coterie.federation import Order
-from coterie.method import Round
-from coterie.run import experiment as running
-from coterie.run.experiment import execute
-from coterie.run.privacy import Guard
-from coterie.weights import Weights
+from coterie.experiment import experiment as running
+from coterie.experiment.experiment import execute
+from coterie.experiment.privacy import Guard
+from faulty import Faulty
 from guarded import SECURE, uneven
 from support import ROWS, digits, drive, experiment, models, same_bits
 
@@ -76,11 +76,11 @@ SILENT = (SCORE, "$fetch")
 
 
 def outcome(made, folder, engine=None):
-    """A run by hand: each client's model, the server's state, and what the door knows of them."""
-    state, door, _ = drive(made, folder, engine)
-    kept, rejected = dict(door.state.versions), dict(door.phase.rejected)  # of the last round
-    found = models(made, state, door)
-    return SimpleNamespace(models=found, state=state, door=door, kept=kept, rejected=rejected)
+    """A run by hand: each client's model, the server's state, and what the channel knows of them."""
+    state, channel, _ = drive(made, folder, engine)
+    kept, rejected = dict(channel.state.versions), dict(channel.phase.rejected)  # of the last round
+    found = models(made, state, channel)
+    return SimpleNamespace(models=found, state=state, channel=channel, kept=kept, rejected=rejected)
 
 
 # --- "reject", the default -----------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_a_rejected_reply_is_a_lost_reply(name, value, tmp_path):
     assert same_bits(bad.models, gone.models)
     assert bad.kept == gone.kept
     assert BAD not in bad.kept
-    assert bad.door.state.ledger.lost == gone.door.state.ledger.lost == 3
+    assert bad.channel.state.ledger.lost == gone.channel.state.ledger.lost == 3
 
 
 def test_it_is_named_in_the_events_and_at_the_end(tmp_path, monkeypatch):
@@ -131,7 +131,7 @@ def test_one_that_cannot_be_scored_has_no_score_and_is_named():
 def test_what_the_server_was_sent_is_noted_though_it_was_not_used(tmp_path):
     bad = outcome(
         experiment(coterie.fedavg(), PEOPLE), tmp_path, with_lie(constant(1e30))
-    ).door.state.exposure
+    ).channel.state.exposure
     assert {row["client"] for row in bad.rows()} == set(range(6))
 
 
@@ -148,24 +148,24 @@ def test_an_update_of_ordinary_length_is_taken_whatever_its_direction(tmp_path):
     start = made.plan(tmp_path / "start").start.vector
     bad = outcome(made, tmp_path / "bad", with_lie(lambda v: 2 * start - v))
     assert bad.rejected == {}
-    assert bad.door.state.ledger.lost == 0
+    assert bad.channel.state.ledger.lost == 0
 
 
 @pytest.mark.parametrize("value", [1e30, NAN])
 def test_in_a_real_federation_it_is_a_lost_reply_too(value, tmp_path):
     """A member's message is changed on its way out; to the bit as if it had been lost."""
     pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
-    from coterie.engines.flower.parcel import Digests, opened, sealed
+    from coterie.engines.flower.messages import Digests, opened, sealed
     from faked_grid import Federation, tree
 
     def put(post, content):
         if (post.client, post.order) != (BAD, "2.0"):
             return content
-        parcel = opened(content, {})[0]
-        sizes = [len(payload) // 4 for payload in parcel.message.payloads]
+        packet = opened(content, {})[0]
+        sizes = [len(payload) // 4 for payload in packet.message.payloads]
         poison = tuple(np.full(size, value, "<f4").tobytes() for size in sizes)
-        message = replace(parcel.message, payloads=poison)
-        return sealed(replace(parcel, message=message), Digests())
+        message = replace(packet.message, payloads=poison)
+        return sealed(replace(packet, message=message), Digests())
 
     asked = tree(5, data={"samples": 150}, method={"name": "ditto"})
     bad, gone = Federation(tmp_path / "bad", asked), Federation(tmp_path / "gone", asked)
@@ -196,7 +196,7 @@ def test_runs_without_outliers_keep_their_bits(name, tmp_path):
     reject, off = found["reject"], found["off"]
     assert same_bits(reject.models, off.models)
     assert reject.kept == off.kept
-    assert reject.door.state.ledger.to_tree() == off.door.state.ledger.to_tree()
+    assert reject.channel.state.ledger.to_tree() == off.channel.state.ledger.to_tree()
     assert reject.rejected == {}
 
 
@@ -234,15 +234,15 @@ def test_nor_is_one_whose_group_was_sent_a_model_that_is_not_finite(tmp_path):
     """In a real federation the others go on, and the words are not about the client."""
     made = experiment(coterie.fedavg(), PEOPLE)
     plan = made.plan(tmp_path)
-    door = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
-    door.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
-    door.begin(4)
+    channel = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+    channel.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
+    channel.begin(4)
     sent = {c: plan.start * (NAN if c == 5 else 1.0) for c in range(6)}
-    replies = door.gather([Order(c, "train", {"0": model}) for c, model in sent.items()])
+    replies = channel.gather([Order(c, "train", {"0": model}) for c, model in sent.items()])
     assert [r.client for r in replies] == [0, 1, 2, 3, 4]
     assert (
         "It is not to blame: the '0' that was sent to client 5 is not finite"
-        in door.phase.rejected[5]
+        in channel.phase.rejected[5]
     )
 
 
@@ -262,20 +262,20 @@ def test_clipped_no_update_moves_the_mean_further_than_a_multiple_of_the_median(
     made = experiment(coterie.fedavg(), PEOPLE, settings={"outliers": "clip", "rounds": 1})
     plan = made.plan(tmp_path)
     start = plan.start
-    door = Channel(Malicious(plan, constant(value)), Wire(start.layout), terms=made.terms(start))
-    door.begin(0)
-    replies = door.gather([Order(c, "train", {"0": start}) for c in range(6)])
+    channel = Channel(Malicious(plan, constant(value)), Wire(start.layout), terms=made.terms(start))
+    channel.begin(0)
+    replies = channel.gather([Order(c, "train", {"0": start}) for c in range(6)])
     lengths = {r.client: (r.arrays["model"] - start).norm() for r in replies}
     middle = float(np.median([n for c, n in lengths.items() if c != BAD]))
     assert 0 < lengths[BAD] <= 1.5 * BOUND * middle
     assert lengths[BAD] == max(lengths.values())
-    assert door.phase.rejected == {}
+    assert channel.phase.rejected == {}
 
 
 def test_clipped_what_is_not_finite_is_left_out(tmp_path):
     made = experiment(coterie.fedavg(), PEOPLE, settings={"outliers": "clip"})
     bad = outcome(made, tmp_path, with_lie(constant(INF)))
-    assert bad.door.state.ledger.lost == 3
+    assert bad.channel.state.ledger.lost == 3
     assert all(torch.isfinite(m).all() for m in bad.models)
 
 
@@ -310,18 +310,18 @@ def test_clipping_is_refused_where_it_would_be_wrong(name, privacy, told, tmp_pa
 
 
 def noised(made, folder, engine=Loop):
-    """The model after two rounds with noise, and the door."""
+    """The model after two rounds with noise, and the channel."""
     plan = made.plan(folder)
     plan.roster.prepare()
-    door = Channel(engine(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+    channel = Channel(engine(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
     guard = Guard(plan, made.settings.policy, made.members, made.settings.rounds)
-    fed = guard.around(door)
+    fed = guard.around(channel)
     state = made.method.init(fed, made.setup(plan.start))
     for number in range(2):
-        door.begin(number, "", made.members, 6, made.settings.min_reports)
+        channel.begin(number, "", made.members, 6, made.settings.min_reports)
         guard.begin(state.models)
         state = made.method.round(fed, state, Round(number, made.members))
-    return state.models[0].vector, door
+    return state.models[0].vector, channel
 
 
 def central(**settings):
@@ -349,9 +349,9 @@ def test_under_noise_what_is_not_finite_counts_as_no_change(secure, tmp_path):
     method = replace(made.method, tasks={**made.method.tasks, "train": sick})
     made, found = replace(made, method=method), []
     for spoil in (True, False):
-        vector, door = noised(made, tmp_path / str(spoil))
+        vector, channel = noised(made, tmp_path / str(spoil))
         found.append(vector)
-        assert list(door.phase.rejected) == [BAD] * spoil
+        assert list(channel.phase.rejected) == [BAD] * spoil
     if not secure:  # there, shares of the noise of five are not those of six
         assert torch.equal(*found)
     assert torch.isfinite(found[0]).all()
@@ -359,24 +359,26 @@ def test_under_noise_what_is_not_finite_counts_as_no_change(secure, tmp_path):
 
 def test_under_noise_the_length_of_others_decides_about_nobody(tmp_path):
     """What is finite is clipped to a bound that does not depend on the cohort."""
-    _, door = noised(central(), tmp_path, with_lie(constant(1e30)))
-    assert door.phase.rejected == {}
-    assert door.state.ledger.lost == 0
+    _, channel = noised(central(), tmp_path, with_lie(constant(1e30)))
+    assert channel.phase.rejected == {}
+    assert channel.state.ledger.lost == 0
 
 
 @pytest.mark.parametrize("least", [1, 6])
 def test_under_noise_even_most_of_the_cohort_decides_about_nothing(least, tmp_path):
     """Neither that the run ends nor that the round is abandoned."""
-    vector, door = noised(central(min_reports=least), tmp_path, with_lie(constant(NAN), range(5)))
-    assert sorted(door.phase.rejected) == [0, 1, 2, 3, 4]
-    assert not any("to blame" in why for why in door.phase.rejected.values())
+    vector, channel = noised(
+        central(min_reports=least), tmp_path, with_lie(constant(NAN), range(5))
+    )
+    assert sorted(channel.phase.rejected) == [0, 1, 2, 3, 4]
+    assert not any("to blame" in why for why in channel.phase.rejected.values())
     assert torch.isfinite(vector).all()
 
 
 def test_under_local_noise_an_answer_that_is_not_finite_is_lost(tmp_path):
     made = central(privacy={"mechanism": "local"})
-    vector, door = noised(made, tmp_path, with_lie(constant(NAN)))
-    assert list(door.phase.rejected) == [BAD]
+    vector, channel = noised(made, tmp_path, with_lie(constant(NAN)))
+    assert list(channel.phase.rejected) == [BAD]
     assert torch.isfinite(vector).all()
 
 
@@ -415,7 +417,7 @@ def test_under_secure_sums_a_client_itself_sends_nothing_that_is_not_finite(valu
 
 
 def test_the_key_is_recorded_and_has_one_default(tmp_path):
-    from coterie.run.config import experiment_of, parse
+    from coterie.experiment.config import experiment_of, parse
 
     tree = {"data": {"clients": 4, "samples": 100}, "run": {"rounds": 1, "engine": "loop"}}
     for folder, more, wanted in (("a", {}, "reject"), ("b", {"outliers": "off"}, "off")):

@@ -11,16 +11,16 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
-from coterie.channel.secure import Secure
+from coterie.channel.privacy import client as client_half
+from coterie.channel.privacy.secagg.ring import from_ring
+from coterie.channel.privacy.secure_sums import Secure
 from coterie.channel.tasks import SCORE
 from coterie.cli.federation import join
-from coterie.client.client import Client, Staged
+from coterie.client.client import Client, StagedState
+from coterie.core.messages import Order, chosen
 from coterie.deploy.join import Joining
 from coterie.deploy.member import Member
-from coterie.door.privacy import client as client_half
-from coterie.door.privacy.secagg.ring import from_ring
 from coterie.errors import CoterieError
-from coterie.federation import Order, chosen
 from coterie.seeds import seed_for
 from faked_grid import population_of
 from malicious import Server, refused, trained_in
@@ -112,8 +112,8 @@ def guess(server, client, round=0):
     site = server.fed.grid.members[client]._runtime
     data = site.plan.population.clients[client]
     salted = seed_for(server.seed, "salt", round, stream=server.run)
-    bench = replace(site.bench, seed=salted)
-    fitting = Client(client, data.train, data.val, Staged({}), round, bench)
+    context = replace(site.context, seed=salted)
+    fitting = Client(client, data.train, data.val, StagedState({}), round, context)
     return fitting.fit(server.start).weights.vector.double()
 
 
@@ -372,7 +372,7 @@ def test_two_offers_are_two_slots(names, tmp_path):
     own = server._secure
     offers = dict(zip(names, (server.start, server.model(0.0)), strict=True))
     server.answers.clear()
-    server.door.begin(0, "s")
+    server.channel.begin(0, "s")
     orders = [Order(c, "train", offers, {}) for c in range(server.count)]
     with pytest.raises(CoterieError):
         own.sums(orders, chosen("slot"))

@@ -14,14 +14,14 @@ import coterie
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.channel import secure
+from coterie.channel.privacy.client import ClientPrivacy
+from coterie.channel.privacy.record import Part
+from coterie.channel.privacy.secagg import Rejected
+from coterie.channel.privacy.settings import Privacy
 from coterie.channel.tasks import SCORE
+from coterie.core.messages import Order, chosen
 from coterie.deploy import member as module
-from coterie.door.privacy.client import Sealing
-from coterie.door.privacy.record import Part
-from coterie.door.privacy.secagg import Rejected
-from coterie.door.privacy.settings import Privacy
 from coterie.errors import ConfigError, CoterieError
-from coterie.federation import Order, chosen
 from faked_grid import population_of
 from malicious import Server, in_a_run, refused, trained_in
 
@@ -52,7 +52,7 @@ def test_weights_by_which_a_sum_can_be_divided_are_refused(most, own, tmp_path, 
 
 def chooses(server, offers):
     """Whether the members choose among these models for a sum."""
-    server.door.begin(0, "s")
+    server.channel.begin(0, "s")
     server.answers.clear()
     orders = [Order(c, "train", offers, {}) for c in range(server.count)]
     with contextlib.suppress(CoterieError):
@@ -65,7 +65,7 @@ def chooses(server, offers):
 
 def version(server, client, name):
     """Let the server expect this version of a client's state in its next order."""
-    server.door.state.versions[client] = name
+    server.channel.state.versions[client] = name
 
 
 def test_a_second_sum_of_a_round_goes_on_from_the_state_after_the_first(tmp_path):
@@ -83,7 +83,7 @@ def test_no_other_order_takes_the_place_of_a_state(tmp_path):
     offers = {"0": server.start}
     assert server.sum(offers, trial_steps=1) is not None
     for client in set(range(server.count)) - {VICTIM}:
-        name, told = server.door.state.versions[client], {"keep": True, "round": 0, "draw": 0}
+        name, told = server.channel.state.versions[client], {"keep": True, "round": 0, "draw": 0}
         assert refused(server.ask(client, "steps", {"model": server.start}, name=name, config=told))
     assert server.sum(offers, "score-cuts", cuts="0 own", on="train") is not None
 
@@ -93,7 +93,7 @@ def test_an_order_is_not_carried_out_again_from_another_state(tmp_path):
     told = {**FEDCLUST, "method": {"name": "fedclust+moon"}}
     server = Server(tmp_path, reveal=REVEAL, **told)
     assert server.sum({"0": server.start}) is not None
-    after = dict(server.door.state.versions)
+    after = dict(server.channel.state.versions)
     for client in range(server.count):
         version(server, client, after[client] if client == VICTIM else "")
     assert server.sum({"0": server.start}) is None
@@ -223,12 +223,14 @@ def test_a_metric_that_is_no_number_is_in_no_sum(tmp_path, monkeypatch):
 
 def test_a_task_that_is_not_declared_is_refused_before_it_is_begun(tmp_path):
     """Else whether it fails would tell something, as often as it is asked."""
-    sealing = Sealing(Privacy(secure=True), 0, tmp_path, None, None, "mine", shows={"size": ()})
+    sealing = ClientPrivacy(
+        Privacy(secure=True), 0, tmp_path, None, None, "mine", shows={"size": ()}
+    )
     sealing.begin(0, {"task": "size"})
     sealing.begin(0, {"task": "train", "beside": {"slot": 0}})
     with pytest.raises(ConfigError, match="asks each client by itself"):
         sealing.begin(0, {"task": "train"})
-    Sealing(Privacy(), 0, tmp_path, None, None, "mine").begin(0, {"task": "train"})
+    ClientPrivacy(Privacy(), 0, tmp_path, None, None, "mine").begin(0, {"task": "train"})
 
 
 def test_what_is_revealed_is_revealed_once_in_a_run(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 
 from browsing import browser as a_browser
 from browsing import why_not
-from coterie.results.checked import read_json
+from coterie.experiment.api import run
+from coterie.results.checksums import read_json
 from coterie.results.rundir import RunDir
-from coterie.run.api import run
 
 HOSTILE = "<img src=x onerror='window.hacked=1'></script><b>bold</b>"
 

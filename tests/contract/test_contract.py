@@ -8,15 +8,15 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import coterie
-from coterie.door.coding import Coding
-from coterie.door.ledger import Bytes
-from coterie.engines.faulty import Faulty
+from coterie.channel.compression.coding import Coding
+from coterie.channel.ledger import Bytes
+from coterie.core.method import State
+from coterie.core.tree import read_tree, same, write_tree
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import TrainingError
-from coterie.method import State
-from coterie.run.experiment import ENGINES, execute
-from coterie.tree import read_tree, same, write_tree
+from coterie.experiment.experiment import ENGINES, execute
+from faulty import Faulty
 from support import ROWS as GIVEN
 from support import Stop, drive, experiment, models, same_bits, stop_after
 
@@ -42,9 +42,9 @@ ASK_ALL_FIRST = {"flis", "adaptive", "clusterfl", "cfl+fedrep+fedadam"}
 
 def outcome(name, folder, engine=None, settings=None):
     made = experiment(ROWS[name](), settings=settings or {})
-    state, door, running = drive(made, folder, engine)
+    state, channel, running = drive(made, folder, engine)
     try:
-        return state, door, models(made, state, door)
+        return state, channel, models(made, state, channel)
     finally:
         running.close()
 
@@ -92,9 +92,9 @@ def test_same_bits_on_the_pool(name, workers, tmp_path):
 
 @every_method
 def test_state_round_trips_exactly(name, tmp_path):
-    state, door, _ = undisturbed(name)
-    write_tree(tmp_path / "state", state.to_tree(), door.wire.layout, durable=False)
-    back = State.from_tree(read_tree(tmp_path / "state", door.wire.layout))
+    state, channel, _ = undisturbed(name)
+    write_tree(tmp_path / "state", state.to_tree(), channel.wire.layout, durable=False)
+    back = State.from_tree(read_tree(tmp_path / "state", channel.wire.layout))
     assert same(back.to_tree(), state.to_tree())
 
 
@@ -136,10 +136,10 @@ def test_a_lost_reply_leaves_no_trace_in_what_codecs_remember(name, tmp_path):
 
     found = []
     for fault in ("lose_reply", "lose_order"):
-        _, door, trained = outcome(
+        _, channel, trained = outcome(
             name, tmp_path / fault, lambda p, f=fault: Faulty(Loop(p), **{f: hit}), settings
         )
-        found.append((trained, door.state.versions, door.state.held))
+        found.append((trained, channel.state.versions, channel.state.held))
     (worked, versions, held), (never, as_if, untouched) = found
     assert same_bits(worked, never)
     assert versions == as_if
@@ -160,14 +160,14 @@ def test_nobody_answers(name, tmp_path):
     def mute(plan):  # all answer before the first round, nobody afterwards
         return Faulty(Loop(plan), lose_reply=lambda c, o: not o.startswith("init"))
 
-    state, door, _ = drive(made, tmp_path, mute)
-    lost = door.state.ledger.lost
-    door.begin(0, stage="init")
-    begun = made.method.init(door, made.setup(made.plan(tmp_path).start))
+    state, channel, _ = drive(made, tmp_path, mute)
+    lost = channel.state.ledger.lost
+    channel.begin(0, stage="init")
+    begun = made.method.init(channel, made.setup(made.plan(tmp_path).start))
     assert lost == (5 if name in PROBED else 3) * 6  # it also asks, in the second round and third
     assert same(state.to_tree()["models"], begun.to_tree()["models"])
     assert same(state.to_tree()["groups"], begun.to_tree()["groups"])
-    assert door.state.versions == {}
+    assert channel.state.versions == {}
 
 
 ASK_FIRST = ["fedclust", "group-evidence", "user-centric", "user-centric all", "pacfl", "k-fed"]
@@ -201,18 +201,18 @@ def test_partial_participation_trains_only_the_cohort(name, tmp_path):
             busy.add(client)
         return False
 
-    _, door, _ = drive(made, tmp_path, lambda p: Faulty(Loop(p), lose_order=note))
-    assert len(busy | set(door.state.versions)) == (6 if name in ASK_ALL_FIRST else 2)
+    _, channel, _ = drive(made, tmp_path, lambda p: Faulty(Loop(p), lose_order=note))
+    assert len(busy | set(channel.state.versions)) == (6 if name in ASK_ALL_FIRST else 2)
 
 
 @every_method
 def test_sees_is_true(name):
-    _, door, _ = undisturbed(name)
+    _, channel, _ = undisturbed(name)
     method = ROWS[name]()
     # Looking at models for this test is a fetch, which is not part of the method.
     seen = {"nothing": set(), "means": {"means"}, "each": {"means", "each"}}[method.sees]
-    assert door.exposed <= seen
-    assert (method.sees == "nothing") == (not door.exposed)
+    assert channel.exposed <= seen
+    assert (method.sees == "nothing") == (not channel.exposed)
 
 
 @every_method

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 import coterie
 from coterie.data import load
+from coterie.experiment.admit import admit_client, newcomer_data
+from coterie.experiment.export import reopen
 from coterie.methods import METHODS
 from coterie.results.rundir import RunDir
-from coterie.run.admit import admit_client, newcomer_data
-from coterie.run.export import reopen
 
 KINDS = ("--clients", 12, "--shift", "rotation", "--set", "shift.groups=2", "--engine", "loop")
 FEDCLUST = ("--method", "fedclust", "--set", "method.clusters=2", "-q")

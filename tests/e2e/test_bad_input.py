@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from coterie.data import load
-from coterie.run.export import reopen
+from coterie.experiment.export import reopen
 
 
 def weights(directory, client=0):

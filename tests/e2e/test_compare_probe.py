@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 import coterie
+from coterie.core.method import Method, State, method
 from coterie.errors import ConfigError, TrainingError
-from coterie.method import Method, State, method
+from coterie.experiment.compare import compare
+from coterie.experiment.compare.compare import agreement, folder_of
 from coterie.methods import METHODS
 from coterie.report import progress
 from coterie.results.rundir import RunDir
-from coterie.run import compare
-from coterie.run.compare import agreement, folder_of
 
 
 def test_all_methods_in_one_table(cli, small):
@@ -484,7 +484,7 @@ def test_gains_are_those_of_members(cli, small):
 
 
 def test_all_methods_fit_those_who_train_when_some_are_held_out():
-    from coterie.run.compare import every_method
+    from coterie.experiment.compare.compare import every_method
     from support import digits
 
     asked = {name: own for _, name, own in every_method(digits(clients=4, groups=4), 1)}

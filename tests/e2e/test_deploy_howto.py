@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from coterie.cli.app import whole
-from coterie.run.config import parse
+from coterie.experiment.config import parse
 from federated import Process, events, free_port, until
 from fenced import check_command
 
@@ -84,7 +84,7 @@ def test_the_python_of_the_page_is_in_the_files():
 def test_the_sentences_of_the_troubleshooting_table_are_said():
     files = [
         p
-        for d in ("deploy", "engines/flower", "run", "run/observers")
+        for d in ("deploy", "engines/flower", "run", "experiment/observers")
         for p in (SOURCE / d).glob("*.py")
     ]
     source = "".join(path.read_text() for path in files)

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from coterie.run.export import reopen
+import faulty
+from coterie.experiment.export import reopen
 from federated import (
     CONFIG,
     Federation,
@@ -41,8 +42,8 @@ if "coterie.deploy.worker" in sys.orig_argv:
     from coterie.channel.tasks import kind_of
     from coterie.client.client import Client
     from coterie.client.runtime import ClientRuntime
-    from coterie.door.coding import Coded
-    from coterie.weights import Weights
+    from coterie.channel.compression.coding import Coded
+    from coterie.core.weights import Weights
 
     place = Path(os.environ["FAULTS"])
     carry_out, reply, fit = ClientRuntime._carry_out, ClientRuntime.reply, Client.fit
@@ -175,9 +176,10 @@ class Wards(Federation):
         missing = [[self.names.index(who), str(round)] for who, round in sorted(lost)]
         script = (
             "import sys\n"
-            "from coterie.engines.faulty import Faulty\n"
+            f"sys.path.insert(0, {str(Path(faulty.__file__).parent)!r})\n"
+            "from faulty import Faulty\n"
             "from coterie.engines.loop import Loop\n"
-            "from coterie.run import experiment\n"
+            "from coterie.experiment import experiment\n"
             f"lost = {missing!r}\n"
             "def gone(client, order): return [client, order.partition('.')[0]] in lost\n"
             "experiment.ENGINES['loop'] = lambda plan, _: Faulty(Loop(plan), lose_reply=gone)\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.run.export import reopen
+from coterie.experiment.export import reopen
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'coterie[ray]'")
 pytestmark = pytest.mark.e2e

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 import coterie
 from coterie.data import load
+from coterie.experiment.export import reopen
 from coterie.results.rundir import RunDir
-from coterie.run.export import reopen
 
 
 def weights(directory, client=0):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from coterie.experiment.config import parse
+from coterie.experiment.scenarios import SCENARIOS, scenario
 from coterie.methods import METHODS
-from coterie.run.config import parse
-from coterie.run.scenarios import SCENARIOS, scenario
 
 QUICK = ("--rounds", 1, "--epochs", 1, "--engine", "loop", "-q")
 FEW = ("--clients", 8, "--cohort", 0.5, "--set", "data.samples=200", "--stand-in")

@@ -7,8 +7,8 @@ import pytest
 
 import coterie
 from coterie.errors import ConfigError
+from coterie.experiment.experiment import execute
 from coterie.methods import make
-from coterie.run.experiment import execute
 from guarded import secured, uneven
 from support import experiment
 

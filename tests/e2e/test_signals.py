@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.run import config
-from coterie.run.export import reopen
+from coterie.experiment import config
+from coterie.experiment.export import reopen
 
 # The rounds take a while, so that a signal finds the workers at work.
 LONG = ("--clients", 4, "--set", "data.samples=400", "--epochs", 40, "--method", "fedper")

@@ -10,7 +10,9 @@ from torch import nn
 
 import coterie
 from coterie.client import erm
-from coterie.compose import Local, everyone, grouped, minimise
+from coterie.compose.assign import everyone
+from coterie.compose.grouped import grouped
+from coterie.compose.local import Local, minimise
 from coterie.data import from_clients
 from coterie.errors import ConfigError, DataError, RunDirError, TrainingError
 

@@ -19,13 +19,13 @@ import pytest
 from safetensors.torch import load_file
 
 import coterie
+from coterie.core.method import Method, State, method
 from coterie.errors import EngineError, TrainingError
-from coterie.method import Method, State, method
+from coterie.experiment.compare.jobs import Job, Look, Ready, _work, side_by_side
 from coterie.methods import METHODS
 from coterie.report import progress
 from coterie.report.reading import find_runs
 from coterie.results.rundir import RunDir
-from coterie.run.jobs import Job, Look, Ready, _work, side_by_side
 
 QUICK = {"data": {"clients": 4, "samples": 200}, "model": {"hidden": [8]}, "run": {"rounds": 2}}
 ASKED = {
@@ -287,8 +287,8 @@ def test_a_run_whose_process_is_killed_goes_on(start, whole):
 
 BUSY = """
 import os, time
-from coterie.run.jobs import Job, Look, Ready, side_by_side
-from coterie.run.stopping import stoppable
+from coterie.experiment.compare.jobs import Job, Look, Ready, side_by_side
+from coterie.experiment.signals import stoppable
 def work(watch):
     os.write(1, b"at work\\n")
     time.sleep(100)  # says nothing for long
@@ -311,8 +311,8 @@ def test_nobody_works_on_for_a_process_that_is_gone(number):
 
 RACE = """
 import multiprocessing.context, os, signal, time
-from coterie.run.jobs import Job, Look, Ready, side_by_side
-from coterie.run.stopping import stoppable
+from coterie.experiment.compare.jobs import Job, Look, Ready, side_by_side
+from coterie.experiment.signals import stoppable
 start = multiprocessing.context.ForkProcess.start
 def interrupted(self):
     start(self)

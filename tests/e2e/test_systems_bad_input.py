@@ -12,10 +12,10 @@ import coterie
 from coterie.client import Schedule
 from coterie.data import ClientData, Population, Split
 from coterie.errors import TrainingError
+from coterie.experiment.experiment import Experiment, Settings, execute
+from coterie.experiment.export import reopen
 from coterie.methods import make
 from coterie.models import make_model
-from coterie.run.experiment import Experiment, Settings, execute
-from coterie.run.export import reopen
 
 SYSTEMS = {
     "fedclust": {},

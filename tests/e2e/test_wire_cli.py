@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.run.export import reopen
+from coterie.experiment.export import reopen
 
 
 def sets(*texts):

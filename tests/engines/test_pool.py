@@ -15,17 +15,17 @@ import torch
 
 import coterie
 from coterie.channel.channel import Channel
+from coterie.channel.wire import Wire
 from coterie.client.client import Client
 from coterie.core.engine import Request
-from coterie.door.wire import Wire
+from coterie.core.messages import Order, Upload
+from coterie.core.method import Method, Round, State
 from coterie.engines import pool as pool_module
 from coterie.engines.base import units
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import EngineError, TrainingError
-from coterie.federation import Order, Upload
-from coterie.method import Method, Round, State
-from coterie.run.experiment import execute
+from coterie.experiment.experiment import execute
 from support import digits, drive, experiment, models, same_bits
 
 
@@ -66,8 +66,8 @@ def segfault():
 @pytest.mark.parametrize("name", ["fedper", "fedavg"])
 def test_a_worker_that_dies_is_replaced_and_nothing_changes(name, death, tmp_path):
     plain = experiment(getattr(coterie, name)())
-    state, door, _ = drive(plain, tmp_path / "plain")
-    expected = models(plain, state, door)
+    state, channel, _ = drive(plain, tmp_path / "plain")
+    expected = models(plain, state, channel)
 
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -78,25 +78,25 @@ def test_a_worker_that_dies_is_replaced_and_nothing_changes(name, death, tmp_pat
         engines.append(Pool(plan, 2))
         return engines[0]
 
-    state, door, pool = drive(made, tmp_path / "pool", start)
-    found = models(made, state, door)
+    state, channel, pool = drive(made, tmp_path / "pool", start)
+    found = models(made, state, channel)
     pool.close()
     assert (marks / "2-1").read_text() == "3"
     assert same_bits(found, expected)
-    assert door.state.ledger.lost == 0
+    assert channel.state.ledger.lost == 0
 
 
 def test_an_order_that_kills_three_workers_is_a_lost_reply(tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
     made = experiment(with_task(coterie.fedper(), dying(marks, 2, 99, killed)))
-    state, door, pool = drive(made, tmp_path / "pool", lambda plan: Pool(plan, 2))
-    found = models(made, state, door)
+    state, channel, pool = drive(made, tmp_path / "pool", lambda plan: Pool(plan, 2))
+    found = models(made, state, channel)
     pool.close()
     assert (marks / "2-1").read_text() == "3"
-    assert door.state.ledger.lost == 1
+    assert channel.state.ledger.lost == 1
 
-    from coterie.engines.faulty import Faulty
+    from faulty import Faulty
 
     plain = experiment(coterie.fedper())
     state, lossy, _ = drive(
@@ -111,20 +111,20 @@ def test_workers_killed_from_outside_while_idle_and_while_busy(tmp_path):
     made = experiment(coterie.fedavg(), settings={"rounds": 6})
     plan = made.plan(tmp_path / "a")
     pool = Pool(plan, 3)
-    door = Channel(pool, Wire(plan.start.layout))
-    state = made.method.init(door, made.setup(plan.start))
+    channel = Channel(pool, Wire(plan.start.layout))
+    state = made.method.init(channel, made.setup(plan.start))
     for number in range(6):
         for worker in pool._workers:  # all of them, before every round
             os.kill(worker.process.pid, signal.SIGKILL)
             if number % 2:
                 worker.process.join()  # dead already when it is sent work; else perhaps dying
-        door.begin(number)
-        state = made.method.round(door, state, Round(number, range(6)))
-    found = models(made, state, door)
+        channel.begin(number)
+        state = made.method.round(channel, state, Round(number, range(6)))
+    found = models(made, state, channel)
     pool.close()
-    assert door.state.ledger.lost == 0  # nobody died of the work
-    plain, door, _ = drive(made, tmp_path / "b")
-    assert same_bits(found, models(made, plain, door))
+    assert channel.state.ledger.lost == 0  # nobody died of the work
+    plain, channel, _ = drive(made, tmp_path / "b")
+    assert same_bits(found, models(made, plain, channel))
 
 
 def test_scoring_survives_a_killed_worker_with_the_same_scores(tmp_path):
@@ -142,15 +142,15 @@ def test_scoring_survives_a_killed_worker_with_the_same_scores(tmp_path):
     plan = made.plan(tmp_path)
     sends = {c: {"0": plan.start} for c in range(6)}
     pool = Pool(plan, 1)
-    loop, door = (
+    loop, channel = (
         Channel(Loop(plan), Wire(plan.start.layout)),
         Channel(pool, Wire(plan.start.layout)),
     )
-    for each in (loop, door):
+    for each in (loop, channel):
         each.begin(0)
-    assert door.score(sends, {}) == loop.score(sends, {})
+    assert channel.score(sends, {}) == loop.score(sends, {})
     assert (marks / "done").exists()
-    assert door.state.ledger.lost == 0
+    assert channel.state.ledger.lost == 0
     pool.close()
 
 
@@ -198,18 +198,18 @@ def test_each_distinct_model_is_sent_once_to_each_worker(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Pool, "_send", counting)
     made = experiment(coterie.fedavg(), digits(clients=10))
-    state, door, pool = drive(made, tmp_path, lambda plan: Pool(plan, 2), rounds=1)
+    state, channel, pool = drive(made, tmp_path, lambda plan: Pool(plan, 2), rounds=1)
     assert len(blobs) == len(set(blobs)) <= 2
     blobs.clear()
-    door.begin(5)
-    door.score({c: made.method.sends(state, c) for c in range(10)}, {})
+    channel.begin(5)
+    channel.score({c: made.method.sends(state, c) for c in range(10)}, {})
     assert len(blobs) <= 2
     pool.close()
 
 
 def test_work_is_dealt_largest_first_and_scores_in_batches():
     def request(client, together=False, payload=b"m"):
-        from coterie.door.wire import Message
+        from coterie.channel.wire import Message
 
         return Request(client, Message(b"{}", (payload,)), together)
 
@@ -226,11 +226,11 @@ def test_work_is_dealt_largest_first_and_scores_in_batches():
 
 def test_spawned_workers_give_the_same_bits_and_take_methods_by_name(tmp_path, monkeypatch):
     made = experiment(coterie.fedper(), model=_plain_network)
-    state, door, _ = drive(made, tmp_path / "a", rounds=2)
-    expected = models(made, state, door)
+    state, channel, _ = drive(made, tmp_path / "a", rounds=2)
+    expected = models(made, state, channel)
     monkeypatch.setattr(pool_module.sys, "platform", "darwin")
-    state, door, pool = drive(made, tmp_path / "b", lambda plan: Pool(plan, 2), rounds=2)
-    found = models(made, state, door)
+    state, channel, pool = drive(made, tmp_path / "b", lambda plan: Pool(plan, 2), rounds=2)
+    found = models(made, state, channel)
     pool.close()
     assert same_bits(found, expected)
     with pytest.raises(EngineError, match=r"not made by a @coterie.method factory"):
@@ -264,9 +264,9 @@ def test_closing_stops_busy_workers(tmp_path):
     made = experiment(with_task(coterie.fedavg(), endless))
     plan = made.plan(tmp_path)
     pool = Pool(plan, 1)
-    door = Channel(pool, Wire(plan.start.layout))
-    door.begin(0)
-    _, requests = door.prepare([Order(0, "train", {"0": plan.start})], {})
+    channel = Channel(pool, Wire(plan.start.layout))
+    channel.begin(0)
+    _, requests = channel.prepare([Order(0, "train", {"0": plan.start})], {})
 
     def impatient(signum, frame):
         raise TimeoutError
@@ -326,22 +326,22 @@ def test_a_reply_that_is_not_finite_is_refused_by_name(engine):
 
 def test_two_orders_for_one_client_are_refused(tmp_path):
     plan = experiment(coterie.fedavg()).plan(tmp_path)
-    door = Channel(Loop(plan), Wire(plan.start.layout))
-    door.begin(0)
+    channel = Channel(Loop(plan), Wire(plan.start.layout))
+    channel.begin(0)
     with pytest.raises(coterie.CoterieError, match="one order in an exchange"):
-        door.gather([Order(0, "train"), Order(0, "train")])
+        channel.gather([Order(0, "train"), Order(0, "train")])
     with pytest.raises(coterie.CoterieError, match="has no task 'dance'"):
-        door.gather([Order(0, "dance")])
+        channel.gather([Order(0, "dance")])
 
 
 def test_gather_shows_each_reply_and_is_recorded_as_such(tmp_path):
     made = experiment(coterie.fedavg())
     plan = made.plan(tmp_path)
-    door = Channel(Loop(plan), Wire(plan.start.layout))
-    door.begin(0)
-    replies = door.gather([Order(c, "train", {"0": plan.start}) for c in (3, 1)])
+    channel = Channel(Loop(plan), Wire(plan.start.layout))
+    channel.begin(0)
+    replies = channel.gather([Order(c, "train", {"0": plan.start}) for c in (3, 1)])
     assert [r.client for r in replies] == [1, 3]
-    assert door.exposed == {"each"}
+    assert channel.exposed == {"each"}
     assert isinstance(State().groups, dict)
 
 
@@ -385,27 +385,27 @@ def started(marks: Path) -> int:
 
 def test_a_worker_killed_while_starting_is_replaced_and_nothing_changes(tmp_path, monkeypatch):
     made = experiment(coterie.fedper())
-    state, door, _ = drive(made, tmp_path / "loop")
-    expected = models(made, state, door)
+    state, channel, _ = drive(made, tmp_path / "loop")
+    expected = models(made, state, channel)
     killed_while_starting(tmp_path, 2, monkeypatch)
-    state, door, pool = drive(made, tmp_path / "pool", lambda plan: Pool(plan, 1))
-    found = models(made, state, door)
+    state, channel, pool = drive(made, tmp_path / "pool", lambda plan: Pool(plan, 1))
+    found = models(made, state, channel)
     pool.close()
     assert started(tmp_path) == 3
     assert same_bits(found, expected)
-    assert door.state.ledger.lost == 0
+    assert channel.state.ledger.lost == 0
 
 
 def test_one_that_takes_a_dead_workers_place_may_be_killed_too(tmp_path, monkeypatch):
     made = experiment(coterie.fedavg())
-    state, door, _ = drive(made, tmp_path / "loop")
-    expected = models(made, state, door)
+    state, channel, _ = drive(made, tmp_path / "loop")
+    expected = models(made, state, channel)
     plan = made.plan(tmp_path / "pool")
     pool = Pool(plan, 2)
     killed_while_starting(tmp_path, 2, monkeypatch)
     os.kill(pool.pids[0], signal.SIGKILL)
-    state, door, _ = drive(made, tmp_path / "pool", lambda plan: pool)
-    found = models(made, state, door)
+    state, channel, _ = drive(made, tmp_path / "pool", lambda plan: pool)
+    found = models(made, state, channel)
     pool.close()
     assert started(tmp_path) == 3
     assert same_bits(found, expected)
@@ -445,16 +445,16 @@ if __name__ == "__main__":
     from support import drive, experiment, models, same_bits
 
     made = experiment(coterie.fedavg(), model=network)
-    state, door, _ = drive(made, Path(sys.argv[1]) / "loop", rounds=1)
-    expected = models(made, state, door)
+    state, channel, _ = drive(made, Path(sys.argv[1]) / "loop", rounds=1)
+    expected = models(made, state, channel)
     sys.platform = "darwin"
     try:
         start = lambda plan: Pool(plan, 1)
-        state, door, pool = drive(made, Path(sys.argv[1]) / "pool", start, rounds=1)
+        state, channel, pool = drive(made, Path(sys.argv[1]) / "pool", start, rounds=1)
     except coterie.CoterieError as error:
         print(error)
     else:
-        print("same bits" if same_bits(models(made, state, door), expected) else "others")
+        print("same bits" if same_bits(models(made, state, channel), expected) else "others")
         pool.close()
 """
 

@@ -13,19 +13,19 @@ import torch
 
 import coterie
 from coterie.channel.channel import Channel
+from coterie.channel.wire import Wire
+from coterie.core.method import Round
 from coterie.data import Population
-from coterie.door.wire import Wire
 from coterie.engines import ray as engine_module
-from coterie.engines.dealing import travelling
-from coterie.engines.faulty import Faulty
-from coterie.engines.goods import laid_out, unloaded
 from coterie.engines.loop import Loop
 from coterie.engines.ray import RayEngine, check_token
+from coterie.engines.shared_plan import laid_out, unloaded
+from coterie.engines.workers import travelling
 from coterie.errors import ConfigError, EngineError
-from coterie.method import Round
-from coterie.run.experiment import execute
+from coterie.experiment.experiment import execute
 from deadly import __file__ as deadly_file
 from deadly import deadly, sleepy
+from faulty import Faulty
 from support import ROWS, digits, drive, experiment, models, same_bits
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'coterie[ray]'")
@@ -54,18 +54,18 @@ def ray(tmp_path_factory):
 
 
 def rounds(made, folder, start, disturb=lambda engine, number: None):
-    """The clients' models after the rounds of an experiment, and the door."""
+    """The clients' models after the rounds of an experiment, and the channel."""
     plan = made.plan(folder)
     engine = start(plan)
     try:
-        door = Channel(engine, Wire(plan.start.layout))
-        door.begin(0, stage="init")
-        state = made.method.init(door, made.setup(plan.start))
+        channel = Channel(engine, Wire(plan.start.layout))
+        channel.begin(0, stage="init")
+        state = made.method.init(channel, made.setup(plan.start))
         for number in range(made.settings.rounds):
             disturb(engine, number)
-            door.begin(number)
-            state = made.method.round(door, state, Round(number, range(6)))
-        return models(made, state, door), door
+            channel.begin(number)
+            state = made.method.round(channel, state, Round(number, range(6)))
+        return models(made, state, channel), channel
     finally:
         engine.close()
 
@@ -86,10 +86,10 @@ def test_workers_that_are_killed_lose_nothing_and_change_nothing(ray, name, tmp_
             killed.append(pid)
             kill(pid)
 
-    found, door = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2), disturb)
+    found, channel = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2), disturb)
     assert len(set(killed)) >= made.settings.rounds - 1
     assert same_bits(found, expected)
-    assert door.state.ledger.lost == 0
+    assert channel.state.ledger.lost == 0
     assert ray.is_initialized()  # it was not ours to end
     assert not (tmp_path / "ray" / engine_module.MARK).exists()
 
@@ -97,14 +97,14 @@ def test_workers_that_are_killed_lose_nothing_and_change_nothing(ray, name, tmp_
 def test_state_travels_where_storage_is_not_shared_and_survives_a_worker(ray, tmp_path):
     made = experiment(ROWS["ditto"](), settings={"rounds": 2})
     expected, _ = rounds(made, tmp_path / "loop", Loop)
-    found, door = rounds(
+    found, channel = rounds(
         made,
         tmp_path / "ray",
         lambda plan: RayEngine(plan, 2, apart=True),
         lambda engine, number: number and kill(engine.pids[0]),
     )
     assert same_bits(found, expected)
-    assert door.state.ledger.lost == 0
+    assert channel.state.ledger.lost == 0
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "loop")
 
 
@@ -119,10 +119,10 @@ def files_of(folder):
 )
 def test_same_bits_for_any_number_of_actors(ray, name, workers, tmp_path):
     made = experiment(ROWS[name](), settings={"cohort": 0.7})
-    state, door, _ = drive(made, tmp_path / "loop")
-    expected = models(made, state, door)
-    state, door, engine = drive(made, tmp_path / "ray", lambda plan: RayEngine(plan, workers))
-    found = models(made, state, door)
+    state, channel, _ = drive(made, tmp_path / "loop")
+    expected = models(made, state, channel)
+    state, channel, engine = drive(made, tmp_path / "ray", lambda plan: RayEngine(plan, workers))
+    found = models(made, state, channel)
     engine.close()
     assert same_bits(found, expected)
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "loop")
@@ -135,10 +135,10 @@ def test_a_worker_that_dies_of_its_work_is_replaced(ray, apart, tmp_path):
     marks.mkdir()
     expected, _ = rounds(experiment(ROWS["scaffold"]()), tmp_path / "loop", Loop)
     made = experiment(deadly("scaffold", str(marks), 2, 2), schedule={"momentum": 0.0})
-    found, door = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2, apart=apart))
+    found, channel = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2, apart=apart))
     assert (marks / "2-1").read_text() == "3"
     assert same_bits(found, expected)
-    assert door.state.ledger.lost == 0
+    assert channel.state.ledger.lost == 0
 
 
 @e2e
@@ -147,9 +147,9 @@ def test_an_order_that_kills_three_workers_is_a_lost_reply(ray, apart, tmp_path)
     marks = tmp_path / "marks"
     marks.mkdir()
     made = experiment(deadly("fedper", str(marks), 2, 99))
-    found, door = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2, apart=apart))
+    found, channel = rounds(made, tmp_path / "ray", lambda plan: RayEngine(plan, 2, apart=apart))
     assert (marks / "2-1").read_text() == "3"
-    assert door.state.ledger.lost == 1
+    assert channel.state.ledger.lost == 1
     expected, _ = rounds(
         experiment(coterie.fedper()),
         tmp_path / "loop",
@@ -176,12 +176,12 @@ def test_what_is_not_there_at_the_deadline_is_not_waited_for(ray, tmp_path):
     made = experiment(sleepy(str(tmp_path), 600.0))
     plan = made.plan(tmp_path / "ray")
     engine = RayEngine(plan, 2)
-    door = Channel(engine, Wire(plan.start.layout))
-    door.begin(0, stage="init")
-    state = made.method.init(door, made.setup(plan.start))
-    door.begin(0)
+    channel = Channel(engine, Wire(plan.start.layout))
+    channel.begin(0, stage="init")
+    state = made.method.init(channel, made.setup(plan.start))
+    channel.begin(0)
     orders = [o for c in range(6) for o in [coterie.Order(c, "train", made.method.sends(state, c))]]
-    _, requests = door.prepare(orders, {})
+    _, requests = channel.prepare(orders, {})
     began, pids = time.monotonic(), engine.pids
     answers = dict(engine.exchange(requests, time.monotonic() + 3))
     assert time.monotonic() - began < 8
@@ -207,19 +207,19 @@ def test_a_model_of_45_megabytes_goes_through(ray, tmp_path):
     )
     plan = made.plan(tmp_path / "x")
     assert 4 * plan.start.vector.numel() > 44e6
-    state, door, _ = drive(made, tmp_path / "loop")
-    expected = models(made, state, door)
+    state, channel, _ = drive(made, tmp_path / "loop")
+    expected = models(made, state, channel)
     for apart in (False, True):
-        state, door, engine = drive(
+        state, channel, engine = drive(
             made, tmp_path / f"ray{apart}", lambda plan: RayEngine(plan, 2, apart=apart)
         )
-        assert same_bits(models(made, state, door), expected)
+        assert same_bits(models(made, state, channel), expected)
         engine.close()
 
 
 @e2e
 def test_secure_sums_need_shared_storage(ray, tmp_path):
-    from coterie.door.privacy.settings import Privacy
+    from coterie.channel.privacy.settings import Privacy
 
     made = experiment(coterie.fedavg(), settings={"privacy": Privacy(secure=True)})
     plan = made.plan(tmp_path)
@@ -255,9 +255,9 @@ def test_what_cannot_come_up_or_has_no_room_is_said(ray, tmp_path, monkeypatch):
 def test_the_plan_travels_whole_and_each_storage_once(tmp_path):
     made = experiment(ROWS["fedper"]())
     plan = made.plan(tmp_path)
-    goods = laid_out(travelling(plan), pickle.dumps)
-    there = unloaded(goods)
-    assert len(goods.arrays) < 5  # all clients' samples, all labels, public ones
+    shared = laid_out(travelling(plan), pickle.dumps)
+    there = unloaded(shared)
+    assert len(shared.arrays) < 5  # all clients' samples, all labels, public ones
     for ours, theirs in zip(plan.population.clients, there.population.clients, strict=True):
         for split in ("train", "val", "test"):
             for side in "xy":
@@ -266,7 +266,7 @@ def test_the_plan_travels_whole_and_each_storage_once(tmp_path):
                 assert a.dtype == b.dtype
     assert isinstance(there.population, Population)
     assert there.method.source.make().name == "fedper"
-    shared = goods.arrays[0].ctypes.data
+    shared = shared.arrays[0].ctypes.data
     assert any(
         c.train.x.untyped_storage().data_ptr() == shared for c in there.population.clients
     )  # a view, not a copy

@@ -13,13 +13,13 @@ import pytest
 
 import coterie
 from coterie.channel.channel import Channel
-from coterie.door.wire import Wire
+from coterie.channel.wire import Wire
+from coterie.core.method import Round
 from coterie.engines import ray as engine_module
-from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.ray import RayEngine
 from coterie.errors import EngineError
-from coterie.method import Round
+from faulty import Faulty
 from support import ROWS, experiment, models, same_bits
 
 
@@ -143,16 +143,16 @@ def pretend(monkeypatch, tmp_path):
 def rounds(made, folder, start):
     plan = made.plan(folder)
     engine = start(plan)
-    door = Channel(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
-    door.begin(0, stage="init")
-    state = made.method.init(door, made.setup(plan.start))
+    channel = Channel(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
+    channel.begin(0, stage="init")
+    state = made.method.init(channel, made.setup(plan.start))
     for number in range(3):
-        door.begin(number)
+        channel.begin(number)
         info = Round(number, range(6), made.public, budget=made.settings.stop.budget)
-        state = replace(made.method.round(door, state, info), notes={})
-    found = models(made, state, door)
+        state = replace(made.method.round(channel, state, info), notes={})
+    found = models(made, state, channel)
     engine.close()
-    return found, door.state.ledger.lost, sorted(p.name for p in folder.rglob("*.state"))
+    return found, channel.state.ledger.lost, sorted(p.name for p in folder.rglob("*.state"))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -241,10 +241,10 @@ def test_arrays_are_put_once_and_sent_once_to_each(pretend, tmp_path, monkeypatc
     plan = made.plan(tmp_path)
     engine = RayEngine(plan, 2)
     assert ray.puts == 1  # the data, for both
-    door = Channel(engine, Wire(plan.start.layout))
-    door.begin(0)
-    state = made.method.init(door, made.setup(plan.start))
-    made.method.round(door, state, Round(0, range(6)))
+    channel = Channel(engine, Wire(plan.start.layout))
+    channel.begin(0)
+    state = made.method.init(channel, made.setup(plan.start))
+    made.method.round(channel, state, Round(0, range(6)))
     assert ray.puts == 2  # the model, for all six
     blobs = [(number, n) for number, name, args in ray.sent if name == "answer" for n in args[2]]
     assert sorted(blobs) == [(1, 0), (2, 0)]
@@ -267,11 +267,11 @@ def test_a_deadline_in_the_past_loses_everything_and_stops_nobody_for_good(prete
     pretend()
     plan = made.plan(tmp_path)
     engine = RayEngine(plan, 2)
-    door = Channel(engine, Wire(plan.start.layout))
-    door.begin(0)
-    state = made.method.init(door, made.setup(plan.start))
+    channel = Channel(engine, Wire(plan.start.layout))
+    channel.begin(0)
+    state = made.method.init(channel, made.setup(plan.start))
     orders = [coterie.Order(c, "train", made.method.sends(state, c)) for c in range(6)]
-    _, requests = door.prepare(orders, {})
+    _, requests = channel.prepare(orders, {})
     assert dict(engine.exchange(requests, 0.0)) == dict.fromkeys(range(6))
     answers = engine.exchange(requests)
     next(answers)

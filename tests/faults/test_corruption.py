@@ -28,10 +28,15 @@ from safetensors.torch import load_file, save
 
 import coterie.cli.app
 import coterie.cli.options
+from coterie.core.tree import read_tree, write_tree
+from coterie.core.weights import Layout
 from coterie.errors import LostHistory, RunDirError
-from coterie.report.live.following import Following
+from coterie.experiment.api import run
+from coterie.experiment.experiment import execute
+from coterie.experiment.export import reopen
+from coterie.report.live.folders import Following
 from coterie.report.reading import Reading, read_run
-from coterie.results.checked import (
+from coterie.results.checksums import (
     EVENTS,
     JSON_LINES,
     LEDGER_ROWS,
@@ -41,11 +46,6 @@ from coterie.results.checked import (
     to_json,
 )
 from coterie.results.rundir import RunDir, rounds_of
-from coterie.run.api import run
-from coterie.run.experiment import execute
-from coterie.run.export import reopen
-from coterie.tree import read_tree, write_tree
-from coterie.weights import Layout
 from support import Stop, experiment, stop_after
 
 ROUNDS, CLIENTS, FEW = 4, 4, 60

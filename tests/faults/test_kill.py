@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from coterie.core.tree import same
+from coterie.experiment.export import reopen
 from coterie.results.rundir import RunDir
-from coterie.run.export import reopen
-from coterie.tree import same
 
 CONFIG = """
 [data]

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import coterie
+from coterie.channel.privacy.client import GRAIN, SESSIONS, ClientPrivacy
 from coterie.client.store import Store
-from coterie.door.privacy.client import GRAIN, SESSIONS, Sealing
+from coterie.core.tree import same
 from coterie.engines.base import one_thread
-from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
+from coterie.experiment.experiment import ENGINES, execute
 from coterie.methods import make
-from coterie.run.experiment import ENGINES, execute
-from coterie.tree import same
+from faulty import Faulty
 from guarded import EXCHANGES, SECURE, Driven, close, secured, witness
 from support import same_bits
 
@@ -36,7 +36,7 @@ def losing(clients, order, kind="lose_reply"):
 def state_of(driven, client):
     """What a client keeps, in the version that the server knows."""
     store = Store(driven.plan.folder, driven.plan.start.layout)
-    return store.read(client, driven.door.state.versions.get(client, ""))
+    return store.read(client, driven.channel.state.versions.get(client, ""))
 
 
 # --- losses -----------------------------------------------------------------------------------
@@ -61,9 +61,9 @@ def test_the_mean_is_that_of_those_whose_masked_values_arrived(name, exchange, t
         assert [set(m[0].clients) for m, _ in driven.fed.means] == [everybody, summed]
         for found, plain in driven.fed.means:
             close(found[0], plain[0], SECURE.bits)
-        assert driven.door.state.ledger.lost == len(lost)
+        assert driven.channel.state.ledger.lost == len(lost)
         for client in everybody:
-            assert driven.door.state.versions[client] == ("2.0" if client in summed else "1.0")
+            assert driven.channel.state.versions[client] == ("2.0" if client in summed else "1.0")
             assert same(state_of(driven, client), before[client]) == (client not in summed)
     assert same_bits(runs["lose_reply"].models, runs["lose_order"].models)
     assert same_bits(runs["lose_reply"].models, runs["damage"].models)
@@ -80,10 +80,10 @@ def test_orders_that_arrive_twice_count_once(name, randomness, tmp_path):
     once = Driven(made, tmp_path / "a").all()
     twice = Driven(made, tmp_path / "b", lambda p: Faulty(Loop(p), repeat=lambda c, o: True)).all()
     assert same_bits(once.models, twice.models)
-    assert once.door.state.versions == twice.door.state.versions
+    assert once.channel.state.versions == twice.channel.state.versions
     assert not twice.withheld[0]
     assert not twice.withheld[1]
-    assert twice.door.state.ledger.lost == 0
+    assert twice.channel.state.ledger.lost == 0
 
 
 class Echoing(Loop):
@@ -118,7 +118,7 @@ def test_below_the_threshold_the_round_is_abandoned_and_nothing_has_happened(
     made = secured(METHODS[name]())
     driven = Driven(made, tmp_path / "a", losing(lost, f"2.{exchange}"))
     driven.round(0)
-    state, versions = driven.state, dict(driven.door.state.versions)
+    state, versions = driven.state, dict(driven.channel.state.versions)
     tree, kept = state.to_tree(), {c: state_of(driven, c) for c in range(6)}
     driven.round(1)
     assert list(driven.abandoned) == [1]
@@ -126,7 +126,7 @@ def test_below_the_threshold_the_round_is_abandoned_and_nothing_has_happened(
     assert needed in driven.abandoned[1]
     assert driven.state is state
     assert same(driven.state.to_tree(), tree)
-    assert driven.door.state.versions == versions
+    assert driven.channel.state.versions == versions
     assert all(same(state_of(driven, c), kept[c]) for c in range(6))
     driven.round(2)
     assert list(driven.abandoned) == [1]
@@ -160,7 +160,7 @@ def test_one_slot_falls_below_and_the_others_go_on(exchange, tmp_path):
     members = {g: [c for c in range(6) if driven.state.groups[c] == g] for g in (0, 1)}
     assert [len(m) for m in members.values()] == [3, 3]
     gone = driven.state.groups[3]
-    before, versions = dict(driven.state.models), dict(driven.door.state.versions)
+    before, versions = dict(driven.state.models), dict(driven.channel.state.versions)
     driven.round(1)
     assert not driven.abandoned
     assert list(driven.withheld[1]) == [str(gone)]
@@ -168,7 +168,7 @@ def test_one_slot_falls_below_and_the_others_go_on(exchange, tmp_path):
     for group, people in members.items():
         assert same(driven.state.models[group], before[group]) == (group == gone)
         for client in people:
-            assert (driven.door.state.versions[client] == versions[client]) == (group == gone)
+            assert (driven.channel.state.versions[client] == versions[client]) == (group == gone)
 
 
 # --- workers that are really killed -----------------------------------------------------------
@@ -196,7 +196,7 @@ def test_workers_killed_in_the_middle_of_a_sum_change_no_bit(
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    advertise, go_on = Sealing.advertise, Sealing.step
+    advertise, go_on = ClientPrivacy.advertise, ClientPrivacy.step
 
     def advertised(self, client, examples, upload, received, body):
         reply = advertise(self, client, examples, upload, received, body)
@@ -208,8 +208,8 @@ def test_workers_killed_in_the_middle_of_a_sum_change_no_bit(
         fatal(client, body["round"], body["beside"]["step"])
         return reply
 
-    monkeypatch.setattr(Sealing, "advertise", advertised)
-    monkeypatch.setattr(Sealing, "step", stepped)
+    monkeypatch.setattr(ClientPrivacy, "advertise", advertised)
+    monkeypatch.setattr(ClientPrivacy, "step", stepped)
     driven = Driven(made, tmp_path / "pool", lambda plan: Pool(plan, 2))
     try:
         found = driven.all().models
@@ -218,9 +218,9 @@ def test_workers_killed_in_the_middle_of_a_sum_change_no_bit(
     assert {m.name for m in marks.iterdir()} == set(STEPS)
     assert not driven.abandoned
     assert not driven.withheld[1]
-    assert driven.door.state.ledger.lost == 0
+    assert driven.channel.state.ledger.lost == 0
     assert same_bits(found, expected.models)
-    assert driven.door.state.versions == expected.door.state.versions
+    assert driven.channel.state.versions == expected.channel.state.versions
 
 
 # --- a server that does not keep to the protocol ----------------------------------------------
@@ -293,8 +293,8 @@ def step_body(attempt, step, blob, **more):
 
 def summed(driven, **rules):
     """The server's half of an attempt by hand, by these rules, its keys received."""
-    from coterie.door.privacy.client import place_name
-    from coterie.door.privacy.secagg import Session, Sum
+    from coterie.channel.privacy.client import place_name
+    from coterie.channel.privacy.secagg import Session, Sum
 
     answers = started(driven)
     own = {"threshold": SECURE.threshold, "neighbours": 0, "least": SECURE.min_group} | rules
@@ -306,7 +306,7 @@ def summed(driven, **rules):
 @pytest.mark.parametrize("rules", [{"threshold": 0.51}, {"least": 2}, {"neighbours": 2}])
 def test_a_server_with_other_rules_than_the_clients_gets_no_keys(driven, rules):
     total, adverts = summed(driven, **rules)
-    with pytest.raises(coterie.door.privacy.secagg.TooFew):
+    with pytest.raises(coterie.channel.privacy.secagg.TooFew):
         total.keys(adverts)
 
 
@@ -398,8 +398,8 @@ def test_clients_that_are_told_different_weights_make_no_sum(driven):
     mine = {**dict.fromkeys(range(6), 7 * GRAIN), 0: GRAIN}  # its own is as ever
     told = {str(c): {"weights": mine if c == 0 else others} for c in range(6)}
     answers = started(driven, **told)
-    from coterie.door.privacy.client import place_name
-    from coterie.door.privacy.secagg import Session, Sum
+    from coterie.channel.privacy.client import place_name
+    from coterie.channel.privacy.secagg import Session, Sum
 
     session = Session(
         driven.fed.release.run, 0, "b" * 32, place_name(0, True, others), SECURE.threshold, 0, 3

@@ -10,21 +10,21 @@ import pytest
 import torch
 
 import coterie
-from coterie.channel.secure import Secure, _Turn
+from coterie.channel.clocks import Seconds
+from coterie.channel.compression.coding import Coding
+from coterie.channel.exposure import sentences
+from coterie.channel.privacy.client import SESSIONS, ClientPrivacy
+from coterie.channel.privacy.secure_sums import Secure, _Turn
+from coterie.channel.privacy.settings import Privacy
 from coterie.channel.timing import Timing
-from coterie.door.clock import Seconds
-from coterie.door.coding import Coding
-from coterie.door.exposure import sentences
-from coterie.door.privacy.client import SESSIONS, Sealing
-from coterie.door.privacy.settings import Privacy
-from coterie.engines.faulty import Faulty
+from coterie.core.messages import Order
 from coterie.engines.loop import Loop
 from coterie.errors import Abandoned, ConfigError, TrainingError
-from coterie.federation import Order
+from coterie.experiment import experiment as running
+from coterie.experiment.experiment import ENGINES, execute
+from coterie.experiment.observers import Saving
 from coterie.methods import make
-from coterie.run import experiment as running
-from coterie.run.experiment import ENGINES, execute
-from coterie.run.observers import Saving
+from faulty import Faulty
 from guarded import SECURE, Driven, secured, uneven
 
 EIGHT = range(8)
@@ -58,14 +58,14 @@ class Asking(Driven):
         method = replace(coterie.fedavg(), sums=sums)
         super().__init__(secured(method, privacy, population=uneven(8)), folder, engine)
         self.fed.release.most = 99  # it does not look for its own lie: clients do
-        self.door.begin(0, "1", EIGHT, 8, 1)
+        self.channel.begin(0, "1", EIGHT, 8, 1)
 
     def total(self, people=EIGHT, weights=None, forgets=False, model=None, by_examples=False):
         """The sum of these clients' uploads to the very same order."""
         if forgets:  # what it asked before
             self.fed.release._turn = _Turn()
-            round = self.door.phase.round
-            self.door.begin(round, str(round + 1), people, len(people), 1)
+            round = self.channel.phase.round
+            self.channel.begin(round, str(round + 1), people, len(people), 1)
         sends = {"0": model or self.state.models[0]}
         orders = [Order(c, "train", sends) for c in people]
         into = {c: {0: (weights or {}).get(c, 1.0)} for c in people}
@@ -128,7 +128,7 @@ def test_no_more_sums_are_signed_than_the_method_declares(tmp_path):
         driven.total(forgets=True, model=first * 1.5)
     assert len(driven.engine.refusals) == 8
     driven.total(forgets=True, model=model)  # one of those again is none more
-    driven.door.begin(1, "2", EIGHT, 8, 1)
+    driven.channel.begin(1, "2", EIGHT, 8, 1)
     driven.total(forgets=True, model=first * 1.5)
 
 
@@ -241,7 +241,7 @@ def test_a_client_lost_in_the_second_of_two_means_of_one_order(lost, tmp_path):
 def test_another_round_is_another_upload(tmp_path):
     driven = Asking(tmp_path)
     driven.total()
-    driven.door.begin(1, "2", EIGHT, 8, 1)
+    driven.channel.begin(1, "2", EIGHT, 8, 1)
     assert driven.total(range(7)).clients == tuple(range(7))
     assert not driven.engine.refusals
 
@@ -293,7 +293,7 @@ def test_a_round_that_was_summed_before_a_crash_is_not_summed_again_without_one(
 def test_no_upload_is_left_in_a_session_once_it_is_masked(tmp_path, monkeypatch):
     """Whoever takes a client's files after that finds nothing that the sum should hide."""
     uploads, found = {}, {}
-    advertise = Sealing.advertise
+    advertise = ClientPrivacy.advertise
 
     def seen(self, client, examples, upload, received, body):
         uploads[client] = upload.arrays["model"].vector.numpy().tobytes()
@@ -308,7 +308,7 @@ def test_no_upload_is_left_in_a_session_once_it_is_masked(tmp_path, monkeypatch)
                 kept = b"".join(p.read_bytes() for p in files)
                 found[order, client] = upload[:32] in kept
 
-    monkeypatch.setattr(Sealing, "advertise", seen)
+    monkeypatch.setattr(ClientPrivacy, "advertise", seen)
     made = secured(coterie.fedavg(), settings={"rounds": 1})
     Driven(made, tmp_path, Reading).all()
     for client in range(6):
@@ -360,14 +360,14 @@ def test_a_straggler_is_left_out_and_the_others_are_summed(name, privacy, tmp_pa
     settings = {"rounds": 2, "deadline": 2.0, "clock": {"name": "links"}}
     made = secured(make(name, {}), privacy, settings=settings)
     driven = Driven(made, tmp_path, around=Last)
-    driven.door.stage(Timing).terms = replace(driven.door.terms, clock=Links())
+    driven.channel.stage(Timing).terms = replace(driven.channel.terms, clock=Links())
     for number in (0, 1):
         driven.round(number)
         assert not driven.abandoned
         assert driven.fed.last == REST
     keeps = name == "ditto"  # a state, and the straggler's stays as it was
-    assert driven.door.state.versions == dict.fromkeys(REST if keeps else (), "2.0")
-    assert driven.door.state.ledger.late == 2
+    assert driven.channel.state.versions == dict.fromkeys(REST if keeps else (), "2.0")
+    assert driven.channel.state.ledger.late == 2
 
 
 def test_who_is_late_by_a_real_clock_leaves_the_others_time_to_unmask_in(tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from coterie.core.tree import same
+from coterie.experiment.export import reopen
 from coterie.results.rundir import RunDir
-from coterie.run.export import reopen
-from coterie.tree import same
 
 CONFIG = """
 [data]
@@ -40,7 +40,7 @@ engine = "loop"
 DEADLY = """
 import os, signal, sys
 from pathlib import Path
-from coterie import trial
+from coterie.compose import trial
 from coterie.cli.app import main
 
 name, marks = sys.argv[1], Path(sys.argv[2])

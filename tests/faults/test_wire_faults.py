@@ -11,20 +11,20 @@ from torch import nn
 
 import coterie
 from coterie.channel.channel import Channel
+from coterie.channel.compression.coding import Coding
+from coterie.channel.policy import Policy
 from coterie.channel.timing import Timing
-from coterie.door.coding import Coding
-from coterie.door.policy import Policy
-from coterie.door.wire import Message, Wire, received
-from coterie.engines.faulty import Faulty, damaged
+from coterie.channel.wire import Message, Wire, received
+from coterie.core.messages import Order
+from coterie.core.method import Round
+from coterie.core.tree import same
+from coterie.core.weights import Layout, Weights
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import WireError
-from coterie.federation import Order
-from coterie.method import Round
-from coterie.run.admit import admit_client
-from coterie.run.experiment import ENGINES, execute
-from coterie.tree import same
-from coterie.weights import Layout, Weights
+from coterie.experiment.admit import admit_client
+from coterie.experiment.experiment import ENGINES, execute
+from faulty import Faulty, damaged
 from support import ROWS, digits, drive, experiment, models, on_quadratics, same_bits
 
 # --- damaged messages ----------------------------------------------------------------------------
@@ -77,15 +77,15 @@ def test_a_damaged_reply_is_a_lost_one(name, tmp_path):
 
     found = []
     for fault in ("damage", "lose_reply"):
-        state, door, _ = drive(
+        state, channel, _ = drive(
             made, tmp_path / fault, lambda p, f=fault: Faulty(Loop(p), **{f: hit})
         )
-        assert door.state.ledger.lost == 3
-        assert (door.state.ledger.total_wasted.up > 0) == (
+        assert channel.state.ledger.lost == 3
+        assert (channel.state.ledger.total_wasted.up > 0) == (
             fault == "damage"
         )  # these bytes did come
-        down = {client: moved.down for client, moved in door.state.ledger.wasted.items()}
-        found.append((models(made, state, door), door.state.versions, down))
+        down = {client: moved.down for client, moved in channel.state.ledger.wasted.items()}
+        found.append((models(made, state, channel), channel.state.versions, down))
     assert same_bits(found[0][0], found[1][0])
     assert found[0][1:] == found[1][1:]
 
@@ -186,39 +186,39 @@ def test_who_sleeps_past_the_real_deadline_is_not_waited_for(tmp_path):
     pool = Pool(plan, 2)
     try:
         terms = made.terms(plan.start)
-        door = Channel(pool, Wire(plan.start.layout), terms=terms)
-        door.begin(0, stage="init")
-        state = made.method.init(door, made.setup(plan.start))
+        channel = Channel(pool, Wire(plan.start.layout), terms=terms)
+        channel.begin(0, stage="init")
+        state = made.method.init(channel, made.setup(plan.start))
         began, everybody = time.monotonic(), list(range(6))
-        door.begin(0, "", everybody, 6, 1)
-        state = made.method.round(door, state, Round(0, everybody))
+        channel.begin(0, "", everybody, 6, 1)
+        state = made.method.round(channel, state, Round(0, everybody))
         assert time.monotonic() - began < 10
-        assert set(door.state.versions) == {0, 1, 2, 4, 5}
+        assert set(channel.state.versions) == {0, 1, 2, 4, 5}
         assert (
-            door.state.ledger.late,
-            door.state.ledger.lost,
-            door.state.ledger.total_wasted.up,
+            channel.state.ledger.late,
+            channel.state.ledger.lost,
+            channel.state.ledger.total_wasted.up,
         ) == (1, 0, 0)
         # The deadline was the round's: scores are not its business, nor is the next round.
-        scores = door.score({c: made.method.sends(state, c) for c in everybody}, {})
+        scores = channel.score({c: made.method.sends(state, c) for c in everybody}, {})
         assert sorted(scores) == everybody
-        door.stage(Timing).terms = replace(terms, policy=Policy())
-        door.begin(1, "", everybody, 6, 6)
-        state = made.method.round(door, state, Round(1, everybody))
-        assert set(door.state.versions.values()) == {"2.0"}
+        channel.stage(Timing).terms = replace(terms, policy=Policy())
+        channel.begin(1, "", everybody, 6, 6)
+        state = made.method.round(channel, state, Round(1, everybody))
+        assert set(channel.state.versions.values()) == {"2.0"}
         assert len(set(pool.pids)) == 2
-        found = models(made, state, door)
+        found = models(made, state, channel)
     finally:
         pool.close()
 
     plain = experiment(ROWS["fedper"]())
-    state, door, _ = drive(
+    state, channel, _ = drive(
         plain,
         tmp_path / "b",
         lambda p: Faulty(Loop(p), lose_reply=lambda c, o: (c, o) == (3, "1.0")),
         rounds=2,
     )
-    assert same_bits(found, models(plain, state, door))
+    assert same_bits(found, models(plain, state, channel))
 
 
 def test_the_loop_does_not_begin_what_would_be_too_late(tmp_path, monkeypatch):
@@ -235,8 +235,8 @@ def test_the_loop_does_not_begin_what_would_be_too_late(tmp_path, monkeypatch):
         replace(inner, tasks={**inner.tasks, "train": train}), settings={"real_deadline": 2.5}
     )
     plan = made.plan(tmp_path)
-    door = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
-    door.begin(0, "", range(6), 6, 1)
-    replies = door.gather([Order(c, "train", {"0": plan.start}) for c in range(6)])
+    channel = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
+    channel.begin(0, "", range(6), 6, 1)
+    replies = channel.gather([Order(c, "train", {"0": plan.start}) for c in range(6)])
     assert len(replies) == 2
     assert now[0] == 3.0

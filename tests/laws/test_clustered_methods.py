@@ -8,15 +8,15 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import coterie
-from coterie.compose import combined
+from coterie.compose.grouped import combined
+from coterie.core.method import Round
+from coterie.core.tree import same
 from coterie.data import ClientData, Population, Split, build_population, load
-from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
-from coterie.method import Round
 from coterie.methods.cfl import cfl
 from coterie.methods.regrouped import adaptive, clusterfl, fl_hc, flis
 from coterie.models import make_model
-from coterie.tree import same
+from faulty import Faulty
 from scripted import Spy, opened
 from support import digits, drive, experiment, models, on_quadratics, same_bits
 
@@ -27,8 +27,8 @@ INF = float("inf")
 
 def trained(method, folder, population=PEOPLE, engine=None, **changes):
     made = experiment(method, population, **changes)
-    state, door, _ = drive(made, folder, engine)
-    return models(made, state, door)
+    state, channel, _ = drive(made, folder, engine)
+    return models(made, state, channel)
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -63,13 +63,13 @@ def test_cfl_is_fedavg_for_a_part_of_the_clients_too(name, tmp_path):
 
 def by_cohorts(method, folder, cohorts, **changes):
     made = experiment(method, PEOPLE, **changes)
-    door, _, plan = opened(made, folder)
-    door.begin(0, stage="init")
-    state = method.init(door, made.setup(plan.start))
+    channel, _, plan = opened(made, folder)
+    channel.begin(0, stage="init")
+    state = method.init(channel, made.setup(plan.start))
     for number, cohort in enumerate(cohorts):
-        door.begin(number)
-        state = method.round(door, state, Round(number, cohort, made.public))
-    return models(made, state, door)
+        channel.begin(number)
+        state = method.round(channel, state, Round(number, cohort, made.public))
+    return models(made, state, channel)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_what_is_not_at_its_limit_differs(tmp_path):
 def test_cfl_with_ditto_has_cfls_groups_and_dittos_models(tmp_path):
     rule = {"eps1": INF, "eps2": 0.0, "relative": False}
     both = combined("cfl+ditto", {"cfl": cfl(**rule), "ditto": coterie.ditto(lam=0.5)})
-    ours, door, _ = drive(experiment(both, PEOPLE), tmp_path / "a")
+    ours, channel, _ = drive(experiment(both, PEOPLE), tmp_path / "a")
     plain, _, _ = drive(experiment(cfl(**rule), PEOPLE), tmp_path / "b")
     assert len(set(plain.groups.values())) > 2
     assert ours.groups == plain.groups
     assert same(dict(ours.models), dict(plain.models))
-    personal = models(experiment(both, PEOPLE), ours, door)
+    personal = models(experiment(both, PEOPLE), ours, channel)
     assert not any(
         torch.equal(v, ours.models[ours.groups[c]].vector) for c, v in enumerate(personal)
     )
@@ -169,8 +169,8 @@ def test_planted_optima_are_found_and_reached(name, tmp_path):
     made = on_quadratics(method(), TARGETS)
     state, _, _ = drive(made, tmp_path, rounds=rounds)
     assert ari(TRUTH, state.groups) == 1.0
-    state, door, _ = drive(made, tmp_path / "on", rounds=60)
-    own = [float(m) for m in models(made, state, door)]
+    state, channel, _ = drive(made, tmp_path / "on", rounds=60)
+    own = [float(m) for m in models(made, state, channel)]
     ups = [y for numbers, g in zip(TARGETS, TRUTH, strict=True) for y in numbers if g == 0]
     if name != "clusterfl":  # whose models are personal
         assert own[0] == pytest.approx(sum(ups) / len(ups), abs=1e-4)
@@ -182,10 +182,10 @@ def test_another_order_of_clients_changes_nothing(name, tmp_path):
     order = [5, 2, 7, 0, 3, 6, 1, 4]
     method, rounds = FINDS[name]
     plain, turned = (on_quadratics(method(), t) for t in (TARGETS, [TARGETS[c] for c in order]))
-    state, door, _ = drive(plain, tmp_path / "a", rounds=rounds)
-    ours = [float(m) for m in models(plain, state, door)]
-    other, door, _ = drive(turned, tmp_path / "b", rounds=rounds)
-    theirs = [float(m) for m in models(turned, other, door)]
+    state, channel, _ = drive(plain, tmp_path / "a", rounds=rounds)
+    ours = [float(m) for m in models(plain, state, channel)]
+    other, channel, _ = drive(turned, tmp_path / "b", rounds=rounds)
+    theirs = [float(m) for m in models(turned, other, channel)]
     assert theirs == pytest.approx([ours[c] for c in order], abs=1e-6)
     same_group = {(c, d) for c in range(8) for d in range(8) if state.groups[c] == state.groups[d]}
     assert same_group == {
@@ -258,11 +258,11 @@ def on_blobs(method, **changes):
 def test_planted_groups_are_found_and_newcomers_land_right(name, tmp_path):
     method, rounds = LINEAR[name]
     made = on_blobs(method(), settings={"rounds": rounds, "holdout": 4})
-    state, door, _ = drive(made, tmp_path)
+    state, channel, _ = drive(made, tmp_path)
     truth = [BLOBS.groups[c] for c in made.members]
     assert adjusted_rand_score(truth, [str(state.groups[c]) for c in made.members]) == 1.0
-    door.begin(rounds, stage="admit")
-    after = made.method.admit(door, state, Round(rounds, made.newcomers, made.public))
+    channel.begin(rounds, stage="admit")
+    after = made.method.admit(channel, state, Round(rounds, made.newcomers, made.public))
     assert ari(BLOBS.groups, after.groups) == 1.0
     assert same(dict(after.models), dict(state.models))
     assert {c: after.groups[c] for c in made.members} == state.groups
@@ -286,9 +286,9 @@ def test_whose_reply_was_lost_in_the_clustering_finds_its_group_later(name, tmp_
         return Faulty(Loop(plan), lose_reply=lambda c, o: c in (0, 7) and o == clustering)
 
     rounds = int(clustering[0])
-    state, door, _ = drive(made, tmp_path / "a", lossy, rounds=rounds)
+    state, channel, _ = drive(made, tmp_path / "a", lossy, rounds=rounds)
     assert sorted(set(range(12)) - set(state.groups)) == [0, 7]
-    assert door.state.ledger.lost == 2
+    assert channel.state.ledger.lost == 2
     state, _, _ = drive(made, tmp_path / "b", lossy, rounds=rounds + 1)
     assert ari(BLOBS.groups, state.groups) == 1.0
 
@@ -303,9 +303,9 @@ def test_whose_reply_was_lost_when_cfl_split_walks_to_its_group(client, tmp_path
 
     state, _, _ = drive(made, tmp_path / "a", lossy, rounds=1)
     assert sorted(state.groups) == [c for c in range(8) if c != client]
-    state, door, _ = drive(made, tmp_path / "b", lossy, rounds=2)
+    state, channel, _ = drive(made, tmp_path / "b", lossy, rounds=2)
     assert ari(TRUTH, state.groups) == 1.0
-    assert door.state.ledger.lost == 1
+    assert channel.state.ledger.lost == 1
 
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -314,14 +314,14 @@ def test_whose_reply_was_lost_when_cfl_split_walks_to_its_group(client, tmp_path
 def traffic(method, folder, cohorts):
     """Round by round: who was sent a model, and how many models the ledger has, down and up."""
     made = on_blobs(method, model=lambda: nn.Sequential(nn.Linear(6, 900), nn.Linear(900, 3)))
-    door, engine, plan = opened(made, folder)
+    channel, engine, plan = opened(made, folder)
     size, found = 4 * plan.start.layout.size, []
-    door.begin(0, stage="init")
-    state, before = method.init(door, made.setup(plan.start)), door.state.ledger.total
+    channel.begin(0, stage="init")
+    state, before = method.init(channel, made.setup(plan.start)), channel.state.ledger.total
     for number, cohort in enumerate(cohorts):
-        door.begin(number)
-        state = method.round(door, state, Round(number, cohort, made.public))
-        moved = door.state.ledger.total
+        channel.begin(number)
+        state = method.round(channel, state, Round(number, cohort, made.public))
+        moved = channel.state.ledger.total
         asked = sorted(s.client for s in engine.seen if s.order.startswith(f"{number + 1}."))
         # Whole models, and heads that are less than one model all together.
         found.append((asked, (moved.down - before.down) // size, (moved.up - before.up) // size))
@@ -366,17 +366,17 @@ def test_the_fresh_updates_that_cfl_asks_for_are_counted(tmp_path):
 
 def test_a_newcomers_walk_is_counted(tmp_path):
     made = on_blobs(LINEAR["cfl"][0](), settings={"rounds": 12, "holdout": 4})
-    state, door, engine = drive(made, tmp_path, Spy)
-    before = dict(door.state.ledger.method)
-    door.begin(12, stage="admit")
-    after = made.method.admit(door, state, Round(12, made.newcomers))
+    state, channel, engine = drive(made, tmp_path, Spy)
+    before = dict(channel.state.ledger.method)
+    channel.begin(12, stage="admit")
+    after = made.method.admit(channel, state, Round(12, made.newcomers))
     for c in made.newcomers:
         levels = len(str(after.groups[c])) - 1
         walks = [s for s in engine.seen if s.client == c and s.task == "walk"]
         assert len(walks) == levels >= 1
         assert c not in before
         assert (
-            door.state.ledger.method[c].up
+            channel.state.ledger.method[c].up
             > levels * 4 * made.plan(tmp_path / "x").start.layout.size
         )
 
@@ -430,7 +430,7 @@ def test_groups_in_conflict_train_apart_from_the_first_round_as_the_true_ones_do
         seed=1,
     )
     changes = {"schedule": {"epochs": 1, "batch_size": 10, "lr": 0.1}, "settings": {"rounds": 3}}
-    state, door, _ = drive(made := experiment(method, people, **changes), tmp_path / "a")
+    state, channel, _ = drive(made := experiment(method, people, **changes), tmp_path / "a")
     assert adjusted_rand_score(people.groups, [str(state.groups[c]) for c in range(12)]) == 1.0
     oracle = trained(coterie.oracle(), tmp_path / "b", people, **changes)
-    assert same_bits(models(made, state, door), oracle)
+    assert same_bits(models(made, state, channel), oracle)

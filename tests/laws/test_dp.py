@@ -16,20 +16,20 @@ from coterie import Method, Order, State, Upload, Weights
 from coterie.channel import central as dp
 from coterie.channel import local
 from coterie.channel.channel import Channel
-from coterie.door.policy import Policy, select
-from coterie.door.privacy import client as client_side
-from coterie.door.privacy.accounting import Mechanism, Sampling, epsilon, gaussian_epsilon
-from coterie.door.privacy.noise import split_noise
-from coterie.door.privacy.settings import Privacy
-from coterie.door.wire import Wire
-from coterie.engines.faulty import Faulty
+from coterie.channel.policy import Policy, select
+from coterie.channel.privacy import client as client_side
+from coterie.channel.privacy.accounting import Mechanism, Sampling, epsilon, gaussian_epsilon
+from coterie.channel.privacy.noise import split_noise
+from coterie.channel.privacy.settings import Privacy
+from coterie.channel.wire import Wire
+from coterie.core.method import Round
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError
-from coterie.method import Round
-from coterie.run import experiment as running
-from coterie.run.config import experiment_of, parse
-from coterie.run.experiment import cohort, execute, with_settings
-from coterie.run.privacy import Guard
+from coterie.experiment import experiment as running
+from coterie.experiment.config import experiment_of, parse
+from coterie.experiment.experiment import cohort, execute, with_settings
+from coterie.experiment.privacy import Guard
+from faulty import Faulty
 from scripted import Spy
 from support import (
     ROWS,
@@ -48,7 +48,7 @@ GRID = 2.0**-24
 PEOPLE = digits(samples=180)
 
 
-# --- rounds by hand, through the door as a run has it -------------------------------------------
+# --- rounds by hand, through the channel as a run has it -------------------------------------------
 
 
 def opened(made, folder, engine=Loop):
@@ -56,15 +56,19 @@ def opened(made, folder, engine=Loop):
     plan = made.plan(folder)
     plan.roster.prepare()
     terms = made.terms(plan.start)
-    door = Channel(engine(plan), Wire(plan.start.layout, terms.coding.downwards.plain), terms=terms)
+    channel = Channel(
+        engine(plan), Wire(plan.start.layout, terms.coding.downwards.plain), terms=terms
+    )
     guard = Guard(plan, made.settings.policy, made.members, made.settings.rounds)
-    return SimpleNamespace(fed=guard.around(door), guard=guard, door=door, plan=plan, made=made)
+    return SimpleNamespace(
+        fed=guard.around(channel), guard=guard, channel=channel, plan=plan, made=made
+    )
 
 
 def begin(on, state=None, number=0):
     """Begin a round; its cohort."""
     people = cohort(on.made.settings, number, on.made.members)
-    on.door.begin(number, "", people, len(people), 1)
+    on.channel.begin(number, "", people, len(people), 1)
     on.guard.begin({0: on.plan.start} if state is None else state.models)
     return people
 
@@ -72,7 +76,7 @@ def begin(on, state=None, number=0):
 def played(made, folder, rounds=1, engine=Loop):
     """The state after each of some rounds, the first before any; and what made them."""
     on = opened(made, folder, engine)
-    on.door.begin(0, stage="init")
+    on.channel.begin(0, stage="init")
     states = [made.method.init(on.fed, made.setup(on.plan.start))]
     for number in range(rounds):
         info = Round(number, begin(on, states[-1], number), made.public)

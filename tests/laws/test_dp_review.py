@@ -11,14 +11,14 @@ from torch import nn
 
 import coterie
 from coterie import Method, Order, State, Upload, Weights
+from coterie.channel.privacy.accounting import gaussian_epsilon
+from coterie.channel.privacy.settings import Privacy
 from coterie.channel.tasks import SECURE
-from coterie.door.privacy.accounting import gaussian_epsilon
-from coterie.door.privacy.settings import Privacy
-from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError
-from coterie.run.experiment import execute, with_settings
-from coterie.run.privacy import Guard
+from coterie.experiment.experiment import execute, with_settings
+from coterie.experiment.privacy import Guard
+from faulty import Faulty
 from guarded import Driven, secured
 from scripted import Spy
 from support import (
@@ -109,13 +109,13 @@ def asked(on, round, value=0.0, expects="", note=False, client=0):
 
     Orders of a round are named alike, so that the same order can be given again.
     """
-    on.door.state.versions.clear()
-    on.door.state.versions |= {client: expects} if expects else {}
-    on.door.begin(round)
+    on.channel.state.versions.clear()
+    on.channel.state.versions |= {client: expects} if expects else {}
+    on.channel.begin(round)
     model = on.plan.start * 0.0
     model.vector[0] = value
     order = Order(client, "train", {"model": model}, {"note": note})
-    return on.door.exchange([order])[0]
+    return on.channel.exchange([order])[0]
 
 
 def numbers(reply):
@@ -181,7 +181,7 @@ def told(folder, lie, **privacy):
     """A round whose server tells everybody this of the noise."""
     made = secured(coterie.fedavg(), Privacy(secure=True, **{"noise": 1.0, **privacy}))
     on = Driven(made, folder, engine=Noting)
-    honest = on.door.exchange
+    honest = on.channel.exchange
 
     def exchange(orders, beside=None, adopt=True):
         said = {c: dict(t) for c, t in (beside or {}).items()}
@@ -190,7 +190,7 @@ def told(folder, lie, **privacy):
                 words["noise"] = {**words["noise"], **lie}
         return honest(orders, said or None, adopt)
 
-    on.door.exchange = exchange
+    on.channel.exchange = exchange
     return on
 
 
@@ -276,7 +276,10 @@ def test_numbers_of_single_clients_are_not_gathered_before_admission(tmp_path):
         fed.gather(orders)
         return usual(fed, state, info)
 
-    method = replace(asking(stepping, round), tasks={"train": stepping, "count": counting})
+    method = replace(
+        asking(stepping, round),
+        tasks={"train": stepping, "count": counting},
+    )
     assert method.sees != "each"
     settings = {"privacy": Privacy(noise=0.5)}
     on = Driven(on_quadratics(method, [[1.0]] * 4, settings=settings), tmp_path, engine=Spy)

@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 import coterie
+from coterie.channel.compression.coding import Coding
+from coterie.channel.privacy.settings import Privacy
 from coterie.client import client as client_module
 from coterie.client.fit import decode
 from coterie.client.store import Store
+from coterie.core.method import Round
 from coterie.data import ClientData, Population, Split
-from coterie.door.coding import Coding
-from coterie.door.privacy.settings import Privacy
-from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError
-from coterie.method import Round
+from coterie.experiment.experiment import execute
+from coterie.experiment.stopping import Stop as Ending
 from coterie.methods import METHODS, make
-from coterie.methods.control import feddyn, scaffold
+from coterie.methods.drift_correction import feddyn, scaffold
 from coterie.methods.fednova import fednova, path_length
 from coterie.methods.moon import moon
-from coterie.methods.serverside import fedavgm, krum
-from coterie.report.explain import required
-from coterie.run.ending import Stop as Ending
-from coterie.run.experiment import execute
+from coterie.methods.server_rules import fedavgm, krum
+from coterie.report.method_help import required
+from faulty import Faulty
 from scripted import Spy, opened
 from support import digits, drive, experiment, models, on_quadratics, same_bits
 
@@ -38,25 +38,25 @@ PLAIN = {"momentum": 0.0}
 
 
 def cohorts(made, folder, turns, engine=None, after=None):
-    """Rounds with these cohorts: the state, the door, and what each client keeps.
+    """Rounds with these cohorts: the state, the channel, and what each client keeps.
 
     ``after(state, keeps)`` looks at every round.
     """
-    door, _, plan = opened(made, folder, engine or Spy)
-    door.begin(0, stage="init")
-    state = made.method.init(door, made.setup(plan.start))
+    channel, _, plan = opened(made, folder, engine or Spy)
+    channel.begin(0, stage="init")
+    state = made.method.init(channel, made.setup(plan.start))
     for number, cohort in enumerate(turns):
-        door.begin(number)
-        state = made.method.round(door, state, Round(number, cohort))
+        channel.begin(number)
+        state = made.method.round(channel, state, Round(number, cohort))
         if after is not None:
-            after(state, kept(folder, door))
-    return state, door, kept(folder, door)
+            after(state, kept(folder, channel))
+    return state, channel, kept(folder, channel)
 
 
-def kept(folder, door):
+def kept(folder, channel):
     """What each client keeps, by client: the versions that the server has adopted."""
-    store = Store(folder, door.wire.layout)
-    return {c: store.read(c, door.state.versions.get(c, "")) for c in door.clients}
+    store = Store(folder, channel.wire.layout)
+    return {c: store.read(c, channel.state.versions.get(c, "")) for c in channel.clients}
 
 
 def corrections(keeps, like):
@@ -88,8 +88,8 @@ def normed():
 
 def trained(method, folder, **changes):
     made = experiment(method, **changes)
-    state, door, _ = drive(made, folder)
-    return models(made, state, door)
+    state, channel, _ = drive(made, folder)
+    return models(made, state, channel)
 
 
 class Curve(nn.Module):
@@ -485,8 +485,8 @@ def test_codecs_keep_the_mean_or_are_refused(name, codec, side, tmp_path):
         with pytest.raises(ConfigError, match=rf"method feddyn .*'{codec}.* of wire\.{side} loses"):
             drive(made, tmp_path)
         return
-    state, door, _ = drive(made, tmp_path)
-    check_mean(state, kept(tmp_path, door), weights)
+    state, channel, _ = drive(made, tmp_path)
+    check_mean(state, kept(tmp_path, channel), weights)
 
 
 @pytest.mark.parametrize("mechanism", ["local", "nbafl"])
@@ -508,23 +508,23 @@ def test_a_lossy_codec_of_one_layer_is_refused_too(tmp_path):
 def test_a_newcomer_shrinks_the_servers_correction_exactly(name, tmp_path):
     factory, weights = WEIGHED[name]
     made = experiment(factory(), uneven(), schedule=PLAIN, settings={"holdout": 1})
-    state, door, _ = drive(made, tmp_path)
+    state, channel, _ = drive(made, tmp_path)
     (new,) = made.newcomers
     assert sorted(state.groups) == made.members
-    door.begin(3, stage="admit")
-    after = made.method.admit(door, state, Round(3, [new]))
+    channel.begin(3, stage="admit")
+    after = made.method.admit(channel, state, Round(3, [new]))
     total, more = sum(weights[c] for c in made.members), weights[new]
     assert torch.equal(
         after.memory["correction"], state.memory["correction"] * (total / (total + more))
     )
     assert after.groups == {**state.groups, new: 0}
     assert torch.equal(after.models[0].vector, state.models[0].vector)
-    check_mean(after, kept(tmp_path, door), weights)
-    again = made.method.admit(door, after, Round(3, [new]))
+    check_mean(after, kept(tmp_path, channel), weights)
+    again = made.method.admit(channel, after, Round(3, [new]))
     assert torch.equal(again.memory["correction"], after.memory["correction"])
-    door.begin(4)
-    later = made.method.round(door, after, Round(4, [0, new]))
-    check_mean(later, kept(tmp_path, door), weights)
+    channel.begin(4)
+    later = made.method.round(channel, after, Round(4, [0, new]))
+    check_mean(later, kept(tmp_path, channel), weights)
 
 
 @pytest.mark.parametrize("method", [scaffold, feddyn])
@@ -557,14 +557,14 @@ def tilts(folder, method, **changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_module, "fit", spy)
         made = experiment(method, uneven(), schedule=PLAIN, model=normed, **changes)
-        state, door, _ = drive(made, folder, Spy, rounds=2)
-    return seen, state, door, made
+        state, channel, _ = drive(made, folder, Spy, rounds=2)
+    return seen, state, channel, made
 
 
 @pytest.mark.parametrize("method", [scaffold, feddyn])
 def test_local_parameters_are_not_corrected_and_corrections_cover_the_others(method, tmp_path):
-    seen, state, door, made = tilts(tmp_path, method(), bn="local")
-    keeps = kept(tmp_path, door)
+    seen, state, channel, made = tilts(tmp_path, method(), bn="local")
+    keeps = kept(tmp_path, channel)
     local = {"2.weight", "2.bias"}
     for gradient, layout in seen.values():
         for entry in layout.entries[: len(layout.entries) - 2]:
@@ -573,7 +573,7 @@ def test_local_parameters_are_not_corrected_and_corrections_cover_the_others(met
     shared = 64 * 12 + 12 + 12 * 10 + 10
     assert state.memory["correction"].numel() == shared
     assert all(k["correction"].numel() == shared for k in keeps.values())
-    assert len({m[64 * 12 + 12] for m in models(made, state, door)}) == 4  # each its own scale
+    assert len({m[64 * 12 + 12] for m in models(made, state, channel)}) == 4  # each its own scale
 
 
 def test_the_tilt_is_the_servers_variate_minus_the_clients(tmp_path):
@@ -589,14 +589,14 @@ def test_the_tilt_is_the_servers_variate_minus_the_clients(tmp_path):
 @pytest.mark.parametrize("method", [scaffold, feddyn, fednova, moon])
 def test_frozen_layers_stay_and_do_not_travel(method, tmp_path):
     made = experiment(method(), schedule=PLAIN, freeze=("hidden1",))
-    state, door, engine = drive(made, tmp_path, Spy, rounds=2)
+    state, channel, engine = drive(made, tmp_path, Spy, rounds=2)
     start = made.plan(tmp_path / "plan").start
-    for vector in models(made, state, door):
+    for vector in models(made, state, channel):
         assert torch.equal(vector[130:], start.vector[130:])
         assert not torch.equal(vector[:130], start.vector[:130])
     for seen in engine.seen:
         assert max(seen.payload) <= 4 * (2 * 130 + 1)
-    for state in kept(tmp_path, door).values():
+    for state in kept(tmp_path, channel).values():
         for array in state.values():
             assert getattr(array, "vector", array).numel() == 130
 
@@ -617,14 +617,14 @@ def test_frozen_layers_stay_and_do_not_travel(method, tmp_path):
 )
 def test_models_that_travel(method, down, up, tmp_path):
     made = experiment(method(), schedule=PLAIN)
-    _, door, engine = drive(made, tmp_path, Spy, rounds=2)
+    _, channel, engine = drive(made, tmp_path, Spy, rounds=2)
     size = 4 * (64 * 12 + 12 + 12 * 10 + 10)
     rounds = [s for s in engine.seen if not s.order.startswith("init")]
     assert len(rounds) == 12
     for seen in rounds:
         assert seen.payload[0] == down * size
         assert seen.payload[1] - up * size in (0, 4)  # at most one number more
-    assert door.exposed == {"means"}
+    assert channel.exposed == {"means"}
 
 
 # --- MOON -----------------------------------------------------------------------------------------

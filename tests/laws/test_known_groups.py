@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 import coterie
-from coterie.door.coding import Coding
-from coterie.door.privacy.settings import Privacy
+from coterie.channel.compression.coding import Coding
+from coterie.channel.privacy.settings import Privacy
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import ConfigError
+from coterie.experiment.experiment import execute
 from coterie.methods import make
-from coterie.run.experiment import execute
 from guarded import SECURE, Driven, secured, uneven
 from support import digits, drive, experiment, models, on_quadratics, quadratics, same_bits
 
@@ -22,9 +22,9 @@ cohorts = pytest.mark.parametrize("settings", [{"rounds": 3}, PARTIAL], ids=["al
 
 def trained(method, folder, population=PEOPLE, engine=None, **changes):
     made = experiment(method, population, **changes)
-    state, door, running = drive(made, folder, engine)
+    state, channel, running = drive(made, folder, engine)
     try:
-        return models(made, state, door)
+        return models(made, state, channel)
     finally:
         running.close()
 

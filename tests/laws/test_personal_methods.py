@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 import coterie
-from coterie.compose import combined
+from coterie.compose.grouped import combined
 from coterie.data import ClientData, Population, Split
+from coterie.experiment.experiment import cohort
 from coterie.methods.fedfomo import fedfomo
 from coterie.methods.meta import apfl, per_fedavg, pfedme
 from coterie.methods.personal import ditto, fedrep, lg_fedavg
-from coterie.run.experiment import cohort
 from scripted import Spy
 from support import drive, experiment, models, on_quadratics, same_bits
 
@@ -21,13 +21,13 @@ cohorts = pytest.mark.parametrize(
 
 def trained(method, folder, **changes):
     made = experiment(method, **changes)
-    state, door, _ = drive(made, folder)
-    return state, models(made, state, door)
+    state, channel, _ = drive(made, folder)
+    return state, models(made, state, channel)
 
 
 def values(made, folder, rounds=None):
-    state, door, _ = drive(made, folder, rounds=rounds)
-    return state, [float(m) for m in models(made, state, door)]
+    state, channel, _ = drive(made, folder, rounds=rounds)
+    return state, [float(m) for m in models(made, state, channel)]
 
 
 def global_model(state):
@@ -274,8 +274,8 @@ def test_pfedmes_personal_rate_does_not_decay(tmp_path):
     # Round 2, lr 0.05: θ = 0.4 + 0.1·19.2 = 2.32, w = 0.4 + 0.05·2·1.92 = 0.592.
     method = pfedme(lam=2.0, inner_steps=1, personal_lr=0.1)
     made = on_quadratics(method, [[10.0]], schedule={"lr_decay": 0.5})
-    state, door, _ = drive(made, tmp_path, rounds=2)
-    assert float(models(made, state, door)[0]) == pytest.approx(2.32, abs=1e-5)
+    state, channel, _ = drive(made, tmp_path, rounds=2)
+    assert float(models(made, state, channel)[0]) == pytest.approx(2.32, abs=1e-5)
     assert float(state.models[0].vector) == pytest.approx(0.592, abs=1e-6)
 
 
@@ -328,8 +328,8 @@ def test_fedrep_trains_the_head_first_and_then_the_body(tmp_path):
     # body at that head: a = 1 − 0.2·0.36·(0.36 − 1) = 1.04608.
     made = on_quadratics(fedrep(head_epochs=2), [[1.0]])
     object.__setattr__(made, "model", Product)
-    state, door, engine = drive(made, tmp_path, Spy, rounds=1)
-    (used,) = models(made, state, door)
+    state, channel, engine = drive(made, tmp_path, Spy, rounds=1)
+    (used,) = models(made, state, channel)
     assert used.tolist() == pytest.approx([1.04608, 0.36], abs=1e-6)
     ((seen),) = engine.of("1.0").values()
     assert seen.down == {"0": ("body.weight",)}
@@ -342,8 +342,8 @@ def test_lg_fedavg_by_hand(tmp_path):
     # 1.048 and 1.208; b = 0.4 − 0.2(0.4 − y): 0.52 and 0.92: shared 0.72.
     made = on_quadratics(lg_fedavg(g=1), [[1.0], [3.0]])
     object.__setattr__(made, "model", Product)
-    state, door, engine = drive(made, tmp_path, Spy, rounds=2)
-    first, second = models(made, state, door)
+    state, channel, engine = drive(made, tmp_path, Spy, rounds=2)
+    first, second = models(made, state, channel)
     assert first.tolist() == pytest.approx([1.048, 0.72], abs=1e-6)
     assert second.tolist() == pytest.approx([1.208, 0.72], abs=1e-6)
     assert {s.up["model"] for s in engine.seen} == {("head.weight",)}
@@ -379,8 +379,8 @@ def test_clients_that_sat_out_keep_their_own_model(tmp_path):
         made = experiment(method, settings=settings)
         seen = []
         for rounds in (5, 6):
-            state, door, _ = drive(made, tmp_path / f"{name}{rounds}", rounds=rounds)
-            seen.append((state, models(made, state, door)))
+            state, channel, _ = drive(made, tmp_path / f"{name}{rounds}", rounds=rounds)
+            seen.append((state, models(made, state, channel)))
         (before, early), (after, late) = seen
         assert not torch.equal(before.models[0].vector, after.models[0].vector)
         had = took_part(settings | {"rounds": 5})
@@ -395,7 +395,7 @@ def test_clients_that_sat_out_keep_their_own_model(tmp_path):
 
 
 def test_newcomers_get_the_global_model(tmp_path):
-    from coterie.run.experiment import execute
+    from coterie.experiment.experiment import execute
 
     for i, (name, make) in enumerate(PIECES.items()):
         settings = {"rounds": 2, "holdout": 1, "admit_epochs": 1}

@@ -11,8 +11,8 @@ from support import drive, models, on_quadratics
 
 
 def value(experiment, folder, rounds=None):
-    state, door, _ = drive(experiment, folder, rounds=rounds)
-    return [float(m) for m in models(experiment, state, door)]
+    state, channel, _ = drive(experiment, folder, rounds=rounds)
+    return [float(m) for m in models(experiment, state, channel)]
 
 
 def test_fedavg_two_rounds_by_hand(tmp_path):
@@ -79,9 +79,9 @@ def test_ifca_finds_the_groups_and_an_unchosen_model_stays(tmp_path):
     made = on_quadratics(coterie.ifca(k=2), [[1.0], [9.0], [1.2], [9.2]])
     made_fresh = [0.0, 8.0]
     object.__setattr__(made, "model", lambda: _constant(made_fresh))
-    state, door, _ = drive(made, tmp_path, rounds=60)
+    state, channel, _ = drive(made, tmp_path, rounds=60)
     assert state.groups == {0: 0, 1: 1, 2: 0, 3: 1}
-    assert [float(m) for m in models(made, state, door)] == pytest.approx(
+    assert [float(m) for m in models(made, state, channel)] == pytest.approx(
         [1.1, 9.1, 1.1, 9.1], abs=1e-4
     )
 

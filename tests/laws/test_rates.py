@@ -18,9 +18,9 @@ def test_the_learning_rate_decays_by_round_in_every_training(name, tmp_path, mon
         used.append((stage[-1], arguments[5].lr))
         return original(*arguments)
 
-    def noted(door, round, **named):
+    def noted(channel, round, **named):
         stage.append(round)
-        return begin(door, round, **named)
+        return begin(channel, round, **named)
 
     monkeypatch.setattr(client_module, "fit", spy)
     monkeypatch.setattr(Channel, "begin", noted)

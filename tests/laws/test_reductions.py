@@ -9,8 +9,8 @@ from support import digits, drive, experiment, models, same_bits, with_groups
 
 def trained(method, folder, **changes):
     made = experiment(method, **changes)
-    state, door, _ = drive(made, folder)
-    return models(made, state, door)
+    state, channel, _ = drive(made, folder)
+    return models(made, state, channel)
 
 
 PARTIAL = {"settings": {"rounds": 3, "cohort": 0.5}}

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 import coterie
+from coterie.channel.compression.coding import Coding
+from coterie.channel.privacy.settings import Privacy
 from coterie.client.store import Store
-from coterie.door.coding import Coding
-from coterie.door.privacy.settings import Privacy
-from coterie.engines.faulty import Faulty
+from coterie.core.tree import same
 from coterie.engines.loop import Loop
 from coterie.errors import LostHistory
+from coterie.experiment.experiment import ENGINES, execute
+from coterie.experiment.stopping import Stop as Ending
 from coterie.results.rundir import RunDir, rounds_of
-from coterie.run.ending import Stop as Ending
-from coterie.run.experiment import ENGINES, execute
-from coterie.tree import same
+from faulty import Faulty
 from support import ROWS, Stop, digits, experiment, stop_after
 
 PEOPLE = digits(samples=180)
@@ -43,7 +43,7 @@ NOT_THE_SAME = ("seconds", "exchanges")
 class Riding(Loop):
     """The reference engine, as if its exchanges were dear."""
 
-    rides = True
+    piggybacks = True
 
 
 @pytest.fixture(autouse=True)
@@ -89,13 +89,13 @@ def assert_same_run(plain, riding, *but):
     )
     assert other == alike(mine)
     mine, other = (
-        {k: v for k, v in r.summary["bytes"].items() if k != "apart"} for r in (plain, riding)
+        {k: v for k, v in r.summary["bytes"].items() if k != "unmetered"} for r in (plain, riding)
     )
     assert other == mine
 
 
-def apart(result):
-    return result.summary["bytes"]["apart"]
+def unmetered(result):
+    return result.summary["bytes"]["unmetered"]
 
 
 # --- the same run in fewer exchanges -------------------------------------------------------------
@@ -132,9 +132,9 @@ def test_a_model_that_an_order_has_already_is_not_sent_again(name):
     # Only the last round is scored in the other one: what riding costs is the difference.
     riding, without = execute(made), execute(small(name, ROUNDS.get(name, 4), evaluate_every=0))
     model = 4 * riding.plan.start.layout.size
-    rides = (len(riding.history) - 1) * len(PEOPLE.clients)
+    piggybacks = (len(riding.history) - 1) * len(PEOPLE.clients)
     for way, most in (("down", 150), ("up", 500)):
-        cost = (apart(riding)[way] - apart(without)[way]) / rides
+        cost = (unmetered(riding)[way] - unmetered(without)[way]) / piggybacks
         assert 0 < cost < most < model / 6
 
 
@@ -155,7 +155,7 @@ def test_a_score_costs_what_is_on_top_of_its_order_to_the_byte(monkeypatch):
     for every in (0, 1):
         found[every] = execute(small(engine="riding", evaluate_every=every, cohort=0.5))
     for way, at in (("down", 0), ("up", 1)):
-        total = {e: apart(r)[way] + r.summary["bytes"][way] for e, r in found.items()}
+        total = {e: unmetered(r)[way] + r.summary["bytes"][way] for e, r in found.items()}
         assert total == {e: sizes[e][at] for e in found}
         assert found[0].summary["bytes"][way] == found[1].summary["bytes"][way]
 
@@ -212,7 +212,7 @@ def test_what_cannot_wait_is_scored_at_once(settings):
     plain, riding = execute(made), execute(by("riding", made))
     assert_same_run(plain, riding)
     assert [e["exchanges"] for e in riding.history] == [e["exchanges"] for e in plain.history]
-    assert apart(riding) == apart(plain)
+    assert unmetered(riding) == unmetered(plain)
 
 
 def test_a_target_of_an_adapted_score_is_looked_for_at_once():
@@ -420,7 +420,7 @@ def test_killed_in_any_exchange_and_resumed(at, after, every, whole, tmp_path, m
     assert all(reply is not None for reply in found)
     assert len(found) >= 3 * (after and at < 5)
     assert_same_run(whole[every][0], resumed)
-    assert apart(resumed) == apart(whole[every][0])
+    assert unmetered(resumed) == unmetered(whole[every][0])
     assert events(tmp_path / "r") == events(whole[every][1])
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from aggregating import MESSAGES, ROSTER, SESSION, Play, identity, plain, stream, vectors
-from coterie.door.privacy.secagg import Member, Rejected, Sum, TooFew, crypto, masks
-from coterie.door.privacy.secagg.frames import Step, header, listed, statement, u32
-from coterie.door.privacy.secagg.messages import Advert, box_purpose
+from coterie.channel.privacy.secagg import Member, Rejected, Sum, TooFew, crypto, masks
+from coterie.channel.privacy.secagg.frames import Step, header, listed, statement, u32
+from coterie.channel.privacy.secagg.messages import Advert, box_purpose
 
 SENT = tuple(step for step in MESSAGES if step % 2)
 GRAPHS = {

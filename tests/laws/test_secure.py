@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import coterie
+from coterie.channel.privacy.secagg import member as member_module
+from coterie.channel.privacy.settings import Privacy
 from coterie.channel.tasks import SECURE as STEP
-from coterie.door.privacy.secagg import member as member_module
-from coterie.door.privacy.settings import Privacy
-from coterie.engines.faulty import Faulty
+from coterie.core.messages import vector_of
+from coterie.core.tree import same
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import Abandoned, ConfigError
-from coterie.federation import vector_of
+from coterie.experiment.experiment import execute
 from coterie.methods import make
-from coterie.run.experiment import execute
-from coterie.tree import same
+from faulty import Faulty
 from guarded import EXCHANGES, SECURE, Driven, close, secured, uneven, witness
 from support import ROWS, Stop, same_bits, stop_after
 
@@ -123,7 +123,7 @@ def test_nothing_of_a_single_client_reaches_the_server(name, tmp_path, monkeypat
     assert driven.fed.release.privacy.secure
     summed = 0
     for _, asked, answer in driven.engine.heard:
-        order, reply = driven.door.wire.unpack(asked), driven.door.wire.unpack(answer)
+        order, reply = driven.channel.wire.unpack(asked), driven.channel.wire.unpack(answer)
         if "beside" not in order:
             assert not reply["arrays"]  # how many samples it has (scaffold n), and no vector
             assert order["task"] == "size"
@@ -139,7 +139,7 @@ def test_nothing_of_a_single_client_reaches_the_server(name, tmp_path, monkeypat
         packed = answer.to_bytes()
         assert not any(v[:64] in packed for v in values)  # the first eight numbers, unmasked
     assert summed >= 2 * (EXCHANGES - 1) * 3
-    assert driven.door.exposed == {"means"}
+    assert driven.channel.exposed == {"means"}
 
 
 def test_what_a_client_says_beside_its_keys_has_names_in_it_and_no_numbers(tmp_path):
@@ -150,7 +150,7 @@ def test_what_a_client_says_beside_its_keys_has_names_in_it_and_no_numbers(tmp_p
     layout = driven.plan.start.layout
     shape, names = [layout.size], list(layout.names)
     for answer in answers:
-        beside = driven.door.wire.unpack(answer)["beside"]
+        beside = driven.channel.wire.unpack(answer)["beside"]
         assert beside == {
             "slot": 0,
             "form": [["model", names, shape, "float32"]],
@@ -176,9 +176,9 @@ def test_same_bits_on_the_pool(name, tmp_path):
     loop, one = outcome(name, tmp_path / "a", rounds=2)
     pool, other = outcome(name, tmp_path / "b", lambda plan: Pool(plan, 2), rounds=2)
     assert same_bits(loop, pool)
-    assert one.door.state.versions == other.door.state.versions
-    assert one.door.state.ledger.method.keys() == other.door.state.ledger.method.keys()
-    assert other.door.state.ledger.lost == 0
+    assert one.channel.state.versions == other.channel.state.versions
+    assert one.channel.state.ledger.method.keys() == other.channel.state.ledger.method.keys()
+    assert other.channel.state.ledger.lost == 0
 
 
 class Names:
@@ -207,9 +207,9 @@ def test_the_kind_of_randomness_the_graph_and_the_attempts_name_change_no_bit(
     assert len({k.read_bytes() for k in keys}) == 6
     sparse, _ = outcome(name, tmp_path / "c", privacy=replace(SECURE, neighbours=4), rounds=2)
     assert same_bits(plain, sparse)
-    monkeypatch.setattr("coterie.channel.secure.secrets", Names("a"))
+    monkeypatch.setattr("coterie.channel.privacy.secure_sums.secrets", Names("a"))
     named, _ = outcome(name, tmp_path / "d", rounds=1)
-    monkeypatch.setattr("coterie.channel.secure.secrets", Names("b"))
+    monkeypatch.setattr("coterie.channel.privacy.secure_sums.secrets", Names("b"))
     renamed, _ = outcome(name, tmp_path / "e", rounds=1)
     assert same_bits(named, renamed)
 
@@ -222,7 +222,7 @@ def test_two_systems_draw_different_masks(name, tmp_path):
         for life in (0, 1):
             privacy = replace(SECURE, randomness=kind)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("coterie.channel.secure.secrets", Names("a"))
+                patch.setattr("coterie.channel.privacy.secure_sums.secrets", Names("a"))
                 _, driven = outcome(name, tmp_path / f"{kind}{life}", Listening, privacy, rounds=1)
             found = [m for _, asked, m in driven.engine.heard if STEP.encode() in asked.header]
             heard[kind, life] = [m.to_bytes() for m in found]
@@ -293,14 +293,14 @@ def test_groups_weights_and_buffers_of_batch_normalisation_travel_in_the_sum(tmp
 def test_weights_on_the_grid_count_as_in_a_plain_mean(tmp_path, monkeypatch):
     made = secured(coterie.fedavg(), settings={"rounds": 1})
     driven = Driven(made, tmp_path, around=witness(monkeypatch))
-    driven.door.begin(0)
+    driven.channel.begin(0)
     order = driven.made.method.sends(driven.state, 0)
     orders = [coterie.Order(c, "train", order) for c in range(6)]
     weights = [1.0, 0.5, 2.0, 0.375, 3.0, 1.5]  # 0.1 of the largest is the least
     for slot, by_examples in (("a", True), ("b", False)):
         into = {c: {slot: w} for c, w in enumerate(weights)}
         driven.fed.reduce(orders, into, by_examples)
-        driven.door.begin(1)
+        driven.channel.begin(1)
     for slot, (found, plain) in zip("ab", driven.fed.means, strict=True):
         close(found[slot], plain[slot], SECURE.bits)
     one, other = (
@@ -315,23 +315,25 @@ def test_a_clients_weight_in_a_slot_is_the_same_for_the_whole_run(tmp_path):
     driven, orders = asking(tmp_path)
     everybody = {c: {0: 1.0} for c in range(8)}
     assert driven.fed.reduce(orders, everybody)[0].clients == tuple(range(8))
-    driven.door.begin(1, cohort=range(8), enough=8, least=1)
+    driven.channel.begin(1, cohort=range(8), enough=8, least=1)
     with pytest.raises(coterie.errors.TrainingError, match="client 7 counted otherwise in slot 0"):
         driven.fed.reduce(orders, {**everybody, 7: {0: 0.5}})
     # Where clients have the same weights again, those told as parts are those told as ones.
-    driven.door.begin(2, cohort=range(8), enough=8, least=1)
+    driven.channel.begin(2, cohort=range(8), enough=8, least=1)
     assert driven.fed.reduce(orders, everybody)[0].clients == tuple(range(8))
 
 
 def test_a_client_that_is_in_no_slot_does_its_work_and_is_in_no_sum(tmp_path):
     made = secured(coterie.ditto(), settings={"rounds": 1})
     driven = Driven(made, tmp_path)
-    driven.door.begin(0)
+    driven.channel.begin(0)
     sends = driven.made.method.sends(driven.state, 0)
     orders = [coterie.Order(c, "train", sends) for c in range(6)]
     means = driven.fed.reduce(orders, {c: {0: 1.0} for c in (0, 1, 2, 4)})
     assert means[0].clients == (0, 1, 2, 4)
-    assert driven.door.state.versions == dict.fromkeys(range(6), "1.0")  # as through the plain door
+    assert driven.channel.state.versions == dict.fromkeys(
+        range(6), "1.0"
+    )  # as through the plain channel
 
 
 def test_a_value_too_large_for_the_ring_ends_the_run_with_a_remedy(tmp_path):
@@ -358,14 +360,14 @@ def asking(folder, privacy=SECURE, clients=8, around=lambda fed: fed, sums=1):
     method = replace(coterie.fedavg(), sums=sums)  # as many a round, as a method may declare
     made = secured(method, privacy, population=uneven(clients))
     driven = Driven(made, folder, around=around)
-    driven.door.begin(0, cohort=range(clients), enough=clients, least=1)
+    driven.channel.begin(0, cohort=range(clients), enough=clients, least=1)
     sends = driven.made.method.sends(driven.state, 0)
     return driven, [coterie.Order(c, "train", sends) for c in range(clients)]
 
 
 def refused(driven, orders, into, *words):
     """Before anything was asked of anybody."""
-    moved = driven.door.state.ledger.total
+    moved = driven.channel.state.ledger.total
     with pytest.raises(ConfigError) as why:
         driven.fed.reduce(orders, into)
     text = str(why.value)
@@ -373,7 +375,7 @@ def refused(driven, orders, into, *words):
     assert "secure aggregation refuses it" in text
     for word in words:
         assert word in text
-    assert driven.door.state.ledger.total == moved
+    assert driven.channel.state.ledger.total == moved
 
 
 def test_overlapping_slots_are_refused(tmp_path):
@@ -401,7 +403,7 @@ def test_small_slots_are_refused_or_skipped(tmp_path):
     assert skipping.fed.release.skipped == {
         "few": "slot 'few' has 2 of the 3 clients that a sum needs"
     }
-    skipping.door.begin(1, cohort=range(8), enough=8, least=1)
+    skipping.channel.begin(1, cohort=range(8), enough=8, least=1)
     with pytest.raises(Abandoned, match="slot 'few' has 2 of the 3"):
         skipping.fed.reduce(orders[:2], {0: {"few": 1.0}, 1: {"few": 1.0}})
 
@@ -438,7 +440,7 @@ def test_more_sums_in_a_round_than_the_method_declares_are_refused(tmp_path):
     driven.fed.reduce(orders, everybody)
     driven.fed.reduce(orders, everybody)
     refused(driven, orders, everybody, "more than 2 sums in one round", "Method.sums")
-    driven.door.begin(1, cohort=range(8), enough=8, least=1)
+    driven.channel.begin(1, cohort=range(8), enough=8, least=1)
     driven.fed.reduce(orders, everybody)
 
 
@@ -471,7 +473,7 @@ def test_who_was_lost_in_the_first_sum_of_a_round_is_left_out_of_the_second(exch
     made = secured(replace(coterie.fedavg(), sums=2), population=uneven(8))
     lost = lambda client, order: client == 3 and order == exchange  # noqa: E731
     driven = Driven(made, tmp_path, lambda plan: Faulty(Loop(plan), lose_reply=lost))
-    driven.door.begin(0, cohort=range(8), enough=8, least=1)
+    driven.channel.begin(0, cohort=range(8), enough=8, least=1)
     sends = made.method.sends(driven.state, 0)
     orders = [coterie.Order(c, "train", sends) for c in range(8)]
     for _ in range(2):
@@ -490,12 +492,12 @@ def test_vectors_of_single_clients_are_refused_by_the_clients_themselves(tmp_pat
     driven, orders = asking(tmp_path)
     with pytest.raises(ConfigError, match="method fedavg asks each client by itself"):
         driven.fed.gather(orders)
-    assert driven.door.exposed == set()
+    assert driven.channel.exposed == set()
     with pytest.raises(ConfigError, match="the model of client 3 stays with it"):
-        driven.door.fetch(3, orders[3].arrays)
-    apart = [replace(o, apart=True) for o in orders]  # as if it were no message
+        driven.channel.fetch(3, orders[3].arrays)
+    unmetered = [replace(o, unmetered=True) for o in orders]  # as if it were no message
     with pytest.raises(ConfigError, match="by itself"):
-        driven.fed.reduce(apart, {c: {0: 1.0} for c in range(8)})
+        driven.fed.reduce(unmetered, {c: {0: 1.0} for c in range(8)})
 
 
 def test_the_final_layer_is_revealed_once_and_the_report_says_so(tmp_path):
@@ -509,9 +511,9 @@ def test_the_final_layer_is_revealed_once_and_the_report_says_so(tmp_path):
 
     driven = Driven(made, tmp_path)
     setup = made.setup(driven.plan.start)
-    driven.door.begin(0, stage="init")
+    driven.channel.begin(0, stage="init")
     made.method.init(driven.fed, setup)  # the very same question again, as after a restart
-    driven.door.begin(1, stage="more")
+    driven.channel.begin(1, stage="more")
     with pytest.raises(ConfigError, match="a second time for what privacy"):
         made.method.init(driven.fed, setup)
 

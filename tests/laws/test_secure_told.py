@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 
 import coterie
-from coterie.door.privacy.secagg import messages
-from coterie.door.privacy.settings import Privacy
+from coterie.channel.privacy.secagg import messages
+from coterie.channel.privacy.settings import Privacy
+from coterie.core.messages import Order
 from coterie.errors import ConfigError
-from coterie.federation import Order
 from guarded import Driven, secured
 
 VICTIM = 2
 NOISY = Privacy(secure=True, noise=1.0, delta=1e-5)
 
 
-def lying(door: Any, lie: Callable[[dict[int, Any], list[Order]], list[Order]]) -> None:
-    """Let a door change what it tells clients, and whom it sends what."""
-    honest = door.exchange
+def lying(channel: Any, lie: Callable[[dict[int, Any], list[Order]], list[Order]]) -> None:
+    """Let a channel change what it tells clients, and whom it sends what."""
+    honest = channel.exchange
 
     def exchange(orders, beside=None, adopt=True):
         told = {c: dict(t) for c, t in (beside or {}).items()}
         return honest(lie(told, list(orders)), told or None, adopt)
 
-    door.exchange = exchange
+    channel.exchange = exchange
 
 
 def metrics(told: dict[int, Any], orders: list[Order]) -> list[Order]:
@@ -86,7 +86,7 @@ def test_nobody_unmasks_what_members_were_told_differently(
 ):
     made = Driven(secured(coterie.fedavg(), privacy), tmp_path)
     before = made.state
-    lying(made.door, lie)
+    lying(made.channel, lie)
     if lie in (models, settings):  # such a server does not look for its own lie
         monkeypatch.setattr(type(made.guard._secure), "_same", lambda self, slot, found: "")
     if believes:

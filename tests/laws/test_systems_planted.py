@@ -30,8 +30,8 @@ def trained(method, people, folder, rounds):
         method, people, schedule={"epochs": 2, "batch_size": 16, "lr": 0.1},
         model=lambda: make_model("mlp", people.shape, people.targets, hidden=(32,)),
     )  # fmt: skip
-    state, door, _ = drive(made, folder, rounds=rounds)
-    return state, models(made, state, door)
+    state, channel, _ = drive(made, folder, rounds=rounds)
+    return state, models(made, state, channel)
 
 
 @pytest.mark.parametrize(

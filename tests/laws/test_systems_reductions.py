@@ -7,9 +7,9 @@ import torch
 
 import coterie
 from coterie.client import client as client_module
-from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
-from coterie.run.experiment import execute
+from coterie.experiment.experiment import execute
+from faulty import Faulty
 from support import digits, drive, experiment, models, same_bits
 
 PEOPLE = digits(clients=6)
@@ -19,8 +19,8 @@ cohorts = pytest.mark.parametrize("settings", [{"rounds": 3}, PARTIAL], ids=["al
 
 def trained(method, folder, population=PEOPLE, engine=None, **changes):
     made = experiment(method, population, **changes)
-    state, door, _ = drive(made, folder, engine)
-    return models(made, state, door)
+    state, channel, _ = drive(made, folder, engine)
+    return models(made, state, channel)
 
 
 FEDAVG = {
@@ -115,11 +115,11 @@ def test_a_group_that_sent_nothing_begins_at_the_model_of_the_group_it_came_from
 def test_who_was_absent_when_the_tree_was_built_still_has_a_model(tmp_path):
     settings = {"rounds": 2, "cohort": 3}
     made = experiment(coterie.dc_pfl(dynamic=False, gamma=0.5, start=2), PEOPLE, settings=settings)
-    state, door, _ = drive(made, tmp_path)
+    state, channel, _ = drive(made, tmp_path)
     assert len(set(state.groups.values())) > 3  # more than the last cohort had members
     assert set(state.groups.values()) <= set(state.models)
     start = made.plan(tmp_path).start.vector
-    assert not any(torch.equal(m, start) for m in models(made, state, door))
+    assert not any(torch.equal(m, start) for m in models(made, state, channel))
 
 
 # --- random streams ------------------------------------------------------------------------------

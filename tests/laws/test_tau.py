@@ -12,16 +12,16 @@ import torch
 
 import coterie
 from coterie.client.store import Store
-from coterie.engines.faulty import Faulty
+from coterie.compose.adaptive_steps import KEY, LOSS, adaptive_steps
+from coterie.core.method import Budget, Round, Spent, State
+from coterie.core.tree import read_tree, same, write_tree
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import ConfigError
-from coterie.method import Budget, Round, Spent, State
+from coterie.experiment.experiment import cohort
 from coterie.methods.adaptive_tau import adaptive_tau
 from coterie.models import make_model
-from coterie.run.experiment import cohort
-from coterie.tau import KEY, LOSS, adaptive_steps
-from coterie.tree import read_tree, same, write_tree
+from faulty import Faulty
 from scripted import Spy, opened
 from support import digits, drive, experiment, models, on_quadratics, same_bits
 
@@ -77,7 +77,7 @@ class Ran:
     state: State
     notes: list
     fed: Metered
-    door: object
+    channel: object
     made: object
     begun: dict  # what it noted before the first round
 
@@ -90,27 +90,29 @@ class Ran:
         return {s: m.vector.tolist() for s, m in self.state.models.items()}
 
 
-def run(made, folder, budget=PLENTY, rounds=50, engine=Loop, between=lambda s, door: s, **prices):
+def run(
+    made, folder, budget=PLENTY, rounds=50, engine=Loop, between=lambda s, channel: s, **prices
+):
     """Rounds until the method has enough: what it noted, the last state, what it spent."""
     made = replace(made, method=replace(made.method, check=None))
-    door, running, plan = opened(made, folder, engine)
-    fed, notes = Metered(door, **prices), []
-    door.begin(0, stage="init")
+    channel, running, plan = opened(made, folder, engine)
+    fed, notes = Metered(channel, **prices), []
+    channel.begin(0, stage="init")
     state = made.method.init(fed, replace(made.setup(plan.start), budget=budget))
     begun, state, fed.spent = dict(state.notes), replace(state, notes={}), Spent()
     for number in range(rounds):
-        door.begin(number)
+        channel.begin(number)
         people = cohort(made.settings, number, made.members)
-        spent = replace(fed.spent, bytes=door.state.ledger.total.total)
+        spent = replace(fed.spent, bytes=channel.state.ledger.total.total)
         info = Round(number, people, made.public, spent, budget)
         state = made.method.round(fed, state, info)
         notes.append(dict(state.notes))
-        state = between(replace(state, notes={}), door)
+        state = between(replace(state, notes={}), channel)
         if state.over:
             break
-    fed.spent = replace(fed.spent, bytes=door.state.ledger.total.total)
+    fed.spent = replace(fed.spent, bytes=channel.state.ledger.total.total)
     running.close()
-    return Ran(state, notes, fed, door, made, begun)
+    return Ran(state, notes, fed, channel, made, begun)
 
 
 # --- what rounds cost -----------------------------------------------------------------------------
@@ -289,8 +291,8 @@ def test_the_last_round_is_cut_to_what_fits(tmp_path):
 
 def test_a_budget_that_was_spent_before_ends_the_run_at_once(tmp_path):
     made = on_quadratics(adaptive_tau(), UNEVEN, start=3.0)
-    door, _, plan = opened(replace(made, method=replace(made.method, check=None)), tmp_path)
-    fed = Metered(door)
+    channel, _, plan = opened(replace(made, method=replace(made.method, check=None)), tmp_path)
+    fed = Metered(channel)
     state = made.method.init(fed, made.setup(plan.start))
     after = made.method.round(fed, state, Round(0, [0, 1], None, Spent(0, 9.0), Budget(seconds=5)))
     assert after.over == "the budget of 5 s has no room for another round"
@@ -346,7 +348,7 @@ def test_the_groups_and_memory_of_the_best_models_come_with_them(tmp_path):
     )
     trained = []
 
-    def note(state, door):
+    def note(state, channel):
         if not state.over:
             velocity = state.memory["server"][0]["v"]
             trained.append((state.models[0].vector.item(), velocity.item()))
@@ -366,13 +368,13 @@ def test_the_mean_of_what_clients_keep_does_not_go_back_with_the_models(method, 
     )
     trained = []
 
-    def note(state, door):
+    def note(state, channel):
         trained.append((state.models[0].vector.item(), state.memory["correction"].item()))
         return state
 
     ran = run(made, tmp_path, Budget(seconds=33), between=note)
-    store = Store(tmp_path, ran.door.wire.layout)
-    keeps = [store.read(c, ran.door.state.versions[c])["correction"].item() for c in range(3)]
+    store = Store(tmp_path, ran.channel.wire.layout)
+    keeps = [store.read(c, ran.channel.state.versions[c])["correction"].item() for c in range(3)]
     now = ran.state.memory["correction"].item()
     assert now == pytest.approx(sum(keeps) / 3, rel=1e-5)
     best = {correction for value, correction in trained[:-1] if value == ran.values[0][0]}
@@ -408,12 +410,12 @@ SMALL = {"clients": 4, "samples": 120}
 @pytest.mark.parametrize("name", AROUND)
 def test_one_step_at_most_is_the_method_with_one_step_to_the_bit(name, tmp_path):
     plain = experiment(AROUND[name](), digits(**SMALL), schedule={"steps": 1})
-    state, door, _ = drive(plain, tmp_path / "a", rounds=3)
+    state, channel, _ = drive(plain, tmp_path / "a", rounds=3)
     # FedClust's warm-up is a number of steps too, if the run has one.
     steps = {"steps": 1} if name == "fedclust" else {}
     around = experiment(adaptive_steps(AROUND[name](), tau_max=1), digits(**SMALL), schedule=steps)
     ran = run(around, tmp_path / "b", rounds=3)
-    assert same_bits(models(plain, state, door), models(ran.made, ran.state, ran.door))
+    assert same_bits(models(plain, state, channel), models(ran.made, ran.state, ran.channel))
     rest = {k: v for k, v in ran.state.memory.items() if k != KEY}
     assert same(rest, dict(state.memory))
     assert ran.notes[1]["beta"] > 0
@@ -425,7 +427,7 @@ def test_steps_of_every_method_are_those_that_were_chosen(name, tmp_path):
     ran = run(made, tmp_path, Budget(seconds=400), step=0.1, exchange=20.0, rounds=4)
     assert max(ran.taus) > 1
     assert all(n["loss"] > 0 for n in ran.notes)
-    assert ran.door.exposed <= ({"means"} if made.method.sees == "means" else {"means", "each"})
+    assert ran.channel.exposed <= ({"means"} if made.method.sees == "means" else {"means", "each"})
 
 
 def test_a_method_that_sends_no_model_is_refused(tmp_path):
@@ -445,16 +447,16 @@ def small(method=None, **settings):
 TIGHT = {"budget": Budget(seconds=120), "step": 0.1, "exchange": 10.0}
 
 
-def outcome(folder, engine=Loop, between=lambda s, door: s, **settings):
+def outcome(folder, engine=Loop, between=lambda s, channel: s, **settings):
     ran = run(small(**settings), folder, engine=engine, between=between, **TIGHT)
     assert ran.state.over
     return ran
 
 
 def saved_and_read(folder):
-    def between(state, door):
-        write_tree(folder, state.to_tree(), door.wire.layout, durable=False)
-        return State.from_tree(read_tree(folder, door.wire.layout))
+    def between(state, channel):
+        write_tree(folder, state.to_tree(), channel.wire.layout, durable=False)
+        return State.from_tree(read_tree(folder, channel.wire.layout))
 
     return between
 
@@ -512,7 +514,7 @@ def test_nobody_answers(tmp_path):
     assert ran.values[0] == [2.0]
     assert set(ran.taus) == {1}
     assert ran.state.over
-    assert ran.door.state.versions == {}
+    assert ran.channel.state.versions == {}
 
 
 def test_what_travels(tmp_path):

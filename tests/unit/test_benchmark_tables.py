@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from clocked import EXCHANGES, H20, MODEL, legs, measured
-from coterie.door import outliers
-from coterie.door.clock import SYSTEMS
+from coterie.channel import outliers
+from coterie.channel.clocks import SYSTEMS
 from coterie.errors import ConfigError
+from coterie.experiment.config import parse
+from coterie.experiment.scenarios import scenario
 from coterie.models import INITIALISATIONS
 from coterie.results.toml import to_toml
-from coterie.run.config import parse
-from coterie.run.scenarios import scenario
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))

@@ -13,6 +13,7 @@ from pydantic import Field
 
 import coterie
 from coterie.errors import ConfigError
+from coterie.experiment.user_code import admitted, by_name, digests_of
 from coterie.registry import (
     CODECS,
     METHODS,
@@ -25,7 +26,6 @@ from coterie.registry import (
     function_at,
     is_place,
 )
-from coterie.run.own import admitted, by_name, digests_of
 from registries import restored
 
 ROOT = Path(__file__).parents[2]
@@ -140,13 +140,13 @@ def test_every_public_name_is_there_once_and_is_what_its_module_has():
 
 def test_a_public_name_wins_over_a_module_of_the_same_name():
     text = (
-        "import coterie.run.config, coterie.method, coterie.methods.cfl\n"
+        "import coterie.experiment.config, coterie.core.method, coterie.methods.cfl\n"
         "import coterie; from coterie import *\n"
         "assert callable(coterie.run) and callable(coterie.method) and callable(run)\n"
         "assert coterie.methods.cfl is coterie.cfl is coterie.METHODS['cfl']\n"
         "assert coterie.data.load and coterie.models.make_model\n"
         "assert not hasattr(coterie, 'nothing') and not hasattr(coterie, '_nothing')\n"
-        "from coterie.run.api import run as again; assert again is coterie.run\n"
+        "from coterie.experiment.api import run as again; assert again is coterie.run\n"
     )
     subprocess.run([sys.executable, "-c", text], check=True)
 

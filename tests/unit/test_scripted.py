@@ -3,8 +3,8 @@
 import torch
 
 import coterie
-from coterie.federation import Upload
-from coterie.method import Round
+from coterie.core.messages import Upload
+from coterie.core.method import Round
 from scripted import Scripted, Spy, setup, weights
 from support import drive, on_quadratics
 
@@ -31,10 +31,10 @@ def test_the_script_gives_what_the_door_gives(tmp_path):
 
 def test_the_spy_sees_every_order_and_changes_none(tmp_path):
     made = on_quadratics(coterie.fedavg(), [[1.0], [2.0]])
-    plain, door, _ = drive(made, tmp_path / "a", rounds=2)
+    plain, channel, _ = drive(made, tmp_path / "a", rounds=2)
     watched, spied, engine = drive(made, tmp_path / "b", Spy, rounds=2)
     assert torch.equal(plain.models[0].vector, watched.models[0].vector)
-    assert door.state.ledger.total == spied.state.ledger.total
+    assert channel.state.ledger.total == spied.state.ledger.total
     assert [(s.order, s.client) for s in engine.seen] == [
         ("1.0", 0), ("1.0", 1), ("2.0", 0), ("2.0", 1)
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from coterie.channel.checks import printable
 from coterie.channel.disclosure import Disclosure
 from coterie.channel.exchange import Answer, Exchange, Outgoing, Phase, Terms
 from coterie.channel.messages import OrderBody, ReplyBody
@@ -24,9 +25,11 @@ from coterie.channel.stage import Stage
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import FETCH, kind_of
 from coterie.channel.timing import Timing
+from coterie.channel.wire import Message, Wire, content_of
 from coterie.core.engine import Engine, Request
-from coterie.door.vetting import printable
-from coterie.door.wire import Message, Wire, content_of
+from coterie.core.messages import Array, ClientId, Mean, Mixing, Order, Reply, Scalar, Slot
+from coterie.core.tree import Tree
+from coterie.core.weights import Weights
 from coterie.errors import (
     CoterieError,
     Diverged,
@@ -36,9 +39,6 @@ from coterie.errors import (
     WireError,
     error_named,
 )
-from coterie.federation import Array, ClientId, Mean, Mixing, Order, Reply, Scalar, Slot
-from coterie.tree import Tree
-from coterie.weights import Weights
 
 S = TypeVar("S", bound=Stage)
 Told = Mapping[ClientId, Mapping[str, Tree]]
@@ -159,7 +159,7 @@ class Channel:
 
     def fetch(self, client: ClientId, sends: Mapping[str, Array]) -> Weights:
         """The whole model that one client would use now, for export."""
-        replies = self.exchange([Order(client, FETCH, sends, apart=True)])
+        replies = self.exchange([Order(client, FETCH, sends, unmetered=True)])
         if not replies:
             raise TrainingError(f"client {client} did not answer")
         model = replies[0].arrays["model"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from coterie.channel.exchange import Exchange, Phase
 from coterie.channel.stage import Stage
 from coterie.channel.state import ChannelState
-from coterie.federation import Array, ClientId, Reply
-from coterie.weights import Weights
+from coterie.core.messages import Array, ClientId, Reply
+from coterie.core.weights import Weights
 
 
 @dataclass

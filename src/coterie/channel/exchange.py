@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from coterie.channel.availability import Availability
+from coterie.channel.checks import printable
+from coterie.channel.clocks import Clock
+from coterie.channel.compression.coding import Coded, Coding
 from coterie.channel.messages import OrderBody, ReplyBody
+from coterie.channel.policy import Policy
 from coterie.channel.state import ChannelState, Held
 from coterie.channel.tasks import Kind, kind_of
-from coterie.door.availability import Availability
-from coterie.door.clock import Clock
-from coterie.door.coding import Coded, Coding
-from coterie.door.policy import Policy
-from coterie.door.vetting import printable
-from coterie.door.wire import Encoded, Message
+from coterie.channel.wire import Encoded, Message
+from coterie.core.messages import Array, ClientId, Order, Reply
+from coterie.core.tree import Tree
+from coterie.core.weights import Weights
 from coterie.errors import RunDirError, WireError
-from coterie.federation import Array, ClientId, Order, Reply
-from coterie.tree import Tree
-from coterie.weights import Weights
 
 _NOTHING = Message(b"", ())
 HOUR = 3600.0  # seconds that clients of others have if no deadline was set
@@ -117,14 +117,14 @@ class Outgoing:
 class Answer(Reply):
     """A reply as it came, for a stage of the channel.
 
-    ``beside`` is what the client's half of a stage put next to it; ``since`` what each array is a
-    change of, as in an upload, and ``received`` what the client got. It counts once it is adopted:
+    ``beside`` is what the client's half of a stage put next to it; ``delta_of`` what each array is
+    a change of, as in an upload, ``received`` what the client got. It counts once it is adopted:
     ``version`` and ``held`` are then the client's. ``content`` is a digest of what it was asked,
     where a stage wants to know.
     """
 
     beside: Mapping[str, Any] = field(default_factory=dict)
-    since: Mapping[str, str] = field(default_factory=dict)
+    delta_of: Mapping[str, str] = field(default_factory=dict)
     received: Mapping[str, Array] = field(default_factory=dict)
     version: str | None = None
     held: Held = field(default_factory=dict)

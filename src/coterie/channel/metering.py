@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coterie.channel.exchange import Exchange, Outgoing, Phase
+from coterie.channel.ledger import Bytes
 from coterie.channel.stage import Stage
 from coterie.channel.state import ChannelState
-from coterie.door.ledger import Bytes
-from coterie.door.wire import Message, Wire, without
+from coterie.channel.wire import Message, Wire, without
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Metering(Stage):
                 self._book(exchange, client, out, message, kinds)
 
     def _unmetered(self, client: int, down: int, up: int) -> None:
-        self.state.ledger.record(client, Bytes(down, up), {}, apart=True)
+        self.state.ledger.record(client, Bytes(down, up), {}, unmetered=True)
 
     def _book(
         self,
@@ -50,7 +50,7 @@ class Metering(Stage):
             back = whole.size - message.size if whole is not None and message is not None else 0
             self._unmetered(client, out.message.size - out.plain.size, back)
         down, up = out.plain.size if out else 0, message.size if message else 0
-        unmetered = exchange.orders[client].apart
+        unmetered = exchange.orders[client].unmetered
         if not counts:
             late = client in exchange.late
             self.state.ledger.waste(client, Bytes(down, up), unmetered, late)

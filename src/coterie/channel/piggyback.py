@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coterie.channel.checks import printable
 from coterie.channel.exchange import Exchange, Outgoing, Terms
 from coterie.channel.messages import ReplyBody, ScoreBody
 from coterie.channel.stage import Stage
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import SCORE
-from coterie.door.vetting import printable
+from coterie.core.messages import Array, ClientId, Order, Scalar, vector_of
+from coterie.core.weights import Weights
 from coterie.errors import CoterieError, WireError
-from coterie.federation import Array, ClientId, Order, Scalar, vector_of
-from coterie.weights import Weights
 
 ADMIT = "admit"  # how the phases end in which newcomers are let in
 Scores = dict[ClientId, dict[str, float]]
@@ -23,7 +23,7 @@ Sends = Mapping[ClientId, Mapping[str, Array]]
 
 def scoring(sends: Sends, config: Mapping[str, Scalar]) -> dict[ClientId, Order]:
     """An order for each client to score what it would be sent."""
-    return {c: Order(c, SCORE, arrays, config, apart=True) for c, arrays in sends.items()}
+    return {c: Order(c, SCORE, arrays, config, unmetered=True) for c, arrays in sends.items()}
 
 
 @dataclass

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coterie.channel.disclosure import Disclosure
-from coterie.federation import ClientId, Mean, Mixing, Order, Reply, Slot, mix
-from coterie.weights import Weights
+from coterie.core.aggregate import mix
+from coterie.core.messages import ClientId, Mean, Mixing, Order, Reply, Slot
+from coterie.core.weights import Weights
 
 if TYPE_CHECKING:
     from coterie.channel.channel import Channel

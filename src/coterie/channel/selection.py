@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from coterie.channel.availability import Availability
+from coterie.channel.policy import Policy, cohort_size, least, ready, select, selecting
 from coterie.channel.state import ChannelState
-from coterie.door.availability import Availability
-from coterie.door.policy import Policy, cohort_size, least, ready, select, selecting
-from coterie.federation import ClientId
+from coterie.core.messages import ClientId
 
 
 @dataclass

@@ -19,7 +19,7 @@ release that is outermost of all: everything, or with privacy only what may be s
 
 from __future__ import annotations
 
-from coterie.channel.compression import Compression
+from coterie.channel.compression.stage import Compression
 from coterie.channel.disclosure import Disclosure
 from coterie.channel.exchange import Terms
 from coterie.channel.metering import Metering
@@ -29,7 +29,7 @@ from coterie.channel.state import ChannelState
 from coterie.channel.timing import Reports, Timing
 from coterie.channel.versions import Versions
 from coterie.channel.vetting import Outliers, Vetting
-from coterie.door.wire import Wire
+from coterie.channel.wire import Wire
 
 
 def stages(wire: Wire, terms: Terms, state: ChannelState) -> list[Stage]:

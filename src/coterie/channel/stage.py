@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coterie.channel.exchange import Exchange, Outgoing, Phase
 from coterie.channel.messages import ReplyBody
-from coterie.door.wire import Message
+from coterie.channel.wire import Message
 
 
 class Stage:

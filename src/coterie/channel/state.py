@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from coterie.door.clock import Seconds
-from coterie.door.exposure import Exposure
-from coterie.door.ledger import Ledger
-from coterie.door.privacy.spending import Spending
-from coterie.federation import ClientId
-from coterie.method import Spent
-from coterie.tree import Tree
-from coterie.weights import Weights
+from coterie.channel.clocks import Seconds
+from coterie.channel.exposure import Exposure
+from coterie.channel.ledger import Ledger
+from coterie.channel.privacy.spending import Spending
+from coterie.core.messages import ClientId
+from coterie.core.method import Spent
+from coterie.core.tree import Tree
+from coterie.core.weights import Weights
 
 KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
 Held = dict[str, Weights]  # models by name, as a client decoded them

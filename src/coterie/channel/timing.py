@@ -6,15 +6,15 @@ import math
 import time
 from dataclasses import dataclass
 
+from coterie.channel.clocks import Leg, Moment, Seconds
 from coterie.channel.exchange import Exchange, Outgoing, Phase, Terms
+from coterie.channel.policy import accept
 from coterie.channel.stage import Stage
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import kind_of
-from coterie.door.clock import Leg, Moment, Seconds
-from coterie.door.policy import accept
-from coterie.door.wire import Message
+from coterie.channel.wire import Message
+from coterie.core.messages import ClientId
 from coterie.errors import Abandoned
-from coterie.federation import ClientId
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Reports(Stage):
 def _leg(out: Outgoing, answer: Message) -> Leg:
     """An order and its answer, as a clock sees them; what is unmetered travels nowhere."""
     sent, work, client = out.message, answer.work, out.order.client
-    if out.order.apart:
+    if out.order.unmetered:
         return Leg(client, 0, 0, 0, 0, (), work.seconds, work.samples)
     return Leg(
         client,

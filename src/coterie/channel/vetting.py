@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coterie.channel.checks import misfits, vet, vet_message
 from coterie.channel.exchange import Exchange, Outgoing, Terms
 from coterie.channel.messages import ReplyBody
+from coterie.channel.outliers import at_fault, shortened, too_long, without_name
 from coterie.channel.stage import Stage
 from coterie.channel.tasks import kind_of
-from coterie.door.outliers import at_fault, shortened, too_long, without_name
-from coterie.door.vetting import misfits, vet, vet_message
-from coterie.door.wire import SMALL, Message, Wire
+from coterie.channel.wire import SMALL, Message, Wire
+from coterie.core.messages import check_finite
 from coterie.errors import Diverged, TrainingError
-from coterie.federation import check_finite
 
 
 @dataclass

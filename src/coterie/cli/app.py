@@ -42,6 +42,7 @@ from coterie.cli.options import (
     warn,
 )
 from coterie.errors import ConfigError, CoterieError, Interrupted
+from coterie.experiment.signals import heeding, stoppable, stopped_with
 from coterie.registry import (
     AVAILABILITIES,
     CLOCKS,
@@ -54,7 +55,6 @@ from coterie.registry import (
     read_index,
 )
 from coterie.report.listings import listing, method_listing, plain_listing, rows_of
-from coterie.run.stopping import heeding, stoppable, stopped_with
 
 if TYPE_CHECKING:
     from coterie.results.result import Result
@@ -145,16 +145,16 @@ def run(
     **flags: Any,
 ) -> None:
     """Run one method and keep the run in a directory."""
+    from coterie.experiment.config import experiment_of, parse
+    from coterie.experiment.experiment import execute
+    from coterie.experiment.privacy import left_public
+    from coterie.experiment.scenarios import recall, remember
+    from coterie.experiment.stopping import Stop
     from coterie.report.progress import progress, saying
     from coterie.report.scenario_tables import print_paper
     from coterie.report.tables import print_summary
     from coterie.results.evaluation import headline
     from coterie.results.rundir import finite
-    from coterie.run.config import experiment_of, parse
-    from coterie.run.ending import Stop
-    from coterie.run.experiment import execute
-    from coterie.run.privacy import left_public
-    from coterie.run.scenarios import recall, remember
     from coterie.tracking import check, tracking
 
     check(track or ())
@@ -215,9 +215,9 @@ def _resumed(
     resume: Path, config: object, directory: Path | None, sets: Any, flags: dict[str, Any]
 ) -> dict[str, Any]:
     """The run's own configuration; only what cannot change its course may be given anew."""
+    from coterie.experiment.config import assign, assign_texts, parse, run_anew
+    from coterie.experiment.user_code import admitted
     from coterie.results.rundir import RunDir
-    from coterie.run.config import assign, assign_texts, parse, run_anew
-    from coterie.run.own import admitted
 
     free = ("rounds", "engine", "workers", "address", "alone")
     ends = [text for text in sets or [] if text.strip().startswith("stop.")]
@@ -269,7 +269,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods, or explain one, or what each part of a combination brings."""
-    from coterie.run.presets import PRESETS, described
+    from coterie.experiment.presets import PRESETS, described
 
     if name is None:
         show(method_listing(rows_of(METHODS)))
@@ -281,19 +281,19 @@ def methods(
             out.print(line, highlight=False, markup=False, soft_wrap=True)
         return
     from coterie.methods import find, make, short
-    from coterie.report import explain
+    from coterie.report import method_help
 
     wide = out.is_terminal or "COLUMNS" in os.environ
     page = Console(width=min(out.width, 100) if wide else 100, file=out.file)
     names = [METHODS.admit(part, "coterie methods") for part in name.split("+")]
     if len(names) == 1:
-        explain.print_explanation(page, explain.explain(short(names[0]), find(names[0])))
+        method_help.print_explanation(page, method_help.explain(short(names[0]), find(names[0])))
         return
-    parts = explain.combination({short(part): find(part) for part in names})
+    parts = method_help.combination({short(part): find(part) for part in names})
     made = make(
         "+".join(names), {p.name: 1 for part in parts for p in part.parameters if p.default is None}
     )
-    explain.print_combination(page, name, parts, explain.secure_words(made))
+    method_help.print_combination(page, name, parts, method_help.secure_words(made))
 
 
 @app.command()
@@ -302,9 +302,9 @@ def scenarios(
     folder: Folder = None,
 ) -> None:
     """List the set-ups of papers' experiments, or show one with all its figures."""
+    from coterie.experiment.scenarios import SCENARIOS, absent, stand_in
+    from coterie.experiment.scenarios import scenario as find
     from coterie.report.scenario_tables import print_scenario, scenario_listing
-    from coterie.run.scenarios import SCENARIOS, absent, stand_in
-    from coterie.run.scenarios import scenario as find
 
     if name is None:
         used = {s.data: stand_in(s.data, folder) for s in SCENARIOS.values()}
@@ -354,7 +354,7 @@ def export(
     ] = None,
 ) -> None:
     """Write one client's model to a safetensors file."""
-    from coterie.run.export import export_model, reopen
+    from coterie.experiment.export import export_model, reopen
 
     target = to or Path(f"client-{client}.safetensors")
     export_model(reopen(run), client, target)
@@ -382,16 +382,16 @@ def admit(
     as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
 ) -> None:
     """Let a new client join a run, adapt the model to its data, and write that to a file."""
-    from coterie.report.tables import print_admitted
-    from coterie.results.evaluation import headline
-    from coterie.results.rundir import finite
-    from coterie.run.admit import (
+    from coterie.experiment.admit import (
         admit_client,
         export_admitted,
         newcomer_data,
         newcomer_metadata,
     )
-    from coterie.run.export import check_target, reopen
+    from coterie.experiment.export import check_target, reopen
+    from coterie.report.tables import print_admitted
+    from coterie.results.evaluation import headline
+    from coterie.results.rundir import finite
 
     target = to or Path(f"{client.resolve().stem}.safetensors")
     check_target(target)
@@ -425,7 +425,7 @@ def predict(
     ] = None,
 ) -> None:
     """Predict with one client's model."""
-    from coterie.run.export import predictions, reopen
+    from coterie.experiment.export import predictions, reopen
 
     rows = predictions(reopen(run), client, data)
     try:

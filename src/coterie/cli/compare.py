@@ -33,13 +33,13 @@ from coterie.cli.options import (
     warn,
 )
 from coterie.errors import ConfigError, Interrupted
-from coterie.run.stopping import stopped_with
-from coterie.run.sweep import USUAL, Asked, Assignments, Sweep, of_flags, of_table
+from coterie.experiment.compare.sweep import USUAL, Asked, Assignments, Sweep, of_flags, of_table
+from coterie.experiment.signals import stopped_with
 
 if TYPE_CHECKING:
+    from coterie.core.schema import Config
+    from coterie.experiment.compare.entries import Entry
     from coterie.results.comparison import Comparison
-    from coterie.run.entries import Entry
-    from coterie.schema import Config
 
 
 class Format(StrEnum):
@@ -149,11 +149,11 @@ def _begun(
     flags: dict[str, Any],
 ) -> Comparison:
     """A new comparison: a file, flags that win over it, and what they sweep over."""
+    from coterie.experiment.compare.compare import run_all, set_up
+    from coterie.experiment.compare.entries import Populations, entries_of
+    from coterie.experiment.compare.plan import asks_engine
+    from coterie.experiment.config import parse
     from coterie.report.runs_progress import runs_progress
-    from coterie.run.compare import run_all, set_up
-    from coterie.run.config import parse
-    from coterie.run.entries import Populations, entries_of
-    from coterie.run.plan import asks_engine
 
     scenario, stand_in = scene
     _refuse_parameters(sets or [])
@@ -197,10 +197,10 @@ def _begun(
 
 def _public(entry: Entry) -> str:
     """What ε does not cover in a run, in words."""
-    from coterie.door.privacy.settings import Privacy
-    from coterie.run.config import method_of
-    from coterie.run.privacy import left_public
-    from coterie.schema import part
+    from coterie.channel.privacy.settings import Privacy
+    from coterie.core.schema import part
+    from coterie.experiment.config import method_of
+    from coterie.experiment.privacy import left_public
 
     privacy = part(Privacy, entry.config.privacy)
     silent = entry.optional or not privacy.noised  # an optional method may refuse its parameters
@@ -251,8 +251,8 @@ def _continued(
     track: list[str],
     changes: dict[str, Any],
 ) -> Comparison:
+    from coterie.experiment.compare.compare import go_on
     from coterie.report.runs_progress import runs_progress
-    from coterie.run.compare import go_on
 
     with runs_progress(err, *quiet_verbose) as look:
         return go_on(place, look, asked.jobs, _note, asked.seeds, track, **changes)
@@ -260,7 +260,7 @@ def _continued(
 
 def _of_the_table(scenario: str) -> str:
     """The methods of a scenario's table that there are, as --methods takes them."""
-    from coterie.run.scenarios import scenario as find
+    from coterie.experiment.scenarios import scenario as find
 
     return ",".join(find(scenario).methods())
 
@@ -274,10 +274,10 @@ def _note(name: str, reason: str) -> None:
 
 
 def _print(made: Comparison, place: Path, shape: Format) -> None:
+    from coterie.experiment.compare.compare import MEANS, TABLE
     from coterie.report.comparison_tables import sheet_of
-    from coterie.report.sheets import as_rich, notes_of
+    from coterie.report.table_formats import as_rich, notes_of
     from coterie.results.rundir import finite
-    from coterie.run.compare import MEANS, TABLE
 
     if shape == Format.TABLE:
         sheet = sheet_of(made)
@@ -312,7 +312,7 @@ def _again(place: Path, track: list[str]) -> str:
 
 
 def _how_to_go_on(place: Path, track: list[str]) -> str:
-    from coterie.run.plan import PLAN
+    from coterie.experiment.compare.plan import PLAN
 
     if (place / PLAN).exists():
         how = _again(place, track)

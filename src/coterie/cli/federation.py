@@ -212,14 +212,14 @@ def serve(
     os.umask(0o077)  # what is written here is nobody else's business
     from coterie.cli.app import rounds_done
     from coterie.cli.options import resolve
-    from coterie.deploy.names import map_names
+    from coterie.deploy.allowed_names import map_names
     from coterie.deploy.serve import Serving, serve
+    from coterie.experiment.config import parse
+    from coterie.experiment.signals import heeding, stopped_with
+    from coterie.experiment.user_code import by_name
     from coterie.report.progress import Watch, progress
     from coterie.report.tables import print_summary
     from coterie.results.rundir import finite
-    from coterie.run.config import parse
-    from coterie.run.own import by_name
-    from coterie.run.stopping import heeding, stopped_with
     from coterie.tracking import tracking
 
     places = [text for text in method or [] if "=" not in text]
@@ -322,10 +322,10 @@ def join(
     """Join a federation as a client, and stay until you end it."""
     _require()
     os.umask(0o077)  # what is written here is nobody else's business
+    from coterie.deploy.allowed_names import map_names, mapped
     from coterie.deploy.data import Source
     from coterie.deploy.join import Joining, join
-    from coterie.deploy.names import map_names, mapped
-    from coterie.run.config import check_device
+    from coterie.experiment.config import check_device
 
     check_device(device)
     map_names(method or [], model or [])  # what is wrong with one is said at once
@@ -352,7 +352,7 @@ def join(
 
 
 def _option(text: str) -> tuple[str, Any]:
-    from coterie.run.config import assign_text
+    from coterie.experiment.config import assign_text
 
     key, equals, _ = text.partition("=")
     if not equals:

@@ -32,7 +32,7 @@ from coterie.cli.options import (
 
 if TYPE_CHECKING:
     from coterie.data import Population
-    from coterie.run.groups import FoundGroups
+    from coterie.experiment.find_groups import FoundGroups
 
 # What a run is asked for, and a question about its clients is not; what decides who they are.
 _NO_FLAGS = (
@@ -73,12 +73,12 @@ def groups(
 ) -> None:
     """Find out whether clients fall into groups, which, how sure that is, and whether it pays."""
     from coterie.data import describe
+    from coterie.experiment.config import experiment_of, parse
+    from coterie.experiment.experiment import execute
+    from coterie.experiment.export import check_target
+    from coterie.experiment.find_groups import FoundGroups, check_by, check_clients, written
     from coterie.report.found_groups import page, print_groups
     from coterie.results.rundir import finite
-    from coterie.run.config import experiment_of, parse
-    from coterie.run.experiment import execute
-    from coterie.run.export import check_target
-    from coterie.run.groups import FoundGroups, check_by, check_clients, written
 
     check_by(by)
     for target in filter(None, (to, picture)):
@@ -122,8 +122,8 @@ def probe(
 ) -> None:
     """Describe how much clients' data differ, with a picture; `coterie groups` does, too."""
     from coterie.data import label_table
+    from coterie.experiment.config import parse, population_of
     from coterie.report.data_figures import label_heatmap, target_boxes
-    from coterie.run.config import parse, population_of
 
     warn("coterie probe is part of coterie groups now, which also says whether there are groups")
     tree = resolve(config, sets, scenario=scenario, **flags)
@@ -166,8 +166,8 @@ def _asking(
     tree: dict[str, Any], by: str, seeds: int, steps: int | None, trial: bool
 ) -> dict[str, Any]:
     """A configuration whose method only asks about groups, of all clients, without scores."""
+    from coterie.experiment.find_groups import rounds_for
     from coterie.methods.group_evidence import NAME
-    from coterie.run.groups import rounds_for
 
     method: dict[str, Any] = {"name": NAME, "by": by, "seeds": seeds}
     method |= {"trial": "auto" if trial else "off"} | ({"steps": steps} if steps else {})

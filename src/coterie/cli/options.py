@@ -15,12 +15,12 @@ from pydantic import BaseModel
 from rich.console import Console, RenderableType
 from rich.markup import escape
 
+from coterie.core.keys import Key, flags
+from coterie.core.schema import Config
 from coterie.errors import ConfigError, LostHistory
-from coterie.keys import Key, flags
-from coterie.schema import Config
 
 if TYPE_CHECKING:
-    from coterie.run.scenarios import Chosen, Scenario
+    from coterie.experiment.scenarios import Chosen, Scenario
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -107,9 +107,9 @@ def resolve(
 
     A file's table ``[method]`` without a name is about the method of the scenario, if there is one.
     """
+    from coterie.experiment.config import assign, assign_text, assign_texts
+    from coterie.experiment.user_code import admitted
     from coterie.results.toml import read_toml
-    from coterie.run.config import assign, assign_text, assign_texts
-    from coterie.run.own import admitted
 
     tree = read_toml(config) if config else {}
     if "sweep" in tree and not sweeping:
@@ -137,13 +137,13 @@ def chosen_of(scenario: str | None, given: dict[str, Any], stand_in: bool = Fals
         if stand_in:
             raise ConfigError("--stand-in is about a scenario's data: name one with --scenario")
         return None
-    from coterie.run.scenarios import choose
+    from coterie.experiment.scenarios import choose
 
     return choose(_find(scenario), given, stand_in)
 
 
 def _find(scenario: str) -> Scenario:
-    from coterie.run.scenarios import scenario as find
+    from coterie.experiment.scenarios import scenario as find
 
     return find(scenario)
 

@@ -4,27 +4,27 @@ from coterie.client.client import Client, Task
 from coterie.client.fit import Fit, FlatModel
 from coterie.client.objectives import (
     Batch,
-    Descent,
+    GradientRule,
     Objective,
     Penalty,
-    Slope,
+    StepContext,
     contrastive,
     erm,
     linear,
     proximal,
 )
-from coterie.schema import Schedule
+from coterie.core.schema import Schedule
 
 __all__ = [
     "Batch",
     "Client",
-    "Descent",
     "Fit",
     "FlatModel",
+    "GradientRule",
     "Objective",
     "Penalty",
     "Schedule",
-    "Slope",
+    "StepContext",
     "Task",
     "contrastive",
     "erm",

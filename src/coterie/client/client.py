@@ -11,18 +11,18 @@ from torch import Tensor
 
 from coterie.client.fit import Criterion, Fit, FlatModel, data_gradient, fit, outputs
 from coterie.client.objectives import Objective, erm
+from coterie.core.messages import Array, ClientId, Scalar, Upload
+from coterie.core.schema import Schedule
+from coterie.core.weights import Weights
 from coterie.data.population import Split
 from coterie.errors import ConfigError, TrainingError
-from coterie.federation import Array, ClientId, Scalar, Upload
-from coterie.schema import Schedule
 from coterie.seeds import seed_for, torch_generator
-from coterie.weights import Weights
 
 StateValue = Array | Scalar
 FORWARD = 1 / 3  # of the work of a gradient: the backward pass takes about twice the forward's
 
 
-class Staged(MutableMapping[str, StateValue]):
+class StagedState(MutableMapping[str, StateValue]):
     """A client's state as one task sees it: what it writes counts only once acknowledged."""
 
     def __init__(self, values: Mapping[str, StateValue]) -> None:
@@ -48,7 +48,7 @@ class Staged(MutableMapping[str, StateValue]):
 
 
 @dataclass(frozen=True)
-class Bench:
+class TrainingContext:
     """What every client on a machine trains with: the resident model and the run's settings."""
 
     model: FlatModel
@@ -75,7 +75,7 @@ class Client:
         val: Split,
         state: MutableMapping[str, StateValue],
         round: int,
-        bench: Bench,
+        context: TrainingContext,
         told: Mapping[str, Scalar] | None = None,
     ) -> None:
         self.id = id
@@ -86,17 +86,17 @@ class Client:
         self.told = told or {}
         self.samples = 0.0
         self.trained = 0.0
-        self._bench = bench
+        self._context = context
 
     @property
     def base(self) -> Weights:
         """The model that everybody starts from, θ⁰."""
-        return self._bench.start
+        return self._context.start
 
     @property
     def weight(self) -> int:
         """What this client counts in means by samples: as many, or 1 where all count equally."""
-        return 1 if self._bench.equal else len(self.train)
+        return 1 if self._context.equal else len(self.train)
 
     def kept(self, name: str) -> Weights | None:
         """Weights that this client keeps under ``name``, if any."""
@@ -108,7 +108,7 @@ class Client:
 
         An order may say in its config how many ``steps`` to make, in place of the run's.
         """
-        base = self._bench.schedule
+        base = self._context.schedule
         own: dict[str, Any] = {"lr": base.lr * base.lr_decay**self.round}
         if "steps" in self.told:
             own["steps"] = int(self.told["steps"])
@@ -125,8 +125,8 @@ class Client:
     def aside(self, steps: int) -> Client:
         """This client for a training of so many steps that leaves nothing in its state."""
         told = {**self.told, "steps": steps}
-        state = Staged(self.state)
-        return Client(self.id, self.train, self.val, state, self.round, self._bench, told)
+        state = StagedState(self.state)
+        return Client(self.id, self.train, self.val, state, self.round, self._context, told)
 
     def fit(
         self,
@@ -144,15 +144,15 @@ class Client:
         ``stream`` of its own, so that it does not repeat the first one's batches.
         """
         order, dropout = (
-            seed_for(self._bench.seed, purpose, self.round, self.id, stream)
+            seed_for(self._context.seed, purpose, self.round, self.id, stream)
             for purpose in ("order", "dropout")
         )
         try:
             found = fit(
-                self._bench.model,
+                self._context.model,
                 start,
                 self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
-                self._bench.criterion,
+                self._context.criterion,
                 objective or erm(),
                 self.schedule(**changes),
                 order,
@@ -178,9 +178,9 @@ class Client:
         if rows is not None:
             data = Split(data.x[rows], data.y[rows])
         self.samples += FORWARD * len(data)
-        out = outputs(self._bench.model, model, data.x)
+        out = outputs(self._context.model, model, data.x)
         with torch.no_grad():
-            return float(self._bench.criterion(out, data.y))
+            return float(self._context.criterion(out, data.y))
 
     def losses(self, model: Weights, split: str = "val", most: int = 200) -> Tensor:
         """The losses of a model on single samples, or on at most ``most`` blocks of about one size.
@@ -192,10 +192,10 @@ class Client:
         blocks = min(most, len(data))
         if not blocks:
             return torch.empty(0, dtype=torch.float64)
-        out = outputs(self._bench.model, model, data.x)
+        out = outputs(self._context.model, model, data.x)
         pairs = zip(out.tensor_split(blocks), data.y.tensor_split(blocks), strict=True)
         with torch.no_grad():
-            return torch.stack([self._bench.criterion(o, y).double() for o, y in pairs])
+            return torch.stack([self._context.criterion(o, y).double() for o, y in pairs])
 
     def gradient(self, model: Weights, rows: Tensor | None = None) -> Weights:
         """The gradient of the mean training loss over this client's data, or these rows of it."""
@@ -205,17 +205,17 @@ class Client:
         """The gradient and the loss itself, in one pass."""
         data = self.train if rows is None else Split(self.train.x[rows], self.train.y[rows])
         self.samples += len(data)
-        return data_gradient(self._bench.model, model, data, self._bench.criterion)
+        return data_gradient(self._context.model, model, data, self._context.criterion)
 
     def shuffled(self, stream: str) -> Tensor:
         """The rows of this client's training data in a random order of its own."""
-        seed = seed_for(self._bench.seed, "order", self.round, self.id, stream)
+        seed = seed_for(self._context.seed, "order", self.round, self.id, stream)
         return torch.randperm(len(self.train), generator=torch_generator(seed))
 
     def outputs(self, model: Weights, x: Tensor) -> Tensor:
         """What a model answers to ``x``."""
         self.samples += FORWARD * len(x)
-        return outputs(self._bench.model, model, x)
+        return outputs(self._context.model, model, x)
 
     def _split(self, name: str) -> Split:
         if name not in ("train", "val"):

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.client.objectives import Batch, Objective, Slope
+from coterie.client.objectives import Batch, Objective, StepContext
+from coterie.core.schema import Schedule
+from coterie.core.weights import Layout, Weights
 from coterie.data.population import Split
 from coterie.errors import ConfigError, Diverged, unknown
 from coterie.registry import checked
-from coterie.schema import Schedule
 from coterie.seeds import seed_for, seed_layers, torch_generator
-from coterie.weights import Layout, Weights
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 _CHUNK = 512  # samples decoded at a time: amortises the cost, bounds the memory
@@ -156,17 +156,17 @@ def fit(
         gradient.zero_()
         return backward(batch)
 
-    descent, slope = objective.descent, Slope(model.vector, theta, gradient, anew)
+    gradient_rule, slope = objective.gradient_rule, StepContext(model.vector, theta, gradient, anew)
     seeds = [order_seed] + [
         seed_for(order_seed, "batches", stream=str(i))
-        for i in range(1, descent.batches if descent else 1)
+        for i in range(1, gradient_rule.batches if gradient_rule else 1)
     ]
     streams = [_batches(model, data, schedule, torch_generator(s)) for s in seeds]
     with torch.random.fork_rng(devices=[]):
         seed_layers(dropout_seed, model.device)
         for batches in zip(*streams, strict=True):
             clear()
-            loss = descent.look(slope, batches) if descent else backward(batches[0])
+            loss = gradient_rule.look(slope, batches) if gradient_rule else backward(batches[0])
             for penalty in objective.penalties:
                 penalty.add_gradient(gradient, theta, origin)
             if rest is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from coterie.weights import Weights
+from coterie.core.weights import Weights
 
 if TYPE_CHECKING:
     from coterie.client.fit import FlatModel
@@ -32,7 +32,7 @@ class Penalty:
 
 
 @dataclass(frozen=True)
-class Slope:
+class StepContext:
     """Where one step stands: the model's vector, its parameters θ, and the gradient to fill.
 
     ``at(batch)`` replaces the gradient by that of the batch's loss at the present θ, and gives the
@@ -46,7 +46,7 @@ class Slope:
 
 
 @dataclass(frozen=True)
-class Descent:
+class GradientRule:
     """A gradient of one's own: of so many batches, each from a shuffle of its own.
 
     ``look(slope, batches)`` leaves the direction to descend in ``slope.gradient``, θ as it was,
@@ -54,7 +54,7 @@ class Descent:
     """
 
     batches: int
-    look: Callable[[Slope, tuple[Batch, ...]], Tensor]
+    look: Callable[[StepContext, tuple[Batch, ...]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Objective:
 
     penalties: tuple[Penalty, ...] = ()
     terms: tuple[Callable[[FlatModel], Term], ...] = ()
-    descent: Descent | None = None
+    gradient_rule: GradientRule | None = None
 
     def __add__(self, other: Objective) -> Objective:
         return Objective(
             self.penalties + other.penalties,
             self.terms + other.terms,
-            self.descent or other.descent,
+            self.gradient_rule or other.gradient_rule,
         )
 
 

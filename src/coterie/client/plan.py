@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from coterie.channel.compression.coding import Coding
+from coterie.channel.privacy.entropy import Entropy
+from coterie.channel.privacy.identity import Roster
+from coterie.channel.privacy.settings import Privacy
 from coterie.client.fit import Criterion
+from coterie.core.messages import ClientId
+from coterie.core.schema import Schedule
+from coterie.core.weights import Weights
 from coterie.data.population import Population
-from coterie.door.coding import Coding
-from coterie.door.privacy.entropy import Entropy
-from coterie.door.privacy.identity import Roster
-from coterie.door.privacy.settings import Privacy
-from coterie.federation import ClientId
-from coterie.schema import Schedule
-from coterie.weights import Weights
 
 if TYPE_CHECKING:
-    from coterie.method import Method
+    from coterie.core.method import Method
 
 Metric = Callable[[Tensor, Tensor], float]
 

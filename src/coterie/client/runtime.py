@@ -13,22 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from coterie.channel.compression import ClientCompression
+from coterie.channel.compression.coding import Coded
+from coterie.channel.compression.stage import ClientCompression
 from coterie.channel.messages import ReplyBody
 from coterie.channel.piggyback import ClientPiggyback
+from coterie.channel.privacy.client import ClientPrivacy, out_of
 from coterie.channel.tasks import FETCH, KEEP, SCORE, SECURE
-from coterie.client.client import Bench, Client, Staged
+from coterie.channel.wire import Decoded, Message, Wire, Work, digest_of
+from coterie.client.client import Client, StagedState, TrainingContext
 from coterie.client.fit import FlatModel
 from coterie.client.plan import Plan
 from coterie.client.scoring import Scoring
 from coterie.client.store import Store
-from coterie.door.coding import Coded
-from coterie.door.privacy.client import Sealing, out_of
-from coterie.door.wire import Decoded, Message, Wire, Work, digest_of
+from coterie.core.messages import Array, ClientId, Upload, check_finite, vector_of
+from coterie.core.weights import Weights
 from coterie.errors import ConfigError, CoterieError, RunDirError, TrainingError, WireError
-from coterie.federation import Array, ClientId, Upload, check_finite, vector_of
 from coterie.seeds import seed_for
-from coterie.weights import Weights
 
 Done = TypeVar("Done")
 # What a client does with the model that it is left with, and what it is told of it.
@@ -75,12 +75,14 @@ class ClientRuntime:
         start = Weights(model.layout, plan.start.vector)
         training = plan.training
         equal = plan.privacy.secure and plan.privacy.weights == "equal"
-        self.bench = Bench(model, start, training.criterion, training.schedule, plan.seed, equal)
+        self.context = TrainingContext(
+            model, start, training.criterion, training.schedule, plan.seed, equal
+        )
         self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)
         self.compression = ClientCompression(plan.coding, self.wire, plan.seed)
         self.piggyback = ClientPiggyback()
-        self.privacy = Sealing(
+        self.privacy = ClientPrivacy(
             plan.privacy,
             plan.seed,
             plan.folder,
@@ -180,7 +182,7 @@ class ClientRuntime:
         except CoterieError as error:  # a number that the codec cannot take
             raise TrainingError(f"client {client.id}, round {client.round + 1}: {error}") from None
         self.compression.hold(client, arrays)
-        assert isinstance(client.state, Staged)
+        assert isinstance(client.state, StagedState)
         changed = client.state.changed
         more: ReplyBody = {**beside, **prepared.scored}
         reply = self.reply(examples, upload, asked.version if changed else "", coded, more)
@@ -203,7 +205,7 @@ class ClientRuntime:
         """What may leave of an upload: the samples it counts by, the rest of it, what it is of."""
         privacy, examples = self.plan.privacy, client.weight
         if "beside" in body:
-            assert isinstance(client.state, Staged)
+            assert isinstance(client.state, StagedState)
             leaves = body["order"] if client.state.changed else body.get("expects", "")
             told = {**body, "leaves": leaves}
             sent, beside = self.privacy.advertise(client.id, examples, upload, received, told)
@@ -212,7 +214,7 @@ class ClientRuntime:
         if privacy.does("local") or privacy.does("nbafl"):
             counts = 1 if privacy.mechanism == "local" else examples
             return counts, self.privacy.disturbed(client.id, upload, received, body), {}
-        return examples, upload, {"of": dict(upload.since)} if privacy.noised else {}
+        return examples, upload, {"of": dict(upload.delta_of)} if privacy.noised else {}
 
     # --- tasks that every client knows ----------------------------------------------------------
 
@@ -253,14 +255,16 @@ class ClientRuntime:
     def client(self, id: ClientId, body: Mapping[str, Any]) -> Client:
         """A client, with the state that the order expects."""
         data, round = self.plan.population.clients[id], int(body["round"])
-        state = Staged(self.store.read(id, body.get("expects", "")))
-        bench, salts = self.bench, self.plan.secrets.salts
+        state = StagedState(self.store.read(id, body.get("expects", "")))
+        context, salts = self.context, self.plan.secrets.salts
         if id in salts:
             # With a salt, streams that nobody else knows: so a server that names a new run does
             # not get the same upload again, and cannot work out what dropout or the order of
             # batches will leave of anybody's data.
-            bench = replace(bench, seed=seed_for(self.plan.seed, "salt", round, stream=salts[id]))
-        return Client(id, data.train, data.val, state, round, bench, body.get("config"))
+            context = replace(
+                context, seed=seed_for(self.plan.seed, "salt", round, stream=salts[id])
+            )
+        return Client(id, data.train, data.val, state, round, context, body.get("config"))
 
     def reply(
         self,
@@ -273,12 +277,12 @@ class ClientRuntime:
         """An upload as a message; arrays that are changes say of what."""
         coded = coded or Coded(dict(upload.arrays))
         changes = [n for n, a in coded.arrays.items() if isinstance(a, Mapping) and "change" in a]
-        since = {n: coded.since[n] for n in changes}
+        delta_of = {n: coded.delta_of[n] for n in changes}
         body: dict[str, Any] = {
             "examples": examples,
             "arrays": coded.arrays,
             "metrics": {k: float(v) for k, v in upload.metrics.items()},
-            **({"since": since} if since else {}),
+            **({"since": delta_of} if delta_of else {}),
             **({"version": version} if version else {}),
             **(more or {}),
         }

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from coterie.channel.tasks import SCORE
+from coterie.channel.wire import Message
 from coterie.client.client import Client
 from coterie.client.fit import outputs
 from coterie.client.metrics import scores
-from coterie.door.wire import Message
-from coterie.federation import ClientId, Upload
-from coterie.weights import Weights
+from coterie.core.messages import ClientId, Upload
+from coterie.core.weights import Weights
 
 if TYPE_CHECKING:
     from coterie.client.runtime import ClientRuntime
@@ -69,7 +69,7 @@ class Scoring:
         parts = [s for d in data for s in (d.val, d.test)]
 
         def forward() -> Tensor:
-            return outputs(runtime.bench.model, model, torch.cat([s.x for s in parts]))
+            return outputs(runtime.context.model, model, torch.cat([s.x for s in parts]))
 
         out = runtime.guarded(first.id, _ORDER, forward)
         if isinstance(out, Message):

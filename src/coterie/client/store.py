@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from coterie.door.codec import Payload
-from coterie.door.wire import Message, Work
+from coterie.channel.compression.codecs import Payload
+from coterie.channel.wire import Message, Work
+from coterie.core.messages import ClientId
+from coterie.core.tree import read_tree, sync, write_atomic, write_tree
+from coterie.core.weights import Layout
 from coterie.errors import RunDirError, WireError
-from coterie.federation import ClientId
-from coterie.tree import read_tree, sync, write_atomic, write_tree
-from coterie.weights import Layout
 
 _NAME = re.compile(r"[\w. -]{0,64}")
 

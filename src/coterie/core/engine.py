@@ -6,11 +6,11 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from coterie.federation import ClientId
+from coterie.core.messages import ClientId
 
 if TYPE_CHECKING:
+    from coterie.channel.wire import Message
     from coterie.data.population import Population
-    from coterie.door.wire import Message
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Engine(Protocol):
     """Carries requests to clients. Answers come in any order; a lost one comes as None.
 
     What has not come when ``time.monotonic()`` passes ``until`` is not waited for. An engine whose
-    exchanges are dear, whatever they carry, ``rides``: scores then go with the next round's orders.
+    exchanges are dear, whatever they carry, ``piggybacks``: scores go with the next round's orders.
     """
 
     @property
-    def rides(self) -> bool:
+    def piggybacks(self) -> bool:
         """Whether scores should wait for an exchange that is made anyway."""
         ...
 

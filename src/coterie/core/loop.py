@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from coterie.core.events import Best
+from coterie.core.events import Event as Event
+from coterie.core.federation import Federation
+from coterie.core.messages import ClientId
+from coterie.core.method import Budget, Method, Public, Round, Setup, Spent, State
 from coterie.errors import Abandoned, CoterieError, TrainingError
-from coterie.events import Best
-from coterie.events import Event as Event
-from coterie.federation import ClientId, Federation
-from coterie.method import Budget, Method, Public, Round, Setup, Spent, State
 
 
 @dataclass

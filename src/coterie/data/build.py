@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coterie.data.dealing import check_whole
 from coterie.data.metadata import constant_columns
+from coterie.data.partition_steps import check_whole
 from coterie.data.partitions import Partition
 from coterie.data.population import Population, cut_into_clients
 from coterie.data.raw import Array, RawData, Samples, check_finite, same_length

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.data.dealing import check_positive, check_whole
+from coterie.data.partition_steps import check_positive, check_whole
 from coterie.data.raw import Array, RawData
 from coterie.registry import SETS
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie.data.dealing import (
+from coterie.data.heterogeneity import pairwise_kl
+from coterie.data.partition_steps import (
     as_sorted_arrays,
     check_clients,
     check_label_groups,
@@ -26,7 +27,6 @@ from coterie.data.dealing import (
     partition_generator,
     present_classes,
 )
-from coterie.data.heterogeneity import pairwise_kl
 from coterie.data.raw import Array
 from coterie.data.splits import apportion
 from coterie.errors import ConfigError, DataError, unknown

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.data.dealing import check_positive, check_whole
+from coterie.data.partition_steps import check_positive, check_whole
 from coterie.data.raw import Array
 from coterie.errors import DataError
 from coterie.registry import SHIFTS

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from coterie.core.messages import ClientId
+from coterie.core.schema import Config
 from coterie.data import build_population, load
 from coterie.data.clients import from_clients
 from coterie.data.population import Population
 from coterie.errors import ConfigError, DataError
-from coterie.federation import ClientId
+from coterie.experiment.config import population_of
 from coterie.registry import function_at
-from coterie.run.config import population_of
-from coterie.schema import Config
 
 
 @dataclass(frozen=True)

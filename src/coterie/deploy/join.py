@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from coterie.channel.privacy.client import SESSIONS
+from coterie.channel.privacy.record import Record
 from coterie.deploy.data import Source
 from coterie.deploy.member import Identity
-from coterie.door.privacy.client import SESSIONS
-from coterie.door.privacy.record import Record
 from coterie.engines.flower.keys import ClientKeys, read_client
 from coterie.engines.flower.processes import Child, environment, free_port, shared_secret, tail
 from coterie.errors import ConfigError, RunDirError

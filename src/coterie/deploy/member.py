@@ -12,10 +12,19 @@ from typing import Any
 import torch
 
 from coterie import __version__
+from coterie.channel.compression.codecs import Payload
+from coterie.channel.privacy.identity import KEYS, training_salt
+from coterie.channel.privacy.record import Record
+from coterie.channel.privacy.secagg import Rejected
+from coterie.channel.wire import Message
 from coterie.client.plan import Secrets
 from coterie.client.runtime import ClientRuntime
+from coterie.core.messages import ClientId
+from coterie.core.schema import Schedule
+from coterie.core.tree import to_safetensors, write_atomic
+from coterie.core.weights import Weights
+from coterie.deploy.allowed_names import asked, check_code
 from coterie.deploy.data import Source
-from coterie.deploy.names import asked, check_code
 from coterie.deploy.terms import (
     Described,
     agreement_of,
@@ -24,22 +33,13 @@ from coterie.deploy.terms import (
     terms_of,
     travelling,
 )
-from coterie.door.codec import Payload
-from coterie.door.privacy.identity import KEYS, training_salt
-from coterie.door.privacy.record import Record
-from coterie.door.privacy.secagg import Rejected
-from coterie.door.wire import Message
 from coterie.engines.base import one_thread
 from coterie.engines.flower.engine import MISSING, ORDER
 from coterie.engines.flower.keys import ClientKeys, write_secret
-from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+from coterie.engines.flower.messages import Digests, Packet, opened, sealed
 from coterie.errors import ConfigError, CoterieError, DataError, RunDirError, WireError
-from coterie.federation import ClientId
-from coterie.results.checked import read_json, to_json
-from coterie.run.config import experiment_of
-from coterie.schema import Schedule
-from coterie.tree import to_safetensors, write_atomic
-from coterie.weights import Weights
+from coterie.experiment.config import experiment_of
+from coterie.results.checksums import read_json, to_json
 
 DESCRIBE, ENROL = "describe", "enrol"
 REFUSED, STRANGER = "refused", "stranger"
@@ -125,17 +125,17 @@ class Member:
     def answer(self, content: Any) -> Any:
         """The content of the answer to that of a message; what went wrong is an answer too."""
         try:
-            parcel, came = opened(content, self._has)
+            packet, came = opened(content, self._has)
         except KeyError:
             return self._sealed(MISSING)
         except WireError as error:
             return self._sealed(REFUSED, text=str(error))
         work = {DESCRIBE: self._describe, ENROL: self._enrol, ORDER: self._order}
         try:
-            if parcel.kind not in work:
-                raise WireError(f"an order of a kind that is not known here: '{parcel.kind}'")
+            if packet.kind not in work:
+                raise WireError(f"an order of a kind that is not known here: '{packet.kind}'")
             with one_thread():
-                return work[parcel.kind](parcel, came)
+                return work[packet.kind](packet, came)
         except Exception as error:  # whatever a server may have sent
             known = isinstance(error, CoterieError)
             self._tell(f"refused: {error if known else repr(error)}")
@@ -145,15 +145,15 @@ class Member:
                 text = "its data cannot be read, or does not fit; its log says more"
             elif isinstance(error, WireError):
                 text = str(error)
-            return self._sealed(REFUSED, parcel.run, text=text)
+            return self._sealed(REFUSED, packet.run, text=text)
 
     def _sealed(self, kind: str, run: str = "", message: Message | None = None, **told: str) -> Any:
-        return sealed(Parcel(kind, run, message or Message(b"{}", ()), told), Digests())
+        return sealed(Packet(kind, run, message or Message(b"{}", ()), told), Digests())
 
     # --- before the training --------------------------------------------------------------------
 
-    def _describe(self, parcel: Parcel, came: Mapping[str, Payload]) -> Any:
-        told = json.loads(parcel.told["json"])
+    def _describe(self, packet: Packet, came: Mapping[str, Payload]) -> Any:
+        told = json.loads(packet.told["json"])
         if told["version"] != __version__:
             raise WireError(
                 f"the server runs Coterie {told['version']}, client {self.who.id} {__version__}: "
@@ -162,7 +162,7 @@ class Member:
         population, place = self._data(travelling(told["config"]))
         described = replace(Described.of(population, place), name=self.who.name)
         about = {"client": self.who.id, "data": described.to_json()}
-        return self._sealed(DESCRIBE, parcel.run, json=json.dumps(about))
+        return self._sealed(DESCRIBE, packet.run, json=json.dumps(about))
 
     def _data(self, tree: Mapping[str, Any]) -> Any:
         key = json.dumps(
@@ -172,9 +172,9 @@ class Member:
             self._own = key, self.source.read(asked(tree, self.source.simulated), self.who.id)
         return self._own[1]
 
-    def _enrol(self, parcel: Parcel, came: Mapping[str, Payload]) -> Any:
-        terms = parcel.told["json"]
-        folder, told = self._place(parcel.run), json.loads(terms)
+    def _enrol(self, packet: Packet, came: Mapping[str, Payload]) -> Any:
+        terms = packet.told["json"]
+        folder, told = self._place(packet.run), json.loads(terms)
         agreed = folder / "agreed.json"
         if agreed.exists():  # a run does not become another under way, say without secure sums
             before = read_json(agreed, _AGREE_AGAIN)
@@ -185,12 +185,12 @@ class Member:
             (vector,) = came.values()
             values = torch.frombuffer(bytearray(vector), dtype=torch.float32)
             write_atomic(given, to_safetensors({"start": values}, {}), durable=True)
-        runtime = self._runtime_of(parcel.run, told)
+        runtime = self._runtime_of(packet.run, told)
         if runtime is None:
-            return self._sealed("start", parcel.run)
+            return self._sealed("start", packet.run)
         write_atomic(agreed, to_json(told).encode(), durable=True)
-        self._tell(f"enrolled as client {self.who.id} for run {parcel.run[:8]}")
-        return self._sealed(ENROL, parcel.run)
+        self._tell(f"enrolled as client {self.who.id} for run {packet.run[:8]}")
+        return self._sealed(ENROL, packet.run)
 
     def _runtime_of(self, run: str, terms: Mapping[str, Any]) -> ClientRuntime | None:
         """What answers for a run; None if its first weights are others than these terms ask for."""
@@ -278,23 +278,23 @@ class Member:
 
     # --- while it goes on -----------------------------------------------------------------------
 
-    def _order(self, parcel: Parcel, came: dict[str, Payload]) -> Any:
-        runtime = self._runtime if self._run == parcel.run else self._recall(parcel.run)
+    def _order(self, packet: Packet, came: dict[str, Payload]) -> Any:
+        runtime = self._runtime if self._run == packet.run else self._recall(packet.run)
         if runtime is None:
-            return self._sealed(STRANGER, parcel.run)
-        if self._stage != (parcel.run, parcel.told.get("stage")):
-            self._stage = parcel.run, parcel.told.get("stage")
+            return self._sealed(STRANGER, packet.run)
+        if self._stage != (packet.run, packet.told.get("stage")):
+            self._stage = packet.run, packet.told.get("stage")
             self._has.clear()
         if sum(map(len, self._has.values())) > HELD_MOST:
             self._has.clear()  # what is missing then is sent again
         self._has |= came
         try:
-            (answer,) = runtime.answer([(self.who.id, parcel.message)])
+            (answer,) = runtime.answer([(self.who.id, packet.message)])
         finally:
             runtime.forget()
         version = json.loads(answer.header)["body"].get("version", "")
         runtime.store.flush({self.who.id: version})  # before the server builds on it
-        return self._sealed(ORDER, parcel.run, answer)
+        return self._sealed(ORDER, packet.run, answer)
 
     def _recall(self, run: str) -> ClientRuntime | None:
         """What was agreed on before this client was started anew."""

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie import __version__
+from coterie.channel.checks import printable
+from coterie.channel.privacy.identity import KEYS
+from coterie.channel.wire import Message
 from coterie.client.plan import Plan
+from coterie.core.messages import ClientId
+from coterie.core.schema import Config
+from coterie.core.tree import write_atomic
 from coterie.data.metadata import names_file
 from coterie.data.population import Population
 from coterie.deploy.member import DESCRIBE, ENROL, REFUSED, STRANGER
@@ -25,21 +31,12 @@ from coterie.deploy.terms import (
     travelling,
     unlike,
 )
-from coterie.door.privacy.identity import KEYS
-from coterie.door.vetting import printable
-from coterie.door.wire import Message
 from coterie.engines.flower.engine import Flower, Tell
 from coterie.engines.flower.hub import Hub
 from coterie.engines.flower.keys import ServerKeys, read_server
-from coterie.engines.flower.parcel import Parcel
+from coterie.engines.flower.messages import Packet
 from coterie.errors import ConfigError, CoterieError, DataError, Interrupted
-from coterie.federation import ClientId
-from coterie.methods.known_groups import COLUMN, with_groups
-from coterie.results.checked import read_json, to_json
-from coterie.results.evaluation import headline
-from coterie.results.result import Result
-from coterie.results.rundir import ENGINE, RunDir
-from coterie.run.config import (
+from coterie.experiment.config import (
     check_model,
     experiment_of,
     groups_inlined,
@@ -47,11 +44,14 @@ from coterie.run.config import (
     parse,
     population_of,
 )
-from coterie.run.experiment import Experiment, Watch, execute
-from coterie.run.own import digests_of
-from coterie.run.privacy import left_public
-from coterie.schema import Config
-from coterie.tree import write_atomic
+from coterie.experiment.experiment import Experiment, Watch, execute
+from coterie.experiment.privacy import left_public
+from coterie.experiment.user_code import digests_of
+from coterie.methods.known_groups import COLUMN, with_groups
+from coterie.results.checksums import read_json, to_json
+from coterie.results.evaluation import headline
+from coterie.results.result import Result
+from coterie.results.rundir import ENGINE, RunDir
 
 if TYPE_CHECKING:
     from coterie.tracking import Tracking
@@ -209,30 +209,30 @@ class Served(Flower):
         return found
 
     def _asked(
-        self, parcels: Mapping[ClientId, Parcel], seconds: float
-    ) -> Iterator[tuple[ClientId, Parcel]]:
+        self, packets: Mapping[ClientId, Packet], seconds: float
+    ) -> Iterator[tuple[ClientId, Packet]]:
         """The answers that come within that time; who is there and silent is left alone a while."""
-        for client, parcel in self.ask(parcels, time.monotonic() + seconds):
-            if parcel is None:
+        for client, packet in self.ask(packets, time.monotonic() + seconds):
+            if packet is None:
                 self._refuse(client, "it does not answer")
             else:
-                yield client, parcel
+                yield client, packet
 
     def enrol(self, clients: Sequence[ClientId], seconds: float = _AGREE) -> set[ClientId]:
         """Tell clients the experiment; gives those that are ready for it."""
         ready, terms = set(), json.dumps(self.terms)
-        asked = {c: Parcel(ENROL, self.run, Message(b"{}", ()), {"json": terms}) for c in clients}
+        asked = {c: Packet(ENROL, self.run, Message(b"{}", ()), {"json": terms}) for c in clients}
         wants = []
-        for client, parcel in self._asked(asked, seconds):
-            if parcel.kind == "start":
+        for client, packet in self._asked(asked, seconds):
+            if packet.kind == "start":
                 wants.append(client)
-            elif self.agreed(client, parcel, ENROL):
+            elif self.agreed(client, packet, ENROL):
                 ready.add(client)
         # Whose own first weights are others gets them.
         message = Message(b"{}", (self.start,))
-        asked = {c: Parcel(ENROL, self.run, message, {"json": terms}) for c in wants}
-        for client, parcel in self._asked(asked, _AGREE) if asked else ():
-            if self.agreed(client, parcel, ENROL):
+        asked = {c: Packet(ENROL, self.run, message, {"json": terms}) for c in wants}
+        for client, packet in self._asked(asked, _AGREE) if asked else ():
+            if self.agreed(client, packet, ENROL):
                 ready.add(client)
         self._enrolled |= ready
         return ready
@@ -297,23 +297,23 @@ class Served(Flower):
     def _told(
         self, clients: Sequence[ClientId], kind: str, about: str, seconds: float
     ) -> dict[ClientId, Any]:
-        parcels = {c: Parcel(kind, self.run, Message(b"{}", ()), {"json": about}) for c in clients}
+        packets = {c: Packet(kind, self.run, Message(b"{}", ()), {"json": about}) for c in clients}
         found = {}
-        for client, parcel in self._asked(parcels, seconds):
-            if self.agreed(client, parcel, kind):
+        for client, packet in self._asked(packets, seconds):
+            if self.agreed(client, packet, kind):
                 try:
-                    found[client] = dict(json.loads(parcel.told["json"]))
+                    found[client] = dict(json.loads(packet.told["json"]))
                 except (KeyError, TypeError, ValueError, RecursionError) as error:
                     self._refuse(client, f"its answer makes no sense ({type(error).__name__})")
         return found
 
-    def agreed(self, client: ClientId, parcel: Parcel, kind: str) -> bool:
+    def agreed(self, client: ClientId, packet: Packet, kind: str) -> bool:
         """Whether it is; who does not know the run is told of it before the next round."""
-        if parcel.kind == STRANGER:
+        if packet.kind == STRANGER:
             self._enrolled.discard(client)
-        elif parcel.kind == REFUSED:
-            self._refuse(client, str(parcel.told.get("text", "")))
-        return parcel.kind == kind
+        elif packet.kind == REFUSED:
+            self._refuse(client, str(packet.told.get("text", "")))
+        return packet.kind == kind
 
     def doubt(self, clients: Collection[ClientId]) -> None:
         """What these answered could not be used: before the next round they are asked anew."""

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from coterie import __version__
+from coterie.core.messages import ClientId
+from coterie.core.weights import Weights
 from coterie.data.population import ClientData, Population, Split
 from coterie.errors import DataError, WireError
-from coterie.federation import ClientId
 from coterie.methods.known_groups import COLUMN, with_groups
-from coterie.weights import Weights
 
 _CLIENTS, _SAMPLES = 10**6, 2**31  # more than there can be
 _PATHS = (("data", "folder"), ("model", "start"), ("availability", "file"))

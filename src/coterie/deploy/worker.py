@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from coterie.deploy.allowed_names import map_names
 from coterie.deploy.data import Source
 from coterie.deploy.join import DONE
 from coterie.deploy.member import Identity, Member
-from coterie.deploy.names import map_names
 from coterie.engines.flower.keys import read_client
 from coterie.engines.flower.runtime import AWAY, Desk, client_app, quiet
 from coterie.errors import CoterieError

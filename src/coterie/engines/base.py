@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from coterie.core.engine import Request
-from coterie.federation import ClientId
+from coterie.core.messages import ClientId
 
 TOGETHER = 1000  # samples that scoring requests of one model are batched to
 

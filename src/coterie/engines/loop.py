@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from coterie.client.plan import Plan
 from coterie.client.runtime import ClientRuntime
 from coterie.core.engine import Answers, Request
+from coterie.core.messages import ClientId
 from coterie.engines.base import one_thread, units
-from coterie.federation import ClientId
 
 
 class Loop:
     """Carries out every order in this process."""
 
-    rides = False
+    piggybacks = False
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

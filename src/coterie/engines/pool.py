@@ -26,13 +26,15 @@ from typing import Any
 
 import torch
 
+from coterie.channel.compression.codecs import Payload
+from coterie.channel.wire import Message
 from coterie.client.plan import Plan
 from coterie.client.runtime import ClientRuntime
 from coterie.core.engine import Answers, Request
-from coterie.door.codec import Payload
-from coterie.door.wire import Message
+from coterie.core.messages import ClientId
 from coterie.engines.base import units
-from coterie.engines.dealing import (
+from coterie.engines.child_processes import STOPS, settle
+from coterie.engines.workers import (
     TRIES,
     Queue,
     Unit,
@@ -43,9 +45,7 @@ from coterie.engines.dealing import (
     travelling,
     unframed,
 )
-from coterie.engines.orphans import STOPS, settle
 from coterie.errors import EngineError
-from coterie.federation import ClientId
 
 _READY, _BLOB, _UNIT, _FORGET = b"ready", b"B", b"U", b"F"
 
@@ -63,7 +63,7 @@ class Worker:
 class Pool:
     """Divides orders among worker processes; the same bits as the loop for any number of them."""
 
-    rides = False
+    piggybacks = False
 
     def __init__(self, plan: Plan, workers: int | None = None) -> None:
         self._plan = plan

@@ -33,14 +33,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from coterie.channel.compression.codecs import Payload
+from coterie.channel.wire import Message
 from coterie.client.plan import Plan
 from coterie.client.runtime import ClientRuntime
 from coterie.client.store import Store
 from coterie.core.engine import Answers, Request
-from coterie.door.codec import Payload
-from coterie.door.wire import Message
+from coterie.core.messages import ClientId
+from coterie.core.tree import write_atomic
 from coterie.engines.base import units
-from coterie.engines.dealing import (
+from coterie.engines.shared_plan import SharedPlan, laid_out, unloaded
+from coterie.engines.travelling_state import Copies, Version, brought, made, packed, unpacked
+from coterie.engines.workers import (
     TRIES,
     Queue,
     Unit,
@@ -51,11 +55,7 @@ from coterie.engines.dealing import (
     travelling,
     unframed,
 )
-from coterie.engines.goods import Goods, laid_out, unloaded
-from coterie.engines.luggage import Copies, Version, brought, made, packed, unpacked
 from coterie.errors import ConfigError, EngineError
-from coterie.federation import ClientId
-from coterie.tree import write_atomic
 
 MARK = ".shared"  # a file in the run directory: who can read its number shares our storage
 INLINE = 100_000  # bytes up to which Ray carries an argument within the call, which is faster
@@ -86,7 +86,7 @@ class RayEngine:
     the run directory, to try that out.
     """
 
-    rides = False
+    piggybacks = False
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class RayEngine:
         self._ours = False
         self._goods: Any = None
         self._ray = imported()
-        goods = laid_out(travelling(self._plan), self._ray.cloudpickle.dumps)
+        shared = laid_out(travelling(self._plan), self._ray.cloudpickle.dumps)
         try:
-            self._connect(address, workers, goods.size)
+            self._connect(address, workers, shared.size)
             count = self._room(workers)
             self._plan.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(self._plan.folder / MARK, self._number.encode(), durable=False)
-            self._goods = self._put(goods)
-            del goods
+            self._goods = self._put(shared)
+            del shared
             for _ in range(count):
                 self._workers.append(self._start())
             self._await_workers()
@@ -365,14 +365,14 @@ class Actor:
         wanted: Mapping[str, str],
         number: str,
         apart: bool,
-        goods: Goods,
+        shared: SharedPlan,
     ) -> dict[str, Any]:
         """Settle down with what was put for all workers; who we are."""
         said = {"versions": versions(), "pid": os.getpid(), "node": platform.node()}
         if said["versions"] != wanted:
             return said
         torch.set_num_threads(1)
-        plan = arrived(unloaded(goods))
+        plan = arrived(unloaded(shared))
         mark = plan.folder / MARK
         self._shares = not apart and mark.exists() and mark.read_text() == number
         if not self._shares:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from inspect import signature
 from typing import Any, Literal
 
-from coterie.compose import combined
+from coterie.compose.grouped import combined
+from coterie.compose.layerwise import layer_wise
+from coterie.core.method import Method, Source, exclusive_sets, method
 from coterie.errors import ConfigError, unknown
-from coterie.layerwise import layer_wise
 from coterie.lazy import attach
-from coterie.method import Method, Source, exclusive_sets, method
 from coterie.methods.known_groups import with_groups_read
 from coterie.registry import METHODS, is_place
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from coterie.compose import Pieces, grouped
-from coterie.method import Count, Method, Natural, Positive, method
-from coterie.tau import adaptive_steps
+from coterie.compose.adaptive_steps import adaptive_steps
+from coterie.compose.grouped import Pieces, grouped
+from coterie.core.method import Count, Method, Natural, Positive, method
 
 Growth = Annotated[int, Field(ge=2)]
 

@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 from coterie.client import Client
-from coterie.compose import Assign, More, Sharing, grouped
-from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload
-from coterie.grouping import Halves, bipartition, cosine
-from coterie.method import (
+from coterie.clustering import Halves, bipartition, cosine
+from coterie.compose.assign import Assign, More
+from coterie.compose.grouped import grouped
+from coterie.compose.probing import Probe
+from coterie.compose.sharing import Sharing
+from coterie.core.federation import Federation
+from coterie.core.messages import ClientId, Order, Reply, Scalar, Slot, Upload
+from coterie.core.method import (
     Bound,
     Count,
     Method,
@@ -25,9 +29,8 @@ from coterie.method import (
     matrix,
     method,
 )
-from coterie.methods.evidenced import Evidenced, Try, by_evidence
-from coterie.probing import Probe
-from coterie.weights import Weights
+from coterie.core.weights import Weights
+from coterie.methods.by_evidence import Evidenced, Try, by_evidence
 
 ROOT = "0"  # the group that all begin in; a part of a group adds a digit to its name
 WHOLE = "compares whole updates in each round"
@@ -261,7 +264,7 @@ def walk(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]
     """Train the model of a split as its members did in its round; nothing is kept."""
     client.round = int(config["round"])  # the same learning rate and batches whenever asked
     trained = client.fit(Sharing().received(client, arrays)[1], stream="walk").weights
-    return Upload({"model": trained.part(arrays["model"].layout)}, since={"model": "model"})
+    return Upload({"model": trained.part(arrays["model"].layout)}, delta_of={"model": "model"})
 
 
 def admit(fed: Federation, state: State, info: Round) -> State:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from coterie.compose import by_loss, grouped, true_groups
-from coterie.method import Count, Method, method
+from coterie.compose.assign import by_loss, true_groups
+from coterie.compose.grouped import grouped
+from coterie.core.method import Count, Method, method
 
 
 @method

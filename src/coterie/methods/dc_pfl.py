@@ -10,23 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coterie import probing
-from coterie import trial as trials
 from coterie.client import Client
-from coterie.federation import (
-    Array,
-    ClientId,
-    Federation,
-    Mean,
-    Order,
-    Reply,
-    Scalar,
-    Slot,
-    Upload,
-)
-from coterie.grouping import agglomerate, manhattan, scaled_l1, with_most
-from coterie.layerwise import WHOLE, Pace, layer_wise
-from coterie.method import (
+from coterie.clustering import agglomerate, manhattan, scaled_l1, with_most
+from coterie.compose import probing
+from coterie.compose import trial as trials
+from coterie.compose.layerwise import WHOLE, Pace, layer_wise
+from coterie.core.federation import Federation
+from coterie.core.messages import Array, ClientId, Mean, Order, Reply, Scalar, Slot, Upload
+from coterie.core.method import (
     AboveZeroToOne,
     Count,
     Method,
@@ -38,10 +29,11 @@ from coterie.method import (
     matrix,
     method,
 )
-from coterie.methods import two_models
-from coterie.methods.decrease import Bend, has_ended, radii
-from coterie.methods.evidenced import NO_NOISE
-from coterie.methods.splitting import (
+from coterie.core.weights import Weights
+from coterie.methods import dc_pfl_two_models
+from coterie.methods.by_evidence import NO_NOISE
+from coterie.methods.dc_pfl_decrease import Bend, has_ended, radii
+from coterie.methods.dc_pfl_splits import (
     Levels,
     Splitting,
     answered,
@@ -51,8 +43,7 @@ from coterie.methods.splitting import (
     ready,
     tree_of,
 )
-from coterie.methods.two_models import SHARING, sent
-from coterie.weights import Weights
+from coterie.methods.dc_pfl_two_models import SHARING, sent
 
 EARLY = 2  # rounds before a trial of groups that the evidence is decided about
 MOST_UNSCALED = 200  # clients whose distances are noted without the scaling of models as well
@@ -147,8 +138,8 @@ def dc_pfl(
     )
     tasks = {
         "train": train,
-        "try": two_models.train_both,
-        "settle": two_models.settle,
+        "try": dc_pfl_two_models.train_both,
+        "settle": dc_pfl_two_models.settle,
         "measure": measure,
         "score-cuts": score_cuts,
         **probing.TASKS,
@@ -286,11 +277,11 @@ class Course:
         """The paper's trial: old and new groups' models side by side."""
         level = state.memory["next"]
         new = self.groups_at(state, level)
-        tries = [two_models.tries(state, new, c, self.on) for c in info.cohort]
+        tries = [dc_pfl_two_models.tries(state, new, c, self.on) for c in info.cohort]
         tried = fed.reduce(tries, {c: {"all": 1.0} for c in info.cohort}).get("all")
         if tried is None:
             return state
-        better = two_models.is_better(tried, self.on)
+        better = dc_pfl_two_models.is_better(tried, self.on)
         memory = {**state.memory, "losses": [], "rounds": [], "until": info.number + 1 + self.sleep}
         memory["phase"] = "rest" if self.sleep else "watch"
         state = regrouped(state, new, level, memory) if better else replace(state, memory=memory)

@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 
-from coterie.method import Method
+from coterie.core.method import Method
 
 # The sections of a docstring, and what they are called where they are shown.
 SECTIONS = {

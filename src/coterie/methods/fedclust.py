@@ -9,15 +9,17 @@ import numpy as np
 import torch
 
 from coterie.client import Client
-from coterie.compose import Assign, grouped
+from coterie.clustering import euclidean
+from coterie.compose.assign import Assign
+from coterie.compose.grouped import grouped
+from coterie.compose.probing import Probe, final_layer
+from coterie.core.federation import Federation
+from coterie.core.messages import ClientId, Order, Scalar, Upload
+from coterie.core.method import Bound, Count, Method, Round, Setup, State, exclusive, method
+from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
-from coterie.federation import ClientId, Federation, Order, Scalar, Upload
-from coterie.grouping import euclidean
-from coterie.method import Bound, Count, Method, Round, Setup, State, exclusive, method
-from coterie.methods.evidenced import Evidenced, Try, by_evidence
-from coterie.methods.trees import Linkage, cut_tree, no_more
-from coterie.probing import Probe, final_layer
-from coterie.weights import Weights
+from coterie.methods.by_evidence import Evidenced, Try, by_evidence
+from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 
 @method

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from coterie.client import Client
-from coterie.compose import Sharing, no_layer
+from coterie.compose.sharing import Sharing, no_layer
+from coterie.core.federation import Federation
+from coterie.core.messages import Array, ClientId, Order, Scalar, Upload
+from coterie.core.method import Count, Method, NonNegative, Round, Setup, Share, State, method
+from coterie.core.weights import Weights
 from coterie.errors import ConfigError
-from coterie.federation import Array, ClientId, Federation, Order, Scalar, Upload
-from coterie.method import Count, Method, NonNegative, Round, Setup, Share, State, method
 from coterie.seeds import numpy_generator, seed_for
-from coterie.weights import Weights
 
 NO_MEAN = "lets clients mix models themselves: the server makes no mean"
 _ALL_STAY = Sharing(no_layer)  # a client keeps its whole model

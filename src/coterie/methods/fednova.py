@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from coterie.client import Client
-from coterie.compose import Sharing, grouped
+from coterie.compose.grouped import grouped
+from coterie.compose.sharing import Sharing
+from coterie.core.federation import Federation
+from coterie.core.messages import Order, Scalar, Upload
+from coterie.core.method import Method, Round, Setup, State, method
+from coterie.core.weights import Weights
 from coterie.errors import ConfigError
-from coterie.federation import Federation, Order, Scalar, Upload
-from coterie.method import Method, Round, Setup, State, method
-from coterie.weights import Weights
 
 
 @method

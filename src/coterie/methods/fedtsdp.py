@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.client import Client
-from coterie.compose import Sharing, no_layer
-from coterie.errors import ConfigError
-from coterie.federation import Array, ClientId, Federation, Order, Scalar, Slot, Upload
-from coterie.grouping import (
+from coterie.clustering import (
     canonical,
     dbscan,
     euclidean,
@@ -24,8 +21,11 @@ from coterie.grouping import (
     jensen_shannon,
     with_most,
 )
-from coterie.grouping import hopkins as statistic
-from coterie.method import (
+from coterie.clustering import hopkins as statistic
+from coterie.compose.sharing import Sharing, no_layer
+from coterie.core.federation import Federation
+from coterie.core.messages import Array, ClientId, Order, Scalar, Slot, Upload
+from coterie.core.method import (
     AboveZeroToOne,
     Count,
     Method,
@@ -39,9 +39,10 @@ from coterie.method import (
     method,
     no_public,
 )
-from coterie.methods.evidenced import NO_NOISE
+from coterie.core.weights import Layout, Weights
+from coterie.errors import ConfigError
+from coterie.methods.by_evidence import NO_NOISE
 from coterie.seeds import numpy_generator, seed_for
-from coterie.weights import Layout, Weights
 
 _ALL_STAY = Sharing(no_layer)
 KEEPS = "keeps"  # in an order to train: it may be asked for again, on halves of the data

@@ -10,15 +10,17 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from coterie import probing
 from coterie.client import Client
-from coterie.compose import Assign, grouped
+from coterie.clustering import adjusted_rand
+from coterie.compose import probing
+from coterie.compose.assign import Assign
+from coterie.compose.grouped import grouped
+from coterie.compose.probing import Answer, By, Probe
+from coterie.core.federation import Federation
+from coterie.core.messages import ClientId, Order, Scalar, Upload
+from coterie.core.method import Count, Method, Setup, State, method
 from coterie.errors import ConfigError
-from coterie.federation import ClientId, Federation, Order, Scalar, Upload
-from coterie.grouping import adjusted_rand
-from coterie.method import Count, Method, Setup, State, method
-from coterie.methods.evidenced import NO_NOISE, ROOT, Evidenced, Try, everybody
-from coterie.probing import Answer, By, Probe
+from coterie.methods.by_evidence import NO_NOISE, ROOT, Evidenced, Try, everybody
 
 NAME = "group-evidence"
 Asked = Literal["final-layer", "model", "gradient", "labels", "data", "all"]

@@ -9,13 +9,15 @@ import numpy as np
 import torch
 
 from coterie.client import Client
-from coterie.compose import Assign, grouped
+from coterie.clustering import local_centres, nearest_seed, seed_centres
+from coterie.compose.assign import Assign
+from coterie.compose.grouped import grouped
+from coterie.compose.probing import inputs
+from coterie.core.federation import Federation
+from coterie.core.messages import ClientId, Order, Scalar, Slot, Upload
+from coterie.core.method import Count, Method, Round, Setup, State, method
+from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
-from coterie.federation import ClientId, Federation, Order, Scalar, Slot, Upload
-from coterie.grouping import local_centres, nearest_seed, seed_centres
-from coterie.method import Count, Method, Round, Setup, State, method
-from coterie.probing import inputs
-from coterie.weights import Weights
 
 Matrix = np.ndarray[Any, Any]
 Seen = tuple[Matrix, Matrix]  # centres, and how many points each has

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coterie.compose import Assign, grouped
+from coterie.compose.assign import Assign
+from coterie.compose.grouped import grouped
+from coterie.core.federation import Federation
+from coterie.core.messages import ClientId, Slot
+from coterie.core.method import Method, Round, Setup, State, method
+from coterie.core.weights import Weights
 from coterie.data.metadata import by_client, names_file, read_groups
 from coterie.errors import ConfigError
-from coterie.federation import ClientId, Federation, Slot
-from coterie.method import Method, Round, Setup, State, method
-from coterie.weights import Weights
 
 NAME, COLUMN = "known-groups", "group"
 Groups = str | dict[str, Any] | list[Any]

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.client import Batch, Client, Descent, Fit, Objective, Slope
-from coterie.compose import Local, Pieces, grouped, keeping
+from coterie.client import Batch, Client, Fit, GradientRule, Objective, StepContext
+from coterie.compose.grouped import Pieces, grouped
+from coterie.compose.local import Local, keeping
+from coterie.compose.server_optimizer import momentum_step, with_server_optimizer
+from coterie.core.method import Count, Method, NonNegative, Positive, Share, method
+from coterie.core.weights import Weights
 from coterie.errors import ConfigError
-from coterie.method import Count, Method, NonNegative, Positive, Share, method
 from coterie.seeds import seed_layers
-from coterie.serverside import momentum_step, stepping
-from coterie.weights import Weights
 
 
 @method
@@ -50,7 +51,7 @@ def per_fedavg(
     Model-Agnostic Meta-Learning Approach, NeurIPS 2020.
     """
 
-    def look(slope: Slope, batches: tuple[Batch, ...]) -> Tensor:
+    def look(slope: StepContext, batches: tuple[Batch, ...]) -> Tensor:
         slope.at(batches[0])
         here = slope.vector.clone()
         slope.theta.add_(slope.gradient, alpha=-alpha)
@@ -62,7 +63,7 @@ def per_fedavg(
             slope.gradient.copy_(d).sub_(bend, alpha=alpha)
         return loss
 
-    objective = Objective(descent=Descent(2 if order == "first" else 3, look))
+    objective = Objective(gradient_rule=GradientRule(2 if order == "first" else 3, look))
 
     def train(client: Client, start: Weights) -> Fit:
         if beta is None:  # the schedule's rate is decayed already
@@ -77,7 +78,7 @@ def per_fedavg(
     return grouped("per-fedavg", train=Local(train, adapt=adapt, headline="adapted"))
 
 
-def curved(slope: Slope, d: Tensor, batch: Batch, delta: float) -> Tensor:
+def curved(slope: StepContext, d: Tensor, batch: Batch, delta: float) -> Tensor:
     """∇²f(w)·d by differences: (∇f(w+δd) − ∇f(w−δd))/2δ; the model is left as it was."""
     here, ends = slope.vector.clone(), []
     seed = int(torch.randint(2**31, ()))  # other dropout on each side would be divided by 2δ too
@@ -125,7 +126,7 @@ def pfedme(
     def train(client: Client, start: Weights) -> Fit:
         last = start.vector
 
-        def look(slope: Slope, batches: tuple[Batch, ...]) -> Tensor:
+        def look(slope: StepContext, batches: tuple[Batch, ...]) -> Tensor:
             nonlocal last
             loss = slope.at(batches[0])
             here, w = slope.vector.clone(), slope.theta.clone()
@@ -139,7 +140,7 @@ def pfedme(
             slope.vector.copy_(here)
             return loss
 
-        fitted = client.fit(start, Objective(descent=Descent(1, look)))
+        fitted = client.fit(start, Objective(gradient_rule=GradientRule(1, look)))
         client.state["pfedme"] = Weights(start.layout, last)
         return fitted
 
@@ -149,7 +150,7 @@ def pfedme(
         return made
 
     def around(inner: Method) -> Method:
-        return stepping(inner, momentum_step(beta, 0.0))
+        return with_server_optimizer(inner, momentum_step(beta, 0.0))
 
     return replace(around(made), pieces=Pieces(train=local, around=around))
 
@@ -190,17 +191,17 @@ def apfl(alpha: Share = 0.5, learn: bool = True) -> Method:
             moved = share(client) - client.schedule().lr * float(gap @ slope)
             client.state["apfl.alpha"] = min(max(moved, 0.0), 1.0)
         fitted = client.fit(start)
-        along = Objective(descent=Descent(1, mixed_with(fitted.weights, share(client))))
+        along = Objective(gradient_rule=GradientRule(1, mixed_with(fitted.weights, share(client))))
         client.state["apfl"] = client.fit(own, along).weights
         return fitted
 
     return grouped("apfl", train=replace(keeping("apfl", train), uses=mixture))
 
 
-def mixed_with(other: Weights, alpha: float) -> Callable[[Slope, tuple[Batch, ...]], Tensor]:
+def mixed_with(other: Weights, alpha: float) -> Callable[[StepContext, tuple[Batch, ...]], Tensor]:
     """The gradient of f(αv + (1−α)w) with respect to v, w another model at rest."""
 
-    def look(slope: Slope, batches: tuple[Batch, ...]) -> Tensor:
+    def look(slope: StepContext, batches: tuple[Batch, ...]) -> Tensor:
         v = slope.theta.clone()
         slope.theta.lerp_(other.parameters.to(v.device), 1 - alpha)
         loss = slope.at(batches[0])

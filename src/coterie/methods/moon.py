@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from coterie.client import Client, Fit, contrastive, erm
-from coterie.compose import Local, grouped
+from coterie.compose.grouped import grouped
+from coterie.compose.local import Local
+from coterie.core.method import Method, NonNegative, Positive, Setup, method
+from coterie.core.weights import Weights
 from coterie.errors import ConfigError
-from coterie.method import Method, NonNegative, Positive, Setup, method
-from coterie.weights import Weights
 
 KEY = "previous"  # the client's last own model, in its state
 

@@ -10,18 +10,20 @@ import torch
 from torch import Tensor
 
 from coterie.client import Client
-from coterie.compose import Assign, grouped
-from coterie.errors import TrainingError
-from coterie.federation import ClientId, Federation, Order, Scalar, Slot, Upload
-from coterie.grouping import (
+from coterie.clustering import (
     paired_angle_matrix,
     smallest_angle_matrix,
 )
-from coterie.method import Bound, Count, Method, Round, Setup, State, exclusive, method
-from coterie.methods.evidenced import Evidenced, Try, by_evidence
-from coterie.methods.trees import Linkage, cut_tree, no_more
-from coterie.probing import Probe, directions, inputs
-from coterie.weights import Weights
+from coterie.compose.assign import Assign
+from coterie.compose.grouped import grouped
+from coterie.compose.probing import Probe, directions, inputs
+from coterie.core.federation import Federation
+from coterie.core.messages import ClientId, Order, Scalar, Slot, Upload
+from coterie.core.method import Bound, Count, Method, Round, Setup, State, exclusive, method
+from coterie.core.weights import Weights
+from coterie.errors import TrainingError
+from coterie.methods.by_evidence import Evidenced, Try, by_evidence
+from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 Matrix = np.ndarray[Any, Any]
 _FINEST = 1e-4  # degrees: smaller angles between such vectors are rounding

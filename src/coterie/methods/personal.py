@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from coterie.client import Client, Fit, proximal
-from coterie.compose import Local, all_but_last, grouped, keeping, only_last
-from coterie.method import Count, Method, Natural, NonNegative, method
-from coterie.weights import Layout, Weights
+from coterie.compose.grouped import grouped
+from coterie.compose.local import Local, keeping
+from coterie.compose.sharing import all_but_last, only_last
+from coterie.core.method import Count, Method, Natural, NonNegative, method
+from coterie.core.weights import Layout, Weights
 
 
 @method

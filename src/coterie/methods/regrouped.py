@@ -13,11 +13,14 @@ import torch
 from pydantic import Field
 
 from coterie.client import Client, Fit, proximal
-from coterie.compose import Assign, Check, Local, More, everyone, grouped, keeping
-from coterie.errors import ConfigError, TrainingError
-from coterie.federation import ClientId, Federation, Order, Reply, Slot, Upload
-from coterie.grouping import cosine, euclidean, kmeans_up_to, manhattan
-from coterie.method import (
+from coterie.clustering import cosine, euclidean, kmeans_up_to, manhattan
+from coterie.compose.assign import Assign, More, everyone
+from coterie.compose.grouped import grouped
+from coterie.compose.local import Check, Local, keeping
+from coterie.compose.probing import Probe
+from coterie.core.federation import Federation
+from coterie.core.messages import ClientId, Order, Reply, Slot, Upload
+from coterie.core.method import (
     Bound,
     Count,
     Method,
@@ -33,10 +36,10 @@ from coterie.method import (
     method,
     no_public,
 )
-from coterie.methods.evidenced import Evidenced, Try, by_evidence, once_after, while_one
-from coterie.methods.trees import Linkage, cut_tree, no_more
-from coterie.probing import Probe
-from coterie.weights import Weights
+from coterie.core.weights import Weights
+from coterie.errors import ConfigError, TrainingError
+from coterie.methods.by_evidence import Evidenced, Try, by_evidence, once_after, while_one
+from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 Matrix = np.ndarray[Any, Any]
 Sent = Mapping[ClientId, Weights]  # the models of a round's replies, as they came

@@ -12,17 +12,20 @@ import torch
 from scipy.special import softmax as scipy_softmax
 from torch import Tensor
 
-from coterie import probing
 from coterie.client import Client
-from coterie.compose import Assign, grouped
+from coterie.clustering import best_k, cosine, euclidean, kmeans_up_to, mixing_diagnostics
+from coterie.compose import probing
+from coterie.compose.assign import Assign
+from coterie.compose.grouped import grouped
+from coterie.compose.probing import Answer, Probe
+from coterie.core.aggregate import mix
+from coterie.core.federation import Federation
+from coterie.core.messages import ClientId, Order, Reply, Scalar, Slot, Upload
+from coterie.core.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
+from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
-from coterie.federation import ClientId, Federation, Order, Reply, Scalar, Slot, Upload, mix
-from coterie.grouping import best_k, cosine, euclidean, kmeans_up_to, mixing_diagnostics
-from coterie.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
-from coterie.methods.evidenced import NO_NOISE, ROOT, Evidenced, Try, everybody, shown
-from coterie.methods.trees import no_more
-from coterie.probing import Answer, Probe
-from coterie.weights import Weights
+from coterie.methods.by_evidence import NO_NOISE, ROOT, Evidenced, Try, everybody, shown
+from coterie.methods.tree_cuts import no_more
 
 Matrix = np.ndarray[Any, Any]
 Seen = tuple[Tensor, float, int]  # gradient or direction, its variance, samples

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, unknown
 from coterie.registry import COMPARED, PICTURES, absolute, function_at
-from coterie.report import (
-    captions,
-    captions_compared,
-    captions_evidence,
-    captions_groups,
-    captions_mixing,
-    captions_systems,
-)
-from coterie.report.captions_evidence import noted_last
-from coterie.report.captions_groups import noting, setting, threshold
+from coterie.report.captions import compared as captions_compared
+from coterie.report.captions import evidence as captions_evidence
+from coterie.report.captions import groups as captions_groups
+from coterie.report.captions import mixing as captions_mixing
+from coterie.report.captions import runs as captions
+from coterie.report.captions import systems as captions_systems
+from coterie.report.captions.evidence import noted_last
+from coterie.report.captions.groups import noting, setting, threshold
+from coterie.report.collect import Run, listed, readings_of
 from coterie.report.figures import (
     by_layer,
     clients,
@@ -49,7 +48,6 @@ from coterie.report.figures.following import (
 )
 from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import styled, untitled
-from coterie.report.gathering import Run, listed, readings_of
 from coterie.report.needs import check_needs
 from coterie.report.reading import Reading
 from coterie.report.words import DAMAGE

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from coterie.report.scenario_tables import cost_of, figure_of, paper_notes
-from coterie.report.sheets import Block, Cell, Column, Fitted, Sheet, as_rich
+from coterie.report.table_formats import Block, Cell, Column, Fitted, Sheet, as_rich
 from coterie.report.tables import left_out, score, size
 from coterie.results.comparison import Comparison
-from coterie.results.pairing import BEST, LEAST_SEEDS, MARKED, TIE, UNTESTED, UNTOLD
+from coterie.results.seeds import BEST, LEAST_SEEDS, MARKED, TIE, UNTESTED, UNTOLD
 from coterie.results.titles import place_of, shown
 
 _NONE = "–"

@@ -18,7 +18,7 @@ from coterie.report.tables import size
 from coterie.report.words import count, seconds
 
 if TYPE_CHECKING:
-    from coterie.run.groups import FoundGroups
+    from coterie.experiment.find_groups import FoundGroups
 
 _NUMBERS = 8  # of groups, that the table has at least
 _ERROR = "error / one mean's"

@@ -9,9 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from coterie.engines.dealing import available_cores
+from coterie.core.tree import write_atomic
+from coterie.engines.workers import available_cores
 from coterie.errors import RunDirError
-from coterie.report.gathering import Run, listed, readings_of
+from coterie.report.collect import Run, listed, readings_of
 from coterie.report.markup import tag
 from coterie.report.numbers import moved, scored, shown
 from coterie.report.page import (
@@ -26,7 +27,6 @@ from coterie.report.page import (
 )
 from coterie.report.reading import FINISHED, Reading
 from coterie.report.tables import size
-from coterie.tree import write_atomic
 
 NAME = "report.html"
 _OPEN = 3  # up to so many runs on a page are shown at once, not folded

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from coterie import __version__
-from coterie.report import catalogue, compared_parts, palette, parts
+from coterie.report import catalogue, comparison_sections, palette, run_sections
 from coterie.report.catalogue import Drawn
 from coterie.report.markup import Markup, isolated, joined, json_script, json_text, tag, turning
 from coterie.report.reading import Reading
@@ -66,7 +66,7 @@ def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block
     made = [Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline", names))]
     id = f"{prefix}tiles"
     html: str | None = _unless_damaged(
-        "the key numbers", lambda: parts.tiles(reading, id), problems
+        "the key numbers", lambda: run_sections.tiles(reading, id), problems
     )
     made += [Block(id, html)] if html else []
     for section, title in catalogue.SECTIONS.items():
@@ -74,7 +74,7 @@ def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block
         said = " ".join(d.words for d in shown)
         inside = picture_blocks(shown, prefix, level + 1, names, problems)
         tables = []
-        for name, make in parts.TABLES.get(section, {}).items():
+        for name, make in run_sections.TABLES.get(section, {}).items():
             id = f"{prefix}{name}"
             called = partial(make, reading, id, level + 1, said)
             if html := _unless_damaged(f"the part '{name}'", called, problems):
@@ -86,7 +86,7 @@ def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block
     made.append(heading(f"{prefix}section-repeat", "Repeat it", level))
     made += [Block(id, html)] if html else []
     id = f"{prefix}notice"
-    return [Block(id, parts.notice(reading, id, problems)), *made]
+    return [Block(id, run_sections.notice(reading, id, problems)), *made]
 
 
 def _names(reading: Reading) -> list[str]:
@@ -119,15 +119,15 @@ def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
     tables: dict[str, tuple[str, Callable[[], str]]] = {
         "over-seeds": (
             "the table over seeds",
-            lambda: compared_parts.over_seeds(readings, "over-seeds", level + 1),
+            lambda: comparison_sections.over_seeds(readings, "over-seeds", level + 1),
         ),
         "compared-table": (
             "the table of runs",
-            lambda: compared_parts.side_by_side(readings, "compared-table"),
+            lambda: comparison_sections.side_by_side(readings, "compared-table"),
         ),
         "settings": (
             "the table of settings",
-            lambda: compared_parts.settings(readings, "settings", level + 1),
+            lambda: comparison_sections.settings(readings, "settings", level + 1),
         ),
     }
     blocks = {
@@ -139,7 +139,7 @@ def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
     made += picture_blocks(drawn, "compared-", level + 1, names, problems)
     made += [blocks["settings"]] if "settings" in blocks else []
     if problems:
-        made.insert(0, Block("compared-notice", parts.unread("compared-notice", problems)))
+        made.insert(0, Block("compared-notice", run_sections.unread("compared-notice", problems)))
     return [heading("section-compared", "Side by side", level), *made]
 
 

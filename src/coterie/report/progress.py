@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coterie.events import Event
+from coterie.core.events import Event
 from coterie.report.tables import round_line, score, size
 
 Watch = Callable[[Event], None]

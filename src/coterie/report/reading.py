@@ -16,8 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from coterie.errors import ConfigError, RunDirError
-from coterie.events import (
+from coterie.core.events import (
     ADMISSION,
     INIT,
     KINDS,
@@ -30,11 +29,12 @@ from coterie.events import (
     is_count,
     mended,
 )
-from coterie.results.checked import JSON_LINES, check_note, from_json, read_lines
+from coterie.core.schema import Config
+from coterie.errors import ConfigError, RunDirError
+from coterie.results.checksums import JSON_LINES, check_note, from_json, read_lines
 from coterie.results.findings import grouping_of, round_samples, warnings_of
 from coterie.results.notebook import Notebook
 from coterie.results.rundir import CHECKSUMS, RunDir, numbered, open_plain, rounds_of, wrong_tables
-from coterie.schema import Config
 
 if TYPE_CHECKING:
     from coterie.results.result import Result

@@ -17,12 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coterie.door.ledger import Bytes
+from coterie.channel.ledger import Bytes
+from coterie.core.events import Event
 from coterie.errors import CoterieError, Interrupted
-from coterie.events import Event
 from coterie.report.progress import Board, Watch, lasting, progress
 from coterie.report.tables import score, size
-from coterie.results.looking import Look
+from coterie.results.watchers import Look
 
 _NAME = 12  # columns that a name has at least
 _BAR = 40

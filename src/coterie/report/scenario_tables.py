@@ -14,7 +14,7 @@ from coterie.results.rows import megabits
 from coterie.results.toml import to_toml
 
 if TYPE_CHECKING:
-    from coterie.run.scenarios import Scenario
+    from coterie.experiment.scenarios import Scenario
 
 
 def figure_of(about: Mapping[str, Any]) -> str:

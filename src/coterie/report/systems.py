@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.door.clock import SYSTEMS, System
+from coterie.channel.clocks import SYSTEMS, System
+from coterie.core.events import Event as Event
 from coterie.errors import ConfigError
-from coterie.events import Event as Event
 from coterie.report.reading import Reading, number
 
 _SMALL = 1e-6  # what is closer to a whole number is one, but for rounding

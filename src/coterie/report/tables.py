@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from coterie.door.exposure import sentences
+from coterie.channel.exposure import sentences
 from coterie.results.findings import grouping_lines
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coterie.door.exposure import sentences
+from coterie.channel.exposure import sentences
 from coterie.errors import ConfigError
 from coterie.report.figures.clients import gains, scores_of, worst
 from coterie.report.figures.compared import spent

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.errors import CoterieError
 from coterie.lazy import named
 from coterie.results.notebook import the_pandas
-from coterie.results.pairing import means_of
+from coterie.results.seeds import means_of
 
 if TYPE_CHECKING:
     import pandas
@@ -80,4 +80,4 @@ class Comparison:
 
     def _as(self, form: str) -> str:
         sheet = named("coterie.report.comparison_tables:sheet_of")(self)
-        return str(named(f"coterie.report.sheets:as_{form}")(sheet))
+        return str(named(f"coterie.report.table_formats:as_{form}")(sheet))

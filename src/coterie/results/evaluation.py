@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from coterie.federation import ClientId
+from coterie.core.messages import ClientId
 
 Scores = Mapping[ClientId, Mapping[str, float]]
 

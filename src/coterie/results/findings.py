@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from coterie.door.outliers import without_name
-from coterie.events import Event
+from coterie.channel.outliers import without_name
+from coterie.core.events import Event
 
 Noted = tuple[int, Mapping[str, Any]]  # the round of an event (0: before the first), and a note
 

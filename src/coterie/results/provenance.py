@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from coterie import __version__
+from coterie.core.events import Data, Headline, Session
+from coterie.core.weights import Weights
 from coterie.data.heterogeneity import label_table
 from coterie.data.population import Population
-from coterie.events import Data, Headline, Session
-from coterie.weights import Weights
 
 if TYPE_CHECKING:
-    from coterie.run.experiment import Experiment
+    from coterie.experiment.experiment import Experiment
 
 _NAMED = ("torch", "numpy", "scipy", "scikit-learn")
 

@@ -13,21 +13,21 @@ from torch import Tensor, nn
 
 from coterie.channel.channel import Channel
 from coterie.channel.exchange import Terms
+from coterie.channel.ledger import Bytes, Ledger
+from coterie.channel.privacy.settings import Privacy
 from coterie.channel.state import ChannelState, Held
+from coterie.channel.wire import Wire
 from coterie.client.fit import FlatModel, outputs
 from coterie.client.plan import Plan
+from coterie.core.events import Event, Summary
+from coterie.core.messages import ClientId, Slot
+from coterie.core.method import State
+from coterie.core.weights import Weights
 from coterie.data.population import Population
-from coterie.door.ledger import Bytes, Ledger
-from coterie.door.privacy.settings import Privacy
-from coterie.door.wire import Wire
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError
-from coterie.events import Event, Summary
-from coterie.federation import ClientId, Slot
-from coterie.method import State
 from coterie.results.evaluation import Scores
 from coterie.results.notebook import Notebook, reading_of
-from coterie.weights import Weights
 
 if TYPE_CHECKING:
     from coterie.report.reading import Reading

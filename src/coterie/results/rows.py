@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.door.exposure import server_sees
+from coterie.channel.exposure import server_sees
+from coterie.clustering import adjusted_rand
+from coterie.core.events import Event
 from coterie.errors import RunDirError
-from coterie.events import Event
-from coterie.grouping import adjusted_rand
 from coterie.results.findings import rested
 from coterie.results.rundir import RunDir, rounds_of
 

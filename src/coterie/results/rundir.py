@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
 
+from coterie.core.events import ADMISSION, Data, Event, Session, check_event, check_summary
+from coterie.core.events import SCORES as SCORES
+from coterie.core.tree import sync, write_atomic
 from coterie.errors import RunDirError
-from coterie.events import ADMISSION, Data, Event, Session, check_event, check_summary
-from coterie.events import SCORES as SCORES
-from coterie.results.checked import (
+from coterie.results.checksums import (
     EVENTS,
     JSON_LINES,
     LEDGER_ROWS,
@@ -35,7 +36,6 @@ from coterie.results.checked import (
     with_note,
 )
 from coterie.results.toml import read_toml, to_toml
-from coterie.tree import sync, write_atomic
 
 ENGINE = "flower"  # what a federation's own processes keep, if it is a real one
 _BEFORE = (ENGINE, ".lock", ".stop")  # what may be there before a run begins

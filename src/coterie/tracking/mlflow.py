@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from coterie.core.tree import write_atomic
 from coterie.results.rundir import RunDir, finite
 from coterie.results.toml import to_toml
 from coterie.tracking.values import flat, numbers
-from coterie.tree import write_atomic
 
 # Read when MLflow is imported and used; what the user has set stays.
 _DEFAULTS = {

@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.channel.tasks import FETCH
+from coterie.channel.wire import Message
 from coterie.deploy.data import Source
 from coterie.deploy.serve import Serving, serve
-from coterie.door.wire import Message
 from coterie.engines.flower.engine import ORDER
-from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+from coterie.engines.flower.messages import Digests, Packet, opened, sealed
 from coterie.errors import ConfigError, RunDirError, TrainingError
 from coterie.results.rundir import RunDir
 from faked_grid import Federation, assert_models, loop, read, tree
@@ -87,7 +87,7 @@ def enrolled(tmp_path_factory):
 def ordered(fed, told, payloads=()):
     """What client 0 says to an order whose header was written by hand."""
     message = Message(json.dumps(told).encode(), payloads)
-    content = sealed(Parcel(ORDER, fed.served.run, message, {"stage": "9"}), Digests())
+    content = sealed(Packet(ORDER, fed.served.run, message, {"stage": "9"}), Digests())
     answer, _ = opened(fed.grid.members[0].answer(content), {})
     return answer
 
@@ -139,9 +139,9 @@ def test_a_model_to_start_from_is_not_opened_at_a_client(tmp_path, monkeypatch):
     secret = tmp_path / "secret.safetensors"
     secret.write_bytes(b"none of the server's business")
     terms["config"]["model"]["start"] = str(secret)
-    parcel = Parcel("enrol", "f" * 16, Message(b"{}", ()), {"json": json.dumps(terms)})
+    packet = Packet("enrol", "f" * 16, Message(b"{}", ()), {"json": json.dumps(terms)})
     with fed.in_memory():
-        answer, _ = opened(fed.grid.members[0].answer(sealed(parcel, Digests())), {})
+        answer, _ = opened(fed.grid.members[0].answer(sealed(packet, Digests())), {})
     assert answer.kind == "enrol"  # as if it had not been there
 
 
@@ -154,9 +154,9 @@ def test_the_terms_of_a_run_do_not_change_under_way(change, enrolled):
         terms["config"]["train"]["lr"] = 0.5
     else:
         terms["start"] = "0" * 64
-    parcel = Parcel("enrol", place.name, Message(b"{}", ()), {"json": json.dumps(terms)})
+    packet = Packet("enrol", place.name, Message(b"{}", ()), {"json": json.dumps(terms)})
     with enrolled.in_memory():
-        answer, _ = opened(enrolled.grid.members[1].answer(sealed(parcel, Digests())), {})
+        answer, _ = opened(enrolled.grid.members[1].answer(sealed(packet, Digests())), {})
     assert answer.kind == "refused"
     assert "not the terms that this run began with" in answer.told["text"]
     assert (place / "agreed.json").read_text() == before
@@ -310,12 +310,12 @@ def retyped(code, width):
     """A model of numbers of another type, as many as it should have."""
 
     def put(content):
-        parcel, _ = opened(content, {})
-        header = json.loads(parcel.message.header)
+        packet, _ = opened(content, {})
+        header = json.loads(packet.message.header)
         (count,) = header["arrays"][0][1]
         header["arrays"][0] = [code, [count], count * width]
         message = Message(json.dumps(header).encode(), (bytes(count * width),))
-        return sealed(replace(parcel, message=message), Digests())
+        return sealed(replace(packet, message=message), Digests())
 
     return put
 
@@ -619,7 +619,7 @@ def test_two_servers_in_one_folder_are_refused(tmp_path):
 
 def test_what_the_method_refuses_leaves_the_folder(tmp_path, monkeypatch):
     """Clients have agreed to this run: its folder is what it goes on from."""
-    from coterie.run import config
+    from coterie.experiment import config
 
     made = config.method_of
 

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
+from coterie.channel.privacy.secagg.crypto import public_identity, signed, verifies
 from coterie.cli.federation import keys as command_line
-from coterie.door.privacy.secagg.crypto import public_identity, signed, verifies
 from coterie.engines.flower import keys, request
 from coterie.engines.flower.keys import (
     add_clients,

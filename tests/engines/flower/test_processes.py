@@ -186,11 +186,19 @@ def test_a_child_dies_with_its_killed_parent(tmp_path):
 
 @linux
 def test_a_launcher_whose_parent_is_gone_starts_nothing(tmp_path):
-    from coterie.engines import orphans
+    from coterie.engines import child_processes
 
     nobody = os.getpid() + 1  # not the launcher's parent
     done = subprocess.run(
-        [sys.executable, "-I", "-S", orphans.__file__, str(nobody), "touch", str(tmp_path / "x")]
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            child_processes.__file__,
+            str(nobody),
+            "touch",
+            str(tmp_path / "x"),
+        ]
     )
     assert done.returncode == 1
     assert not (tmp_path / "x").exists()

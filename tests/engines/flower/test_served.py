@@ -11,11 +11,11 @@ from flwr.app import ConfigRecord, RecordDict
 
 from coterie.channel.channel import Channel
 from coterie.channel.tasks import FETCH
-from coterie.door.wire import Message
+from coterie.channel.wire import Message
+from coterie.core.messages import Order
 from coterie.engines.flower.engine import MISSING, ORDER
-from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+from coterie.engines.flower.messages import Digests, Packet, opened, sealed
 from coterie.errors import ConfigError, WireError
-from coterie.federation import Order
 from faked_grid import NODE, Federation, assert_models, loop, read, tree
 from support import Stop, stop_after
 
@@ -258,7 +258,7 @@ def test_one_that_misses_arrays_for_ever_is_given_up(tmp_path):
 
     def missing(post, content):
         if post.client == 1 and post.order == "2.0":
-            return sealed(Parcel(MISSING, "", Message(b"{}", ())), Digests())
+            return sealed(Packet(MISSING, "", Message(b"{}", ())), Digests())
         return content
 
     fed.grid.change = missing
@@ -280,9 +280,9 @@ LOSSES = {
 @pytest.fixture(scope="module")
 def without_one():
     """The loop, where client 1's answer in round 2 is lost."""
-    from coterie.engines.faulty import Faulty
     from coterie.engines.loop import Loop
-    from coterie.run.experiment import ENGINES
+    from coterie.experiment.experiment import ENGINES
+    from faulty import Faulty
 
     with pytest.MonkeyPatch.context() as patch:
 
@@ -512,12 +512,12 @@ def enrolled(tmp_path):
 
 def answered(fed, order, arrays=None, run=None, client=0):
     """What a member says to an order that was made by hand."""
-    from coterie.door.wire import Wire
+    from coterie.channel.wire import Wire
 
     wire = Wire(fed.grid.members[client]._runtime.wire.layout)
     body = {"order": "9.0", "round": 8, "task": order, "arrays": arrays or {}, "config": {}}
-    parcel = Parcel(ORDER, run or fed.served.run, wire.pack(body))
-    told, _ = opened(fed.grid.members[client].answer(sealed(parcel, Digests())), {})
+    packet = Packet(ORDER, run or fed.served.run, wire.pack(body))
+    told, _ = opened(fed.grid.members[client].answer(sealed(packet, Digests())), {})
     return told, wire
 
 
@@ -577,9 +577,12 @@ def test_an_order_of_another_kind_or_none_is_refused(enrolled):
     for content, told in [
         (RecordDict(), "none of Coterie's"),
         (RecordDict({"head": ConfigRecord({"format": 2})}), "another version"),
-        (sealed(Parcel("burn", "a", Message(b"{}", ())), Digests()), "not known here: 'burn'"),
-        (sealed(Parcel("describe", "a", Message(b"{}", ())), Digests()), "KeyError"),
-        (sealed(Parcel("order", enrolled.served.run, Message(b"[]", ())), Digests()), "TypeError"),
+        (sealed(Packet("burn", "a", Message(b"{}", ())), Digests()), "not known here: 'burn'"),
+        (sealed(Packet("describe", "a", Message(b"{}", ())), Digests()), "KeyError"),
+        (
+            sealed(Packet("order", enrolled.served.run, Message(b"[]", ())), Digests()),
+            "TypeError",
+        ),
     ]:
         answer, _ = opened(member.answer(content), {})
         assert answer.kind == "refused"
@@ -589,7 +592,7 @@ def test_an_order_of_another_kind_or_none_is_refused(enrolled):
 def test_another_version_of_coterie_is_named(tmp_path):
     fed = Federation(tmp_path, three())
     about = json.dumps({"version": "0.0.1", "config": fed.config})
-    content = sealed(Parcel("describe", "", Message(b"{}", ()), {"json": about}), Digests())
+    content = sealed(Packet("describe", "", Message(b"{}", ()), {"json": about}), Digests())
     answer, _ = opened(fed.grid.members[2].answer(content), {})
     assert answer.kind == "refused"
     assert "the server runs Coterie 0.0.1, client 2 " in answer.told["text"]
@@ -830,7 +833,7 @@ def test_a_late_client_whose_data_does_not_fit_stays_outside(secure, tmp_path):
 def test_a_method_that_admits_nobody_says_so(tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from coterie.run import config
+    from coterie.experiment import config
 
     made = config.method_of
     monkeypatch.setattr(config, "method_of", lambda asked: replace(made(asked), admit=None))
@@ -843,21 +846,21 @@ def test_a_method_that_admits_nobody_says_so(tmp_path, monkeypatch):
     assert sum(text.startswith(told) for text in fed.said) == 1
 
 
-# --- parcels -------------------------------------------------------------------------------------
+# --- packets -------------------------------------------------------------------------------------
 
 
 def test_a_parcel_comes_out_as_it_went_in():
     message = Message(b'{"a":1}', (b"abc", b"", memoryview(b"defg")))
-    content = sealed(Parcel("order", "ab12", message, {"json": "{}"}), Digests())
-    parcel, came = opened(content, {})
-    assert parcel == Parcel("order", "ab12", message, {"json": "{}"})
+    content = sealed(Packet("order", "ab12", message, {"json": "{}"}), Digests())
+    packet, came = opened(content, {})
+    assert packet == Packet("order", "ab12", message, {"json": "{}"})
     assert sorted(map(bytes, came.values())) == [b"abc", b"defg"]
 
 
 def test_what_the_receiver_has_is_named_and_not_sent():
     digests, message = Digests(), Message(b"{}", (b"abc", b"defg"))
     has = {digests.of(message.payloads[0]): b"abc"}
-    content = sealed(Parcel("order", "a", message), digests, has)
+    content = sealed(Packet("order", "a", message), digests, has)
     assert [a.data for a in content["arrays"].values()] == [b"defg"]
     assert opened(content, has)[0].message.payloads == (b"abc", b"defg")
     with pytest.raises(KeyError):
@@ -865,7 +868,7 @@ def test_what_the_receiver_has_is_named_and_not_sent():
 
 
 def test_an_array_under_another_digest_is_refused():
-    content = sealed(Parcel("order", "a", Message(b"{}", (b"abc",))), Digests())
+    content = sealed(Packet("order", "a", Message(b"{}", (b"abc",))), Digests())
     content["arrays"]["0" * 64] = next(iter(content["arrays"].values()))
     with pytest.raises(WireError, match="not what its digest says"):
         opened(content, {})

@@ -8,7 +8,7 @@ from PIL import Image
 
 from coterie.deploy.data import Source
 from coterie.errors import ConfigError, DataError
-from coterie.run.config import parse
+from coterie.experiment.config import parse
 
 X = np.arange(120, dtype=np.float32).reshape(40, 3)
 Y = np.arange(40) % 2

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from coterie.core.weights import Layout, Weights
 from coterie.data import ClientData, Population, Split
 from coterie.deploy.terms import (
     Described,
@@ -17,8 +18,7 @@ from coterie.deploy.terms import (
     unlike,
 )
 from coterie.errors import DataError
-from coterie.run.config import Config, parse
-from coterie.weights import Layout, Weights
+from coterie.experiment.config import Config, parse
 from support import digits
 
 INF, NAN = float("inf"), float("nan")

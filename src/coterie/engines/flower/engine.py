@@ -11,12 +11,12 @@ from typing import Protocol, TypeVar
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
+from coterie.channel.checks import printable
 from coterie.core.engine import Answers, Request
-from coterie.door.vetting import printable
-from coterie.engines.flower.parcel import Digests, Parcel, opened, sealed
+from coterie.core.messages import ClientId
+from coterie.engines.flower.messages import Digests, Packet, opened, sealed
 from coterie.engines.flower.runtime import AWAY
 from coterie.errors import EngineError, WireError
-from coterie.federation import ClientId
 
 ORDER = "order"
 MISSING = "missing"  # a client lost what it should have: it was started anew
@@ -49,7 +49,7 @@ class Flower:
     on its way is sent again: clients that have answered answer the same once more.
     """
 
-    rides = True
+    piggybacks = True
 
     def __init__(self, line: Line, nodes: Mapping[ClientId, int], run: str, tell: Tell) -> None:
         self.nodes = dict(nodes)
@@ -78,31 +78,31 @@ class Flower:
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out; an answer that is none, or not in time, is lost."""
         stage = {"stage": self._stage}
-        parcels = {r.client: Parcel(ORDER, self.run, r.message, stage) for r in requests}
+        packets = {r.client: Packet(ORDER, self.run, r.message, stage) for r in requests}
         spare = frozenset(r.client for r in requests if r.spare)
-        for client, parcel in self.ask(parcels, until, spare):
-            counts = parcel is not None and self.agreed(client, parcel, ORDER)
-            yield client, parcel.message if parcel is not None and counts else None
+        for client, packet in self.ask(packets, until, spare):
+            counts = packet is not None and self.agreed(client, packet, ORDER)
+            yield client, packet.message if packet is not None and counts else None
 
-    def agreed(self, client: ClientId, parcel: Parcel, kind: str) -> bool:
-        """Whether a parcel is the answer that was asked for."""
-        return parcel.kind == kind
+    def agreed(self, client: ClientId, packet: Packet, kind: str) -> bool:
+        """Whether a packet is the answer that was asked for."""
+        return packet.kind == kind
 
     def ask(
         self,
-        parcels: Mapping[ClientId, Parcel],
+        packets: Mapping[ClientId, Packet],
         until: float | None = None,
         spare: Collection[ClientId] = (),
-    ) -> Iterator[tuple[ClientId, Parcel | None]]:
-        """Send each client its parcel; what comes back, as it comes.
+    ) -> Iterator[tuple[ClientId, Packet | None]]:
+        """Send each client its packet; what comes back, as it comes.
 
         When only those are left that are ``spare``, they get a little time, and no more.
         """
         there = self.present()
-        for client in parcels.keys() - there:
+        for client in packets.keys() - there:
             yield client, None
         waiting: dict[str, ClientId] = {}
-        unsent = sorted(parcels.keys() & there)
+        unsent = sorted(packets.keys() & there)
         open_, missed, mended = set(unsent), set[ClientId](), 0
         while unsent or waiting:
             if spare and open_ <= set(spare):
@@ -110,7 +110,7 @@ class Flower:
             if until is not None and time.monotonic() > until:
                 break
             try:
-                self._send(unsent, parcels, waiting, until, spare)
+                self._send(unsent, packets, waiting, until, spare)
                 came = self._pull(waiting)
             except AWAY:  # with the SuperLink went all that was under way
                 mended += 1
@@ -128,16 +128,16 @@ class Flower:
                 if name not in waiting:  # it came twice
                     continue
                 client = waiting.pop(name)
-                parcel = self._read(client, envelope)
-                if parcel is not None and parcel.kind == MISSING:
+                packet = self._read(client, envelope)
+                if packet is not None and packet.kind == MISSING:
                     self._has.pop(client, None)
                     if client not in missed:  # sent in full, it cannot miss anything again
                         missed.add(client)
                         unsent.append(client)
                         continue
-                    parcel = None
+                    packet = None
                 open_.discard(client)
-                yield client, parcel
+                yield client, packet
             if waiting and not came:
                 time.sleep(_LOOK)
         yield from ((client, None) for client in sorted(open_))
@@ -165,31 +165,31 @@ class Flower:
     def _send(
         self,
         unsent: list[ClientId],
-        parcels: Mapping[ClientId, Parcel],
+        packets: Mapping[ClientId, Packet],
         waiting: dict[str, ClientId],
         until: float | None,
         spare: Collection[ClientId],
     ) -> None:
-        """Send these clients their parcels; each that was sent is ``unsent`` no more."""
+        """Send these clients their packets; each that was sent is ``unsent`` no more."""
         while unsent:
             client = unsent[0]
             # No message outlives its deadline: a straggler must not work at yesterday's order.
             life = LIFE if until is None else max(1.0, until - time.monotonic())
             life = min(life, 6 * _SPARE) if client in spare else life
-            has, parcel = self._has.get(client, set()), parcels[client]
-            content = sealed(parcel, self._digests, has)
+            has, packet = self._has.get(client, set()), packets[client]
+            content = sealed(packet, self._digests, has)
             envelope = Envelope(content, self.nodes[client], "query", ttl=life)
             taken = [name for name in self._line.grid.push_messages([envelope]) if name]
             unsent.remove(client)
             for name in taken:  # one, or none if it was not taken
                 waiting[name] = client
-                if parcel.kind != ORDER:  # nothing else is kept for later
+                if packet.kind != ORDER:  # nothing else is kept for later
                     continue
-                names = {self._digests.of(p): len(p) for p in parcel.message.payloads}
+                names = {self._digests.of(p): len(p) for p in packet.message.payloads}
                 self.spared += sum(size for name, size in names.items() if name in has)
                 self._has[client] = has | names.keys()
 
-    def _read(self, client: ClientId, envelope: Envelope) -> Parcel | None:
+    def _read(self, client: ClientId, envelope: Envelope) -> Packet | None:
         """What came from a client, if it is fit to be looked at."""
         if envelope.has_error():
             self._has.pop(client, None)
@@ -200,12 +200,12 @@ class Flower:
             return None
         with suppress(KeyError):  # nobody spares the server anything
             try:
-                parcel, _ = opened(envelope.content, {})
+                packet, _ = opened(envelope.content, {})
             except WireError as error:
                 self._tell(f"client {client}: {printable(error)}")
                 return None
-            if parcel.run in (self.run, "") or parcel.kind != ORDER:
-                return parcel
+            if packet.run in (self.run, "") or packet.kind != ORDER:
+                return packet
         return None
 
     def _calmly(self, work: Callable[[Grid], T]) -> T:

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from coterie.core.tree import sync, write_atomic
 from coterie.engines.flower.request import FILE as REQUEST
 from coterie.engines.flower.request import Request, check_name, openssh, read_request
 from coterie.errors import ConfigError, RunDirError
-from coterie.tree import sync, write_atomic
 
 try:
     from cryptography import x509

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coterie.engines import orphans
+from coterie.engines import child_processes
 from coterie.errors import EngineError
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -55,7 +55,7 @@ class Child:
         self.command, self.log = tuple(command), log
         self._code: int | None = None
         # Without -I a folder of ours that holds, say, a signal.py would be imported from.
-        launch = [sys.executable, "-I", "-S", orphans.__file__, str(os.getpid()), *command]
+        launch = [sys.executable, "-I", "-S", child_processes.__file__, str(os.getpid()), *command]
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as to:

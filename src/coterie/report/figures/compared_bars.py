@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from coterie.core.events import is_number
 from coterie.errors import ConfigError
-from coterie.events import is_number
 from coterie.registry import METHODS
 from coterie.report.figures.compared import (
     Kind,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coterie.core.events import Event
 from coterie.errors import ConfigError
-from coterie.events import Event
 from coterie.report.figures.scores import x_axis
 from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import clear, figure_of, plain, styled, ticks_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from coterie.core.events import Event as Event
 from coterie.errors import ConfigError
-from coterie.events import Event as Event
 from coterie.report.figures.sketch import TEMPLATE, Sketch, Trace
 from coterie.report.palette import DASHES, INK, RED, SYMBOLS, scale
 

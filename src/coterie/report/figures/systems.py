@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.door.clock import SYSTEMS, System
+from coterie.channel.clocks import SYSTEMS, System
 from coterie.errors import ConfigError
 from coterie.report import systems
 from coterie.report.figures.compared import alike, kind_lines, kinds_of, score_axis

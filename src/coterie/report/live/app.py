@@ -18,7 +18,7 @@ from starlette.routing import Route
 from coterie.errors import CoterieError
 from coterie.report import page
 from coterie.report.live import rows
-from coterie.report.live.following import Glance
+from coterie.report.live.folders import Glance
 from coterie.report.live.guarding import Guard
 from coterie.report.live.watching import Watching
 from coterie.report.markup import joined, json_script, json_text, tag

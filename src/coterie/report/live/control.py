@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coterie.errors import RunDirError
 from coterie.registry import TRACKERS
-from coterie.report.live.following import STARTING, STOPPING, WAITING, Glance
+from coterie.report.live.folders import STARTING, STOPPING, WAITING, Glance
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
 from coterie.report.repeating import command, given_for
 from coterie.results.rundir import RunDir, open_plain

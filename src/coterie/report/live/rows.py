@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from coterie.report.live.following import (
+from coterie.report.live.folders import (
     STARTING,
     STOPPING,
     UNREADABLE,

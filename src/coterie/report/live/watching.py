@@ -13,7 +13,7 @@ from typing import Any
 from coterie.report.live import rows
 from coterie.report.live.control import Controls
 from coterie.report.live.feeds import Feed
-from coterie.report.live.following import Following, Glance, last_round, shown
+from coterie.report.live.folders import Following, Glance, last_round, shown
 from coterie.report.markup import tag
 from coterie.report.page import Block, run_blocks
 from coterie.report.reading import RUNNING, Reading

@@ -1,0 +1,1 @@
+"""Compression: codecs, and the stage that applies them."""

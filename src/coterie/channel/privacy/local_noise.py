@@ -1,0 +1,130 @@
+"""Noise that every client adds to its own uploads: for methods that must look at single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from coterie.channel.disclosure import Disclosure
+from coterie.channel.privacy.entropy import Entropy
+from coterie.channel.privacy.nbafl import downlink_sigma
+from coterie.channel.privacy.noise import discrete_gaussian
+from coterie.channel.privacy.settings import Privacy
+from coterie.channel.privacy.spending import Spending, Withheld
+from coterie.channel.release import Release
+from coterie.core.aggregate import mix
+from coterie.core.messages import Array, Chosen, Mean, Mixing, Order, Reply, Slot, vector_of
+from coterie.core.weights import Weights
+from coterie.errors import Abandoned, ConfigError
+
+if TYPE_CHECKING:
+    from coterie.channel.channel import Channel
+
+
+@dataclass
+class Local(Release):
+    """A federation whose clients noise their own uploads; the server may look at each of them.
+
+    No metric leaves a client, and everybody counts the same. ``fits`` says whether so many uploads
+    of one client stay within the budget. With NbAFL's rules the server adds its noise to the mean
+    (``downlink``, a standard deviation), of which there is one.
+    """
+
+    channel: Channel
+    privacy: Privacy
+    entropy: Entropy
+    spending: Spending
+    fits: Callable[[int], bool]
+    method: str = ""
+    downlink: float = 0.0
+
+    def gather(self, orders: Sequence[Order]) -> list[Reply]:
+        """Each reply by itself, noised."""
+        return self._noised(orders, "each")
+
+    def average(
+        self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """The same means, of replies that a rule has looked at."""
+        means = mix(replies, into, by_examples)
+        return {s: replace(m, metrics=Withheld(self.method)) for s, m in means.items()}
+
+    def reduce(
+        self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """Weighted means of noised replies."""
+        if isinstance(into, Chosen):
+            raise ConfigError(
+                f"method {self.method} has each client say which group it belongs to, which its "
+                "noise does not hide: use privacy.mechanism = central"
+            )
+        if self.privacy.mechanism == "nbafl" and len({s for row in into.values() for s in row}) > 1:
+            raise ConfigError(
+                f"method {self.method} asks for means of several groups: NbAFL's noise is for one "
+                "of everybody. Choose another method or mechanism"
+            )
+        means = self.average(self._noised(orders, "means"), into, by_examples)
+        if not self.downlink:
+            return means
+        return {
+            slot: replace(mean, arrays={n: self._sent(slot, n, a) for n, a in mean.arrays.items()})
+            for slot, mean in means.items()
+        }
+
+    def _noised(self, orders: Sequence[Order], asked: str) -> list[Reply]:
+        uploads = self.spending.uploads
+        owed = {o.client for o in orders if not o.unmetered}
+        if not self.fits(1 + max((uploads.get(c, 0) for c in owed), default=0)):
+            why = f"method {self.method} asks for more uploads than the privacy budget has room for"
+            raise (Abandoned if self.channel.phase.cohort else ConfigError)(why)
+        try:
+            answers = self.channel.exchange(orders)
+            owed -= {a.client for a in answers if not a.arrays}
+        finally:  # lost ones too, and those of an abandoned round: nobody knows who has seen them
+            for client in owed:
+                uploads[client] = uploads.get(client, 0) + 1
+            self.spending.releases = max(uploads.values(), default=0)
+        self._refuse_shapes(answers)
+        self.channel.stage(Disclosure).saw(answers, asked, "local noise")
+        return [Reply(a.client, a.examples, a.arrays, Withheld(self.method)) for a in answers]
+
+    def _refuse_shapes(self, answers: Sequence[Reply]) -> None:
+        """Refuse arrays whose shapes differ: a shape tells something that no noise hides."""
+        shapes: dict[str, torch.Size] = {}
+        for answer in answers:
+            for name, array in answer.arrays.items():
+                if shapes.setdefault(name, vector_of(array).shape) != vector_of(array).shape:
+                    raise ConfigError(
+                        f"method {self.method} sends '{name}' in a shape that depends on a "
+                        "client's data, which noise does not hide. Choose another method"
+                    )
+
+    def _sent(self, slot: Slot, name: str, array: Array) -> Array:
+        """A mean with the server's noise."""
+        bits, vector = self.privacy.bits, vector_of(array)
+        random = self.entropy.stream("downlink", self.channel.phase.round, slot, name)
+        drawn = discrete_gaussian(self.downlink * 2.0**bits, vector.numel(), random)
+        noise = torch.from_numpy(np.ldexp(drawn.astype(np.float64), -bits)).reshape(vector.shape)
+        moved = (vector.double() + noise).to(vector.dtype)
+        return Weights(array.layout, moved) if isinstance(array, Weights) else moved
+
+
+def downlink_of(privacy: Privacy, least_samples: int, clients: int) -> float:
+    """The standard deviation of NbAFL's downlink noise."""
+    assert privacy.epsilon is not None
+    assert privacy.delta is not None
+    assert privacy.exposures is not None
+    assert privacy.aggregations is not None
+    return downlink_sigma(
+        privacy.clip,
+        least_samples,
+        privacy.epsilon,
+        privacy.delta,
+        privacy.aggregations,
+        privacy.exposures,
+        clients,
+    )

@@ -1,1 +1,0 @@
-"""The door between server and clients: wire format, ledger, versions of client state."""

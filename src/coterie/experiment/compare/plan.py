@@ -1,0 +1,108 @@
+"""The plan of a comparison, in its folder: all that it takes to continue it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.core.schema import Config
+from coterie.core.tree import write_atomic
+from coterie.errors import ConfigError, RunDirError
+from coterie.experiment.compare.entries import Entry
+from coterie.experiment.config import parse
+from coterie.results.checksums import read_json
+from coterie.results.rundir import finite
+from coterie.results.toml import read_toml, to_toml
+
+PLAN, ABOUTS = "comparison.toml", "scenarios.json"
+_FORMAT = 2  # of the plan: runs by folder
+
+Abouts = Mapping[str, Mapping[str, Any]]
+
+
+def asks_engine(tree: Mapping[str, Any], usual: Any = None) -> bool:
+    """Whether the tables say what a run is to be carried out by, or by when."""
+    table = tree.get("run", {})
+    keys = ("engine", "workers", "address", "real_deadline")
+    return any(table.get(key) != getattr(usual, key, None) for key in keys)
+
+
+def write_plan(
+    directory: Path, entries: Sequence[Entry], left_out: Mapping[str, str], engine_asked: bool
+) -> None:
+    """All that it takes to continue: the keys that all runs share, and each run's own."""
+    trees = [entry.config.model_dump() for entry in entries]
+    shared = {
+        table: {
+            key: value
+            for key, value in own.items()
+            if all(repr(tree[table].get(key)) == repr(value) for tree in trees)  # 1 is not 1.0
+        }
+        for table, own in trees[0].items()
+    }
+    runs = {}
+    for entry, tree in zip(entries, trees, strict=True):
+        own = {
+            table: {k: v for k, v in values.items() if k not in shared[table]}
+            for table, values in tree.items()
+        }
+        runs[entry.folder] = {
+            "method": entry.title,
+            "seed": entry.seed,
+            "optional": entry.optional,
+            "settings": [[key, value] for key, value in entry.settings.items()],
+            "own": {table: values for table, values in own.items() if values},
+        }
+    plan = {"format": _FORMAT, "engine_asked": engine_asked, "left_out": dict(left_out)}
+    text = to_toml({**plan, "shared": shared, "runs": runs})
+    write_atomic(directory / PLAN, text.encode(), durable=True)
+
+
+def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str], bool]:
+    """The entries of a comparison, what was left out of it, and whether it asked for an engine."""
+    path = directory / PLAN
+    if not path.is_file():
+        single = (directory / "config.toml").is_file()
+        hint = f"; it is a run: coterie run --resume {directory}" if single else ""
+        raise RunDirError(f"{directory} is not a comparison: it has no {PLAN}{hint}")
+    try:
+        plan = read_toml(path)
+        if plan["format"] != _FORMAT:
+            raise RunDirError(
+                f"{path} is of another version of Coterie: start the comparison again in a new "
+                "folder"
+            )
+        entries = _plan(plan)
+        usual = Config().run
+        asked = asks_engine(entries[0].config.model_dump(), usual)
+        return entries, plan.get("left_out", {}), bool(plan.get("engine_asked", asked))
+    except (ConfigError, KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
+        raise RunDirError(
+            f"{path} is damaged ({error}): start the comparison again in a new folder"
+        ) from error
+
+
+def _plan(plan: Mapping[str, Any]) -> list[Entry]:
+    entries = []
+    for folder, run in plan["runs"].items():
+        own, shared = run.get("own", {}), plan["shared"]
+        tree = {t: {**shared.get(t, {}), **own.get(t, {})} for t in {**shared, **own}}
+        settings = dict(run["settings"])
+        seed = run.get("seed")
+        entries.append(Entry(run["method"], parse(tree), run["optional"], settings, seed, folder))
+    return entries
+
+
+def read_abouts(directory: Path) -> Abouts:
+    """What a comparison was told of a scenario, by the names of its runs."""
+    path = directory / ABOUTS
+    advice = "remove it to go on without the paper's figures"
+    return read_json(path, advice) if path.exists() else {}
+
+
+def write_json(path: Path, tree: Any) -> None:
+    """Write a tree of tables, whole or not at all; what is no finite number is null."""
+    text = json.dumps(finite(tree), indent=1, allow_nan=False, ensure_ascii=False)
+    write_atomic(path, (text + "\n").encode(), durable=False)

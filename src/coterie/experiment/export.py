@@ -1,0 +1,101 @@
+"""A finished run's models: export and prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from coterie.channel.state import ChannelState
+from coterie.core.events import Summary
+from coterie.core.tree import to_safetensors, write_atomic
+from coterie.core.weights import Weights
+from coterie.data.samples import samples_like
+from coterie.errors import ConfigError, RunDirError
+from coterie.experiment.checkpoint import Checkpoints
+from coterie.experiment.config import experiment_of, parse
+from coterie.experiment.user_code import admitted
+from coterie.results.result import Result
+from coterie.results.rundir import RunDir, rounds_of
+
+
+def reopen(directory: Path) -> Result:
+    """A run as its last checkpoint holds it, finished or not."""
+    run = RunDir.open(directory)
+    tree = run.read_config()
+    if "python" in tree:
+        raise ConfigError(
+            f"{directory} was made by coterie.simulate: use the result's model() in Python"
+        )
+    experiment = experiment_of(parse(admitted(tree, run.read_code())))
+    plan = experiment.plan(run.clients)
+    layout = plan.start.layout
+    last = Checkpoints(run.checkpoints, experiment.fingerprint(plan.start)).newest(layout)
+    channel = ChannelState.from_tree(last.channel)
+    summary = run.read_result() if run.result.exists() else {}
+    if (done := summary.get("rounds", 0)) > last.rounds:
+        raise RunDirError(
+            f"the checkpoint of round {done} is missing from {run.checkpoints}. Do the round again "
+            f"with: coterie run --resume {directory}"
+        )
+    return Result(
+        history=rounds_of(run.read_events()),
+        clients=[],
+        summary=cast(Summary, summary),
+        state=last.state,
+        plan=plan,
+        versions=channel.versions,
+        rounds=last.rounds,
+        held=channel.held,
+        newcomers=experiment.newcomers,
+        directory=directory,
+    )
+
+
+def export_model(result: Result, client: int, target: Path) -> None:
+    """One client's model as a safetensors file, with what it is in its metadata."""
+    check_target(target)
+    write_model(result, client, result.weights(client), target)
+
+
+def write_model(
+    result: Result, client: int, weights: Weights, target: Path, **more: object
+) -> None:
+    """These weights as a safetensors file that says whose they are."""
+    population = result.plan.population
+    about = {
+        "method": result.plan.method.name,
+        "client": str(client),
+        "rounds": str(result.rounds),
+        "classes": json.dumps(population.classes),
+        "shape": json.dumps(population.shape),
+        **{name: str(value) for name, value in more.items()},
+    }
+    write_atomic(target, to_safetensors(weights.tensors(), about), durable=False)
+
+
+def check_target(target: Path) -> None:
+    """Refuse a file that cannot be written for want of its folder, before the work is done."""
+    if not target.parent.is_dir():
+        raise RunDirError(f"cannot write {target}: there is no folder {target.parent}; create it")
+
+
+def predictions(result: Result, client: int, path: Path) -> list[dict[str, Any]]:
+    """A row a sample: the predicted class and its probability, or the predicted numbers."""
+    out = result.predict(client, samples_like(path, result.plan.population))
+    classes = result.plan.population.classes
+    if classes is None:
+        columns = out.reshape(len(out), -1).tolist()
+        return [
+            {
+                "sample": i,
+                **{f"prediction{j}" if len(r) > 1 else "prediction": v for j, v in enumerate(r)},
+            }
+            for i, r in enumerate(columns)
+        ]
+    shares, guesses = out.softmax(-1).max(-1)
+    pairs = zip(guesses.tolist(), shares.tolist(), strict=True)
+    return [
+        {"sample": i, "class": classes[g], "probability": round(p, 6)}
+        for i, (g, p) in enumerate(pairs)
+    ]

@@ -1,0 +1,137 @@
+"""Scores of rounds: taken at once, or with the next round's orders where exchanges are dear."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from coterie.channel.piggyback import Piggyback as Stage
+from coterie.channel.piggyback import scoring
+from coterie.core.loop import Event, Observer
+from coterie.core.messages import ClientId
+from coterie.experiment.session import Session
+from coterie.results.evaluation import Scores, summarise
+from coterie.results.rundir import SCORES
+
+
+@dataclass
+class Piggyback(Observer):
+    """Lets a round's orders ask for the scores of the round before, too, if these wait for it.
+
+    With ``closing`` those of the last round wait for the scores at the end of the run.
+    """
+
+    session: Session
+    closing: bool = False
+
+    def started(self) -> None:
+        """A rule that ends the run by scores may be new since it was stopped."""
+        if self.session.experiment.settings.stop.validates:
+            self._catch_up()
+
+    def before(self, number: int) -> None:
+        """The next exchange asks for the scores of the last round, as it left the clients."""
+        if unscored := self.session.channel.state.unscored:
+            sends = self.session.sends(self.session.members)
+            self.session.channel.stage(Stage).attach(scoring(sends, {}), unscored - 1)
+
+    def after(self, event: Event) -> None:
+        """The scores that came with this round complete the last one."""
+        if self.session.channel.state.unscored:
+            self.complete(*self.session.channel.collect(), self.session.run.history[-2:-1])
+
+    def ended(self) -> None:
+        """No order comes that the scores of the last round could go with."""
+        if not self.closing:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        channel = self.session.channel
+        if unscored := channel.state.unscored:
+            channel.begin(unscored - 1, stage=f"{unscored}.{SCORES}")
+            self.before(unscored)
+            self.complete(*channel.collect(), self.session.run.history[-1:])
+
+    def complete(
+        self, scores: Scores, failed: Mapping[ClientId, str], waiting: list[Event]
+    ) -> None:
+        """Give the round that waits for scores these."""
+        found: Event = {}
+        round = self.session.channel.state.unscored
+        if scores:
+            found |= self.session.received(scores, round)
+        if failed:
+            found["failed_scores"] = {str(c): failed[c] for c in sorted(failed)}
+        if found and self.session.directory is not None:
+            self.session.directory.append({"round": round, "event": SCORES, **found})
+        for event in waiting:  # one; none if the run's events were removed
+            if event["round"] == round:
+                event |= found
+        self.session.channel.state.unscored = 0
+
+
+@dataclass
+class Evaluate(Observer):
+    """Scores the clients after a round, if it is due, or lets them wait for the next one.
+
+    ``ends`` says why no round follows the present one, if so; with ``closing`` the scores of the
+    last round wait for those at the end of the run.
+    """
+
+    session: Session
+    ends: Callable[[], str]
+    closing: bool = False
+
+    def after(self, event: Event) -> None:
+        """Score this round."""
+        began, number = time.perf_counter(), event["round"] - 1
+        if self._may_wait(number, event):
+            self.session.channel.state.unscored = number + 1
+        elif "abandoned" not in event or self._last(number):
+            if self._is_scored(number):
+                event |= self.session.received(self.session.scores(), number + 1)
+            if self._is_adapted(number):
+                self._adapted(event)
+        event["exchanges"] = self.session.channel.phase.exchanges
+        event["seconds"]["score"] = round(time.perf_counter() - began, 4)
+
+    def _adapted(self, event: Event) -> None:
+        scores = self.session.scores(self.session.adapt_epochs())
+        adapted = self.session.scored("adapted", scores, summarise(scores, self.session.judged_by))
+        both = {**event.get("client_scores", {}), **adapted["client_scores"]}
+        event |= {**adapted, "client_scores": both}
+
+    def _may_wait(self, number: int, event: Event) -> bool:
+        """Whether the scores of this round can go with the next one's first order."""
+        channel = self.session.channel
+        return (
+            channel.engine.piggybacks
+            and "abandoned" not in event
+            and self._is_scored(number)
+            # There must be another order; or the closing scores, which are of the same models.
+            and (self.closing or not (self._last(number) or self.ends()))
+            and not self._is_adapted(number)  # which takes an exchange anyway
+            # The scores say whether there is a next round.
+            and not self.session.experiment.settings.stop.validates
+            # Where seconds are simulated, an order must weigh what the method alone makes of it.
+            and channel.terms.clock is None
+            and channel.terms.availability is None
+            # Clients sign, and noise is drawn by, all that an order says: it says nothing else.
+            and not self.session.plan.privacy.on
+        )
+
+    def _last(self, number: int) -> bool:
+        return number + 1 == self.session.run.rounds
+
+    def _is_scored(self, number: int) -> bool:
+        every = self.session.experiment.settings.evaluate_every
+        return self._last(number) or bool(every and (number + 1) % every == 0)
+
+    def _is_adapted(self, number: int) -> bool:
+        # A rule that looks at the adapted score needs it whenever a round is scored.
+        settings = self.session.experiment.settings
+        looked = settings.stop.validates or settings.target is not None
+        judged = looked and self.session.experiment.method.headline == "adapted"
+        every = settings.adapt_every
+        return bool(every and (number + 1) % every == 0) or (judged and self._is_scored(number))

@@ -1,0 +1,313 @@
+"""A scenario, and a scenario as a run uses it: with the user's own settings laid over it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.core.schema import Config
+from coterie.core.tree import write_atomic
+from coterie.data.files import Where
+from coterie.errors import ConfigError, RunDirError
+from coterie.experiment.compare.compare import method_list
+from coterie.experiment.config import assign, displace, parse
+from coterie.experiment.scenarios import available
+from coterie.experiment.scenarios.available import Tree, fitted
+from coterie.registry import METHODS, SETS
+from coterie.results.checksums import to_json
+from coterie.results.rundir import RunDir
+
+SCORES = ("received", "adapted", "clustering", "unknown")
+NOTE = "scenario.json"
+# Settings that do not make an experiment another one.
+_FREE = (
+    "data.set",
+    "data.folder",
+    "run.engine",
+    "run.workers",
+    "run.address",
+    "run.cpus_per_worker",
+    "run.gpus_per_worker",
+    "run.device",
+    "run.seed",
+    "run.checkpoint_every",
+)
+_OF_TARGETS = ("evaluation.target", "evaluation.every")  # not free where rounds are counted
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All settings of one experiment of a paper, and what the paper measured there.
+
+    ``config`` are the tables of a configuration. ``figures`` are published accuracies (0 to 1) by
+    method, with parameters as in "user-centric streams=4"; ``spread`` their standard deviations
+    and ``worst`` the accuracies of the worst client, where the paper has them. ``score`` is the
+    score of ours that the figures are comparable with ("clustering": none, they are about samples
+    that were clustered), and ``scores`` has the methods for which it is another. ``per_method`` are
+    tables that a method has instead. ``missing`` says what to do about data that cannot be
+    downloaded.
+
+    ``rounds_to_target`` and ``megabits_to_target`` are what the paper's methods took to reach the
+    accuracy ``target``: None is a method that never reached it, and methods that the table does not
+    have are not there. Megabits go both ways and are a mean over all clients. If the paper gives
+    rounds but no target, ``target`` is None, and ours are the rounds of the whole run.
+    """
+
+    name: str
+    description: str
+    paper: str
+    table: str
+    config: Mapping[str, Any]
+    figures: Mapping[str, float] = field(default_factory=dict)
+    spread: Mapping[str, float] = field(default_factory=dict)
+    worst: Mapping[str, float] = field(default_factory=dict)
+    score: str = "unknown"
+    scores: Mapping[str, str] = field(default_factory=dict)
+    target: float | None = None
+    rounds_to_target: Mapping[str, float | None] = field(default_factory=dict)
+    megabits_to_target: Mapping[str, float | None] = field(default_factory=dict)
+    per_method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    missing: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        """The paper's own method."""
+        return str(self.config["method"]["name"])
+
+    @property
+    def data(self) -> str:
+        """The paper's data set."""
+        return str(self.config["data"]["set"])
+
+    @property
+    def newcomers(self) -> bool:
+        """Whether the figures are those of clients that join after the last round."""
+        return bool(self.config.get("run", {}).get("holdout"))
+
+    def tree(self, method: str | None = None, data: str | None = None) -> Tree:
+        """A new tree of tables, for one of the methods and for a data set in place of its own."""
+        tree: Tree = copy.deepcopy(dict(self.config))
+        if method is not None and method != self.method:
+            tree["method"] = {"name": method}
+        overlay(tree, self.per_method.get(method or self.method, {}))
+        return fitted(tree, data or self.data)
+
+    def methods(self) -> list[str]:
+        """The methods of the paper's table that Coterie has, as ``--methods`` takes them."""
+        known = [key for key in self.figures if key.split()[0] in METHODS]
+        return [key.replace(" ", ":") for key in known]
+
+    def score_of(self, method: str) -> str:
+        """The score of ours that a method's figure is comparable with."""
+        return self.scores.get(method, self.score)
+
+    def key(self, method: Mapping[str, Any]) -> str | None:
+        """Under which key the figure of a method is: a table of a name and parameters.
+
+        The paper's own method must have the parameters that it has here; a baseline counts by
+        its name, for papers seldom tell its parameters, or report the best of several.
+        """
+        name = str(method["name"])
+        keys = [key for key in self.figures if key.split()[0] == name]
+        if name != self.method:
+            return keys[0] if keys else None
+        return next((k for k in keys if _whole(self.table_of(k)) == _whole(method)), None)
+
+    def table_of(self, key: str) -> Tree:
+        """The method's table that a figure is for."""
+        tree = self.tree(key.split()[0])
+        _, name, parameters = method_list(key.replace(" ", ":"))[0]
+        overlay(tree, {"method": {"name": name, **parameters}})
+        table: Tree = tree["method"]
+        return table
+
+    def costs_of(self, key: str | None) -> Tree | None:
+        """What the paper's method took to reach the target; None if the paper has no such table."""
+        tables = {"rounds": self.rounds_to_target, "megabits": self.megabits_to_target}
+        if not any(tables.values()):
+            return None
+        costs = {name: table[key] for name, table in tables.items() if key and key in table}
+        return {"target": self.target, **costs}
+
+
+def _whole(method: Mapping[str, Any]) -> Tree:
+    """A method's table with the defaults of all that it does not say."""
+    section = parse({"method": method}).method
+    return {**_defaults(METHODS.get(section.name)), **section.model_dump(exclude={"name"})}
+
+
+def _defaults(function: Callable[..., Any] | None) -> Tree:
+    """The parameters of a method or a data set, with their defaults."""
+    usual = {} if function is None else inspect.signature(function).parameters
+    return {k: p.default for k, p in usual.items() if p.default is not p.empty}
+
+
+def overlay(tree: Tree, over: Mapping[str, Any]) -> None:
+    """Lay some tables over others, key by key, those inside of them (``data.options``) too.
+
+    Another name drops the old one's parameters, and a parameter of the method drops those that
+    cannot be given beside it.
+    """
+    for table, values in over.items():
+        if not isinstance(values, Mapping):
+            tree[table] = values  # not a table: parsing says so
+            continue
+        if "name" in values:
+            assign(tree, f"{table}.name", values["name"])
+        if table == "method":
+            displace(tree, values)
+        for key in [k for k in values if k != "name"]:
+            value, below = values[key], tree.get(table, {}).get(key)
+            if isinstance(value, Mapping) and isinstance(below, Mapping):
+                value = {**below, **value}
+            assign(tree, f"{table}.{key}", value)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A scenario with the data set that is used and everything that the user set himself."""
+
+    scenario: Scenario
+    data: str
+    asked: bool
+    tree: Tree
+
+    @property
+    def warning(self) -> str | None:
+        """The sentence for a set that is not at hand; none if the user chose the set."""
+        missing = self.scenario.data
+        if self.asked or self.data == missing:
+            return None
+        return (
+            f"scenario {self.scenario.name}: {missing} is not at hand, so {self.data} is used "
+            "instead (--stand-in)"
+        )
+
+    @property
+    def instead(self) -> str | None:
+        """What the paper's data were exchanged for, in a few words."""
+        missing = self.scenario.data
+        return None if self.data == missing else f"on {self.data} instead of {missing}"
+
+    @property
+    def key(self) -> str | None:
+        """Under which key the paper's figure of this run is, if it has one."""
+        return self.scenario.key(self.tree["method"])
+
+    @property
+    def changed(self) -> list[str]:
+        """The settings that are not the scenario's, but for the data set and the method's name.
+
+        A method's parameters are compared with those that its figure is for; options of the data
+        only where the data set is the scenario's own.
+        """
+        name = self.tree["method"]["name"]
+        usual, given = self.scenario.tree(name), self.tree
+        method = usual["method"] if self.key is None else self.scenario.table_of(self.key)
+        before = {**_flat(parse(usual)), **_keyed("method", _whole(method))}
+        now = {**_flat(parse(given)), **_keyed("method", _whole(given["method"]))}
+        keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+        told = [f"{k} {_value(now.get(k))} instead of {_value(before.get(k))}" for k in keys]
+        return [words for key, words in zip(keys, told, strict=True) if self._matters(key)]
+
+    def _matters(self, key: str) -> bool:
+        """Whether a setting makes the experiment another one than the paper's."""
+        if self.scenario.target is not None and key in _OF_TARGETS:
+            return True
+        if key.startswith("data.options."):
+            return self.data == self.scenario.data and key != "data.options.cache"
+        return key not in _FREE and key.split(".")[0] != "evaluation"
+
+    @property
+    def costs(self) -> Tree | None:
+        """What the paper's method took to reach the target, if the target is the same here."""
+        asked = parse(self.tree).evaluation.target
+        return self.scenario.costs_of(self.key) if asked == self.scenario.target else None
+
+    def about(self) -> Tree:
+        """What a run should remember of this: the paper's figure, and what differs from it."""
+        name, key = self.tree["method"]["name"], self.key
+        return {
+            "name": self.scenario.name,
+            "paper": self.scenario.paper,
+            "table": self.scenario.table,
+            "method": name,
+            "figure": None if key is None else self.scenario.figures[key],
+            "spread": None if key is None else self.scenario.spread.get(key),
+            "score": self.scenario.score_of(name),
+            "to_target": self.costs,
+            "newcomers": self.scenario.newcomers,
+            "instead": self.instead,
+            "changed": self.changed,
+        }
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """All settings but the method's, by dotted keys; options of the data one by one."""
+    tables = config.model_dump(exclude={"method": True, "data": {"options"}})
+    flat = {k: v for name, table in tables.items() for k, v in _keyed(name, table).items()}
+    options = {**_defaults(SETS.get(config.data.set)), **config.data.options}
+    return {**flat, **_keyed("data.options", options)}
+
+
+def _keyed(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{table}.{k}": v for k, v in values.items()}
+
+
+def _value(value: Any) -> str:
+    return "unset" if value is None else str(value)
+
+
+def choose(scenario: Scenario, given: Mapping[str, Any], stand_in: bool = False) -> Chosen:
+    """The scenario's tables with the user's laid over them.
+
+    The data set is the user's if he names one, else the scenario's. One that is not at hand is
+    refused, or with ``stand_in`` replaced by another.
+    """
+    parse(given)  # what is wrong with it is said here
+    own = given.get("data", {})
+    asked = "set" in own
+    options = {**scenario.config["data"].get("options", {}), **own.get("options", {})}
+    data = own["set"] if asked else available.stand_in(scenario.data, own.get("folder"), options)
+    if not (asked or stand_in) and data != scenario.data:
+        raise ConfigError(absent(scenario, data, own.get("folder"), options))
+    tree = scenario.tree(given.get("method", {}).get("name"), data)
+    overlay(tree, given)
+    return Chosen(scenario, data, asked, tree)
+
+
+def absent(
+    scenario: Scenario,
+    instead: str,
+    folder: Where = None,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """What there is to say where a scenario's data are not at hand: what to do about it."""
+    if scenario.missing is not None:
+        what = scenario.missing
+    else:
+        places = " and ".join(str(p) for p in available.searched(scenario.data, folder, options))
+        what = (
+            f"the data set {scenario.data}, which is not at hand (looked for in {places}): give "
+            f"the folder of its files with --folder DIR, download it with --data {scenario.data}"
+        )
+    return f"scenario {scenario.name} needs {what}, or use {instead} in its place with --stand-in"
+
+
+@contextmanager
+def remember(place: Path, about: Mapping[str, Any] | None) -> Iterator[None]:
+    """Whatever becomes of the run inside, its directory tells of which scenario it is."""
+    try:
+        yield
+    finally:
+        run = RunDir(place)
+        if about is not None and run.config.is_file():
+            write_atomic(place / NOTE, to_json(about, indent=1).encode(), durable=False)
+            with suppress(RunDirError):  # none yet; a damaged one is written anew by a resume
+                run.write_result({**run.read_result(), "scenario": dict(about)})

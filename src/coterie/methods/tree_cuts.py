@@ -1,0 +1,126 @@
+"""Groups from distances, by a tree that is cut: what FedClust, PACFL and their kin share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any, Literal
+
+import numpy as np
+
+from coterie.clustering import Cut, Dendrogram, agglomerate, best_cut
+from coterie.compose.local import Check
+from coterie.core.messages import ClientId
+from coterie.core.method import Setup, matrix
+from coterie.errors import ConfigError
+
+Labels = np.ndarray[Any, Any]
+Linkage = Literal["average", "single", "complete", "ward"]
+
+
+def cut_tree(
+    clients: Collection[ClientId],
+    distances: np.ndarray[Any, Any],
+    linkage: Linkage,
+    threshold: float | Literal["auto"],
+    clusters: int | None = None,
+    least_similarity: float | None = None,
+) -> tuple[Labels, dict[str, Any]]:
+    """Groups from a tree cut at a height, into so many, or where the silhouette is best.
+
+    With ``least_similarity``, the lowest that there can be, the threshold is a similarity: 1 − the
+    height. With the groups comes what there is to show, and a warning about a threshold that leaves
+    everybody together or alone.
+    """
+    tree = agglomerate(distances, linkage)
+    best = best_cut(distances, tree)
+    labels, why = best.labels, chosen_because(best)
+    height: float | None = best.height
+    warning: dict[str, Any] = {}
+    if clusters is not None:
+        labels, height = tree.cut_count(min(clusters, len(clients))), None
+        why = "the number of groups was given"
+    elif threshold != "auto":
+        height = threshold if least_similarity is None else 1 - threshold
+        labels, why = tree.cut(height), "the threshold was given"
+        if text := cannot_bind(tree, threshold, least_similarity):
+            warning = {"warning": {"threshold": text}}
+    return labels, {
+        "clients": list(clients),
+        "distances": matrix(distances),
+        "dendrogram": tree.to_list(),
+        "threshold": height,
+        "why": why,
+        # Names, as in the events that a resumed run reads back.
+        "silhouette": {str(k): score for k, score in best.scores.items()},
+        **warning,
+    }
+
+
+def cannot_bind(tree: Dendrogram, threshold: float, least_similarity: float | None = None) -> str:
+    """A warning about a threshold that no merge of the tree is on either side of; "" if one is.
+
+    The ends of the scale are meant: everybody together, or everybody alone.
+
+    >>> tree = Dendrogram(3, np.array([[0, 1, 0.25, 2], [2, 3, 0.5, 3]]))
+    >>> cannot_bind(tree, 4.0)
+    'threshold = 4 cannot bind: the last groups merge at 0.5, so all clients are together; ...'
+    >>> cannot_bind(tree, 0.3), cannot_bind(tree, math.inf)
+    ('', '')
+    """
+    if len(tree.merges) < 2:
+        return ""  # two clients are together or apart: both are what a threshold can say
+    alike = least_similarity is not None
+    height = 1 - threshold if alike else threshold
+    first, last = float(tree.merges[:, 2].min()), float(tree.merges[:, 2].max())
+    if height >= last:
+        if math.isinf(height) or (least_similarity is not None and threshold <= least_similarity):
+            return ""
+        at, way = (1 - last, "raise") if alike else (last, "lower")
+        return (
+            f"threshold = {threshold:g} cannot bind: the last groups merge at {at:.4g}, so all "
+            f"clients are together; {way} it, or leave it out"
+        )
+    if 0 < height < first:
+        at, way = (1 - first, "lower") if alike else (first, "raise")
+        return (
+            f"threshold = {threshold:g} cannot bind: the first clients merge at {at:.4g}, so "
+            f"everybody is alone; {way} it, or leave it out"
+        )
+    return ""
+
+
+def chosen_because(best: Cut) -> str:
+    """Why the automatic cut is where it is.
+
+    A cut counts if its silhouette is above 0.1 over clients, as it is drawn, and over groups. So a
+    cut with a higher silhouette over clients than the one that was chosen fell short over groups.
+    """
+    if not best.scores:
+        return "one group: no cut has a silhouette, as fewer than three clients differ"
+    groups, highest = len(set(best.labels)), max(best.scores, key=lambda k: best.scores[k])
+    score = best.scores[highest]
+    short = f"{score:.3f}, but 0.1 or less as a mean over groups"
+    if groups == 1 and score > 0.1:
+        return f"one group: the best cut, into {highest} groups, has silhouette {short}"
+    if groups == 1:
+        return (
+            f"one group: no silhouette is above 0.1, the best is {score:.3f} with {highest} groups"
+        )
+    chosen = f"silhouette {best.silhouette:.3f} with {groups} groups, the best"
+    if score > best.silhouette + 1e-9:  # what is closer is a tie
+        return f"{chosen} that counts: {highest} have {short}"
+    return f"{chosen} of all cuts"
+
+
+def no_more(name: str, word: str, count: int | None) -> Check:
+    """Refuses more groups than there are clients."""
+
+    def check(setup: Setup) -> None:
+        if count is not None and count > len(setup.clients):
+            raise ConfigError(
+                f"method {name}: {word} = {count} groups for {len(setup.clients)} clients: "
+                "take fewer"
+            )
+
+    return check

@@ -1,0 +1,1 @@
+"""What is to be seen in each picture, in words with numbers."""

@@ -1,0 +1,286 @@
+"""A table in no format yet, and the same for the terminal, as Markdown, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from coterie.results.seeds import BEST, TIE, UNTESTED, UNTOLD
+
+_SIGNS = {BEST: "*", TIE: "=", UNTESTED: "?"}  # also seen where there are no colours
+_WORDS = {BEST: "bold", TIE: "=", UNTESTED: "?"}  # of Markdown and HTML
+_TEX_WORDS = {BEST: "bold", TIE: "underlined", UNTESTED: "?"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A title (lines of it, for narrow tables), a key of rows, how a value is shown."""
+
+    title: str
+    key: str
+    show: Callable[[Any], str]
+    best: bool = False  # whether the best of it is marked
+
+    @property
+    def name(self) -> str:
+        """The title in one line."""
+        return self.title.replace("-\n", "").replace("\n", " ")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, and whether it is the best of its column, or as good as that.
+
+    ``sign`` stands after it and is explained in a note.
+    """
+
+    text: str
+    mark: str = UNTOLD
+    sign: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of one setting: a title, and cells a row."""
+
+    title: str
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table in no format yet. ``caption`` is what the rows need; ``notes`` stand below.
+
+    ``legend`` says what marks mean, ``order`` has the keys of columns, the most important first;
+    where there is no room for all, the others are in the file ``kept``.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    blocks: Sequence[Block]
+    caption: str = ""
+    notes: Sequence[str] = ()
+    legend: Sequence[tuple[str, str]] = ()
+    order: Sequence[str] = ()
+    kept: str = "comparison.csv"
+
+
+def notes_of(sheet: Sheet, words: Mapping[str, str] = _SIGNS) -> list[str]:
+    """What stands below: what the marks mean, in the words of a format, and all else."""
+    told = [f"{words[mark]}{':' * words[mark].isalpha()} {text}" for mark, text in sheet.legend]
+    return ["; ".join(told), *sheet.notes] if told else list(sheet.notes)
+
+
+def as_rich(sheet: Sheet) -> Fitted:
+    """For the terminal: marks are signs, the best is bold; columns of all blocks are as wide."""
+    return Fitted(sheet)
+
+
+class Fitted:
+    """A sheet that leaves out whole columns where there is no room, and says which."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+        self._rows = [row for block in sheet.blocks for row in block.rows]
+        every = range(len(sheet.columns))
+        self._signed = [max((len(_signs(c[i])) for _, c in self._rows), default=0) for i in every]
+        self._wide = [
+            max(
+                *map(len, column.title.split("\n")),
+                *(len(_tight(c[i])) + self._signed[i] for _, c in self._rows),
+            )
+            for i, column in enumerate(sheet.columns)
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        sheet = self.sheet
+        name = max(map(len, ("method", *(name for name, _ in self._rows))))
+        name = min(name, max(len("method"), options.max_width // 2))  # longer ones have more lines
+        shown = self._fitting(options.max_width - name)
+        yield Text(sheet.title, style="italic")
+        if not sheet.blocks[0].title:
+            yield self._table(self._rows, name, shown, header=True)
+        else:
+            yield self._table([], name, shown, header=True)
+            for block in sheet.blocks:
+                yield Text(block.title, style="italic")
+                yield self._table(block.rows, name, shown, header=False)
+        if sheet.caption:
+            yield Text(sheet.caption, style="dim italic")
+        missing = [c.name for i, c in enumerate(sheet.columns) if i not in shown]
+        if missing:
+            yield Text(f"no room for: {', '.join(missing)} (they are in {sheet.kept})", style="dim")
+
+    def _fitting(self, room: int) -> list[int]:
+        """The places of columns that there is room for: the least important go first."""
+        order = list(self.sheet.order)
+        places = sorted(
+            range(len(self.sheet.columns)),
+            key=lambda i: order.index(k) if (k := self.sheet.columns[i].key) in order else 99,
+        )
+        while len(places) > 1 and sum(self._wide[i] + _GAP for i in places) > room:
+            places.pop()
+        return sorted(places)
+
+    def _table(
+        self, rows: Sequence[tuple[str, Sequence[Cell]]], name: int, shown: list[int], header: bool
+    ) -> Table:
+        made = Table(box=None, padding=(0, _GAP), collapse_padding=True, pad_edge=False)
+        made.show_header = header
+        made.add_column("method", style="bold", overflow="fold", min_width=name, max_width=name)
+        for i in shown:
+            made.add_column(
+                self.sheet.columns[i].title,
+                justify="right",
+                no_wrap=True,
+                min_width=self._wide[i],
+            )
+        for title, cells in rows:
+            made.add_row(escape(title), *(_marked(cells[i], self._signed[i]) for i in shown))
+        return made
+
+
+_GAP = 1  # between columns
+
+
+def _tight(cell: Cell) -> str:
+    return cell.text.replace(" ± ", "±")
+
+
+def _signs(cell: Cell) -> str:
+    return cell.sign + _SIGNS.get(cell.mark, "")
+
+
+def _marked(cell: Cell, signed: int) -> str:
+    text = escape(_tight(cell))
+    text = f"[bold green]{text}[/]" if cell.mark == BEST else text
+    return text + _signs(cell).ljust(signed)
+
+
+def as_markdown(sheet: Sheet) -> str:
+    """As Markdown: a table for each block; the best in bold, ties with a sign."""
+    lines = [_plain(sheet.title), ""]
+    titles = ["method", *(column.name for column in sheet.columns)]
+    for block in sheet.blocks:
+        if block.title:
+            lines += [f"**{_plain(block.title)}**", ""]
+        lines.append(f"| {' | '.join(map(_plain, titles))} |")
+        lines.append("|---|" + "---:|" * len(sheet.columns))
+        for name, cells in block.rows:
+            shown = [
+                f"**{_plain(c.text)}**{c.sign}" if c.mark == BEST else _plain(c.text) + _after(c)
+                for c in cells
+            ]
+            lines.append(f"| {' | '.join([_plain(name), *shown])} |")
+        lines.append("")
+    notes = filter(None, (sheet.caption, *notes_of(sheet, _WORDS)))
+    lines += [f"- {_plain(note)}" for note in notes]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _after(cell: Cell) -> str:
+    """The sign after a text that is not the best."""
+    return cell.sign + (f" {_SIGNS[cell.mark]}" if cell.mark in (TIE, UNTESTED) else "")
+
+
+def _plain(text: str) -> str:
+    """Text that means nothing in Markdown."""
+    text = " ".join(text.split())
+    for sign in "\\`*_|[]<>":
+        text = text.replace(sign, f"\\{sign}")
+    return text
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "±": r"$\pm$",
+    "†": r"$^\dagger$",
+    "‡": r"$^\ddagger$",
+    "–": "--",
+    "²": r"\textsuperscript{2}",
+    "ε": r"$\varepsilon$",
+    "δ": r"$\delta$",
+    "≤": r"$\leq$",
+    "×": r"$\times$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    **{sign: f"\\{sign}" for sign in "_%&#${}"},
+}
+
+
+def tex(text: str) -> str:
+    r"""Text that means nothing in LaTeX.
+
+    >>> print(tex("50 % of a_b & 1 ± 2"))
+    50 \% of a\_b \& 1 $\pm$ 2
+    """
+    return "".join(_TEX.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def as_latex(sheet: Sheet) -> str:
+    """As LaTeX with booktabs: the best in bold, ties underlined."""
+    width = len(sheet.columns) + 1
+    titles = [r"method", *(tex(column.name) for column in sheet.columns)]
+    lines = [
+        f"% {' '.join(sheet.title.split())}",
+        r"% It needs \usepackage{booktabs}.",
+        r"\begin{tabular}{l" + "r" * len(sheet.columns) + "}",
+        r"\toprule",
+        " & ".join(titles) + r" \\",
+    ]
+    for block in sheet.blocks:
+        lines.append(r"\midrule")
+        if block.title:
+            lines.append(rf"\multicolumn{{{width}}}{{l}}{{\emph{{{tex(block.title)}}}}} \\")
+        for name, cells in block.rows:
+            lines.append(" & ".join([tex(name), *map(_tex_cell, cells)]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    notes = filter(None, (sheet.caption, *notes_of(sheet, _TEX_WORDS)))
+    return "\n".join([*lines, *(f"% {' '.join(note.split())}" for note in notes)]) + "\n"
+
+
+def _tex_cell(cell: Cell) -> str:
+    text = tex(cell.text)
+    if cell.text.startswith("-"):
+        text = f"$-${text[1:]}"
+    if cell.mark == BEST:
+        text = rf"\textbf{{{text}}}"
+    elif cell.mark == TIE:
+        text = rf"\underline{{{text}}}"
+    elif cell.mark == UNTESTED:
+        text = f"{text}?"
+    return text + tex(cell.sign)
+
+
+def as_html(sheet: Sheet) -> str:
+    """As HTML, for a notebook."""
+    titles = "".join(f"<th>{html.escape(c.name)}</th>" for c in sheet.columns)
+    lines = [
+        f"<p>{html.escape(sheet.title)}</p>",
+        f"<table><thead><tr><th>method</th>{titles}</tr></thead><tbody>",
+    ]
+    for block in sheet.blocks:
+        if block.title:
+            across = f'<th colspan="{len(sheet.columns) + 1}" style="text-align:left">'
+            lines.append(f"<tr>{across}<em>{html.escape(block.title)}</em></th></tr>")
+        for name, cells in block.rows:
+            shown = "".join(f'<td style="text-align:right">{_html_cell(c)}</td>' for c in cells)
+            lines.append(f'<tr><th style="text-align:left">{html.escape(name)}</th>{shown}</tr>')
+    lines.append("</tbody></table>")
+    notes = filter(None, (sheet.caption, *notes_of(sheet, _WORDS)))
+    lines += [f"<p>{html.escape(note)}</p>" for note in notes]
+    return "\n".join(lines)
+
+
+def _html_cell(cell: Cell) -> str:
+    text = html.escape(cell.text)
+    return f"<b>{text}</b>{cell.sign}" if cell.mark == BEST else text + _after(cell)
