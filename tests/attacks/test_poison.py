@@ -76,7 +76,7 @@ SILENT = (SCORE, "$fetch")
 
 
 def outcome(made, folder, engine=None):
-    """A run by hand: each client's model, the server's state, and what the channel knows of them."""
+    """A run by hand: each client's model, the server's state, what the channel knows of them."""
     state, channel, _ = drive(made, folder, engine)
     kept, rejected = dict(channel.state.versions), dict(channel.phase.rejected)  # of the last round
     found = models(made, state, channel)

@@ -48,7 +48,7 @@ GRID = 2.0**-24
 PEOPLE = digits(samples=180)
 
 
-# --- rounds by hand, through the channel as a run has it -------------------------------------------
+# --- rounds by hand, through the channel as a run has it ------------------------------------------
 
 
 def opened(made, folder, engine=Loop):

@@ -213,7 +213,7 @@ def test_only_topk_leaves_anything():
         assert state == {}
 
 
-# --- through the channel ----------------------------------------------------------------------------
+# --- through the channel --------------------------------------------------------------------------
 
 
 class Row(nn.Module):

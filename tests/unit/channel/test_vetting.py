@@ -252,7 +252,7 @@ def test_the_reason_says_how_the_others_are_made():
     assert why == "its arrays are made unlike those of the others (model of 4 tensors)"
 
 
-# --- honest methods through a channel that checks ---------------------------------------------------
+# --- honest methods through a channel that checks -------------------------------------------------
 
 
 class Vetting(Channel):
@@ -292,7 +292,7 @@ def test_no_honest_answer_of_any_method_is_rejected(name, tmp_path, monkeypatch)
         assert same(bare.to_tree()["models"], state.to_tree()["models"])
 
 
-# --- a channel that checks, and one that does not ---------------------------------------------------
+# --- a channel that checks, and one that does not -------------------------------------------------
 
 
 LYING = experiment(coterie.fedavg(), PEOPLE).plan(Path()).start.layout
