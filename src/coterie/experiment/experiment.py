@@ -447,7 +447,7 @@ def execute(
         settings, elsewhere = experiment.settings, remote is not None
         if not elsewhere:
             stacked, reason = experiment.stack_size(plan)
-            plan = replace(plan, batch_clients=stacked)
+            plan = replace(plan, training=replace(plan.training, batch_clients=stacked))
             if reason and say is not None:
                 say(reason)
         guard = Guard(plan, settings.policy, experiment.members, settings.rounds)
