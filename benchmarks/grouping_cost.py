@@ -4,11 +4,11 @@
 
 Fashion-MNIST with LeNet-5, FedClust at its defaults, on three sets of clients:
 
-- four label permutations, 20 clients: the final layer tells the groups;
-- IID, 20 clients: the final layer tells nothing, and the whole change is asked for (the fallback);
-- four label permutations, 100 clients, 10 a round: the probe and the trial ask everybody.
+- four label permutations, 20 clients: the final layer shows the groups;
+- IID, 20 clients: the final layer shows nothing, and clients send the whole change (the fallback);
+- four label permutations, 100 clients, 10 a round: the probe and the trial ask all clients.
 
-The bytes are the ledger's. Those of the trial are what its round moved beyond an ordinary round.
+The bytes are the ledger's. Those of the trial are the bytes of its round beyond an ordinary round.
 The figures go to ``benchmarks/results/grouping_cost.json`` and ``.md``.
 """
 
