@@ -76,8 +76,8 @@ def page(kept: Mapping[str, Any]) -> str:
     told = [
         f"- {ROUNDS} rounds, seed {SEED}, LeNet-5, Fashion-MNIST, 134 samples a client (60 of 100 "
         "clients), the default schedule.",
-        "- Shares are of all bytes of the run. Local training: what the probe takes, in rounds of "
-        "all clients.",
+        "- Shares are of all bytes of the run. Local training: the cost of the probe, in "
+        "rounds of all clients.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
     return as_page("What it costs to find groups", dict(kept), lines, told)

@@ -134,7 +134,7 @@ def page(kept: Mapping[str, Any]) -> str:
         "0.05.",
         f"- Weight of the own group: what clients give to their own of {GROUPS} permutations of "
         f"the labels by user-centric's rule, with `variance_batch` as it is by default; "
-        f"{1 / GROUPS:.2f} tells nothing apart.",
+        f"{1 / GROUPS:.2f} separates nothing.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
     return as_page("First weights", dict(kept), lines, told)

@@ -241,11 +241,11 @@ def page(kept: Mapping[str, Any]) -> str:
         f"finite or longer than {limit(CLIENTS):,.0f} times the median (for clients of the same "
         f'size), "clip" shortens to {BOUND:g} times. '
         "In brackets: rounds, of all seeds together, in which the client was left out.",
-        "- A length says nothing about a direction: what is below the limit gets through "
-        '"reject", and "clip" bounds how far it moves the mean, not where to.',
-        "- Second table: the longest change of an honest client over what its limit would have "
-        "been, over the same seeds; above 1 it would be left out. *: training diverged, whatever "
-        "is left out, and the run ended.",
+        "- A length says nothing about a direction: a change below the limit passes "
+        '"reject", and "clip" bounds how far it moves the mean, but not in which direction.',
+        "- Second table: the longest change of an honest client divided by its limit, over the "
+        "same seeds; above 1 it would be left out. *: training diverged, whatever is left out, and "
+        "the run ended.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
     return as_page("Poisoned updates", dict(kept), lines, told)

@@ -155,7 +155,7 @@ def page(kept: Mapping[str, Any]) -> str:
         )
     own = kept["settings"]
     notes = [
-        f"- {own['clients']} clients of 70 images each, iid; {own['parameters']} weights; FedAvg, "
+        f"- {own['clients']} clients of 70 images each, IID; {own['parameters']} weights; FedAvg, "
         f"{own['rounds']} rounds; Poisson sampling with q = {own['cohort']:g}; δ = "
         f"{own['delta']:.3g}; add or remove one client.",
         f"- Changes are clipped to {own['clip']:g}, chosen on {own['tuning']}. That choice is not "
@@ -163,7 +163,7 @@ def page(kept: Mapping[str, Any]) -> str:
         f"- ∞ clips and adds noise of multiplier {UNNOISED:g}, which hides nothing; none is FedAvg "
         "with neither.",
         "- Scores and the choice of settings look at test and validation images without noise; "
-        "the noise is simulated, its seed is known: these runs protect nobody.",
+        "the noise is simulated, its seed is known: these runs protect no one.",
         "",
         "![accuracy against ε](privacy_curve.svg)",
         "",
