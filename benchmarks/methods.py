@@ -4,16 +4,16 @@
     python benchmarks/methods.py --set digits     # digits in four rotations: some minutes
 
 Each is one ``coterie compare --methods all``: 20 clients, all of them in each of 20 rounds of 2
-epochs, SGD lr 0.05. There is no momentum, because SCAFFOLD has no place for it; as it diverges at
+epochs, SGD lr 0.05. There is no momentum, because SCAFFOLD does not allow for it; as it diverges at
 that rate where clients have few labels, it has a second row with lr 0.01.
 
 - fashion: FedClust's partition and model (LeNet-5), but 20,000 of the 60,000 images: with all of
   them FedAvg alone takes two minutes on two cores, and all methods two hours. 1,000 of the official
   test images, without labels, are the server's. Batches of 32.
-- digits: four groups see their images turned by another quarter, so the true groups are known;
-  an MLP. 200 images, without labels, are the server's. Batches of 10.
+- digits: four groups have their images rotated by different multiples of 90°, so the true groups
+  are known; an MLP. 200 images, without labels, are the server's. Batches of 10.
 
-The runs are kept in a folder; what was stopped goes on when the script is called again. The figures
+The runs are kept in a folder; call the script again to continue after an interruption. The figures
 go to ``benchmarks/results/methods_SET.json`` and ``.md``.
 """
 
@@ -81,7 +81,7 @@ def begun(place: Path) -> bool:
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:
-    """Begin or go on; what is known of all the times that this was done, from a file beside."""
+    """Start or resume the comparison; settings, commits and time are kept in a file beside it."""
     note = asked.dir.with_suffix(".json")
     settings = f"{SETS[asked.name]} {COMMON} --seed {asked.seed} --methods {asked.methods}"
     about = {"settings": settings, "seed": asked.seed, "commits": [], "wall_seconds": 0.0}
@@ -112,7 +112,7 @@ def as_page(title: str, kept: dict, table: list[str], notes: list[str]) -> str:
 
 
 def ended(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What work gives that can be stopped and gone on with; or none, and the exit code."""
+    """The result of work that can be stopped and resumed; or None, and the exit code."""
     try:
         with stoppable():
             return work(), 0

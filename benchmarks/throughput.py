@@ -2,8 +2,8 @@
 
 Fashion-MNIST, LeNet-5, 100 clients, 10 a round, 2 epochs, batch 10, momentum 0.9. The reference is
 one process per core, each a bare single-threaded loop (nn.Module, torch.optim.SGD, tensors in RAM,
-no DataLoader) over its share of the same clients. All are measured in the same run, taking turns
-round by round, so that a noisy machine disturbs them alike. The last line is the ratio.
+no DataLoader) over its share of the same clients. All are measured in the same run, in turn round
+by round, so that a noisy machine disturbs them alike. The last line is the ratio.
 
     python benchmarks/throughput.py --folder DATA          # the ratio, and the cost of scoring
     python benchmarks/throughput.py --folder DATA --ray    # and Ray's samples against the pool's
@@ -48,7 +48,7 @@ def configuration(folder: str | None, clients: int, cohort_count: int, workers: 
 
 
 class PlainLeNet5(nn.Module):
-    """LeNet-5 as anybody would write it."""
+    """LeNet-5 in plain PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def bare_worker(pipe, population: Population) -> None:
 
 
 class Bare:
-    """The reference: as many bare loops as cores, clients dealt evenly."""
+    """The reference: as many bare loops as cores, with the clients divided evenly."""
 
     def __init__(self, population: Population, workers: int) -> None:
         self.pipes, self.processes = [], []

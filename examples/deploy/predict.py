@@ -18,7 +18,7 @@ model.eval()
 with open(sys.argv[1]) as file:
     rows = list(csv.DictReader(file))
 x = torch.tensor([[float(row[name]) for name in about["features"]] for row in rows])
-if about["standardised"]:  # as this hospital's own training data were
+if about["standardised"]:  # in the same way as this hospital's training data
     mean, std = (torch.tensor(about["standardised"][which]) for which in ("mean", "std"))
     x = (x - mean) / std
 with torch.no_grad():
