@@ -258,9 +258,9 @@ def test_single_replies_of_clients_that_pick_go_by_their_pick():
     ("inner", "why"),
     [
         (coterie.local, "local shares nothing"),
-        (coterie.user_centric, "mixes models in shares"),
+        (coterie.user_centric, "mixes several models"),
         (lambda: coterie.fedfomo(m=1), "fedfomo"),
-        (lambda: coterie.dc_pfl(alpha=1), "conversation of its own"),
+        (lambda: coterie.dc_pfl(alpha=1), "exchange of its own"),
         (coterie.dc_pfl, "dc-pfl"),
         (coterie.fedtsdp, "fedtsdp"),
         (lambda: coterie.layer_wise(coterie.fedavg(), 2), "lets layers rest"),
@@ -268,7 +268,7 @@ def test_single_replies_of_clients_that_pick_go_by_their_pick():
     ],
 )
 def test_what_does_not_fit_is_refused(inner, why):
-    with pytest.raises(ConfigError, match=f"{why}.*adaptive-tau cannot go around it"):
+    with pytest.raises(ConfigError, match=f"{why}.*adaptive-tau cannot wrap it"):
         adaptive_steps(inner())
 
 
