@@ -295,7 +295,7 @@ def _unfit(inner: Method) -> str:
     if "train" not in inner.tasks or (inner.pieces is None and set(inner.tasks) - _PLAIN):
         return "trains in an exchange of its own"
     if inner.pieces is not None and inner.pieces.assign and inner.pieces.assign.mixes:
-        return "mixes several models per client"
+        return "mixes models with weights"
     return ""
 
 

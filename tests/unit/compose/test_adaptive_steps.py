@@ -258,7 +258,7 @@ def test_single_replies_of_clients_that_pick_go_by_their_pick():
     ("inner", "why"),
     [
         (coterie.local, "local shares nothing"),
-        (coterie.user_centric, "mixes several models"),
+        (coterie.user_centric, "mixes models with weights"),
         (lambda: coterie.fedfomo(m=1), "fedfomo"),
         (lambda: coterie.dc_pfl(alpha=1), "exchange of its own"),
         (coterie.dc_pfl, "dc-pfl"),
@@ -307,7 +307,7 @@ def test_it_is_a_piece_for_others(monkeypatch):
     assert made.name == "ifca+adaptive-tau"
     assert {"train", "pick", "tau.loss"} <= set(made.tasks)
     assert make("scaffold+adaptive-tau", {}).check is not None
-    with pytest.raises(ConfigError, match="both say what goes around it"):
+    with pytest.raises(ConfigError, match="both say what wraps the method"):
         make("fedadam+adaptive-tau", {})
 
 

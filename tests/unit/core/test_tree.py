@@ -120,5 +120,5 @@ def test_very_short_arrays_are_told_apart():
 )
 def test_a_mark_that_does_not_stand_alone_is_refused(packed):
     """Which of both would count? What is signed must be what is read."""
-    with pytest.raises(CoterieError, match="does not stand alone"):
+    with pytest.raises(CoterieError, match="has other keys as well"):
         unpack(packed, [torch.zeros(1)], None)
