@@ -77,7 +77,7 @@ def test_same_tells_apart():
 
 
 def test_what_cannot_be_kept_is_refused():
-    with pytest.raises(CoterieError, match="a set cannot be kept"):
+    with pytest.raises(CoterieError, match="a set cannot be stored"):
         pack({"x": {1, 2}}, LAYOUT)
 
 
