@@ -345,7 +345,7 @@ def test_pfedme_brings_its_server_along():
     parts = {"ifca": coterie.ifca(k=2), "pfedme": pfedme(beta=0.5)}
     assert parts["pfedme"].pieces.around is not None
     assert pfedme().pieces.around is None
-    with pytest.raises(ConfigError, match="how the server takes the mean"):
+    with pytest.raises(ConfigError, match="how the server averages"):
         combined("both", {**parts, "fedavgm": coterie.fedavgm()})
 
 
