@@ -395,7 +395,7 @@ def test_a_trial_trains_as_long_as_the_probe_or_asks_how_long_that_must_be(steps
     answer = Answer(IDS, [1] * 6, evidence, torch.eye(6), [0.0] * 6, memory, notes)
     state = State({0: weights(PLANE, 0, 0)}, dict.fromkeys(IDS, 0))
     fed = Scripted(lambda order: steps_(50, samples=2.0), IDS)
-    after = Evidenced().concluded(fed, state, answer)
+    after = Evidenced().decided(fed, state, answer)
     assert after.memory["trial"]["steps"] == (steps or 50)
     asked = [order for _, orders, _ in fed.asked for order in orders.values()]
     assert [(o.client, o.task, o.config["keep"]) for o in asked] == [
