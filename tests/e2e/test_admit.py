@@ -126,7 +126,7 @@ def test_what_cannot_be_held_out(cli, small, monkeypatch):
 def test_resume_takes_no_other_newcomers(cli, small):
     assert cli("run", *small, "--rounds", 1, "--holdout", 1, "--dir", "a", "-q").code == 0
     for more in (("--holdout", 2), ("--holdout", 0), ("--admit-epochs", 0)):
-        cli("run", "--resume", "a", *more).says(2, "--resume takes the configuration of the run")
+        cli("run", "--resume", "a", *more).says(2, "--resume uses the configuration of the run")
 
 
 def test_killed_and_resumed(cli, start):
