@@ -6,7 +6,7 @@ WORKERS ?= 2
 SIDE_BY_SIDE := -m "not e2e" -p no:cacheprovider -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 DEMO_DIR ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test coverage test-e2e check pages docs bench-methods setup clean
+.PHONY: demo test coverage test-e2e check pages docs build bench-methods setup clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,10 @@ pages: setup
 # a note of Material's on its own future, which is no warning about these pages.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The source distribution and the wheel, in dist/.
+build: setup
+	$(BIN)/python -m hatchling build
 
 # All methods on Fashion-MNIST, within an hour on two cores; call it again to go on where it stopped.
 # COTERIE_DATA is the folder of the data set's files; without it they are downloaded.
