@@ -2,10 +2,15 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from browsing import browser as a_browser
+from browsing import why_not
 
 # The same examples in every run, so that a failure is the change's own; to look for new ones:
 # HYPOTHESIS_PROFILE=explore make test
@@ -54,3 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):  # or else there is no such mark
         for item in items:
             item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """The one browser of a process: playwright cannot be started twice."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with a_browser() as opened:
+        yield opened
