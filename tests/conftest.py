@@ -31,9 +31,8 @@ TOGETHER = {
 }
 # The longest first: a long file that begins last would keep one worker busy while others are idle.
 LONGEST = (
-    *("tests/docs/test_tutorial", "tests/e2e/test_federation", "tests/engines/flower"),
-    *("tests/contract", "tests/browser", "tests/docs", "tests/engines", "tests/laws"),
-    *("tests/faults", "tests/e2e", "tests/attacks"),
+    *("tests/docs", "tests/e2e/test_federation", "tests/engines", "tests/browser", "tests/laws"),
+    *("tests/contract", "tests/faults", "tests/e2e", "tests/attacks"),
 )
 
 
