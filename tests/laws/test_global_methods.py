@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import coterie
 from coterie.channel.compression.coding import Coding
 from coterie.channel.privacy.settings import Privacy
-from coterie.client import client as client_module
+from coterie.client import stacked as client_module
 from coterie.client.fit import decode
 from coterie.client.store import Store
 from coterie.core.method import Round

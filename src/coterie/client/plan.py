@@ -63,6 +63,7 @@ class Plan:
     coding: Coding = field(default_factory=Coding)
     privacy: Privacy = field(default_factory=Privacy)
     secrets: Secrets = field(default_factory=Secrets)
+    batch_clients: int = 1  # clients that train as one stacked model
 
     @property
     def roster(self) -> Roster:

@@ -328,6 +328,7 @@ class Session(TypedDict, total=False):
     workers: Count | None
     headline: Headline
     model_bytes: Count
+    batch_clients: Count
     versions: dict[str, str]
     system: str
 

@@ -321,6 +321,14 @@ class RunSection(Policy):
     cpus_per_worker: float = key(1.0, "CPUs that Ray sets aside for a worker, fractions too.", gt=0)
     gpus_per_worker: float = key(0.0, 'The same for GPUs, with `device = "cuda"`.', ge=0)
     device: str = key("cpu", "Any torch device.")
+    batch_clients: Literal["auto"] | Annotated[int, Field(ge=1)] = key(
+        1,
+        "Clients that a worker trains at once, as one stacked model: a number, or auto. Several "
+        "times faster for small models of linear layers (logistic regression, `mlp`); others "
+        "train one by one. Models then agree with those of `1` to rounding, and are the same on "
+        "any engine and any number of workers. [More](../howto/many-clients.md).",
+        flag="--batch-clients",
+    )
     checkpoint_every: int = key(
         1, "Rounds between checkpoints. The last round always has one.", ge=1
     )
