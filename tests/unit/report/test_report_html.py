@@ -638,7 +638,7 @@ def test_names_written_from_the_right_stay_by_themselves(tmp_path):
     assert "<bdi>\u05d0\u05d1</bdi>" in caption  # 0.5, the least in the last round
     assert "<bdi>plain" not in text
     first = text.split('id="headline"')[1].split("</div>")[0]
-    assert "Worst off is <bdi>\u05d0\u05d1</bdi> with" in first
+    assert "of <bdi>\u05d0\u05d1</bdi>." in first
 
 
 # --- damage -------------------------------------------------------------------------------------
