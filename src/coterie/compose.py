@@ -217,7 +217,7 @@ class Assign:
     model. What it sends goes into its group's mean, or where ``mixes(state, client)`` says, in
     those shares. Without ``admit`` a newcomer picks. ``tasks`` are what the rule asks of clients,
     ``tells(state)`` what it has to say to those who train; ``check`` refuses what does not fit,
-    ``takes_as_public``, ``needs_public`` and ``shows`` are as in ``Method``.
+    ``takes_as_public``, ``needs_public``, ``same_steps`` and ``shows`` are as in ``Method``.
 
     A rule that ``sorts`` looks at single replies, in the rounds in which ``looks(state, info)``:
     from the state, what the cohort sent, and a way to have ``more`` clients train as well, come the
@@ -247,6 +247,7 @@ class Assign:
     needs_public: bool = False
     no_noise: str = ""
     sums: int = 1
+    same_steps: str = ""
     shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -449,6 +450,7 @@ def grouped(
         needs_public=assign.needs_public,
         chooses="slot" if assign.picks else "",
         sums=assign.sums,
+        same_steps=assign.same_steps,
         shows={**dict.fromkeys(picks, ("slot",)), **assign.shows},
     )
 

@@ -222,6 +222,8 @@ class Method:
     name the slot that their model goes into, where they choose it themselves. ``sums`` is how many
     means (``reduce``) a client's uploads go into in one round, at most: under secure aggregation
     clients sign no more, and all of them must be of the same clients with the same weights.
+    ``same_steps`` says what of a client's training goes into two sums, in another proportion for
+    each number of steps: then all must make the same number.
     ``shows`` are the tasks that are asked of single clients (``gather``) although sums are secure,
     each with the metrics that it may answer with: a number that is not named there stays with the
     client, and so does every vector that was not revealed.
@@ -252,6 +254,7 @@ class Method:
     needs_public: bool = False
     chooses: str = ""
     sums: int = 1
+    same_steps: str = ""
     shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -48,6 +48,7 @@ KEPT_IN = "trial_round"  # and the round in which it was trained
 STEPS = "trial_steps"  # in an order to train: the least number of steps before a model is scored
 SCALED = "scaled"  # in an order to score: whether scores are divided by a client's samples
 EVERYBODY = "everybody"  # the slot of the sum of all scores
+TWICE = "sends, in a trial, a model and a copy of it that may have made more steps"  # secure sums
 SCORED = "scored"  # in an upload: the longer-trained copy that is averaged and scored
 MOST = 0.9  # of the gain of the best cut: so much makes a coarser one good enough
 LARGEST = 60_000.0  # below it, a number fits into 16 bits

@@ -142,6 +142,7 @@ def test_a_method_that_declares_two_sums_does_not_get_two_sets_of_clients(tmp_pa
     """FedClust's trial sums models, then scores: of the same clients, each counted alike."""
     fed = federation(tmp_path, method="fedclust", fallback=False)
     fed.config["privacy"] = {**PRIVACY, "reveal": "final-layer"}
+    fed.config["train"] |= {"steps": 2}
     attack = Attack(monkeypatch, nearly_the_same)
     fed.serve()
     assert not attack.sums

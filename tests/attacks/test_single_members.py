@@ -140,6 +140,7 @@ def test_the_usual_options_of_an_optimiser_are_taken(tmp_path):
 
 WARM_UP = {"method": {"name": "fedclust", "clusters": 2, "warmup_steps": 1}}
 REVEALING = {**WARM_UP, "privacy": {"reveal": REVEAL}}
+TRIALS = {"method": {"name": "fedclust"}, "train": {"steps": 2}, "privacy": {"reveal": REVEAL}}
 
 
 def test_a_run_that_reveals_takes_the_owners_own_word(tmp_path):
@@ -285,7 +286,7 @@ def test_a_sum_has_noise_of_its_own_in_each_run_and_with_each_set_of_members(
 )
 def test_an_order_that_goes_into_no_sum_leaves_a_clients_state_alone(more, tmp_path, monkeypatch):
     # A control variate of 2^58 would drown all gradients of this client in rounding.
-    server = Server(tmp_path, method={"name": "scaffold"}, train={"momentum": 0.0})
+    server = Server(tmp_path, method={"name": "scaffold"}, train={"steps": 1})
     trained = trained_in(monkeypatch)
     zero = torch.zeros(server.start.layout.size)
     asked = {"0": server.start, "correction": zero + 2.0**58}
@@ -310,8 +311,7 @@ def test_an_order_that_goes_into_no_sum_leaves_a_clients_state_alone(more, tmp_p
 def test_a_method_with_two_sums_a_round_gets_one_of_each_task(
     task, offers, config, other, tmp_path
 ):
-    told = {"method": {"name": "fedclust"}, "privacy": {"reveal": REVEAL}}
-    server = Server(tmp_path, reveal=REVEAL, **told)
+    server = Server(tmp_path, reveal=REVEAL, **TRIALS)
     models = {name: server.model(head_bias=float(name)) for name in offers}
     first = server.sum(models, task, **config)
     assert values(server.sum(models, task, **config)) == values(first)
@@ -341,8 +341,7 @@ def test_a_sum_of_another_run_than_the_members_own_is_refused(tmp_path):
 
 def test_a_client_that_was_led_to_a_state_of_its_own_is_in_no_sum_of_scores(tmp_path):
     # Those who have kept no copy in this round would give zeros, and leave the victim's losses.
-    told = {"method": {"name": "fedclust"}, "privacy": {"reveal": REVEAL}}
-    server = Server(tmp_path, reveal=REVEAL, **told)
+    server = Server(tmp_path, reveal=REVEAL, **TRIALS)
     offers = {"0": server.start}
     told = {"run": server._secure.run, "attempt": "a" * 32, "by_examples": False, "slot": 0}
     led = server.ask(VICTIM, "train", offers, config={"trial_steps": 1}, beside=told)

@@ -52,6 +52,11 @@ class Evidenced:
         """How many sums a round has at most: in a trial the models, and then their scores."""
         return 1 if self.tries == "off" else 2
 
+    @property
+    def same_steps(self) -> str:
+        """What of a client's training goes into two sums, as in ``Method``."""
+        return "" if self.tries == "off" else trial.TWICE
+
     def begun(
         self,
         fed: Federation,
@@ -176,6 +181,7 @@ def by_evidence(
         sees="each",
         check=checks,
         sums=how.sums,
+        same_steps=how.same_steps,
         probes=probes,
         regrouped=how.settled,
         no_noise=NO_NOISE,

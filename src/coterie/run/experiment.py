@@ -42,7 +42,7 @@ from coterie.results.result import Result
 from coterie.results.rundir import RunDir, rounds_of
 from coterie.run.ending import Stop
 from coterie.run.own import check_digests, digests_of
-from coterie.run.privacy import Guard, calibrated, check_outliers, check_privacy
+from coterie.run.privacy import Guard, calibrated, check_outliers, check_privacy, check_steps
 from coterie.run.running import Running, remembered, waiting
 from coterie.schema import (
     AvailabilitySection,
@@ -182,6 +182,7 @@ class Experiment:
             self.settings.clock["name"],
             self.schedule.optimizer,
         )
+        check_steps(self.privacy, self.method, self.schedule.steps)
 
     def client_plan(self, folder: Path) -> Plan:
         """The same, unchecked: for a client that was told the experiment."""
