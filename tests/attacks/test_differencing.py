@@ -224,22 +224,25 @@ def test_who_gave_values_without_signing_gives_none_to_more_clients(tmp_path, mo
 
 def hidden_in_a_mark(body):
     """The client would obey what stands under the mark, and sign the rest."""
-    real = {**body, "config": {**body["config"], "steps": 0}}
+    real = {**body, "config": {**body["config"], "steps": 1}}
     return {**body, "$dict": [[key, value] for key, value in real.items()]}
 
 
 def hidden_deeper(body):
-    real = {**body["config"], "steps": 0}
+    real = {**body["config"], "steps": 1}
     return {**body, "config": {**body["config"], "$dict": [[k, v] for k, v in real.items()]}}
 
 
 def another_order(body):
-    return {**body, "config": {**body["config"], "steps": 0}}
+    return {**body, "config": {**body["config"], "steps": 1}}
 
 
 @pytest.mark.parametrize("lie", [hidden_in_a_mark, hidden_deeper, another_order])
 def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path, monkeypatch):
-    """The others would send the model back as it was: the victim's change is all that is left."""
+    """What the others make of an order of theirs, a server may know: the victim is what is left.
+
+    They carry theirs out, so it is what members sign that stops the sum.
+    """
     fed, order = federation(tmp_path), Member._order
 
     def forged(member, parcel, came):
@@ -253,6 +256,7 @@ def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path
     monkeypatch.setattr(Member, "_order", forged)
     (told,) = fed.serve().history
     assert "abandoned" in told
+    assert adverts(fed) == ({VICTIM} if lie is hidden_in_a_mark else set(range(COUNT)))
 
 
 @pytest.mark.parametrize(
