@@ -167,6 +167,19 @@ def test_who_has_revealed_something_enters_another_run_with_permission_only(tmp_
     assert not server.enrol("dd44", **REVEALING)
 
 
+def test_a_member_reveals_its_final_layer_once_in_a_run(tmp_path):
+    # Of other models it would say more, in a later round as in this one.
+    server = Server(tmp_path, reveal=REVEAL)
+    assert not server.enrol("bb22", **REVEALING)
+    first = server.ask(VICTIM, "warm-up", {"model": server.start}, name="first")
+    again = server.ask(VICTIM, "warm-up", {"model": server.start}, name="first")
+    for final in (answer["arrays"]["final"].vector for answer in (first, again)):
+        assert torch.equal(final, first["arrays"]["final"].vector)
+    for round in (0, 1):
+        other = {"model": server.model(0.0)}
+        assert refused(server.ask(VICTIM, "warm-up", other, round=round))
+
+
 def test_a_final_layer_that_is_the_whole_model_is_not_revealed(tmp_path):
     server = Server(tmp_path, reveal=REVEAL, model={"name": "logistic"})
     server.enrol("bb22", **REVEALING)
