@@ -180,6 +180,17 @@ def test_a_member_reveals_its_final_layer_once_in_a_run(tmp_path):
         assert refused(server.ask(VICTIM, "warm-up", other, round=round))
 
 
+@pytest.mark.parametrize("by", ["model", "gradient", "labels", "data"])
+def test_more_than_a_final_layer_is_not_revealed(by, tmp_path):
+    # The task can do more than a method asks of it when sums are secure; the server says by what.
+    server = Server(tmp_path, reveal=REVEAL, **TRIALS)
+    told = {"by": by, "probe_steps": 1, "draw": 0, "round": 0, "vectors": 1}
+    assert refused(server.ask(VICTIM, "halves", {"model": server.start}, config=told))
+    told |= {"by": REVEAL}
+    final = server.ask(VICTIM, "halves", {"model": server.start}, round=1, config=told)["arrays"]
+    assert {array.layout.layers for array in final.values()} == {("head",)}
+
+
 def test_a_final_layer_that_is_the_whole_model_is_not_revealed(tmp_path):
     server = Server(tmp_path, reveal=REVEAL, model={"name": "logistic"})
     server.enrol("bb22", **REVEALING)

@@ -22,7 +22,7 @@ from coterie.door.privacy.record import Part
 from coterie.door.privacy.secagg import Rejected
 from coterie.door.privacy.settings import Privacy
 from coterie.errors import ConfigError, CoterieError
-from coterie.federation import Order, chosen
+from coterie.federation import Order, Upload, chosen
 from faked_grid import population_of
 from malicious import Server, in_a_run, refused, trained_in
 
@@ -312,6 +312,14 @@ def test_a_task_that_is_not_declared_is_refused_before_it_is_begun(tmp_path):
     with pytest.raises(ConfigError, match="asks each client by itself"):
         sealing.begin(0, {"task": "train"})
     Sealing(Privacy(), 0, tmp_path, None, None, "mine").begin(0, {"task": "train"})
+
+
+def test_a_number_that_is_not_declared_is_not_shown_whatever_the_task_makes(tmp_path):
+    sealing = Sealing(Privacy(secure=True), 0, tmp_path, None, None, "mine", shows={"size": ("n",)})
+    sealing.may_show(0, Upload(metrics={"n": 1.0}), "size", "an order")
+    for task, metrics in (("size", {"n": 1.0, "loss": 0.5}), ("other", {"n": 1.0})):
+        with pytest.raises(ConfigError, match="which it does not declare as shown"):
+            sealing.may_show(0, Upload(metrics=metrics), task, "an order")
 
 
 def test_what_is_revealed_is_revealed_once_in_a_run(tmp_path):
