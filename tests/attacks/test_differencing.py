@@ -105,6 +105,11 @@ def in_another_slot(orders, into):
     return rest, {o.client: {"other": 1.0} for o in rest}, alike
 
 
+def once_more_in_another_slot(orders, into):
+    """Everybody again, counting as before: one more view of the same uploads."""
+    return orders, {o.client: {"other": 1.0} for o in orders}, False
+
+
 def with_other_weights(orders, into):
     """Everybody again, in another slot, the victim by a little less than the others."""
     weights = {o.client: {"other": 1.0 - 2**-16 * (o.client == VICTIM)} for o in orders}
@@ -118,7 +123,7 @@ def by_samples_no_more(orders, into):
 
 ATTACKS = (
     *(without_victim, nearly_the_same, fewer_steps),
-    *(in_another_slot, with_other_weights, by_samples_no_more),
+    *(in_another_slot, once_more_in_another_slot, with_other_weights, by_samples_no_more),
 )
 
 

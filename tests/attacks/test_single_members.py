@@ -243,6 +243,26 @@ def test_who_found_its_values_too_large_for_a_sum_is_in_no_other_of_the_round(tm
     assert server.sum({"0": server.start}, round=1) is not None
 
 
+def losing(monkeypatch, client, step):
+    """Let the server say from now on that this client did not answer this step."""
+    honest = Secure._carry
+
+    def carry(server, call, at, running, said):
+        answers = honest(server, call, at, running, said)
+        return [a for a in answers if at != step or a.client != client]
+
+    monkeypatch.setattr(Secure, "_carry", carry)
+
+
+def test_who_has_signed_a_sum_signs_none_of_a_part_of_it(tmp_path, monkeypatch):
+    # The sum of four, asked for again: one client gave its values as before, and is said to be lost.
+    server = Server(tmp_path)
+    assert server.sum({"0": server.start}).clients == (0, 1, 2, 3)
+    losing(monkeypatch, VICTIM, "shares")
+    assert server.sum({"0": server.start}) is None
+    assert server.sum({"0": server.start}, round=1).clients == (0, 1, 3)
+
+
 # --- C7: which model fits better ------------------------------------------------------------------
 
 
