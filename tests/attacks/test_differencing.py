@@ -233,6 +233,12 @@ def hidden_in_a_mark(body):
     return {**body, "$dict": [[key, value] for key, value in real.items()]}
 
 
+def hidden_whole(body):
+    """Of what stands under the mark alone, nothing would be signed."""
+    real = {**body, "config": {**body["config"], "steps": 1}}
+    return {"$dict": [[key, value] for key, value in real.items()]}
+
+
 def hidden_deeper(body):
     real = {**body["config"], "steps": 1}
     return {**body, "config": {**body["config"], "$dict": [[k, v] for k, v in real.items()]}}
@@ -242,7 +248,7 @@ def another_order(body):
     return {**body, "config": {**body["config"], "steps": 1}}
 
 
-@pytest.mark.parametrize("lie", [hidden_in_a_mark, hidden_deeper, another_order])
+@pytest.mark.parametrize("lie", [hidden_in_a_mark, hidden_whole, hidden_deeper, another_order])
 def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path, monkeypatch):
     """What the others make of an order of theirs, a server may know: the victim is what is left.
 
@@ -261,7 +267,8 @@ def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path
     monkeypatch.setattr(Member, "_order", forged)
     (told,) = fed.serve().history
     assert "abandoned" in told
-    assert adverts(fed) == ({VICTIM} if lie is hidden_in_a_mark else set(range(COUNT)))
+    unread = lie in (hidden_in_a_mark, hidden_whole)
+    assert adverts(fed) == ({VICTIM} if unread else set(range(COUNT)))
 
 
 @pytest.mark.parametrize(
