@@ -255,7 +255,7 @@ def losing(monkeypatch, client, step):
 
 
 def test_who_has_signed_a_sum_signs_none_of_a_part_of_it(tmp_path, monkeypatch):
-    # The sum of four, asked for again: one client gave its values as before, and is said to be lost.
+    # The sum of four, asked for again: one gave its values as before, and is said to be lost.
     server = Server(tmp_path)
     assert server.sum({"0": server.start}).clients == (0, 1, 2, 3)
     losing(monkeypatch, VICTIM, "shares")
