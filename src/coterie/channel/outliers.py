@@ -182,9 +182,11 @@ def _measured(
 ) -> dict[Place, _Length]:
     """The lengths of what a client sent: by themselves, or from the nearest array it was sent.
 
-    Judged are models and parts of them, and what else came under the same name and in the same
-    shape; numbers such as counts have no usual size.
+    Judged are models and parts of them, what else came under the same name and in the same shape,
+    and a single number beside a model, by which its method may multiply or divide it; other numbers
+    have no usual size.
     """
+    factors = any(isinstance(array, Weights) for array in arrays.values())
     found: dict[Place, _Length] = {}
     for name, array in arrays.items():
         if isinstance(array, Weights):
@@ -196,7 +198,8 @@ def _measured(
         else:
             like = received.get(name)
             near = [like] if isinstance(like, Tensor) and like.shape == array.shape else []
-            stretches = {"": slice(None)} if near and array.is_floating_point() else {}
+            sized = bool(near) or (factors and array.numel() == 1)
+            stretches = {"": slice(None)} if sized and array.is_floating_point() else {}
         for part, stretch in stretches.items():
             vector = vector_of(array)[stretch]
             if not vector.numel() or (bases and not near):

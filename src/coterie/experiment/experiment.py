@@ -47,7 +47,7 @@ from coterie.engines.base import one_thread
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import ConfigError, EngineError
-from coterie.experiment.privacy import Guard, calibrated, check_outliers, check_privacy
+from coterie.experiment.privacy import Guard, calibrated, check_outliers, check_privacy, check_steps
 from coterie.experiment.running import Running, remembered, waiting
 from coterie.experiment.stopping import Stop
 from coterie.experiment.user_code import check_digests, digests_of
@@ -183,6 +183,7 @@ class Experiment:
             self.settings.clock["name"],
             self.schedule.optimizer,
         )
+        check_steps(self.privacy, self.method, self.schedule.steps)
 
     def client_plan(self, folder: Path) -> Plan:
         """The same, unchecked: for a client that was told the experiment."""

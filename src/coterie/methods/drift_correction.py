@@ -112,6 +112,7 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
         round=round,
         tasks={"train": train, "size": lambda client, arrays, config: Upload()},
         shows={"size": ()},
+        same_steps="sends a client's change once more, divided by its number of steps",
         admit=lambda fed, state, info: _join(fed, state, info.cohort, by_examples),
         check=check,
         pieces=None,

@@ -116,7 +116,8 @@ def group_evidence(
     tasks = {**probing.TASKS, "kinds": kinds_of_data}
     rule = Assign(start, how.admit, tasks=tasks, sees="each", check=check, regrouped=regrouped)
     shows = {**probing.SHOWS, "kinds": ("labels", "data")}
-    return grouped(NAME, replace(rule, no_noise=NO_NOISE, sums=how.sums, shows=shows))
+    rule = replace(rule, no_noise=NO_NOISE, sums=how.sums, same_steps=how.same_steps, shows=shows)
+    return grouped(NAME, rule)
 
 
 def kinds_of_data(

@@ -123,6 +123,7 @@ def user_centric(
         regrouped=weighing.regrouped,
         no_noise=NO_NOISE if compared == "update" else "",
         sums=how.sums,
+        same_steps=how.same_steps,
     )
     return grouped("user-centric", assign)
 
