@@ -14,7 +14,7 @@ def middle() -> Method:
         return State({0: setup.start}, dict.fromkeys(setup.clients, 0))
 
     def train(client, arrays, config):  # on a client: train what came, send it back
-        return Upload({"model": client.fit(arrays["model"]).weights}, since={"model": "model"})
+        return Upload({"model": client.fit(arrays["model"]).weights}, delta_of={"model": "model"})
 
     def round(fed, state, info):  # on the server, in each round
         model = state.models[0]
