@@ -113,7 +113,7 @@ class Evidenced:
         return with_split(after, slot, plan)
 
     def probed_in(self, fed: Federation, state: State, slot: Slot, info: Round) -> State | None:
-        """The same before a round of training; None if no client answers, as in any round."""
+        """Like ``probed``, before a round of training; None if no client answers."""
         try:
             return self.probed(fed, state, slot, info.number, info.public)[0]
         except NobodyAnswered:

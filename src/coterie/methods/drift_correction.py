@@ -197,8 +197,8 @@ def _shared(weights: Weights) -> Tensor:
 
 def _kept(client: Client, like: Tensor) -> Tensor:
     """The client's own correction; zero at first."""
-    own = client.state.get(KEY)
-    return own if isinstance(own, Tensor) else torch.zeros_like(like)
+    kept = client.state.get(KEY)
+    return kept if isinstance(kept, Tensor) else torch.zeros_like(like)
 
 
 def _tilt(start: Weights, slope: Tensor) -> Objective:

@@ -1,4 +1,4 @@
-"""What a new thing costs: each is one file of a user's own, and nothing else is touched."""
+"""What an extension costs: each one is a single file of the user's, and nothing else changes."""
 
 import json
 
@@ -262,7 +262,7 @@ def test_a_place_where_nothing_is_is_a_sentence(says):
 
 
 def test_spawned_workers_know_the_same_functions(tmp_path, monkeypatch):
-    """They share no memory, and start without anything that was loaded here."""
+    """Workers share no memory and start without anything that was loaded here."""
     (tmp_path / "mine.py").write_text(METHOD + MODEL + CODEC)
     tree = {
         "data": {"clients": 4, "samples": 200},

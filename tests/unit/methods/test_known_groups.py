@@ -1,4 +1,4 @@
-"""Given groups in Python: where they come from, how the method travels, whom it admits."""
+"""Given groups in Python: their sources, how the method travels, and which clients it admits."""
 
 import json
 import warnings

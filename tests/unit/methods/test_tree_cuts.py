@@ -1,4 +1,4 @@
-"""Why a tree was cut where it was: the sentence says what is drawn, and names the best cut."""
+"""The reason for a cut: the sentence matches what is drawn and names the best cut."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from coterie.report.reading import Reading
 
 
 def apart(groups, inside, between, far):
-    """Distances of clients of these groups; those of the last one are far from all others."""
+    """Distances between clients in these groups; the last group is far from all others."""
     last = max(groups)
     return np.array(
         [
