@@ -43,7 +43,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import coterie
 from coterie import data as coterie_data
-from coterie.client import client as client_module
+from coterie.client import stacked as client_module
 from coterie.client.fit import Fit
 from coterie.client.objectives import Objective
 from coterie.compose import probing

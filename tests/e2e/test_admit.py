@@ -126,7 +126,7 @@ def test_what_cannot_be_held_out(cli, small, monkeypatch):
 def test_resume_takes_no_other_newcomers(cli, small):
     assert cli("run", *small, "--rounds", 1, "--holdout", 1, "--dir", "a", "-q").code == 0
     for more in (("--holdout", 2), ("--holdout", 0), ("--admit-epochs", 0)):
-        cli("run", "--resume", "a", *more).says(2, "--resume takes the configuration of the run")
+        cli("run", "--resume", "a", *more).says(2, "--resume uses the configuration of the run")
 
 
 def test_killed_and_resumed(cli, start):
@@ -249,7 +249,7 @@ def test_who_cannot_be_admitted(cli, small, monkeypatch):
     words = ("--shift", "rotation", "--set", "shift.groups=2", "--rounds", 1, "-q")
     assert cli("run", *small, *words, "--method", "oracle", "--dir", "o").code == 0
     ended = cli("admit", "o", "--client", "new.npz")
-    ended.says(2, "method oracle cannot admit client 4: nobody told it the true group")
+    ended.says(2, "method oracle cannot admit client 4: its true group is unknown")
     monkeypatch.setitem(METHODS, "closed", closed)
     assert cli("run", *small, *words, "--method", "closed", "--dir", "c").code == 0
     cli("admit", "c", "--client", "new.npz").says(2, "closed has no way to admit newcomers")

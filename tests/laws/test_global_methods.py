@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import coterie
 from coterie.channel.compression.coding import Coding
 from coterie.channel.privacy.settings import Privacy
-from coterie.client import client as client_module
+from coterie.client import stacked as client_module
 from coterie.client.fit import decode
 from coterie.client.store import Store
 from coterie.core.method import Round
@@ -460,7 +460,7 @@ def test_pieces_that_go_around_others_are_known():
 def test_whatever_goes_around_keeps_the_mean_or_is_refused(name, around, tmp_path):
     factory, weights = WEIGHED[name]
     if around in ROBUST:
-        with pytest.raises(ConfigError, match=r"mean of its clients' own.*no robust mean can go"):
+        with pytest.raises(ConfigError, match=r"mean of its clients' own.*no robust mean can wrap"):
             AROUND[around](factory())
         return
     made = experiment(AROUND[around](factory()), uneven(), schedule=PLAIN, settings=BUDGET)

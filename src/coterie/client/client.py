@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.client.fit import Criterion, Fit, FlatModel, data_gradient, fit, outputs
+from coterie.client.fit import Criterion, Fit, FlatModel, data_gradient, outputs
 from coterie.client.objectives import Objective, erm
+from coterie.client.stacked import FitCall
+from coterie.client.together import Together
 from coterie.core.messages import Array, ClientId, Scalar, Upload
 from coterie.core.schema import Schedule
 from coterie.core.weights import Weights
@@ -57,6 +59,10 @@ class TrainingContext:
     schedule: Schedule
     seed: int
     equal: bool = False  # whether clients count equally, whatever their samples
+    together: Together = field(init=False)  # where clients train, alone or several at once
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "together", Together(self.model, self.criterion))
 
 
 class Client:
@@ -148,20 +154,20 @@ class Client:
             for purpose in ("order", "dropout")
         )
         try:
-            found = fit(
-                self._context.model,
-                start,
-                self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
-                self._context.criterion,
-                objective or erm(),
-                self.schedule(**changes),
-                order,
-                dropout,
-                None if part is None else start.layout.only(part),
+            trained = self._context.together.fit(
+                FitCall(
+                    start,
+                    self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
+                    objective or erm(),
+                    self.schedule(**changes),
+                    order,
+                    dropout,
+                    None if part is None else start.layout.only(part),
+                )
             )
-            self.samples += found.samples
-            self.trained += found.samples
-            return found
+            self.samples += trained.samples
+            self.trained += trained.samples
+            return trained
         except TrainingError as error:
             raise type(error)(
                 f"client {self.id}, round {self.round + 1}: {error}. Lower the learning rate "

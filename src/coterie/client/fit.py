@@ -132,9 +132,9 @@ def fit(
     model.module.train()
     theta, gradient = model.vector[: model.layout.trainable], model.gradient
     origin = theta.clone() if objective.penalties or part else theta
-    rest = None if part is None else _outside(model, part)
+    rest = None if part is None else outside(model, part)
     plain = objective == Objective() and part is None
-    clear, step = _optimiser(theta, gradient, schedule, plain)
+    clear, step = optimiser(theta, gradient, schedule, plain)
     terms = [term(model) for term in objective.terms]
     losses: list[Tensor] = []
     samples = 0
@@ -186,7 +186,7 @@ def fit(
     return Fit(whole, len(losses), mean_loss, samples)
 
 
-def _outside(model: FlatModel, part: Layout) -> Tensor:
+def outside(model: FlatModel, part: Layout) -> Tensor:
     """Which parameters are not of this part."""
     rest = torch.ones(model.layout.size, dtype=torch.bool, device=model.device)
     for here, _ in model.layout.runs(part):
@@ -194,7 +194,7 @@ def _outside(model: FlatModel, part: Layout) -> Tensor:
     return rest[: model.layout.trainable]
 
 
-def _optimiser(
+def optimiser(
     theta: Tensor, gradient: Tensor, schedule: Schedule, plain: bool
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """What to do before a backward pass and after it, to make one step over the flat vector."""

@@ -27,11 +27,15 @@ Metric = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class Training:
-    """What clients minimise, how, and what else they are scored by."""
+    """What clients minimise, how, and what else they are scored by.
+
+    ``batch_clients`` is how many clients train as one stacked model.
+    """
 
     criterion: Criterion
     schedule: Schedule
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    batch_clients: int = 1
 
 
 @dataclass(frozen=True)

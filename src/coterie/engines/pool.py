@@ -96,7 +96,7 @@ class Pool:
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out, largest clients first, as workers become free."""
-        queue = Queue(units(requests, self._train, self._held))
+        queue = Queue(units(requests, self._train, self._held, self._plan.training.batch_clients))
         numbers: dict[int, int] = {}
         for worker in list(self._workers):
             if not worker.process.is_alive():

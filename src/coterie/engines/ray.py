@@ -137,7 +137,7 @@ class RayEngine:
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out, largest clients first, as workers become free."""
-        queue = Queue(units(requests, self._train, self._held))
+        queue = Queue(units(requests, self._train, self._held, self._plan.training.batch_clients))
         blobs: dict[int, tuple[int, Any]] = {}
         for worker in list(self._workers):
             if worker.actor is None:

@@ -115,6 +115,11 @@ def client_rows(
     newcomers: Collection[ClientId] = (),
 ) -> list[dict[str, Any]]:
     """The per-client table; ``newcomers`` are marked in a column of their own, if there are any."""
+    by_title = {"received": received, "adapted": adapted, "alone": alone}
+    columns = {
+        title: sorted({k for s in scores.values() for k in s if k.startswith("test_")})
+        for title, scores in by_title.items()
+    }
     rows = []
     for id, client in enumerate(population.clients):
         moved = ledger.method.get(id, Bytes())
@@ -130,12 +135,9 @@ def client_rows(
             "bytes_down": moved.down,
             "bytes_up": moved.up,
         }
-        for title, scores in (("received", received), ("adapted", adapted), ("alone", alone)):
-            if not scores:
-                continue
-            found = scores.get(id, {})
-            for key in sorted({k for s in scores.values() for k in s if k.startswith("test_")}):
-                row[f"{title}_{key.removeprefix('test_')}"] = found.get(key, "")
+        for title, scores in by_title.items():
+            for key in columns[title]:
+                row[f"{title}_{key.removeprefix('test_')}"] = scores.get(id, {}).get(key, "")
         if alone:
             row["gain"] = _gain(received.get(id, {}), alone.get(id, {}), f"test_{judged_by}")
         rows.append(row)

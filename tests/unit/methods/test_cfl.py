@@ -431,7 +431,7 @@ def test_a_walk_is_the_same_whenever_asked_and_leaves_nothing_behind(tmp_path):
 
 def test_a_walk_does_not_repeat_the_batches_of_the_round(tmp_path, monkeypatch):
     """Client 1 trains in round 1, is not heard, and walks: batches and dropout of its own."""
-    from coterie.client import client as module
+    from coterie.client import stacked as module
 
     used, original = [], module.fit
     monkeypatch.setattr(module, "fit", lambda *given: used.append(given[6:8]) or original(*given))

@@ -415,7 +415,7 @@ def test_a_newcomer_without_validation_data_is_refused(tmp_path):
 
 @pytest.mark.parametrize("m", [3, 4])
 def test_as_many_models_as_clients_are_refused(m, tmp_path):
-    with pytest.raises(ConfigError, match=f"m = {m} others' models for 3 clients: take fewer"):
+    with pytest.raises(ConfigError, match=f"m = {m} others' models for 3 clients: choose an m"):
         on_quadratics(fedfomo(m=m), THREE).plan(tmp_path)
 
 

@@ -418,7 +418,7 @@ def test_what_does_not_matter_is_not_refused():
 
 
 def test_one_client_is_refused_by_the_method_too():
-    with pytest.raises(ConfigError, match="compares clients, and there is one only"):
+    with pytest.raises(ConfigError, match="compares clients, and there is only one"):
         execute(experiment(coterie.group_evidence(), digits(clients=1, groups=1)))
 
 

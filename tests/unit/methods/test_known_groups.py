@@ -123,7 +123,7 @@ def test_a_run_with_noise_warns_once_of_what_it_does_not_cover():
     with pytest.warns(UserWarning, match="ε does not cover the groups given to") as told:
         coterie.simulate(PEOPLE, method=coterie.known_groups(GROUPS), **given)
     assert len([w for w in told if "does not cover" in str(w.message)]) == 1
-    with pytest.warns(UserWarning, match="column 'group', .* if it was found on the data"):
+    with pytest.warns(UserWarning, match="column 'group', .* if it was derived from the data"):
         coterie.simulate(PEOPLE, method=make("known-groups+fedprox"), **given)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -236,7 +236,7 @@ def test_the_personal_steps_begin_at_w_for_every_batch():
 
 @pytest.mark.parametrize(("personal_lr", "lam"), [(0.2, 10.0), (1.0, 2.0), (0.002, 1000.0)])
 def test_personal_steps_that_would_diverge_are_refused(personal_lr, lam):
-    with pytest.raises(ConfigError, match=r"personal_lr·lam = .*Take personal_lr below"):
+    with pytest.raises(ConfigError, match=r"personal_lr·lam = .*Set personal_lr below"):
         pfedme(personal_lr=personal_lr, lam=lam)
     pfedme(personal_lr=personal_lr * 0.99, lam=lam)
 
@@ -345,7 +345,7 @@ def test_pfedme_brings_its_server_along():
     parts = {"ifca": coterie.ifca(k=2), "pfedme": pfedme(beta=0.5)}
     assert parts["pfedme"].pieces.around is not None
     assert pfedme().pieces.around is None
-    with pytest.raises(ConfigError, match="how the server takes the mean"):
+    with pytest.raises(ConfigError, match="how the server averages"):
         combined("both", {**parts, "fedavgm": coterie.fedavgm()})
 
 

@@ -437,7 +437,7 @@ def test_whoever_has_more_than_anybody_said_trains_as_long_as_the_run_says(tmp_p
 
 def test_nobody_says_how_much_it_has(tmp_path):
     mute = on_quadratics(adaptive(), [[1.0], [2.0]])
-    with pytest.raises(TrainingError, match="no client said how many"):
+    with pytest.raises(TrainingError, match="no client reported its number"):
         drive(mute, tmp_path, lambda p: Faulty(Loop(p), lose_reply=lambda c, o: True))
 
 
