@@ -10,16 +10,16 @@ from coterie import Method, Order, State, Upload, Weights, method
 def middle() -> Method:
     """The coordinate-wise median of the models that clients send."""
 
-    def init(fed, setup):  # on the server, once: everybody begins with the same model
+    def init(fed, setup):  # on the server, once: all clients begin with the same model
         return State({0: setup.start}, dict.fromkeys(setup.clients, 0))
 
-    def train(client, arrays, config):  # on a client: train what came, send it back
-        return Upload({"model": client.fit(arrays["model"]).weights}, since={"model": "model"})
+    def train(client, arrays, config):  # on a client: train the received model and send it back
+        return Upload({"model": client.fit(arrays["model"]).weights}, delta_of={"model": "model"})
 
     def round(fed, state, info):  # on the server, in each round
         model = state.models[0]
         replies = fed.gather([Order(c, "train", {"model": model}) for c in info.cohort])
-        if not replies:  # replies get lost; a method must live with that
+        if not replies:  # replies can get lost, even all of them
             return state
         rows = torch.stack([r.arrays["model"].vector for r in replies])
         return State({0: Weights(model.layout, rows.median(dim=0).values)}, state.groups)
