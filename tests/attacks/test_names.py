@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.channel.wire import Message
 from coterie.data import SETS
-from coterie.deploy import names
+from coterie.deploy import allowed_names as names
 from coterie.deploy import serve as serving
 from coterie.deploy.terms import agreement_of
 from coterie.engines.flower.messages import Digests, Packet, opened, sealed
@@ -238,7 +238,8 @@ def test_a_method_that_a_members_own_command_line_maps(lying_about, tmp_path):
         answer = told(fed, "enrol", asked)
     assert answer.kind == "refused"
     assert (
-        "the method mine of this client is of another file than the server's" in answer.told["text"]
+        "the method mine of this client comes from another file than the server's"
+        in answer.told["text"]
     )
     answer = told(fed, "enrol", asked)  # and without it
     assert answer.kind == "refused"

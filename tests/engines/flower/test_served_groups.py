@@ -95,7 +95,7 @@ def test_ids_that_nobody_has_need_no_group(tmp_path):
 
 def test_a_column_is_refused_with_what_to_do(tmp_path):
     fed = Federation(tmp_path, known("site"))
-    with pytest.raises(ConfigError, match=r"does not know its clients' metadata. Give a file"):
+    with pytest.raises(ConfigError, match=r"does not know its clients' metadata. Name a file"):
         fed.serve()
     assert fed.grid.posts == []
 

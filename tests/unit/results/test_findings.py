@@ -299,7 +299,7 @@ def test_one_group_is_said_once_with_its_reason():
 def test_a_tree_that_was_not_cut_says_nothing_of_a_cut():
     (tree,) = [d for d in pictures(evidenced()) if d.name == "dendrogram"]
     assert tree.words == (
-        "The tree of 4 clients, made before round 1, is 6 high. Colours are the groups that "
+        "The tree of 4 clients, built before round 1, has height 6. Colours show the clients' "
         f"clients are in now. The evidence: {EVIDENCE['why']}."
     )
     assert not [t for t in tree.sketch.data if "cut" in str(t.get("name"))]
