@@ -71,7 +71,7 @@ CLOCK = {
     "latency": 0.05,
     "compute": "samples",
 }
-DEFAULT = "auto"  # phi, if nobody tunes it
+DEFAULT = "auto"  # the untuned value of phi
 ROUNDS = 5000  # never reached: the budget ends every run
 
 
@@ -159,7 +159,7 @@ if __name__ == "__main__":
         "torch": torch.__version__,
     }
     results: dict[str, dict] = {}
-    if kept and kept.exists():  # it stays what it was made by
+    if kept and kept.exists():  # a file keeps the settings that it began with
         before = json.loads(kept.read_text())
         results, about = before.pop("results"), before
     for seed in seeds:

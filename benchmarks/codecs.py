@@ -99,8 +99,8 @@ if __name__ == "__main__":
     parser.add_argument("--codecs", nargs="+", default=CODECS, metavar="CODEC")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # as a run does
-    code = commit()  # now: the checkout may move while this runs
+    torch.set_num_threads(1)  # as in a run
+    code = commit()  # read it now: the checkout may change while this runs
     found = measured(arguments.codecs, arguments.megabytes, arguments.repeats)
     columns = [f"{way} {what}" for way in ("encode", "decode") for what in ("", "min", "core")]
     print(f"{'MB/s of float32':36}" + "".join(f"{c:>12}" for c in columns) + "   shorter")

@@ -52,7 +52,7 @@ Tree = dict[str, Any]
 
 LEVELS = ("low", "mid", "high")
 METHODS = "local,fedavg,per-fedavg:beta=0.05,clusterfl,dc-pfl"
-OURS = "dc-pfl"  # what ratios are taken to
+OURS = "dc-pfl"  # the method that ratios refer to
 NAMES = {
     "local": "Standalone",
     "fedavg": "FedAvg",
@@ -101,7 +101,7 @@ def settings(level: str, name: str, parameters: Tree, asked: argparse.Namespace,
     tree["method"] |= parameters
     tree["train"]["lr"] = LR
     tree["run"] |= {"rounds": asked.rounds, "seed": seed}
-    tree["evaluation"] = {"adapt_epochs": 0}  # who is judged by adapting has a step of its own
+    tree["evaluation"] = {"adapt_epochs": 0}  # Per-FedAvg adapts by its own step
     return {**tree, "clock": dict(CLOCK), "stop": dict(STOP)}
 
 
@@ -130,7 +130,7 @@ def carry_out(place: Path, title: str, tree: Tree, people: Callable[[], Populati
     if begun:
         same_settings(run.path, decisive(read_toml(run.config)), wanted)
     else:
-        run.discard()  # stopped before anything was saved there, if it was begun at all
+        run.discard()  # it was stopped before it saved anything, or never started
     print(f"{title}: {'going on' if begun else 'begins'}", flush=True)
     result = execute(experiment_of(parse(tree), people()), run.path, resume=begun)
     layout = result.plan.start.layout

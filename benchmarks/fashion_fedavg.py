@@ -52,7 +52,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--keep", type=Path, help="write the figures to this JSON file")
     arguments = parser.parse_args()
-    code = commit()  # now: the checkout may move while this runs
+    code = commit()  # read it now: the checkout may change while this runs
     found = {}
     for partition, (low, high) in EXPECTED.items():
         began = time.perf_counter()

@@ -338,7 +338,7 @@ def carry_out(asked: argparse.Namespace) -> None:
                     waiting.add(pool.submit(work, some))
 
 
-# --- what it comes to ---------------------------------------------------------------------------
+# --- the results ----------------------------------------------------------------------------------
 
 
 def by_set(

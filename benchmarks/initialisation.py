@@ -52,7 +52,7 @@ SETS: dict[str, Tree] = {
         "train": {"batch_size": 32},
     },
 }
-# What is run, and on which clients: no training is needed to see the weights of a row.
+# Methods and partitions: the mixing weights need no training.
 MEASURED: dict[str, Tree] = {
     "fedavg": {"run": {"rounds": ROUNDS}, "evaluation": {"every": ROUNDS}},
     "user-centric": {

@@ -37,7 +37,7 @@ from methods import RESULTS, commit, machine
 from rows import carried_out
 
 CLIENTS, LR, EPOCHS, BATCH = 50, 0.05, 5, 32
-LAST = 3  # full rounds at the end that scores are averaged over
+LAST = 3  # scores are averaged over this many full rounds at the end
 
 
 def cells(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -46,7 +46,7 @@ SETS = {
     "digits": "--data digits --set data.public=200 --shift rotation --set shift.groups=4 "
     "--model mlp --batch-size 10",
 }
-# SCAFFOLD diverges at the others' rate where clients have two labels each: once more with less.
+# Where clients have two labels each, SCAFFOLD diverges at the common rate: run it again with less.
 METHODS = "all,scaffold:train.lr=0.01,per-fedavg:alpha=0.05"
 TITLES = {"fashion": "Fashion-MNIST, label skew 20 %", "digits": "Digits in four rotations"}
 COLUMNS = (
@@ -66,7 +66,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--methods", default=METHODS, help="as for coterie compare")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", type=Path, help="where to keep the runs (default: runs/bench-…)")
-    parser.add_argument("--resume", action="store_true", help="go on; never begin anew")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue; never start from the beginning"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
     asked = parser.parse_args()
     if asked.dir is None:
@@ -94,7 +96,7 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     about["commits"] = list(dict.fromkeys([*about["commits"], commit()]))
     note.parent.mkdir(parents=True, exist_ok=True)
     before, began = about["wall_seconds"], time.perf_counter()
-    note.write_text(json.dumps({**about, "wall_seconds": None}))  # all that is left if it is killed
+    note.write_text(json.dumps({**about, "wall_seconds": None}))  # what remains if this is killed
     try:
         subprocess.run([sys.executable, "-m", "coterie", "compare", *words], check=True)
     finally:
@@ -117,7 +119,7 @@ def ended(work: Callable[[], Any]) -> tuple[Any, int]:
         with stoppable():
             return work(), 0
     except KeyboardInterrupt:
-        print("stopped: call it again to go on", file=sys.stderr)
+        print("stopped: call it again to continue", file=sys.stderr)
         return None, 130
     except CoterieError as error:
         print(error, file=sys.stderr)
@@ -170,7 +172,7 @@ def main() -> int:
     try:
         about = run(asked)
     except subprocess.CalledProcessError as ended:
-        return ended.returncode  # it has said why
+        return ended.returncode  # the command has printed why
     except KeyboardInterrupt:
         return 130
     folder = " --folder DATA" * (asked.name == "fashion")

@@ -43,7 +43,7 @@ from coterie.methods import make
 from dc_pfl_table import write
 from methods import RESULTS, as_page, commit, machine
 
-SEEDS = (40, 41, 42)  # none of them chose the limit
+SEEDS = (40, 41, 42)  # the limit was not chosen on these
 CLIENTS, SAMPLES, ROUNDS, BAD = 10, 140, 15, 3
 SCHEDULE = {"epochs": 2, "batch_size": 16, "lr": 0.1}
 ATTACKED: Mapping[str, Mapping[str, Any]] = {
@@ -51,7 +51,7 @@ ATTACKED: Mapping[str, Mapping[str, Any]] = {
     "scaffold": {},
     "median": {},
 }
-Attack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of what it trained, and was sent
+Attack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # trained, received
 ATTACKS: Mapping[str, Attack | None] = {
     "none": None,
     "1e30": lambda trained, sent: torch.full_like(trained, 1e30),
@@ -123,7 +123,7 @@ def poisoned(method: coterie.Method, attack: Attack) -> coterie.Method:
         model = upload.arrays.get("model")
         if client.id != BAD or not isinstance(model, Weights):
             return upload
-        # Past the client's own check: a malicious one has none.
+        # After the client's own check, which a malicious client would not have.
         base = arrays[upload.since["model"]].part(model.layout)
         wrong = Weights(model.layout, attack(model.vector, base.vector))
         return replace(upload, arrays={**upload.arrays, "model": wrong})

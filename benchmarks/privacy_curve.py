@@ -116,7 +116,7 @@ def all_runs(asked: argparse.Namespace) -> dict[str, Tree]:
     return {key: kept for key, kept in done.items() if key in wanted}
 
 
-# --- what is shown -------------------------------------------------------------------------------
+# --- the results ----------------------------------------------------------------------------------
 
 
 def rows(runs: Mapping[str, Tree]) -> list[Tree]:

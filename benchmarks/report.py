@@ -313,7 +313,7 @@ def main() -> int:
     told = [word for key in changed for word in (f"--{key}", str(vars(given)[key]))]
     told += ["--keep"] * given.keep
     with tempfile.TemporaryDirectory() as temporary:
-        # A folder of its own for each size: what is there already is then what was asked for.
+        # Each size has its own folder, so runs that exist already have the requested size.
         size = f"{given.runs}x{given.rounds}x{given.clients}-seed-{given.seed}"
         folder = (given.folder or Path(temporary)) / size
         for number in range(given.runs):

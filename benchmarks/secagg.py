@@ -40,7 +40,7 @@ from coterie.channel.privacy.secagg.crypto import public_identity
 from methods import commit, machine
 from two_commits import worktree
 
-STEPS = {  # what a client does, and what the server makes of it
+STEPS = {  # each step of a client, and the server's step that follows it
     "advertise": "keys",
     "share": "shares",
     "mask": "survivors",
@@ -147,7 +147,7 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 TIMES = ("client_mean", "client_slowest", "server", "plain_sum")
-Row = tuple[int, str]  # how many are lost, and before which step
+Row = tuple[int, str]  # how many clients drop out, and before which step
 
 
 def in_process(top: Path, arguments: argparse.Namespace, count: int) -> dict[Row, dict[str, float]]:
@@ -210,7 +210,7 @@ if __name__ == "__main__":
     parser.add_argument("--base", metavar="COMMIT", help="compare with this commit, in turn")
     parser.add_argument("--repeats", type=int, default=5, help="of each, with --base")
     arguments = parser.parse_args()
-    code = commit()  # now: the checkout may move while this runs
+    code = commit()  # read it now: the checkout may change while this runs
     worst: dict[str, Any]
     if arguments.base:
         found = compared(arguments)

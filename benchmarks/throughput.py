@@ -164,7 +164,7 @@ def throughput(folder: str | None, rounds: int, workers: int, with_ray: bool) ->
         for number in range(rounds + 1):
             people = cohort(experiment.settings, number, range(100))
             samples = EPOCHS * sum(len(population.clients[c].train) for c in people)
-            first = list(runners) if number % 2 else list(runners)[::-1]  # none always leads
+            first = list(runners) if number % 2 else list(runners)[::-1]  # take turns
             taken = {name: runners[name].round(people) for name in first}
             taken["score"] = pooled.score()
             if number == 0:  # warm up
@@ -233,7 +233,7 @@ if __name__ == "__main__":
     parser.add_argument("--memory", action="store_true", help="measure memory instead")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # as a run does
+    torch.set_num_threads(1)  # as in a run
     if arguments.memory:
         memory(arguments.folder, arguments.workers)
     else:

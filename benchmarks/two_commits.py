@@ -39,7 +39,7 @@ BASE: Tree = {
     "train": {"batch_size": 8, "lr": 0.1, "momentum": 0.5},
     "run": {"rounds": ROUNDS, "engine": "loop", "seed": 7},
 }
-# Every method once at its defaults or, where these would do nothing in so few rounds, with others.
+# Every method once, at its defaults or, where these would do nothing in so few rounds, with others.
 METHODS: Mapping[str, Tree] = {
     "local": {},
     "fedavg": {},
@@ -79,7 +79,7 @@ METHODS: Mapping[str, Tree] = {
     "adaptive-tau": {"tau_max": 5, "sample": 8},
     "ifca+ditto": {"k": 2},
 }
-# What a method needs beside its own parameters.
+# Settings that a method needs beside its own parameters.
 BESIDE: Mapping[str, Tree] = {
     "scaffold": {"train": {"momentum": 0.0}},
     "adaptive-tau": {"stop": {"bytes": 1e12}},
@@ -376,7 +376,7 @@ def told(name: str, before: Tree, after: Tree) -> tuple[bool, list[str]]:
 
 @contextmanager
 def worktree(commit: str) -> Iterator[Path]:
-    """The tree of a commit, in a folder of its own."""
+    """The tree of a commit, in its own folder."""
     top = Path(__file__).resolve().parents[1]
     with tempfile.TemporaryDirectory(prefix="two-commits-") as folder:
         place = Path(folder) / "tree"

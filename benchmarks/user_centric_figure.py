@@ -126,7 +126,7 @@ def reached(ends: Sequence[float], found: Sequence[float], time: float) -> float
     return found[at - 1] if at else None
 
 
-# --- what is shown -------------------------------------------------------------------------------
+# --- the results ----------------------------------------------------------------------------------
 
 
 def rows(runs: Mapping[str, Tree]) -> list[Tree]:

@@ -5,7 +5,7 @@ import torch
 import coterie
 
 # Twelve clients, each with 100 rows of 20 features. Three hidden rules label the rows, so no single
-# model fits everybody, and a client's own 70 training rows are too few to learn its rule well.
+# model fits all clients, and a client's own 70 training rows are too few to learn its rule well.
 torch.manual_seed(0)
 rules = torch.randn(3, 20)
 clients = []
@@ -16,7 +16,7 @@ for client in range(12):
 
 # Every method gets the same clients, with the same split into training, validation and test data.
 methods = {
-    "local": "local",  # everybody alone
+    "local": "local",  # each client alone
     "fedavg": "fedavg",  # one model for all
     "fedper": coterie.fedper(k=1),  # a shared body, a last layer for each client
     "fedclust": "fedclust",  # a model for each group; finds the groups by itself

@@ -1,4 +1,4 @@
-"""A private run: the server gets only sums of several clients, and noise bounds what they tell.
+"""A private run: the server gets only sums of several clients, and noise bounds what they reveal.
 
 It needs the extra "privacy": pip install 'coterie[privacy]'
 """
@@ -24,7 +24,7 @@ plain = coterie.simulate(clients, **settings)
 private = coterie.simulate(clients, **settings, privacy={"secure": True, "epsilon": 8})
 
 for name, result in {"plain": plain, "private": private}.items():
-    exposed = result.summary["exposure"]["single"].values()  # what arrived for itself, not in a sum
+    exposed = result.summary["exposure"]["single"].values()  # uploads that arrived outside a sum
     alone = max((kind["clients"] for kind in exposed), default=0)
     print(f"{name:7} accuracy {result.accuracy:.3f}, clients whose own upload arrived: {alone}")
 
