@@ -186,7 +186,7 @@ def test_a_client_or_samples_that_are_not_there(cli, small):
     Path("x.txt").touch()
     cli("predict", "r", "x.txt", "--client", 0).says(3, ".npy, .npz, .csv")
     Path("x.csv").write_text("a,b\n1,2\n")
-    cli("predict", "r", "x.csv", "--client", 0).says(3, "images come as arrays")
+    cli("predict", "r", "x.csv", "--client", 0).says(3, "images must be in an .npy")
     for bad, told in (
         (x[:, :, :4], "shape (4, 1, 4, 8)"),
         (x[:0], "no samples"),
