@@ -62,7 +62,7 @@ def test_a_wrong_name_leaves_no_folder_behind(cli, small):
     [
         ("--clients 2000", 3, "use fewer clients"),
         ("--clients 150", 3, "with 1 samples"),  # of 200 samples: some would have one
-        ("--set data.samples=99999", 3, "samples = 99999, but only 1797"),
+        ("--set data.samples=99999", 3, "samples = 99999, but there are only 1797"),
         ("--set data.public=99999", 3, "lower public"),
         ("--partition shards --set partition.per_client=99", 3, "need 396 samples"),
         ("--partition column --set partition.by=site", 3, "unknown column 'site'"),
