@@ -10,10 +10,10 @@ from coterie import Method, Order, State, Upload, Weights, method
 def middle() -> Method:
     """The coordinate-wise median of the models that clients send."""
 
-    def init(fed, setup):  # on the server, once: everybody begins with the same model
+    def init(fed, setup):  # on the server, once: all clients begin with the same model
         return State({0: setup.start}, dict.fromkeys(setup.clients, 0))
 
-    def train(client, arrays, config):  # on a client: train what came, send it back
+    def train(client, arrays, config):  # on a client: train the received model and send it back
         return Upload({"model": client.fit(arrays["model"]).weights}, delta_of={"model": "model"})
 
     def round(fed, state, info):  # on the server, in each round

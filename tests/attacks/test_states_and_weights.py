@@ -390,7 +390,7 @@ def test_steps_of_one_length_count_by_no_samples(optimizer, tmp_path):
     assert all("privacy.weights = equal" in why for why in refusals.values())
     assert not server.enrol("cc33", train=train, privacy={"weights": "equal"})
     data = [(torch.randn(20, 3), torch.arange(20) % 2) for _ in range(3)]
-    with pytest.raises(ConfigError, match="steps of nearly one length"):  # a simulation's, too
+    with pytest.raises(ConfigError, match="steps of nearly the same length"):  # a simulation's, too
         coterie.simulate(data, "logistic", optimizer=optimizer, privacy={"secure": True})
 
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_held_out(cli, small, monkeypatch):
         cli(*words, which, "closed", "--holdout", 1).says(2, "closed has no way to admit newcomers")
         for count in (4, 5):
             ended = cli(*words, which, "fedavg", "--holdout", count)
-            ended.says(2, f"run.holdout = {count} leaves nobody of 4 clients to train")
+            ended.says(2, f"run.holdout = {count} leaves none of 4 clients to train")
         cli(*words, which, "fedavg", "--holdout", -1).says(2, "run.holdout = -1")
         cli(*words, which, "fedavg", "--admit-epochs", -1).says(2, "run.admit_epochs = -1")
         assert not Path("r").exists()

@@ -256,7 +256,7 @@ def test_a_damaged_checkpoint_costs_a_round_and_no_bits(cli, small, harm, method
     resumed = cli("run", "--resume", "r", "--rounds", 4)
     assert resumed.code == 0, resumed.err
     said, *progress = resumed.err.splitlines()
-    assert "warning: r goes back from round 3 to round 2" in said
+    assert "warning: r returns from round 3 to round 2" in said
     assert [line.split()[2] for line in progress] == ["3/4", "4/4"]
     assert cli(*flags, "--rounds", 4, "--dir", "whole").code == 0
     for client in range(4):

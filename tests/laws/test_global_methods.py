@@ -500,7 +500,7 @@ def test_noise_on_what_clients_send_is_refused(method, mechanism, tmp_path):
 
 def test_a_lossy_codec_of_one_layer_is_refused_too(tmp_path):
     settings = {"wire": Coding(layers={"head": "fp16"})}
-    with pytest.raises(ConfigError, match=r"'fp16' of wire\.up loses digits\. Take raw"):
+    with pytest.raises(ConfigError, match=r"'fp16' of wire\.up is lossy\. Use raw"):
         experiment(feddyn(), settings=settings).plan(tmp_path)
     experiment(coterie.fedavg(), settings=settings).plan(tmp_path)
 

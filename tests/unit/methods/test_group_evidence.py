@@ -342,9 +342,9 @@ def test_the_file_is_what_known_groups_reads(rotations, tmp_path):
 @pytest.mark.parametrize(
     ("by", "words"),
     [
-        ("labels", "So much for the labels; trained models may differ all the same."),
-        ("data", "So much for the inputs; trained models may differ all the same."),
-        ("gradient", "So much for the first gradients; trained models may differ all the same."),
+        ("labels", "This concerns the labels only; trained models may still differ."),
+        ("data", "This concerns the inputs only; trained models may still differ."),
+        ("gradient", "This concerns the first gradients only; trained models may still differ."),
         ("model", "Train one model for all."),
     ],
 )
@@ -393,10 +393,10 @@ def people(clients=4, samples=20):
 @pytest.mark.parametrize(
     ("clients", "settings", "error", "words"),
     [
-        (people(1), {}, ConfigError, "there is one client only"),
-        (people(4, 2), {}, DataError, "0 of 4 clients have two training samples or more"),
+        (people(1), {}, ConfigError, "there is only one client"),
+        (people(4, 2), {}, DataError, "0 of 4 clients have at least two training samples"),
         ([(x, 0 * y) for x, y in people()], {}, DataError, "all training samples are of one class"),
-        ([(0 * x, y) for x, y in people()], {}, DataError, "all inputs are the same"),
+        ([(0 * x, y) for x, y in people()], {}, DataError, "all inputs are identical"),
         (people(), {"by": "label"}, ConfigError, "did you mean 'labels'"),
         (people(), {"seeds": 0}, ConfigError, "seeds = 0: must be at least 1"),
         (people(), {"trial": "off"}, ConfigError, "trial = 'off': give True or False"),
