@@ -960,9 +960,9 @@ def test_seconds_are_of_the_whole_run_by_what_they_went_into():
     (dots,) = [t for t in figure.data if t.name == "score at the end"]
     assert (list(dots.x), list(dots.y)) == ([0.6, 0.6], [0, 1])
     assert words == (
-        "By the simulated clock, the fastest first: b 60.0 %, 5.0 s in total (5.0 s computation; 0.5 "
-        "s a round); a 60.0 %, 12.0 s in total (8.0 s computation, 4.0 s communication; 4.0 s a "
-        "round)."
+        "By the simulated clock, the fastest first: b 60.0 %, 5.0 s in total (5.0 s computation; "
+        "0.5 s a round); a 60.0 %, 12.0 s in total (8.0 s computation, 4.0 s communication; "
+        "4.0 s a round)."
     )
 
 

@@ -80,19 +80,19 @@ def told_apart(names: Sequence[str]) -> list[str]:
     >>> told_apart(["a", "b", "a", "a"])
     ['a', 'b', 'a (2)', 'a (3)']
     """
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
-        number, own = 1, name
-        while own in found or (number > 1 and own in names):
+        number, unique_name = 1, name
+        while unique_name in unique or (number > 1 and unique_name in names):
             number += 1
-            own = f"{name} ({number})"
-        found.append(own)
-    return found
+            unique_name = f"{name} ({number})"
+        unique.append(unique_name)
+    return unique
 
 
 def _setup(reading: Reading) -> str:
-    told = settings_of(reading)
-    return json.dumps(told, sort_keys=True, default=str) if told else ""
+    settings = settings_of(reading)
+    return json.dumps(settings, sort_keys=True, default=str) if settings else ""
 
 
 def settings_of(reading: Reading) -> dict[str, dict[str, Any]]:
@@ -124,16 +124,16 @@ def alike(readings: Sequence[Reading]) -> tuple[str, list[Reading]]:
 
 def final(reading: Reading) -> float | None:
     """The headline score at the end, or of late."""
-    own = reading.result.get(reading.headline)
-    told = number(own.get(reading.judged_by)) if isinstance(own, Mapping) else None
+    scores = reading.result.get(reading.headline)
+    score = number(scores.get(reading.judged_by)) if isinstance(scores, Mapping) else None
     points = curve(reading.rounds, reading.headline, reading.judged_by)
-    return told if told is not None else points[-1][1] if points else None
+    return score if score is not None else points[-1][1] if points else None
 
 
 def spent(reading: Reading, place: Place) -> float | None:
     """Bytes or seconds by the end, or so far."""
-    found = [place(e) for e in reading.rounds]
-    return next((v for v in reversed(found) if v is not None), None)
+    amounts = [place(e) for e in reading.rounds]
+    return next((v for v in reversed(amounts) if v is not None), None)
 
 
 def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
@@ -167,18 +167,18 @@ def kind_lines(
 ) -> list[Any]:
     """A line for each kind of run: of its runs' curves the mean, and a band around it."""
     traces: list[Any] = []
-    for i, (each, own) in enumerate(zip(kinds, curves, strict=True)):
+    for i, (each, curves_of_kind) in enumerate(zip(kinds, curves, strict=True)):
         colour, dash = line_of(i)
-        mean, low, high = _together(own)
+        mean, low, high = _together(curves_of_kind)
         if not mean:
             continue
-        several = len(own) > 1
-        name = short(each.title, 32) + (f", mean of {len(own)}" if several else "")
+        several = len(curves_of_kind) > 1
+        name = short(each.title, 32) + (f", mean of {len(curves_of_kind)}" if several else "")
         if several and len(mean) > 1:
             more = {"showlegend": False, "legendgroup": name, "opacity": 0.13}
             traces.append(band(low, high, name, colour, **more))
-        told = f"{name}<br>{hover}<br>%{{y}}<extra></extra>"
-        drawn = line(mean, name, colour, dash, hovertemplate=told, legendgroup=name)
+        hover_text = f"{name}<br>{hover}<br>%{{y}}<extra></extra>"
+        drawn = line(mean, name, colour, dash, hovertemplate=hover_text, legendgroup=name)
         size = 6 if len(mean) > 1 else 10
         traces.append(drawn | {"marker": {"size": size, "symbol": symbol_of(i + i // 8)}})
     return traces
@@ -244,8 +244,8 @@ def clients(readings: Sequence[Reading]) -> Sketch:
 
 
 def _by_client(reading: Reading) -> list[float | None]:
-    found = dict(scores_of(reading, reading.headline))
-    return [found.get(c) for c in range(max(found, default=-1) + 1)]
+    scores = dict(scores_of(reading, reading.headline))
+    return [scores.get(c) for c in range(max(scores, default=-1) + 1)]
 
 
 def _pairs(rows: Sequence[tuple[Kind, Sequence[Sequence[float | None]]]]) -> Any:
@@ -277,16 +277,16 @@ def _pairs(rows: Sequence[tuple[Kind, Sequence[Sequence[float | None]]]]) -> Any
     }
 
 
-def _row(place: int, kind: Kind, own: Sequence[Sequence[float | None]]) -> list[Any]:
+def _row(place: int, kind: Kind, scores_by_run: Sequence[Sequence[float | None]]) -> list[Any]:
     colour, _ = line_of(place)
-    xs, ys, told = [], [], []
-    for run, scores in zip(kind.runs, own, strict=True):
+    xs, ys, hovers = [], [], []
+    for run, scores in zip(kind.runs, scores_by_run, strict=True):
         names = run.names
         for c, (value, at) in enumerate(zip(scores, jitter(len(scores)), strict=True)):
             if value is not None:
                 xs.append(value)
                 ys.append(place + at)
-                told.append(short(names[c], 24) if c < len(names) else f"client {c}")
+                hovers.append(short(names[c], 24) if c < len(names) else f"client {c}")
     marker = {"color": colour, "symbol": symbol_of(place + place // 8), "size": 6, "opacity": 0.7}
     title = short(kind.title, 32)
     low, middle, high = quarters(xs)
@@ -298,7 +298,7 @@ def _row(place: int, kind: Kind, own: Sequence[Sequence[float | None]]) -> list[
             "y": clear(ys, 4),
             "mode": "markers",
             "marker": marker,
-            "hovertext": told,
+            "hovertext": hovers,
             "hovertemplate": f"{title}<br>%{{hovertext}}: %{{x}}<extra></extra>",
             "name": title,
         },
@@ -325,8 +325,8 @@ def cost(readings: Sequence[Reading]) -> Sketch:
     traces: list[Any] = []
     labels: list[tuple[float, float, str]] = []
     for i, kind in enumerate(kinds_of(runs)):
-        found = [(spent(r, place), final(r)) for r in kind.runs]
-        points = [(x, y) for x, y in found if x is not None and y is not None]
+        pairs = [(spent(r, place), final(r)) for r in kind.runs]
+        points = [(x, y) for x, y in pairs if x is not None and y is not None]
         if not points:
             continue
         colour, _ = line_of(i)

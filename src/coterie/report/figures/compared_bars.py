@@ -69,10 +69,10 @@ class Timed:
 def full_score(reading: Reading) -> float | None:
     """The score of the last round with all layers; None where no layer ever rested."""
     resting = rested(reading.rounds)
-    whole = [e for e, own in zip(reading.rounds, resting, strict=True) if not own]
-    if len(whole) == len(reading.rounds):
+    full_rounds = [e for e, layers in zip(reading.rounds, resting, strict=True) if not layers]
+    if len(full_rounds) == len(reading.rounds):
         return None
-    points = curve(whole, reading.headline, reading.judged_by)
+    points = curve(full_rounds, reading.headline, reading.judged_by)
     return points[-1][1] if points else None
 
 
@@ -86,18 +86,21 @@ def timed(readings: Sequence[Reading]) -> tuple[str, list[Timed]]:
         scores = [v for v in map(final, kind.runs) if v is not None]
         full = [v for v in map(full_score, kind.runs) if v is not None]
         try:
-            told = [time_parts(r, source) for r in kind.runs]
+            times = [time_parts(r, source) for r in kind.runs]
         except ConfigError:
             continue
         if scores:
-            title = told[0][0]
-            rounds = [{k: _sum(v) for k, v in own.items()} for _, own in told]
-            lengths = [max(len(points) for points in own.values()) for _, own in told]
-            whole = [_with_begin(own, r, source) for own, r in zip(rounds, kind.runs, strict=True)]
-            each = [
-                {k: v / n for k, v in own.items()} for own, n in zip(rounds, lengths, strict=True)
+            title = times[0][0]
+            rounds = [{k: _sum(v) for k, v in parts.items()} for _, parts in times]
+            lengths = [max(len(points) for points in parts.values()) for _, parts in times]
+            totals = [
+                _with_begin(parts, r, source) for parts, r in zip(rounds, kind.runs, strict=True)
             ]
-            found.append(Timed(kind, scores, full, _means(whole), _means(each)))
+            each = [
+                {k: v / n for k, v in parts.items()}
+                for parts, n in zip(rounds, lengths, strict=True)
+            ]
+            found.append(Timed(kind, scores, full, _means(totals), _means(each)))
     if not found:
         raise ConfigError("no run says both how good it was and how long its rounds took")
     return title, found
@@ -117,8 +120,8 @@ def _with_begin(parts: Mapping[str, float], run: Reading, source: str) -> dict[s
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean over seeds of each part."""
-    keys = dict.fromkeys(k for own in rows for k in own)
-    return {k: sum(own.get(k, 0.0) for own in rows) / len(rows) for k in keys}
+    keys = dict.fromkeys(k for row in rows for k in row)
+    return {k: sum(row.get(k, 0.0) for row in rows) / len(rows) for k in keys}
 
 
 def seconds(readings: Sequence[Reading]) -> Sketch:
@@ -258,27 +261,27 @@ def parameter(readings: Sequence[Reading]) -> Sketch:
     Of several seeds lines are means, bands go from the lowest to the highest. Values that are no
     numbers, such as "auto", are dashed lines.
     """
-    found = varied(readings)
+    sweep = varied(readings)
     figure = panels([0.62, 0.38])
-    _add_means(figure, 1, {v: s for v, (s, _) in found.values.items()}, "score at the end", BLUE)
-    _add_means(figure, 2, {v: g for v, (_, g) in found.values.items()}, "groups", PURPLE)
-    ends = [(v, 0.0) for v in found.values]
-    for i, (name, (scores, groups)) in enumerate(found.named.items()):
-        told = f"{found.key} = {plain(name)}"
+    _add_means(figure, 1, {v: s for v, (s, _) in sweep.values.items()}, "score at the end", BLUE)
+    _add_means(figure, 2, {v: g for v, (_, g) in sweep.values.items()}, "groups", PURPLE)
+    ends = [(v, 0.0) for v in sweep.values]
+    for i, (name, (scores, groups)) in enumerate(sweep.named.items()):
+        hover = f"{sweep.key} = {plain(name)}"
         for panel, own in ((1, scores), (2, groups)):
             height = sum(own) / len(own)
-            mark = level(ends, height, told, line_of(i + 1)[0], dash_of(i + 1))
+            mark = level(ends, height, hover, line_of(i + 1)[0], dash_of(i + 1))
             figure.add({**mark, "showlegend": panel == 1}, panel=panel)
-    score_axis(lambda **more: figure.y(more, panel=1), found.by)
+    score_axis(lambda **more: figure.y(more, panel=1), sweep.by)
     figure.y(title="groups", rangemode="tozero", nticks=6, panel=2)
-    low, high = min(found.values), max(found.values)
+    low, high = min(sweep.values), max(sweep.values)
     wide = low > 0 and high >= WIDE * low
-    few = list(found.values) if len(found.values) <= 12 else None
+    few = list(sweep.values) if len(sweep.values) <= 12 else None
     ticks: dict[str, Any] = {"tickvals": few, "ticktext": [f"{v:g}" for v in few]} if few else {}
-    ticks = ticks if wide or _roomy(found.values) else {}
+    ticks = ticks if wide or _roomy(sweep.values) else {}
     figure.x({**ticks, "type": "log"} if wide else ticks)
-    figure.x(title=f"{found.key} of {plain(found.method)}", panel=2)
-    return styled(figure, f"Score and groups by {found.key}", 520)
+    figure.x(title=f"{sweep.key} of {plain(sweep.method)}", panel=2)
+    return styled(figure, f"Score and groups by {sweep.key}", 520)
 
 
 def _roomy(values: Mapping[float, Any]) -> bool:

@@ -31,34 +31,34 @@ def by_kind(reading: Reading) -> dict[str, list[tuple[float, float]]]:
     steps = [e for e in reading.rounds if isinstance(e.get("bytes"), Mapping)]
     if not steps:
         raise ConfigError(f"{reading.name}: no round says how many bytes were sent")
-    begun = dict(reading.begun.get("bytes") or {})
+    before = dict(reading.begun.get("bytes") or {})
     moved_by = [by_purpose(e.get("kinds") or {}) for e in steps]
     kinds = list(dict.fromkeys(k for own in moved_by for k in own))
     totals: dict[str, float] = {}
-    found: dict[str, list[tuple[float, float]]] = {}
+    series: dict[str, list[tuple[float, float]]] = {}
     for way, name in ((0, "down"), (1, "up")):
         sent = {k: sum(own.get(k, _NONE)[way] for own in moved_by) for k in kinds}
         most = sorted((k for k in kinds if sent[k]), key=lambda k: -sent[k])
         least = _SMALL * sum(sent.values())
         shown = [k for k in most if sent[k] >= least][:MOST_KINDS]
-        first = number(begun.get(name)) or 0.0
+        first = number(before.get(name)) or 0.0
         if first:
-            found[f"{name}, before round 1"] = [(e["round"], first) for e in steps]
+            series[f"{name}, before round 1"] = [(e["round"], first) for e in steps]
         for event, own in zip(steps, moved_by, strict=True):
-            whole = number(event["bytes"].get(name)) or 0.0
+            total = number(event["bytes"].get(name)) or 0.0
             parts = {k: own.get(k, _NONE)[way] for k in shown}
-            parts["other"] = whole - sum(parts.values())
+            parts["other"] = total - sum(parts.values())
             for kind, moved in parts.items():
                 key = f"{name}, {kind}" if shown else name
                 totals[key] = totals.get(key, 0.0) + moved
-                found.setdefault(key, []).append((event["round"], totals[key]))
+                series.setdefault(key, []).append((event["round"], totals[key]))
     lost: list[tuple[float, float]] = [(e["round"], _wasted(e)) for e in steps]
     if any(v for _, v in lost):
-        found["wasted"] = lost
-    found = {key: points for key, points in found.items() if points[-1][1]}
-    if not found:
+        series["wasted"] = lost
+    series = {key: points for key, points in series.items() if points[-1][1]}
+    if not series:
         raise ConfigError(f"{reading.name}: nothing was sent")
-    return found
+    return series
 
 
 def _wasted(event: Event) -> float:
@@ -107,20 +107,20 @@ def of_clients(reading: Reading) -> list[tuple[int, float, float]]:
     else:
         for event in reading.rounds:
             for client, pair in (event.get("client_bytes") or {}).items():
-                own = moved.setdefault(int(client), [0.0, 0.0])
-                own[0], own[1] = own[0] + float(pair[0]), own[1] + float(pair[1])
-    if not any(sum(own) for own in moved.values()):
+                sums = moved.setdefault(int(client), [0.0, 0.0])
+                sums[0], sums[1] = sums[0] + float(pair[0]), sums[1] + float(pair[1])
+    if not any(sum(pair) for pair in moved.values()):
         raise ConfigError(f"{reading.name}: nothing was sent to or from single clients")
-    found = [(c, own[0], own[1]) for c, own in moved.items()]
-    return sorted(found, key=lambda p: (-p[1] - p[2], p[0]))
+    amounts = [(c, pair[0], pair[1]) for c, pair in moved.items()]
+    return sorted(amounts, key=lambda p: (-p[1] - p[2], p[0]))
 
 
 def bytes_by_client(reading: Reading) -> Sketch:
     """What went down to and up from each client, the most first."""
-    found = of_clients(reading)
-    people = ticks_of(reading.names)
-    names = [people[c] if c < len(people) else str(c) for c, *_ in found]
-    parts = (("down", BLUE, [d for _, d, _ in found]), ("up", ORANGE, [u for *_, u in found]))
+    amounts = of_clients(reading)
+    labels = ticks_of(reading.names)
+    names = [labels[c] if c < len(labels) else str(c) for c, *_ in amounts]
+    parts = (("down", BLUE, [d for _, d, _ in amounts]), ("up", ORANGE, [u for *_, u in amounts]))
     figure = figure_of(
         [
             _bars(names, values, title, colour, "client %{x}: %{y:.4s}B ")
@@ -168,14 +168,14 @@ def time_parts(
     """
     for name in (source,) if source else tuple(_SOURCES):
         title, keys = _SOURCES[name]
-        told = [(float(e["round"]), e.get(name)) for e in reading.rounds]
-        timed = [(r, table) for r, table in told if isinstance(table, Mapping)]
+        tables = [(float(e["round"]), e.get(name)) for e in reading.rounds]
+        timed = [(r, table) for r, table in tables if isinstance(table, Mapping)]
         if not timed:
             continue
-        found = {key: [(r, number(table.get(key)) or 0.0) for r, table in timed] for key in keys}
-        found = {key: points for key, points in found.items() if any(v for _, v in points)}
-        if found:
-            return title, found
+        parts = {key: [(r, number(table.get(key)) or 0.0) for r, table in timed] for key in keys}
+        parts = {key: points for key, points in parts.items() if any(v for _, v in points)}
+        if parts:
+            return title, parts
         break
     raise ConfigError(f"{reading.name}: no round says how long it took")
 
@@ -191,7 +191,7 @@ TIMES = {
 
 def time_by_round(reading: Reading) -> Sketch:
     """Where the seconds of each round went."""
-    kind, found = time_parts(reading)
+    kind, parts = time_parts(reading)
     figure = figure_of(
         [
             _bars(
@@ -201,10 +201,10 @@ def time_by_round(reading: Reading) -> Sketch:
                 TIMES[key],
                 "round %{x}: %{y:.3~s}s ",
             )
-            for key, points in found.items()
+            for key, points in parts.items()
         ],
         barmode="stack",
-        bargap=0.1 if len(next(iter(found.values()))) < 60 else 0,
+        bargap=0.1 if len(next(iter(parts.values()))) < 60 else 0,
         showlegend=True,
     )
     figure.x(title="round", nticks=8)
@@ -214,17 +214,17 @@ def time_by_round(reading: Reading) -> Sketch:
 
 def mishaps(reading: Reading) -> dict[str, list[tuple[float, float]]]:
     """Replies lost and late, and rounds given up, by round; a sentence if there were none."""
-    found = {
+    counts = {
         key: [(float(e["round"]), number(e.get(key)) or 0.0) for e in reading.rounds]
         for key in ("lost", "late")
     }
-    found["abandoned"] = [
+    counts["abandoned"] = [
         (float(e["round"]), float(bool(e.get("abandoned")))) for e in reading.rounds
     ]
-    found = {key: points for key, points in found.items() if any(v for _, v in points)}
-    if not found:
+    counts = {key: points for key, points in counts.items() if any(v for _, v in points)}
+    if not counts:
         raise ConfigError(f"{reading.name}: no reply was lost or late, no round abandoned")
-    return found
+    return counts
 
 
 _LOST = {"lost": RED, "late": ORANGE, "abandoned": FAINT}

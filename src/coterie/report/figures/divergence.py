@@ -32,13 +32,15 @@ class Compared:
 
     def pairs(self, rows: Matrix) -> Matrix:
         """A number for each pair of clients."""
-        found: Matrix = rows[np.tril_indices(len(rows), -1)]
-        return found
+        lower: Matrix = rows[np.tril_indices(len(rows), -1)]
+        return lower
 
     def together(self, groups: Sequence[Any]) -> Matrix:
         """Which two clients are in one group; nobody, where there is one group only."""
-        own = [groups[c] if c < len(groups) else None for c in self.clients]
-        return np.array([[a == b and len(set(own)) > 1 for b in own] for a in own])
+        client_groups = [groups[c] if c < len(groups) else None for c in self.clients]
+        return np.array(
+            [[a == b and len(set(client_groups)) > 1 for b in client_groups] for a in client_groups]
+        )
 
     def correlation(self, what: str) -> float:
         """Pearson's, over all pairs of clients; NaN where all pairs are alike."""
@@ -53,8 +55,8 @@ def compare(events: Sequence[Event], data: Mapping[str, Any]) -> Compared:
 
     DC-PFL notes its discrepancy with and without the scaling of models to [0, 1].
     """
-    held = data.get("labels")
-    if not held:
+    labels = data.get("labels")
+    if not labels:
         raise ConfigError(
             "what labels clients hold is not known to this run, or their targets are numbers: a "
             "divergence of labels needs classes"
@@ -63,7 +65,7 @@ def compare(events: Sequence[Event], data: Mapping[str, Any]) -> Compared:
     if noted:
         notes = noted[-1]["notes"]
         clients = list(notes["clients"])
-        found = {
+        models = {
             "scaled models": grid(notes["distances"], "f8"),
             "models as they are": grid(notes["unscaled_distances"], "f8"),
         }
@@ -71,13 +73,15 @@ def compare(events: Sequence[Event], data: Mapping[str, Any]) -> Compared:
         pairs = pairs_of(events)
         if pairs.alike:
             raise ConfigError("this run noted how alike clients are, not how far apart")
-        clients, found = list(pairs.clients), {pairs.what: grid(pairs.rows, "f8")}
-    there = [i for i, c in enumerate(clients) if c < len(held) and sum(held[c])]
-    if len(there) < 2:
+        clients, models = list(pairs.clients), {pairs.what: grid(pairs.rows, "f8")}
+    places = [i for i, c in enumerate(clients) if c < len(labels) and sum(labels[c])]
+    if len(places) < 2:
         raise ConfigError("fewer than two clients have both labels and a distance")
-    people = [clients[i] for i in there]
-    kept = {what: rows[np.ix_(there, there)] for what, rows in found.items()}
-    return Compared(people, kl_matrix(np.array([held[c] for c in people], float)), kept)
+    compared_clients = [clients[i] for i in places]
+    kept = {what: rows[np.ix_(places, places)] for what, rows in models.items()}
+    return Compared(
+        compared_clients, kl_matrix(np.array([labels[c] for c in compared_clients], float)), kept
+    )
 
 
 def divergence(
@@ -91,28 +95,28 @@ def divergence(
     ``data`` is a run's ``data.json``. Clients are ordered by ``groups``; each matrix has a scale of
     its own.
     """
-    found = compare(events, data)
-    order, ends = by_group(found.clients, groups)
-    told = [names[c] if c < len(names) else f"client {c}" for c in found.clients]
-    people = ticks_of(told)
-    labels = [people[i] for i in order]
-    whats = list(found.models)
+    compared = compare(events, data)
+    order, ends = by_group(compared.clients, groups)
+    client_names = [names[c] if c < len(names) else f"client {c}" for c in compared.clients]
+    ticks = ticks_of(client_names)
+    labels = [ticks[i] for i in order]
+    whats = list(compared.models)
     figure = tiles([2, 2] if len(whats) > 1 else [3], gap=0.12)
-    shown = {KL: found.labels, whats[0]: found.models[whats[0]]}
+    shown = {KL: compared.labels, whats[0]: compared.models[whats[0]]}
     for panel, (what, rows) in enumerate(shown.items(), 1):
         values = rows[np.ix_(order, order)]
         add_matrix(figure, panel, values, labels, ends, _short(what), "how far apart clients are")
     for panel, what in enumerate(whats, len(shown) + 1):
-        _add_points(figure, panel, found, what, groups)
+        _add_points(figure, panel, compared, what, groups)
     return styled(figure, "Labels and models of clients", 720 if len(whats) > 1 else 430)
 
 
 def _add_points(
-    figure: Sketch, panel: int, found: Compared, what: str, groups: Sequence[Any]
+    figure: Sketch, panel: int, compared: Compared, what: str, groups: Sequence[Any]
 ) -> None:
     """A point for each pair of clients, a diamond for those of one group."""
-    same = found.pairs(found.together(groups))
-    x, y = found.pairs(found.labels), found.pairs(found.models[what])
+    same = compared.pairs(compared.together(groups))
+    x, y = compared.pairs(compared.labels), compared.pairs(compared.models[what])
     step = math.ceil(len(x) / MOST)
     for inside, name, colour, symbol in (
         (False, "pairs of clients", BLUE, "circle"),
@@ -132,10 +136,12 @@ def _add_points(
             "showlegend": False,
         }
         figure.add(trace, panel=panel)
-    r = found.correlation(what)
-    said = f", r = {r:.3f}" if r == r else ""
+    r = compared.correlation(what)
+    correlation = f", r = {r:.3f}" if r == r else ""
     figure.layout["annotations"].append(
-        panel_title(figure.panels[panel - 1], f"{_short(what.replace('models', '').strip())}{said}")
+        panel_title(
+            figure.panels[panel - 1], f"{_short(what.replace('models', '').strip())}{correlation}"
+        )
     )
     figure.x(panel=panel, title=KL, rangemode="tozero", nticks=6)
     figure.y(panel=panel, rangemode="tozero", nticks=6)

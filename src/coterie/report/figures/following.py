@@ -18,14 +18,14 @@ def steps_of_groups(events: Sequence[Event]) -> list[Event]:
 
     Joining is not among them: an admission tells of those who came alone.
     """
-    told = [e for e in events if e.get("event") not in ("admission", "arrival", "scores")]
-    told = [e for e in told if any(g is not None for g in e.get("groups") or ())]
-    if not told:
+    steps = [e for e in events if e.get("event") not in ("admission", "arrival", "scores")]
+    steps = [e for e in steps if any(g is not None for g in e.get("groups") or ())]
+    if not steps:
         raise ConfigError(
             "no event says who is in which group: give the lines of a run's events.jsonl"
         )
-    found = {e["round"]: e for e in told}
-    return [found[number] for number in sorted(found)]
+    by_round = {e["round"]: e for e in steps}
+    return [by_round[number] for number in sorted(by_round)]
 
 
 def names_of_groups(steps: Sequence[Event]) -> list[list[Any]]:
@@ -42,14 +42,14 @@ def followed(names: Sequence[Sequence[Any]]) -> list[list[int | None]]:
     >>> followed([["a", "a", "a", "b"], ["x", "x", "y", "z"]])
     [[0, 0, 0, 1], [0, 0, 2, 1]]
     """
-    found: list[list[int | None]] = []
+    columns: list[list[int | None]] = []
     fresh = 0
     for place, column in enumerate(names):
         if place and column == names[place - 1]:
-            found.append(list(found[-1]))  # in most rounds nobody moves
+            columns.append(list(columns[-1]))  # in most rounds nobody moves
             continue
         groups = [g for g in dict.fromkeys(column) if g is not None]
-        before = found[-1] if found else []
+        before = columns[-1] if columns else []
         shared = Counter(
             (g, old)
             for g, old in zip(column, before, strict=False)
@@ -64,8 +64,8 @@ def followed(names: Sequence[Sequence[Any]]) -> list[list[int | None]]:
         for g in groups:
             if g not in number:
                 number[g], fresh = fresh, fresh + 1
-        found.append([None if g is None else number[g] for g in column])
-    return found
+        columns.append([None if g is None else number[g] for g in column])
+    return columns
 
 
 def in_order(kept: Sequence[Column]) -> list[int]:
@@ -87,9 +87,9 @@ def codes_of(kept: Sequence[Column]) -> tuple[list[list[int | None]], list[int]]
         if g is not None and n[g] > 1
     ]
     lasting = list(dict.fromkeys(several))
-    place = {g: i + 1 for i, g in enumerate(lasting)}
+    code = {g: i + 1 for i, g in enumerate(lasting)}
     codes = [
-        [None if g is None else place[g] if n[g] > 1 else 0 for g in column]
+        [None if g is None else code[g] if n[g] > 1 else 0 for g in column]
         for column, n in zip(kept, sizes, strict=True)
     ]
     return codes, lasting

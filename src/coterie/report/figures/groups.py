@@ -41,31 +41,33 @@ def groups_over_rounds(events: Sequence[Event], names: Sequence[str] = ()) -> Sk
     divide what differs.
     """
     steps = steps_of_groups(events)
-    told = names_of_groups(steps)
-    kept = followed(told)
+    names_by_round = names_of_groups(steps)
+    kept = followed(names_by_round)
     order = in_order(kept)
     codes, lasting = codes_of(kept)
     rounds = [e["round"] for e in steps]
-    people = ticks_of([names[c] if c < len(names) else f"client {c}" for c in range(len(order))])
+    labels = ticks_of([names[c] if c < len(names) else f"client {c}" for c in range(len(order))])
     few = len(order) * len(rounds) <= _MOST_NAMED
-    cells = [["–" if col[c] is None else plain(col[c]) for col in told] for c in order if few]
+    cells = [
+        ["–" if col[c] is None else plain(col[c]) for col in names_by_round] for c in order if few
+    ]
     more = {"customdata": cells} if few else {}
-    whole = all(g is not None for column in kept for g in column)
+    complete = all(g is not None for column in kept for g in column)
     figure = figure_of(
         [
             heatmap(
-                grid([[column[c] for column in codes] for c in order], "i2" if whole else "f4"),
+                grid([[column[c] for column in codes] for c in order], "i2" if complete else "f4"),
                 "",
                 "round %{x}, client %{y}" + "<br>group %{customdata}" * few,
                 x=rounds,
-                y=[people[c] for c in order],
+                y=[labels[c] for c in order],
                 colorscale=steps_of([ALONE, *(colour_of(i) for i in range(len(lasting)))]),
                 zmin=-0.5,
                 zmax=len(lasting) + 0.5,
                 showscale=False,
                 **more,
             ),
-            *(swatch(text, colour) for text, colour in _legend(kept, told, lasting)),
+            *(swatch(text, colour) for text, colour in _legend(kept, names_by_round, lasting)),
         ],
         shapes=_borders([[column[c] for column in kept] for c in order], rounds),
     )
@@ -97,7 +99,7 @@ def _legend(
     """What to say of each colour: the groups of the last round, or that there are none any more."""
     last = Counter(g for g in kept[-1] if g is not None)
     name = dict(zip(kept[-1], names[-1], strict=True))
-    found = [
+    entries = [
         (f"group {plain(name[g])}: {last[g]} clients", colour_of(i))
         for i, g in enumerate(lasting)
         if last[g] > 1
@@ -105,7 +107,7 @@ def _legend(
     lone = sum(1 for n in last.values() if n == 1)
     ever = any(n == 1 for column in kept for g, n in Counter(column).items() if g is not None)
     alone = [(f"alone in a group: {lone} clients at the end", ALONE)] if ever else []
-    return [*found[:12], *alone]
+    return [*entries[:12], *alone]
 
 
 def _borders(rows: Sequence[Column], rounds: Sequence[int]) -> list[dict[str, Any]]:

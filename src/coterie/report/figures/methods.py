@@ -54,12 +54,12 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1, streams: int | None
     if streams is not None and streams != best[0] and str(streams) in scores:
         at = (streams, float(scores[str(streams)]))
         figure.add(dots([at], f"this run: {streams} streams, {at[1]:.3f}", INK, "square"))
-    said = [plain(notes["why"])] if notes.get("why") else []
+    subtitle = [plain(notes["why"])] if notes.get("why") else []
     if notes.get("contrast") is not None:
-        said.append(f"contrast of the gradients {notes['contrast']:.2f}: {_streams(notes)}")
+        subtitle.append(f"contrast of the gradients {notes['contrast']:.2f}: {_streams(notes)}")
     figure.x(title="number of groups", rangemode="tozero")
     figure.y(title="mean silhouette of the clients")
-    return styled(figure, "Silhouette by number of groups", 400, *said)
+    return styled(figure, "Silhouette by number of groups", 400, *subtitle)
 
 
 def loss_and_trials(events: Sequence[Event]) -> Sketch:
@@ -72,18 +72,18 @@ def loss_and_trials(events: Sequence[Event]) -> Sketch:
     mixed, radii = mixed_rounds(events), radii_of(events)
     bent = any(v is not None for _, v in radii)
     figure = panels([0.48, 0.22, 0.3] if bent else [0.68, 0.32], second=2)
-    whole = [(r, v) for r, v in losses if r not in mixed]
-    figure.add(line(whole, "loss of the model received", BLUE), panel=1)
+    full = [(r, v) for r, v in losses if r not in mixed]
+    figure.add(line(full, "loss of the model received", BLUE), panel=1)
     if mixed:
         name = "with layers of clients' own, which rest"
         figure.add(dots([(r, v) for r, v in losses if r in mixed], name, FAINT, "circle"), panel=1)
     trials = trials_of(events)
     for key, symbol, colour in (("old", "circle-open", INK), ("new", "diamond", RED)):
-        found = [(r, t[key]) for r, t in trials]
+        points = [(r, t[key]) for r, t in trials]
         name = f"trial: {key} groups, after training"
-        told = [_verdict(t) for _, t in trials]
-        more = {"hovertext": told, "hovertemplate": "round %{x}: %{hovertext}<extra></extra>"}
-        figure.add(dots(found, name, colour, symbol, **more), panel=1)
+        verdicts = [_verdict(t) for _, t in trials]
+        more = {"hovertext": verdicts, "hovertemplate": "round %{x}: %{hovertext}<extra></extra>"}
+        figure.add(dots(points, name, colour, symbol, **more), panel=1)
     decreases = rapid_decreases(events)
     figure.layout["shapes"] = [_upright(r) for r, _ in trials] + [
         _shade(at.x, at.y, *ends)
@@ -153,8 +153,8 @@ def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Sket
     figure = panels([0.34, 0.22, 0.22] + [0.22] * bool(scored))
     figure.add(line(tendency, "Hopkins statistic", BLUE), panel=1)
     clustered = clusterings(events, threshold)
-    found = [(r, v) for r, v in tendency if r in clustered]
-    figure.add(dots(found, "clustered anew", RED, "circle"), panel=1)
+    clustered_points = [(r, v) for r, v in tendency if r in clustered]
+    figure.add(dots(clustered_points, "clustered anew", RED, "circle"), panel=1)
     figure.add(level(tendency, threshold, f"threshold {threshold:g}"), panel=1)
     layers = series(events, "shared_layers", "FedTSDP")
     figure.add(stairs(layers, "shared layers L", GREEN), panel=2)
@@ -194,10 +194,10 @@ def clusterings(events: Sequence[Event], threshold: float) -> dict[int, dict[str
     Of runs that did not note their stages, those in which the statistic was above the threshold.
     """
     steps = having(events, "hopkins")
-    found: dict[int, dict[str, int]] = {
+    counts: dict[int, dict[str, int]] = {
         e["round"]: dict(e["notes"]["stages"]) for e in steps if "stages" in e["notes"]
     }
-    return found or {e["round"]: {} for e in steps if (e["notes"]["hopkins"] or 0) > threshold}
+    return counts or {e["round"]: {} for e in steps if (e["notes"]["hopkins"] or 0) > threshold}
 
 
 def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sketch:
@@ -239,8 +239,8 @@ def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sket
         ends = [(e["round"], share) for e in steps]
         figure.add(level(ends, share, f"rests below {share:g}"), panel=2)
     figure.y(title="layer at rest", autorange="reversed", panel=1)
-    told = [v for _, gaps in measured for v in gaps.values() if v > 0]
-    near = bool(told) and max(told) < 5 * min(told)
+    intervals = [v for _, gaps in measured for v in gaps.values() if v > 0]
+    near = bool(intervals) and max(intervals) < 5 * min(intervals)
     steps_of_ten = (1, 1.2, 1.5, 2, 3, 5, 8) if near else (1, 2, 5)
     ticks = [m * 10**k for k in (-3, -2, -1, 0, 1) for m in steps_of_ten]
     figure.y(
@@ -251,20 +251,20 @@ def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sket
         panel=2,
     )
     figure.x(title="round", panel=2)
-    said = [] if any(rested) else ["no layer rested in any round"]
-    return styled(figure, "Layers at rest, and how much clients differ in each", 560, *said)
+    subtitle = [] if any(rested) else ["no layer rested in any round"]
+    return styled(figure, "Layers at rest, and how much clients differ in each", 560, *subtitle)
 
 
 def accuracies(events: Sequence[Event]) -> list[tuple[int, float]]:
     """The mean accuracy of the models received, in the rounds that were scored."""
-    found = [(e["round"], (e.get("received") or {}).get("accuracy")) for e in rounds_of(events)]
-    return [(r, v) for r, v in found if v is not None]
+    scores = [(e["round"], (e.get("received") or {}).get("accuracy")) for e in rounds_of(events)]
+    return [(r, v) for r, v in scores if v is not None]
 
 
 def rapid_ends(events: Sequence[Event]) -> set[int]:
     """The rounds in which DC-PFL found a rapid decrease at its end: a trial is then prepared."""
-    told = [(e["round"], e["notes"]) for e in having(events, "phase")]
-    return {r for r, notes in told if notes.get("ended") or notes["phase"] == "sync"}
+    phases = [(e["round"], e["notes"]) for e in having(events, "phase")]
+    return {r for r, notes in phases if notes.get("ended") or notes["phase"] == "sync"}
 
 
 def mixed_rounds(events: Sequence[Event]) -> set[int]:
@@ -278,14 +278,14 @@ def radii_of(events: Sequence[Event]) -> list[tuple[int, float | None]]:
     Rounds before the first radius, and those that only repeat the last because their loss does not
     count, are left out.
     """
-    mixed, found = mixed_rounds(events), list[tuple[int, float | None]]()
+    mixed, radii = mixed_rounds(events), list[tuple[int, float | None]]()
     for event in having(events, "radius"):
         value = event["notes"]["radius"]
         value = value if value is not None and 0 < value < math.inf else None
-        again = bool(found) and event["round"] in mixed and value == found[-1][1]
-        if not again and (found or value is not None):
-            found.append((event["round"], value))
-    return found
+        again = bool(radii) and event["round"] in mixed and value == radii[-1][1]
+        if not again and (radii or value is not None):
+            radii.append((event["round"], value))
+    return radii
 
 
 def was_bent(events: Sequence[Event], fewest: int, with_mixed: bool = False) -> bool:
@@ -320,19 +320,19 @@ def trials_of(events: Sequence[Event]) -> list[tuple[int, dict[str, Any]]]:
 
     Of a trial of all cuts, new are the groups that were taken, or the best of those that were not.
     """
-    found = []
+    trials = []
     for event in having(events, "phase"):
         notes = event["notes"]
         verdict = notes.get("verdict", {})
         if "trial" in notes:
-            found.append((event["round"], dict(notes["trial"])))
+            trials.append((event["round"], dict(notes["trial"])))
         elif len(verdict.get("losses", ())) > 1:
             cuts, losses, chosen = verdict["cuts"], verdict["losses"], verdict["chosen"]
             pairs = list(zip(cuts, losses, strict=True))
             new = [loss for cut, loss in pairs if cut == chosen and chosen > 1]
             best = min(new or losses[1:])
-            found.append((event["round"], {"old": losses[0], "new": best, "adopted": chosen > 1}))
-    return found
+            trials.append((event["round"], {"old": losses[0], "new": best, "adopted": chosen > 1}))
+    return trials
 
 
 def _shade(x: str, y: str, begin: int, end: int) -> dict[str, Any]:
@@ -383,8 +383,10 @@ def _streams(notes: Mapping[str, Any]) -> str:
 def _relative(event: Event) -> dict[str, float]:
     """Each layer's discrepancy over the mean of the layers, averaged over the present groups."""
     now = {str(g) for g in event["groups"]}
-    found = event["notes"]["layers"]["discrepancy"]
-    groups = [gaps for slot, gaps in found.items() if slot in now] or list(found.values())
+    discrepancy = event["notes"]["layers"]["discrepancy"]
+    groups = [gaps for slot, gaps in discrepancy.items() if slot in now] or list(
+        discrepancy.values()
+    )
     means = [sum(gaps.values()) / len(gaps) for gaps in groups]
     return {
         layer: sum(g[layer] / m for g, m in zip(groups, means, strict=True) if m) / len(groups)
@@ -398,7 +400,7 @@ def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
     What rests is decided by the round before; nothing rests where all layers are due, nor in
     DC-PFL's synchronisation and trial. Clients on their own send nothing and do not count.
     """
-    found: list[dict[str, float]] = [{}]
+    totals: list[dict[str, float]] = [{}]
     for before, event in pairwise(steps):
         notes, known = event["notes"], before["notes"]
         busy = notes["layers"]["all_due"] or known.get("phase") in ("sync", "trial", "ask")
@@ -409,14 +411,14 @@ def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
         ]
         quiet = {} if busy else known["layers"]["quiet"]
         resting = Counter(layer for slot in sent for layer in quiet.get(str(slot), ()))
-        found.append({layer: n / len(sent) for layer, n in resting.items()})
-    return found
+        totals.append({layer: n / len(sent) for layer, n in resting.items()})
+    return totals
 
 
 def steps_by_round(events: Sequence[Event]) -> Sketch:
     """Adaptive τ: how many local steps each round had."""
-    found = series(events, "tau", "method with adaptive local steps")
-    figure = figure_of([stairs(found, "local steps τ", BLUE)], showlegend=False)
+    points = series(events, "tau", "method with adaptive local steps")
+    figure = figure_of([stairs(points, "local steps τ", BLUE)], showlegend=False)
     figure.x(title="round")
     figure.y(title="local steps τ", rangemode="tozero")
     return styled(figure, "Local steps by round", 360)

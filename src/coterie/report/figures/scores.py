@@ -61,17 +61,17 @@ def curve(
     rounds: Sequence[Event], title: str, key: str, place: Place = at_round
 ) -> list[tuple[float, float]]:
     """A score ("received" or "adapted") by round, bytes or seconds, where there is one."""
-    told = [(place(e), dict[str, Any](e).get(title) or {}) for e in rounds]
-    found = [(x, number(scores.get(key))) for x, scores in told]
-    return [(x, y) for x, y in found if x is not None and y is not None]
+    scores_by_place = [(place(e), dict[str, Any](e).get(title) or {}) for e in rounds]
+    points = [(x, number(scores.get(key))) for x, scores in scores_by_place]
+    return [(x, y) for x, y in points if x is not None and y is not None]
 
 
 def finish(reading: Reading, title: str, place: Place = at_round) -> list[tuple[float, float]]:
     """The score at the end as one point, for runs of which no round was scored in this way."""
-    own = reading.result.get(title)
-    told = number(own.get(reading.judged_by)) if isinstance(own, Mapping) else None
+    scores = reading.result.get(title)
+    score = number(scores.get(reading.judged_by)) if isinstance(scores, Mapping) else None
     at = next((x for e in reversed(reading.rounds) if (x := place(e)) is not None), None)
-    return [] if told is None or at is None else [(at, told)]
+    return [] if score is None or at is None else [(at, score)]
 
 
 def accuracy(reading: Reading, against: str = "rounds") -> Sketch:
@@ -164,5 +164,5 @@ def _shown(value: float, by: str) -> str:
 
 
 def _table(reading: Reading, name: str) -> Mapping[str, Any]:
-    found = reading.config.get(name)
-    return found if isinstance(found, Mapping) else {}
+    table = reading.config.get(name)
+    return table if isinstance(table, Mapping) else {}

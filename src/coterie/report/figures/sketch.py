@@ -102,10 +102,10 @@ class Sketch:
                     self._set(f"yaxis{side}", {**(settings or {}), **more})
 
     def _set(self, axis: str, settings: Mapping[str, Any]) -> None:
-        own = self.layout.setdefault(axis, {})
-        own.update(settings)
-        if isinstance(own.get("title"), str):
-            own["title"] = {"text": own["title"]}
+        axis_settings = self.layout.setdefault(axis, {})
+        axis_settings.update(settings)
+        if isinstance(axis_settings.get("title"), str):
+            axis_settings["title"] = {"text": axis_settings["title"]}
 
     @property
     def tree(self) -> dict[str, Any]:

@@ -63,10 +63,10 @@ def _map(
 ) -> dict[str, Any]:
     values = values.astype("f4")
     np.fill_diagonal(values, np.nan)  # a client's distance from itself says nothing
-    there = values[np.isfinite(values)]
-    low, high = (float(there.min()), float(there.max())) if len(there) else (0.0, 1.0)
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     high = high if high > low else low + 1.0
-    found = heatmap(
+    trace = heatmap(
         values,
         what,
         f"{name}<br>client %{{y}} and client %{{x}} are %{{z:.3g}} apart",
@@ -79,16 +79,16 @@ def _map(
     # Not at the very ends, where plotly.js 4.1 leaves a label out that has no room.
     ticks = [low + share * (high - low) for share in (0.1, 0.9)]
     # With its title it has the right half, for the figure's title has the left.
-    found["colorbar"] |= {"tickvals": ticks, "ticktext": ["close", "far"], "len": 0.5}
-    return found if first else {**found, "showscale": False}
+    trace["colorbar"] |= {"tickvals": ticks, "ticktext": ["close", "far"], "len": 0.5}
+    return trace if first else {**trace, "showscale": False}
 
 
 def _borders(at: Panel, place: int, size: int) -> list[dict[str, Any]]:
     """Lines where a group ends."""
-    here, ends = place - 0.5, (-0.5, size - 0.5)
+    edge, ends = place - 0.5, (-0.5, size - 0.5)
     sides = (
-        {"x0": here, "x1": here, "y0": ends[0], "y1": ends[1]},
-        {"x0": ends[0], "x1": ends[1], "y0": here, "y1": here},
+        {"x0": edge, "x1": edge, "y0": ends[0], "y1": ends[1]},
+        {"x0": ends[0], "x1": ends[1], "y0": edge, "y1": edge},
     )
     return [
         {"type": "line", **side, "xref": f"x{at.x}", "yref": f"y{at.y}", "line": THIN}

@@ -65,32 +65,32 @@ def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Sketch:
     grey block. Of more than twelve changes those that moved most clients are shown.
     """
     steps = steps_of_groups(events)
-    told = names_of_groups(steps)
-    kept = followed(told)
+    names_by_round = names_of_groups(steps)
+    kept = followed(names_by_round)
     hues = {group: colour_of(i) for i, group in enumerate(codes_of(kept)[1])}
-    found = streams([e["round"] for e in steps], kept)
-    called = _names_of_blocks(steps, told, kept)
-    people = [names[c] if c < len(names) else f"client {c}" for c in range(len(told[0]))]
-    last = len(found.rounds) - 1
-    most = max(Counter(b.column for b in found.blocks).values())
-    height = min(760, 300 + 5 * len(people) + 6 * most) if found.changes else 230 + 16 * most
+    flow = streams([e["round"] for e in steps], kept)
+    called = _names_of_blocks(steps, names_by_round, kept)
+    labels = [names[c] if c < len(names) else f"client {c}" for c in range(len(names_by_round[0]))]
+    last = len(flow.rounds) - 1
+    most = max(Counter(b.column for b in flow.blocks).values())
+    height = min(760, 300 + 5 * len(labels) + 6 * most) if flow.changes else 230 + 16 * most
     figure = figure_of(
-        [_hover_of_ribbons(found, called, people), _hover_of_blocks(found, called, people)],
-        shapes=_shapes(found, hues),
+        [_hover_of_ribbons(flow, called, labels), _hover_of_blocks(flow, called, labels)],
+        shapes=_shapes(flow, hues),
         hoverdistance=50,
         showlegend=False,
     )
     figure.x(
         title="after round" if last else "",
         tickvals=list(range(last + 1)),
-        ticktext=["start" if r == 0 else str(r) for r in found.rounds],
+        ticktext=["start" if r == 0 else str(r) for r in flow.rounds],
         range=[-0.2, last + 0.1] if last else [-0.5, 0.5],
         showgrid=False,
         fixedrange=True,
     )
-    tall = max(b.high for b in found.blocks)
+    tall = max(b.high for b in flow.blocks)
     figure.y(
-        _labels(found, called, last, height),
+        _labels(flow, called, last, height),
         range=[tall + 0.5, -0.5],
         side="right",
         showgrid=False,
@@ -168,8 +168,8 @@ def _middle(
     group: int, flow: Mapping[tuple[int, int], int], place: Mapping[int, int], second: bool
 ) -> float:
     """Where a block's members lie in the neighbouring column, on average."""
-    found = [(place[p[not second]], n) for p, n in flow.items() if p[second] == group]
-    return sum(at * n for at, n in found) / max(1, sum(n for _, n in found))
+    neighbours = [(place[p[not second]], n) for p, n in flow.items() if p[second] == group]
+    return sum(at * n for at, n in neighbours) / max(1, sum(n for _, n in neighbours))
 
 
 def _crossings(
@@ -192,7 +192,7 @@ def _crossings(
 def _ribbons(columns: Sequence[Sequence[int]], blocks: Sequence[Block]) -> list[Ribbon]:
     """Between neighbouring columns, each block's streams one under the other without crossing."""
     where = {(b.column, b.group): b for b in blocks}
-    found = []
+    ribbons = []
     for i, (one, other) in enumerate(pairwise(columns)):
         members: dict[tuple[int, int], list[int]] = {}
         for client, way in enumerate(zip(one, other, strict=True)):
@@ -208,9 +208,9 @@ def _ribbons(columns: Sequence[Sequence[int]], blocks: Sequence[Block]) -> list[
             leaving[s] += len(members[s, e])
         coming = {g: low(i + 1, g) for g in set(other)}
         for s, e in sorted(members, key=lambda w: (low(i + 1, w[1]), low(i, w[0]))):
-            found.append(Ribbon(i, s, e, starts[s, e], coming[e], tuple(members[s, e])))
+            ribbons.append(Ribbon(i, s, e, starts[s, e], coming[e], tuple(members[s, e])))
             coming[e] += len(members[s, e])
-    return sorted(found, key=lambda r: (r.column, r.low))
+    return sorted(ribbons, key=lambda r: (r.column, r.low))
 
 
 # --- how they are drawn ---------------------------------------------------------------------------
@@ -220,13 +220,13 @@ def _colour(group: int, hues: Mapping[int, str]) -> str:
     return GRID if group == _NONE else ALONE if group == _LONE else hues[group]
 
 
-def _shapes(found: Streams, hues: Mapping[int, str]) -> list[dict[str, Any]]:
+def _shapes(flow: Streams, hues: Mapping[int, str]) -> list[dict[str, Any]]:
     """Bands and blocks, those of one colour as one shape: hundreds would be slow to draw."""
     bands: dict[int, list[str]] = {}
-    for ribbon in found.ribbons:
+    for ribbon in flow.ribbons:
         bands.setdefault(ribbon.end, []).append(path_of(ribbon))
     blocks: dict[int, list[str]] = {}
-    for b in found.blocks:
+    for b in flow.blocks:
         low, high = clear([b.low, b.high], 6)
         left, right = f"{b.column - _WIDTH:g}", f"{b.column + _WIDTH:g}"
         blocks.setdefault(b.group, []).append(f"M{left},{low}H{right}V{high}H{left}Z")
@@ -261,37 +261,37 @@ def path_of(ribbon: Ribbon) -> str:
 
 
 def _names_of_blocks(
-    steps: Sequence[Event], told: Sequence[Sequence[Any]], kept: Sequence[Column]
+    steps: Sequence[Event], names_by_round: Sequence[Sequence[Any]], kept: Sequence[Column]
 ) -> dict[tuple[int, int], str]:
     """What a method called a group in a round, by round and lasting number."""
     return {
         (event["round"], number): str(name)
-        for event, names, numbers in zip(steps, told, kept, strict=True)
+        for event, names, numbers in zip(steps, names_by_round, kept, strict=True)
         for name, number in zip(names, numbers, strict=True)
         if number is not None
     }
 
 
-def _called(block: Block, found: Streams, called: Mapping[tuple[int, int], str]) -> str:
+def _called(block: Block, flow: Streams, called: Mapping[tuple[int, int], str]) -> str:
     if block.group < 0:
         return "alone" if block.group == _LONE else "no group"
-    return called[found.rounds[block.column], block.group]
+    return called[flow.rounds[block.column], block.group]
 
 
 def _labels(
-    found: Streams, called: Mapping[tuple[int, int], str], last: int, height: float
+    flow: Streams, called: Mapping[tuple[int, int], str], last: int, height: float
 ) -> dict[str, Any]:
     """Names and sizes beside the blocks of the last column, as ticks: so they get their margin."""
-    tall = max(b.high for b in found.blocks)
+    tall = max(b.high for b in flow.blocks)
     line = 14 * tall / (height - 120)  # of text, in clients
     places: list[float] = []
     texts: list[str] = []
-    for block in found.blocks:
+    for block in flow.blocks:
         middle = (block.low + block.high) / 2
         # One that would lie over the one above is left out; the mouse still finds it.
         if block.column == last and (not places or middle - places[-1] > line):
             places.append(middle)
-            texts.append(f"{short(_called(block, found, called), 12)}: {len(block.members)}")
+            texts.append(f"{short(_called(block, flow, called), 12)}: {len(block.members)}")
     return {"tickvals": clear(places), "ticktext": texts}
 
 
@@ -311,29 +311,29 @@ def _points(xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> A
 
 
 def _hover_of_ribbons(
-    found: Streams, called: Mapping[tuple[int, int], str], people: Sequence[str]
+    flow: Streams, called: Mapping[tuple[int, int], str], labels: Sequence[str]
 ) -> Any:
-    where = {(b.column, b.group): b for b in found.blocks}
+    where = {(b.column, b.group): b for b in flow.blocks}
     xs, ys, texts = [], [], []
-    for r in found.ribbons:
+    for r in flow.ribbons:
         xs.append(r.column + 0.5)
         ys.append((r.low + r.to + len(r.members)) / 2)
         start, end = where[r.column, r.start], where[r.column + 1, r.end]
-        way = f"{plain(_called(start, found, called))} → {plain(_called(end, found, called))}"
-        texts.append(f"{_of(way, r.members)}<br>{_people(r.members, people)}")
+        way = f"{plain(_called(start, flow, called))} → {plain(_called(end, flow, called))}"
+        texts.append(f"{_of(way, r.members)}<br>{_client_list(r.members, labels)}")
     return _points(xs, ys, texts)
 
 
 def _hover_of_blocks(
-    found: Streams, called: Mapping[tuple[int, int], str], people: Sequence[str]
+    flow: Streams, called: Mapping[tuple[int, int], str], labels: Sequence[str]
 ) -> Any:
     xs, ys, texts = [], [], []
-    for b in found.blocks:
+    for b in flow.blocks:
         xs.append(b.column)
         ys.append((b.low + b.high) / 2)
-        name = plain(_called(b, found, called))
+        name = plain(_called(b, flow, called))
         title = _of(name if b.group < 0 else f"group {name}", b.members)
-        texts.append(f"round {found.rounds[b.column]}, {title}<br>{_people(b.members, people)}")
+        texts.append(f"round {flow.rounds[b.column]}, {title}<br>{_client_list(b.members, labels)}")
     return _points(xs, ys, texts)
 
 
@@ -341,8 +341,8 @@ def _of(way: str, members: Sequence[int]) -> str:
     return f"{way}: {len(members)} client{'s' * (len(members) != 1)}"
 
 
-def _people(members: Sequence[int], people: Sequence[str]) -> str:
+def _client_list(members: Sequence[int], labels: Sequence[str]) -> str:
     """Names in lines that a phone can show."""
-    told = listed([people[c] for c in members]).split(", ")
-    lines = [", ".join(told[i : i + 4]) for i in range(0, len(told), 4)]
+    parts = listed([labels[c] for c in members]).split(", ")
+    lines = [", ".join(parts[i : i + 4]) for i in range(0, len(parts), 4)]
     return ",<br>".join(lines)

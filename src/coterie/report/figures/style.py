@@ -38,8 +38,8 @@ def short(text: object, most: int = 18) -> str:
     >>> short("a clinic with a very long name"), short("<i>")
     ('a clinic with a v…', '&lt;i&gt;')
     """
-    told = str(text)
-    return plain(told if len(told) <= most else told[: most - 1] + "…")
+    cut = str(text)
+    return plain(cut if len(cut) <= most else cut[: most - 1] + "…")
 
 
 def ticks_of(names: Sequence[str]) -> list[str]:
@@ -60,9 +60,9 @@ def listed(names: Iterable[object], most: int = MOST_NAMES) -> str:
     >>> listed(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
-    told = [short(n, 24) for n in names]
-    rest = len(told) - most
-    return ", ".join(told[:most]) + (f" and {rest} more" if rest > 0 else "")
+    shown = [short(n, 24) for n in names]
+    rest = len(shown) - most
+    return ", ".join(shown[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def clear(values: Sequence[Any] | np.ndarray, digits: int = 5) -> list[Any]:
@@ -77,8 +77,8 @@ def clear(values: Sequence[Any] | np.ndarray, digits: int = 5) -> list[Any]:
 def _clear(value: Any, digits: int) -> Any:
     if value is None or not math.isfinite(value):
         return None
-    found = float(f"{value:.{digits}g}")
-    return int(found) if found == int(found) and abs(found) < 1e15 else found
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded
 
 
 def grid(rows: Sequence[Sequence[Any]], dtype: str = "f4") -> np.ndarray:
@@ -179,8 +179,8 @@ def heatmap(z: Any, title: str, hover: str, **more: Any) -> Trace:
         "tickangle": 0,
         "ticklabelposition": "outside bottom",
     }
-    given = {"colorscale": scale(), "colorbar": bar, "hovertemplate": f"{hover}<extra></extra>"}
-    return {"type": "heatmap", "z": z, **given, **more}
+    defaults = {"colorscale": scale(), "colorbar": bar, "hovertemplate": f"{hover}<extra></extra>"}
+    return {"type": "heatmap", "z": z, **defaults, **more}
 
 
 def steps_of(colours: Sequence[str]) -> list[tuple[float, str]]:
@@ -226,8 +226,8 @@ def styled(figure: Sketch, title: str, height: float, *subtitle: str) -> Sketch:
     layout["legend"] = {**legend, "yanchor": "bottom", "entrywidth": entry}
     axes = [layout.get(f"xaxis{at.x}", {}) for at in figure.panels]
     if "round" in [axis.get("title", {}).get("text") for axis in axes]:
-        found = [x for t in figure.data for x in t.get("x", ()) if x is not None]
-        if max(found, default=0) - min(found, default=0) < 8:
+        rounds = [x for t in figure.data for x in t.get("x", ()) if x is not None]
+        if max(rounds, default=0) - min(rounds, default=0) < 8:
             figure.x(dtick=1)  # there are no halves of rounds
     # Said here and not in the template, for a page may have a template of its own.
     figure.y(automargin=True)
@@ -293,13 +293,13 @@ def having(events: Sequence[Event], key: str) -> list[Event]:
 
 def series(events: Sequence[Event], key: str, method: str) -> list[tuple[float, float]]:
     """A note by round; rounds without a value are left out."""
-    told = [(e["round"], e["notes"][key]) for e in having(events, key)]
-    found: list[tuple[float, float]] = [
-        (r, v) for r, v in told if v is not None and math.isfinite(v)
+    noted_values = [(e["round"], e["notes"][key]) for e in having(events, key)]
+    points: list[tuple[float, float]] = [
+        (r, v) for r, v in noted_values if v is not None and math.isfinite(v)
     ]
-    if not found:
+    if not points:
         raise ConfigError(f"no event has '{key}' in its notes: give the events of a {method} run")
-    return found
+    return points
 
 
 def symbol_of(number: int) -> str:

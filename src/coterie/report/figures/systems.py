@@ -37,15 +37,19 @@ class Timed:
 
     def points(self, run: Reading, system: System) -> list[tuple[float, float]]:
         """A run's score against time; who is done early keeps what it has to the end."""
-        found = curve(run.rounds, run.headline, self.by, placed(run, system))
+        curve_points = curve(run.rounds, run.headline, self.by, placed(run, system))
         end = self.ends(system)
-        return [*found, (end, found[-1][1])] if found and found[-1][0] < end else found
+        return (
+            [*curve_points, (end, curve_points[-1][1])]
+            if curve_points and curve_points[-1][0] < end
+            else curve_points
+        )
 
     def at_end(self, run: Reading, system: System) -> float | None:
         """The score of the last round that is over by the end, None before the first."""
         end = self.ends(system) * (1 + 1e-9)  # what is missed by no more than rounding counts
-        found = [y for x, y in self.points(run, system) if x <= end]
-        return found[-1] if found else None
+        scores = [y for x, y in self.points(run, system) if x <= end]
+        return scores[-1] if scores else None
 
 
 def timed(readings: Sequence[Reading]) -> Timed:
@@ -109,9 +113,9 @@ def by_system(readings: Sequence[Reading]) -> Sketch:
     score_axis(figure.y, shown.by)
     for panel in range(2, len(SYSTEMS) + 1):
         figure.y(title="", matches="y", showticklabels=False, panel=panel)
-    made = styled(figure, f"{said(shown.by)} against time in three systems", 460)
+    finished = styled(figure, f"{said(shown.by)} against time in three systems", 460)
     figure.x(automargin=True)
-    return made
+    return finished
 
 
 def _columns(count: int) -> Sketch:
@@ -132,11 +136,11 @@ def _columns(count: int) -> Sketch:
 def standings(readings: Sequence[Reading]) -> Mapping[int, Mapping[str, float | None]]:
     """For each system, each kind of run's mean score by the end of the time that is drawn."""
     shown = timed(readings)
-    found: dict[int, dict[str, float | None]] = {}
+    scores: dict[int, dict[str, float | None]] = {}
     for number, system in SYSTEMS.items():
-        found[number] = {}
+        scores[number] = {}
         for kind in kinds_of(shown.runs):
             ends = [shown.at_end(r, system) for r in kind.runs]
             known = [v for v in ends if v is not None]
-            found[number][kind.title] = sum(known) / len(known) if known else None
-    return found
+            scores[number][kind.title] = sum(known) / len(known) if known else None
+    return scores

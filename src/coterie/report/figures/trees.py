@@ -47,26 +47,26 @@ def dendrogram(
     clients = notes.get("clients") or list(range(len(merges) + 1))
     top = merges[-1][2]
     cut = cut_height(notes, top)
-    own = _by_cut(merges, math.inf if cut is None else cut)
+    cut_groups = _by_cut(merges, math.inf if cut is None else cut)
     if groups is not None:
-        own = followed([[groups[c] for c in clients]])[0]
+        cut_groups = followed([[groups[c] for c in clients]])[0]
     if numbers is not None:
-        own = [numbers[c] if c < len(numbers) else None for c in clients]
+        cut_groups = [numbers[c] if c < len(numbers) else None for c in clients]
     members, xs, ys = _branches(merges)
-    traces = _lines(members, xs, ys, own)
+    traces = _lines(members, xs, ys, cut_groups)
     order = members[-1]
-    people = [names[c] if c < len(names) else f"client {c}" for c in clients]
-    for number in dict.fromkeys(sorted(own, key=lambda g: -1 if g is None else g)):
-        own_places = [x for x, leaf in enumerate(order) if own[leaf] == number]
-        traces.append(_leaves(own_places, [people[order[x]] for x in own_places], number))
+    labels = [names[c] if c < len(names) else f"client {c}" for c in clients]
+    for number in dict.fromkeys(sorted(cut_groups, key=lambda g: -1 if g is None else g)):
+        own_places = [x for x, leaf in enumerate(order) if cut_groups[leaf] == number]
+        traces.append(_leaves(own_places, [labels[order[x]] for x in own_places], number))
     ends = [(-0.6, 0.0), (len(order) - 0.4, 0.0)]
     if cut is not None and cut <= 1.15 * top:
         traces.append(level(ends, cut, _cut_name(notes, cut), RED))
     for height, label in (levels or {}).items():
         traces.append(level(ends, height * top, plain(label), INK, "dot"))
     figure = figure_of(traces)
-    numbered = not names or all(p == f"client {c}" for p, c in zip(people, clients, strict=True))
-    ticks = [str(clients[i]) if numbered else short(people[i], 12) for i in order]
+    numbered = not names or all(p == f"client {c}" for p, c in zip(labels, clients, strict=True))
+    ticks = [str(clients[i]) if numbered else short(labels[i], 12) for i in order]
     _name_leaves(figure, ticks)
     figure.y(title="distance at which groups merge", rangemode="tozero")
     why = [plain(notes["why"])] if notes.get("why") else []
@@ -131,8 +131,8 @@ class Cut:
 
 def later_cuts(events: Sequence[Event]) -> list[Cut]:
     """DC-PFL's groups that came to hold after the first ones."""
-    told = [(e, e.get("notes") or {}) for e in events]
-    tree = next((notes for _, notes in told if notes.get("dendrogram")), None)
+    noted_events = [(e, e.get("notes") or {}) for e in events]
+    tree = next((notes for _, notes in noted_events if notes.get("dendrogram")), None)
     return [
         Cut(
             notes["gamma"],
@@ -140,7 +140,7 @@ def later_cuts(events: Sequence[Event]) -> list[Cut]:
             len(sizes(event["groups"])),
             tree is None or is_cut(tree, event["groups"]),
         )
-        for event, notes in told
+        for event, notes in noted_events
         if (notes.get("trial") or {}).get("adopted")
         or ("gamma" in notes and (notes.get("verdict") or {}).get("chosen", 1) > 1)
     ]
@@ -164,9 +164,9 @@ def is_cut(notes: Mapping[str, Any], groups: Sequence[Any]) -> bool:
     """
     merges = notes["dendrogram"]
     clients = notes.get("clients") or range(len(merges) + 1)
-    own = [groups[c] if c < len(groups) else None for c in clients]
-    cut = _undone(merges, len(set(own)) - 1)
-    return len(set(zip(own, cut, strict=True))) == len(set(own))
+    client_groups = [groups[c] if c < len(groups) else None for c in clients]
+    cut = _undone(merges, len(set(client_groups)) - 1)
+    return len(set(zip(client_groups, cut, strict=True))) == len(set(client_groups))
 
 
 def _branches(
@@ -224,7 +224,7 @@ def _cut_name(notes: Mapping[str, Any], cut: float) -> str:
     return f"cut at {cut:.3g}"
 
 
-def _leaves(xs: Sequence[int], people: Sequence[str], number: int | None) -> Any:
+def _leaves(xs: Sequence[int], labels: Sequence[str], number: int | None) -> Any:
     colour = FAINT if number is None else colour_of(number)
     return {
         "type": "scatter",
@@ -232,7 +232,7 @@ def _leaves(xs: Sequence[int], people: Sequence[str], number: int | None) -> Any
         "y": [0] * len(xs),
         "mode": "markers",
         "marker": {"color": colour, "size": 9, "symbol": symbol_of(number or 0)},
-        "hovertext": [plain(p) for p in people],
+        "hovertext": [plain(p) for p in labels],
         "hoverinfo": "text",
         "cliponaxis": False,
         **({"name": "alone"} if number is None else {"showlegend": False}),

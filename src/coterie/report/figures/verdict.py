@@ -48,8 +48,8 @@ def verdict(notes: Mapping[str, Any]) -> Sketch:
     if len(points) < 12:
         figure.x(dtick=1)  # there are no halves of groups
     figure.y(title="mean validation loss")
-    said = [plain(notes["why"])] if notes.get("why") else []
-    return styled(figure, "Trial: validation loss by number of groups", 400, *said)
+    subtitle = [plain(notes["why"])] if notes.get("why") else []
+    return styled(figure, "Trial: validation loss by number of groups", 400, *subtitle)
 
 
 def without_own(notes: Mapping[str, Any]) -> list[tuple[int, float]]:
