@@ -1,4 +1,4 @@
-"""How far apart clients are in each layer of the model."""
+"""The distances between clients in each layer of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coterie.report.figures.small_matrices import add_matrix
 from coterie.report.figures.style import short, styled, ticks_of
 
 Matrix = np.ndarray[Any, Any]
-MOST = 9  # layers that are drawn; of more, some in between are left out
+MOST = 9  # layers that are drawn; of a larger model some in between are left out
 COLUMNS = 3
 
 
@@ -24,7 +24,7 @@ def layers_of(notes: Mapping[str, Any]) -> tuple[list[int], dict[str, Matrix]]:
     noted_distances = notes.get("layer_distances")
     if not noted_distances:
         raise ConfigError(
-            "these notes have no 'layer_distances': they are noted where clients sent the server "
+            "these notes have no 'layer_distances': a run notes them where clients send the server "
             "whole models to compare, as with coterie groups --by model, and up to 100 clients"
         )
     matrices = {name: _whole(rows) for name, rows in noted_distances["layers"].items()}
@@ -32,7 +32,7 @@ def layers_of(notes: Mapping[str, Any]) -> tuple[list[int], dict[str, Matrix]]:
 
 
 def _whole(rows: Sequence[Sequence[float]]) -> Matrix:
-    """A symmetric matrix from what is below its diagonal.
+    """A symmetric matrix from the rows below its diagonal.
 
     >>> _whole([[], [1.0], [2.0, 3.0]]).tolist()
     [[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]]
@@ -45,7 +45,7 @@ def _whole(rows: Sequence[Sequence[float]]) -> Matrix:
 
 
 def shown(layers: Sequence[str]) -> list[str]:
-    """The layers that there is room for: the first, the last, and some in between.
+    """The layers that fit into the picture: the first, the last, and some in between.
 
     >>> shown("abcdefghijklm")
     ['a', 'c', 'd', 'f', 'g', 'i', 'j', 'l', 'm']
@@ -56,7 +56,7 @@ def shown(layers: Sequence[str]) -> list[str]:
 
 
 def apart(clients: Sequence[int], rows: Matrix, groups: Sequence[Any]) -> tuple[float, float]:
-    """The mean distance inside groups and that between them; NaN where there are no such pairs."""
+    """The mean distances inside groups and between them; NaN where there are no such pairs."""
     client_groups = [groups[c] if c < len(groups) else None for c in clients]
     same = np.array([[a == b for b in client_groups] for a in client_groups])
     below = np.tri(len(client_groups), k=-1, dtype=bool)
@@ -69,8 +69,8 @@ def distances_by_layer(
 ) -> Sketch:
     """A matrix of clients' distances for each layer, the final one last, clients by group.
 
-    ``notes`` are those with "layer_distances". Each matrix has a scale of its own, from its closest
-    pair to its farthest; the darker (on a dark page the brighter), the closer.
+    ``notes`` are an event's, with "layer_distances". Each matrix has its own scale, from its
+    closest pair to its farthest; darker cells (brighter ones on a dark page) are closer pairs.
     """
     clients, layers = layers_of(notes)
     drawn = shown(list(layers))
@@ -88,6 +88,6 @@ def distances_by_layer(
 
 
 def _ratio(means: tuple[float, float]) -> str:
-    """How much farther apart groups are than their members, for a title."""
+    """The ratio of the distance between groups to that inside them, for a title."""
     inside, between = means
     return f": {between / inside:.2f}" if inside > 0 and between == between else ""

@@ -1,4 +1,4 @@
-"""For whom the models were good: each client's scores, at the end and over rounds."""
+"""Pictures of each client's scores, at the end and over rounds."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from coterie.report.reading import Reading, number
 KINDS = ("received", "adapted", "alone")
 _COLOURS = {"received": BLUE, "adapted": LINES[4], "alone": LINES[3]}
 _SYMBOLS = {"received": "circle", "adapted": "diamond", "alone": "square"}
-NAMED = 3  # of the worst clients, beside their points
+NAMED = 3  # worst clients, with their names beside their points
 
 
 def jitter(count: int, width: float = 0.22) -> list[float]:
-    """So many places beside each other, the same ones each time, none close to the next.
+    """Offsets that spread dots over a width, always the same, with neighbours far apart.
 
-    They step by the golden ratio, which fills a width evenly however many there are.
+    They step by the golden ratio, which fills a width evenly for any number of dots.
 
     >>> [round(x, 3) for x in jitter(3)]
     [-0.22, 0.052, -0.116]
@@ -43,11 +43,11 @@ def jitter(count: int, width: float = 0.22) -> list[float]:
 
 
 def spread(reading: Reading) -> Sketch:
-    """Each client's scores at the end: a strip for received, adapted and alone, worst named."""
+    """Each client's scores at the end: strips for received, adapted and alone, the worst named."""
     scores_by_kind = {kind: scores_of(reading, kind) for kind in KINDS}
     scores_by_kind = {kind: scores for kind, scores in scores_by_kind.items() if scores}
     if not scores_by_kind:
-        raise ConfigError(f"{reading.name}: no client has a score of its own")
+        raise ConfigError(f"{reading.name}: no client has its own score")
     about = _about(reading)
     traces: list[Any] = []
     notes: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ def spread(reading: Reading) -> Sketch:
 
 
 def scores_of(reading: Reading, kind: str) -> list[tuple[int, float]]:
-    """Each client's score, but not of those who came at the end: theirs are means of their own."""
+    """Each client's score, without newcomers, whose scores are reported separately."""
     newcomers = {c for c, row in enumerate(reading.clients) if number(row.get("newcomer"))}
     scores = enumerate(reading.scores(kind))
     return [(c, v) for c, v in scores if v is not None and c not in newcomers]
@@ -79,7 +79,7 @@ def _tick(reading: Reading, client: int) -> str:
 
 
 def _about(reading: Reading) -> list[str]:
-    """What the mouse finds about a client: its name, group and samples."""
+    """The hover text of each client: its name, group and samples."""
     groups, rows = reading.groups, reading.clients
     descriptions = []
     for c, name in enumerate(reading.names):
@@ -112,7 +112,7 @@ def _strip(
 
 
 def quarters(values: Sequence[float]) -> tuple[float, float, float]:
-    """The first quarter, the median and the third quarter.
+    """The first quartile, the median and the third quartile.
 
     >>> quarters([4, 1, 3, 2, 5])
     (2.0, 3.0, 4.0)
@@ -142,9 +142,9 @@ def _box(place: float, kind: str, values: Sequence[float]) -> Any:
 def _names_below(
     reading: Reading, place: float, scores: Sequence[tuple[int, float]]
 ) -> list[dict[str, Any]]:
-    """Names of the worst clients below their points, where the fewest others are.
+    """Names of the worst clients, below their points.
 
-    Of those that would lie over each other, the worse one stays.
+    Where two names would overlap, the worse client keeps its name.
     """
     values = [v for _, v in scores]
     line = 0.045 * ((max(values) - min(values)) or 1.0) + 0.004
@@ -161,9 +161,9 @@ def _names_below(
 
 
 def scored_rounds(reading: Reading) -> tuple[str, Sequence[Event]]:
-    """The rounds in which clients have scores of their own, and which: the headline if it can be.
+    """The kind of score that clients have, the headline if possible, and the rounds that have it.
 
-    A sentence if there are none: without test data each client's score is empty.
+    Raises a ``ConfigError`` if there are none: without test data each client's score is empty.
     """
     for kind in dict.fromkeys((reading.headline, "received")):
         scores_by_round = [
@@ -172,11 +172,11 @@ def scored_rounds(reading: Reading) -> tuple[str, Sequence[Event]]:
         steps = [e for e, scores in scores_by_round if any(number(v) is not None for v in scores)]
         if steps:
             return kind, steps
-    raise ConfigError(f"{reading.name}: no round has each client's own score")
+    raise ConfigError(f"{reading.name}: no round has scores of single clients")
 
 
 def over_rounds(reading: Reading) -> Sketch:
-    """Each client's score in each round that has them, clients by last group, then by score."""
+    """Each client's score in each scored round, sorted by last group and then by score."""
     kind, steps = scored_rounds(reading)
     columns = [[number(v) for v in e["client_scores"][kind]] for e in steps]
     count = max(map(len, columns))
@@ -218,17 +218,20 @@ def over_rounds(reading: Reading) -> Sketch:
 
 
 def gains(reading: Reading) -> list[tuple[int, float]]:
-    """What each client gained over training alone, from the least on; a sentence if unknown."""
+    """Each client's gain over training alone, the least first; a ``ConfigError`` if unknown."""
     kind = reading.headline
     ours, alone = (dict(scores_of(reading, k)) for k in (kind, "alone"))
     gained = [(c, ours[c] - alone[c]) for c in ours if c in alone]
     if not gained:
-        raise ConfigError(f"{reading.name}: nobody trained alone to compare with: run with --alone")
+        raise ConfigError(
+            f"{reading.name}: no client trained alone, so there is no gain to show: run with "
+            "--alone"
+        )
     return sorted(gained, key=lambda p: (p[1], p[0]))
 
 
 def gain(reading: Reading) -> Sketch:
-    """What each client gained over training alone, sorted."""
+    """Each client's gain over training alone, sorted."""
     gained = gains(reading)
     labels = ticks_of(reading.names)
     names = [labels[c] if c < len(labels) else str(c) for c, _ in gained]
@@ -268,7 +271,7 @@ def gain(reading: Reading) -> Sketch:
 
 
 def worst(reading: Reading, kind: str) -> tuple[str, float] | None:
-    """The name and the score of the client with the least, if there are any scores."""
+    """The name and the score of the client with the lowest score; None without scores."""
     scores = scores_of(reading, kind)
     if not scores:
         return None

@@ -1,4 +1,4 @@
-"""Several runs in one picture: a line a run, or a line for all seeds of a set-up."""
+"""Several runs in one picture: a line for each run, or one for all seeds of a set-up."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from coterie.report.figures.style import (
 from coterie.report.palette import FAINT, INK, line_of
 from coterie.report.reading import Reading, number
 
-MOST_PAIRED = 3000  # client by run: more lines than that are a cloud
+MOST_PAIRED = 3000  # clients times runs: with more lines the picture is a cloud
 _SEED = re.compile(r"[-_/, ]*\bseed[=_ -]?\d+", re.IGNORECASE)
-_SAME = {  # settings that do not make another set-up
+_SAME = {  # settings that do not change the set-up
     "run": (
         "seed",
         "engine",
@@ -44,9 +44,9 @@ _SAME = {  # settings that do not make another set-up
 
 @dataclass(frozen=True)
 class Kind:
-    """Runs that differ in nothing but their seed, and what they are called together.
+    """Runs that differ only in their seed, and the title that they share.
 
-    Of several kinds no two have the same title.
+    No two kinds have the same title.
     """
 
     title: str
@@ -54,10 +54,10 @@ class Kind:
 
 
 def kinds_of(readings: Sequence[Reading]) -> list[Kind]:
-    """Runs of one set-up together, in the order in which they came.
+    """Runs grouped by set-up, in their order.
 
-    Without a configuration that says what was run, each is by itself; and so is the second of two
-    with the same seed: it is no other one.
+    A run whose configuration does not say what was run is a kind of its own, and so is the second
+    of two runs with the same seed.
     """
     found: dict[tuple[str, int], list[Reading]] = {}
     for place, reading in enumerate(readings):
@@ -75,7 +75,7 @@ def kinds_of(readings: Sequence[Reading]) -> list[Kind]:
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
-    """Names of which no two are the same: later ones get a number.
+    """The names, with a number after later ones where two are equal.
 
     >>> told_apart(["a", "b", "a", "a"])
     ['a', 'b', 'a (2)', 'a (3)']
@@ -96,9 +96,9 @@ def _setup(reading: Reading) -> str:
 
 
 def settings_of(reading: Reading) -> dict[str, dict[str, Any]]:
-    """The tables of a configuration without what makes no other set-up; none if it says too little.
+    """The tables of a configuration that define a set-up; None if it says too little.
 
-    What was run is known if the configuration has a method and a seed.
+    A configuration with a method and a seed says what was run.
     """
     config = reading.config
     if not isinstance(config.get("method"), Mapping) or reading.seed is None:
@@ -117,13 +117,13 @@ def _title(runs: Sequence[Reading]) -> str:
 
 
 def alike(readings: Sequence[Reading]) -> tuple[str, list[Reading]]:
-    """The score that the first run is judged by, and the runs that are judged by it too."""
+    """The score that the first run is judged by, and all runs that are judged by it."""
     by = readings[0].judged_by if readings else "accuracy"
     return by, [r for r in readings if r.judged_by == by]
 
 
 def final(reading: Reading) -> float | None:
-    """The headline score at the end, or of late."""
+    """The headline score at the end, or the latest so far."""
     scores = reading.result.get(reading.headline)
     score = number(scores.get(reading.judged_by)) if isinstance(scores, Mapping) else None
     points = curve(reading.rounds, reading.headline, reading.judged_by)
@@ -131,7 +131,7 @@ def final(reading: Reading) -> float | None:
 
 
 def spent(reading: Reading, place: Place) -> float | None:
-    """Bytes or seconds by the end, or so far."""
+    """Bytes or seconds at the end, or so far."""
     amounts = [place(e) for e in reading.rounds]
     return next((v for v in reversed(amounts) if v is not None), None)
 
@@ -139,8 +139,8 @@ def spent(reading: Reading, place: Place) -> float | None:
 def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
     """The headline score of each run against "rounds", "bytes" or "seconds".
 
-    Of runs that differ in their seed alone the mean is drawn, and from the lowest to the highest a
-    band. A run whose headline score is known of its end alone is one point.
+    Runs that differ only in their seed are drawn as their mean, with a band from the lowest to the
+    highest. A run that was scored at its end only is one point.
     """
     by, runs = alike(readings)
     place, title, kind = AXES[against]
@@ -165,7 +165,7 @@ def kind_lines(
     curves: Sequence[Sequence[Sequence[tuple[float, float]]]],
     hover: str,
 ) -> list[Any]:
-    """A line for each kind of run: of its runs' curves the mean, and a band around it."""
+    """A line for each kind of run: the mean of its runs' curves, with a band around it."""
     traces: list[Any] = []
     for i, (each, curves_of_kind) in enumerate(zip(kinds, curves, strict=True)):
         colour, dash = line_of(i)
@@ -191,7 +191,7 @@ def _hover(against: str) -> str:
 def _together(
     curves: Sequence[Sequence[tuple[float, float]]],
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]], list[tuple[float, float]]]:
-    """The mean of curves point by point, as far as all go, and what is lowest and highest."""
+    """The mean, the lowest and the highest of curves at each point that all of them have."""
     curves = [c for c in curves if c]
     mean, low, high = [], [], []
     for points in zip(*curves, strict=False):
@@ -213,9 +213,9 @@ def score_axis(update: Any, by: str) -> None:
 
 
 def clients(readings: Sequence[Reading]) -> Sketch:
-    """Each client's headline score at the end: a row a run, lines where clients are the same.
+    """Each client's headline score at the end: a row for each run, lines joining the same clients.
 
-    Of runs that differ in their seed alone all clients are in one row.
+    Runs that differ only in their seed share a row.
     """
     by, runs = alike(readings)
     rows = []
@@ -249,7 +249,7 @@ def _by_client(reading: Reading) -> list[float | None]:
 
 
 def _pairs(rows: Sequence[tuple[Kind, Sequence[Sequence[float | None]]]]) -> Any:
-    """Lines from a client's score in one run to its score in the next, if it is the same one."""
+    """Lines from a client's score in one run to the same client's score in the next."""
     firsts = [kind.runs[0] for kind, _ in rows]
     same = all(len(kind.runs) == 1 for kind, _ in rows) and all(
         r.names == firsts[0].names and r.seed == firsts[0].seed for r in firsts
@@ -319,7 +319,7 @@ def _row(place: int, kind: Kind, scores_by_run: Sequence[Sequence[float | None]]
 
 
 def cost(readings: Sequence[Reading]) -> Sketch:
-    """The headline score at the end against all bytes: what is far up and left is best."""
+    """The headline score at the end against all bytes: up and to the left is better."""
     by, runs = alike(readings)
     place, title, _ = AXES["bytes"]
     traces: list[Any] = []
@@ -363,7 +363,7 @@ def cost(readings: Sequence[Reading]) -> Sketch:
 
 
 def _labels(places: Sequence[tuple[float, float, str]]) -> list[dict[str, Any]]:
-    """Names beside points; where two points are close, above and below each other."""
+    """Names beside points, one above the other where two points are close."""
     wide = max((x for x, *_ in places), default=1) or 1
     heights = [y for _, y, _ in places]
     tall = (max(heights) - min(heights)) or 1

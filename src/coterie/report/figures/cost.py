@@ -1,4 +1,4 @@
-"""What a run cost: bytes by kind and by client, seconds, and what was lost on the way."""
+"""The cost of a run: bytes by kind and by client, seconds, and lost replies."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _UP = (ORANGE, RED, TINTS[1], TINTS[5], LINES[4], TINTS[7])
 def by_kind(reading: Reading) -> dict[str, list[tuple[float, float]]]:
     """Cumulative bytes by round, of "down" and "up" and each kind of array: "down, model/head".
 
-    What was sent before the first round has no kinds and is "before round 1". Wasted bytes are
-    apart from all others: "wasted".
+    Bytes sent before the first round have no kinds and are "before round 1". Wasted bytes are
+    separate: "wasted".
     """
     steps = [e for e in reading.rounds if isinstance(e.get("bytes"), Mapping)]
     if not steps:
-        raise ConfigError(f"{reading.name}: no round says how many bytes were sent")
+        raise ConfigError(f"{reading.name}: no round has its number of bytes")
     before = dict(reading.begun.get("bytes") or {})
     moved_by = [by_purpose(e.get("kinds") or {}) for e in steps]
     kinds = list(dict.fromkeys(k for own in moved_by for k in own))
@@ -66,7 +66,7 @@ def _wasted(event: Event) -> float:
 
 
 def bytes_by_round(reading: Reading) -> Sketch:
-    """Cumulative bytes over rounds, one kind on the other; what was wasted is a line apart."""
+    """Cumulative bytes over rounds, with the kinds stacked; wasted bytes are a separate line."""
     places = {"down": 0, "up": 0}
     traces = []
     for key, points in by_kind(reading).items():
@@ -94,12 +94,12 @@ def bytes_by_round(reading: Reading) -> Sketch:
 
 
 def bytes_axis(figure: Sketch, title: str) -> None:
-    """Bytes upwards, with k, M and G."""
+    """An axis of bytes, with k, M and G."""
     figure.y(title=title, tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=6)
 
 
 def of_clients(reading: Reading) -> list[tuple[int, float, float]]:
-    """What went down to and up from each client, the most first."""
+    """The bytes down to and up from each client, the most first."""
     moved: dict[int, list[float]] = {}
     if any(c.get("bytes_down") for c in reading.clients):
         for c, row in enumerate(reading.clients):
@@ -110,13 +110,13 @@ def of_clients(reading: Reading) -> list[tuple[int, float, float]]:
                 sums = moved.setdefault(int(client), [0.0, 0.0])
                 sums[0], sums[1] = sums[0] + float(pair[0]), sums[1] + float(pair[1])
     if not any(sum(pair) for pair in moved.values()):
-        raise ConfigError(f"{reading.name}: nothing was sent to or from single clients")
+        raise ConfigError(f"{reading.name}: no bytes are known of single clients")
     amounts = [(c, pair[0], pair[1]) for c, pair in moved.items()]
     return sorted(amounts, key=lambda p: (-p[1] - p[2], p[0]))
 
 
 def bytes_by_client(reading: Reading) -> Sketch:
-    """What went down to and up from each client, the most first."""
+    """The bytes down to and up from each client, the most first."""
     amounts = of_clients(reading)
     labels = ticks_of(reading.names)
     names = [labels[c] if c < len(labels) else str(c) for c, *_ in amounts]
@@ -155,16 +155,16 @@ _SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def time_keys(source: str) -> tuple[str, ...]:
-    """What the seconds of "clock" or "seconds" went into."""
+    """The parts of the seconds in "clock" or "seconds"."""
     return _SOURCES[source][1]
 
 
 def time_parts(
     reading: Reading, source: str = ""
 ) -> tuple[str, dict[str, list[tuple[float, float]]]]:
-    """Seconds of each round by what they went into: of the simulated clock, else real ones.
+    """Seconds of each round by part: of the simulated clock if there is one, else real seconds.
 
-    ``source`` is "clock" or "seconds" where only one of them will do.
+    ``source`` is "clock" or "seconds" to allow only one of them.
     """
     for name in (source,) if source else tuple(_SOURCES):
         title, keys = _SOURCES[name]
@@ -177,7 +177,7 @@ def time_parts(
         if parts:
             return title, parts
         break
-    raise ConfigError(f"{reading.name}: no round says how long it took")
+    raise ConfigError(f"{reading.name}: no round has its time")
 
 
 TIMES = {
@@ -190,7 +190,7 @@ TIMES = {
 
 
 def time_by_round(reading: Reading) -> Sketch:
-    """Where the seconds of each round went."""
+    """The seconds of each round by part."""
     kind, parts = time_parts(reading)
     figure = figure_of(
         [
@@ -213,7 +213,7 @@ def time_by_round(reading: Reading) -> Sketch:
 
 
 def mishaps(reading: Reading) -> dict[str, list[tuple[float, float]]]:
-    """Replies lost and late, and rounds given up, by round; a sentence if there were none."""
+    """Lost and late replies and abandoned rounds, by round; a ``ConfigError`` if there are none."""
     counts = {
         key: [(float(e["round"]), number(e.get(key)) or 0.0) for e in reading.rounds]
         for key in ("lost", "late")
@@ -223,7 +223,7 @@ def mishaps(reading: Reading) -> dict[str, list[tuple[float, float]]]:
     ]
     counts = {key: points for key, points in counts.items() if any(v for _, v in points)}
     if not counts:
-        raise ConfigError(f"{reading.name}: no reply was lost or late, no round abandoned")
+        raise ConfigError(f"{reading.name}: no reply was lost or late, and no round was abandoned")
     return counts
 
 

@@ -1,4 +1,4 @@
-"""Whether clients whose labels differ are those whose models do."""
+"""Whether clients with different labels have different models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KL = "labels (KL)"
 
 @dataclass(frozen=True)
 class Compared:
-    """Clients' divergence of labels, and how far apart their models are, by what is measured."""
+    """The clients' label divergences, and the distances of their models by each measure."""
 
     clients: Sequence[int]
     labels: Matrix
@@ -36,14 +36,14 @@ class Compared:
         return lower
 
     def together(self, groups: Sequence[Any]) -> Matrix:
-        """Which two clients are in one group; nobody, where there is one group only."""
+        """The pairs of clients in the same group; none where there is only one group."""
         client_groups = [groups[c] if c < len(groups) else None for c in self.clients]
         return np.array(
             [[a == b and len(set(client_groups)) > 1 for b in client_groups] for a in client_groups]
         )
 
     def correlation(self, what: str) -> float:
-        """Pearson's, over all pairs of clients; NaN where all pairs are alike."""
+        """Pearson's correlation over all pairs of clients; NaN where all pairs are equal."""
         x, y = self.pairs(self.labels), self.pairs(self.models[what])
         if len(x) < 2 or not (x.std() > 0 and y.std() > 0):
             return math.nan
@@ -51,15 +51,16 @@ class Compared:
 
 
 def compare(events: Sequence[Event], data: Mapping[str, Any]) -> Compared:
-    """What a run noted of its clients' models, beside the labels that they hold.
+    """The distances of the clients' models that a run noted, with their label divergences.
 
     DC-PFL notes its discrepancy with and without the scaling of models to [0, 1].
     """
     labels = data.get("labels")
     if not labels:
         raise ConfigError(
-            "what labels clients hold is not known to this run, or their targets are numbers: a "
-            "divergence of labels needs classes"
+            "this run does not know its clients' labels, or their targets are numbers: a "
+            "divergence "
+            "of labels needs classes"
         )
     noted = having(events, "unscaled_distances")
     if noted:
@@ -72,7 +73,7 @@ def compare(events: Sequence[Event], data: Mapping[str, Any]) -> Compared:
     else:
         pairs = pairs_of(events)
         if pairs.alike:
-            raise ConfigError("this run noted how alike clients are, not how far apart")
+            raise ConfigError("this run noted similarities of clients, not distances")
         clients, models = list(pairs.clients), {pairs.what: grid(pairs.rows, "f8")}
     places = [i for i, c in enumerate(clients) if c < len(labels) and sum(labels[c])]
     if len(places) < 2:
@@ -90,10 +91,10 @@ def divergence(
     groups: Sequence[Any] = (),
     names: Sequence[str] = (),
 ) -> Sketch:
-    """Label divergence and model distance of every two clients: as matrices, and as points.
+    """Label divergence and model distance of each pair of clients, as matrices and as points.
 
-    ``data`` is a run's ``data.json``. Clients are ordered by ``groups``; each matrix has a scale of
-    its own.
+    ``data`` is a run's ``data.json``. Clients are ordered by ``groups``; each matrix has its own
+    scale.
     """
     compared = compare(events, data)
     order, ends = by_group(compared.clients, groups)
@@ -105,7 +106,7 @@ def divergence(
     shown = {KL: compared.labels, whats[0]: compared.models[whats[0]]}
     for panel, (what, rows) in enumerate(shown.items(), 1):
         values = rows[np.ix_(order, order)]
-        add_matrix(figure, panel, values, labels, ends, _short(what), "how far apart clients are")
+        add_matrix(figure, panel, values, labels, ends, _short(what), "distance of clients")
     for panel, what in enumerate(whats, len(shown) + 1):
         _add_points(figure, panel, compared, what, groups)
     return styled(figure, "Labels and models of clients", 720 if len(whats) > 1 else 430)
@@ -114,13 +115,13 @@ def divergence(
 def _add_points(
     figure: Sketch, panel: int, compared: Compared, what: str, groups: Sequence[Any]
 ) -> None:
-    """A point for each pair of clients, a diamond for those of one group."""
+    """A point for each pair of clients, a diamond for pairs in the same group."""
     same = compared.pairs(compared.together(groups))
     x, y = compared.pairs(compared.labels), compared.pairs(compared.models[what])
     step = math.ceil(len(x) / MOST)
     for inside, name, colour, symbol in (
         (False, "pairs of clients", BLUE, "circle"),
-        (True, "pairs of one group", ORANGE, "diamond"),
+        (True, "pairs in the same group", ORANGE, "diamond"),
     ):
         at = np.flatnonzero(same == inside)[::step]
         if not len(at):
@@ -148,5 +149,5 @@ def _add_points(
 
 
 def _short(what: str) -> str:
-    """A title that a panel has room for."""
+    """A title that fits a panel."""
     return what[0].upper() + what[1:]

@@ -24,19 +24,19 @@ from coterie.report.figures.style import (
 from coterie.report.palette import BLUE, FAINT, GREEN, INK, RED, colour_of
 
 Notes = Mapping[str, Any]
-_TICKS = 16  # up to so many numbers of groups are all written on an axis
+_TICKS = 16  # up to this many numbers of groups, the axis has a tick for each
 
 
 def evidence(notes: Notes) -> Sketch:
-    """Held-out error and reproducibility for each number of groups; the one chosen is marked.
+    """Held-out error and reproducibility for each number of groups, with the chosen one marked.
 
-    ``notes`` are those of an event with "evidence". Errors are relative to that of one mean; bars
+    ``notes`` are an event's, with "evidence". Errors are relative to the error of one mean; bars
     are standard errors of the difference from the lowest.
     """
     evidence_notes = noted(notes, "evidence", "those of a method that groups by evidence")
     errors = {int(k): float(v) for k, v in evidence_notes["errors"].items()}
     if not errors or not errors.get(1):
-        raise ConfigError("there was too little to compare: no errors were noted")
+        raise ConfigError("the run noted no errors: there was too little to compare")
     deviations = {int(k): float(v) for k, v in evidence_notes["deviations"].items()}
     kappa = {int(k): float(v) for k, v in evidence_notes["kappa"].items()}
     chosen, error_of_one = int(evidence_notes["groups"]), errors[1]
@@ -68,7 +68,7 @@ def evidence(notes: Notes) -> Sketch:
 
 @dataclass(frozen=True)
 class Map:
-    """Clients in a plane: where each is, its group and certainty, and what share is shown."""
+    """Clients in a plane: coordinates, groups, certainties, and the share of differences shown."""
 
     clients: Sequence[int]
     places: np.ndarray
@@ -78,10 +78,10 @@ class Map:
 
 
 def map_of(notes: Notes) -> Map:
-    """Clients at distances as near as a plane allows to those that were noted.
+    """Clients in a plane, at distances as close to the noted ones as possible.
 
-    This is classical multidimensional scaling. The noted distances are those of directions, 1 − cos
-    of their angle; twice as much is the squared distance of two vectors of length 1.
+    This is classical multidimensional scaling. The noted distances are 1 − cos of the angle between
+    two directions; twice that is the squared distance of two vectors of length 1.
     """
     evidence_notes = noted(notes, "evidence", "those of a method that groups by evidence")
     rows = noted(notes, "distances", "notes of up to 200 clients")
@@ -92,7 +92,7 @@ def map_of(notes: Notes) -> Map:
     values, vectors = np.clip(values[::-1], 0, None), vectors[:, ::-1]
     places = np.zeros((size, 2))
     kept = vectors[:, :2] * np.sqrt(values[:2])
-    # An axis may point either way: the client that is farthest out along it is on its right.
+    # An axis may point either way: the client farthest out along it is put on the right.
     kept *= np.where(kept[np.abs(kept).argmax(0), np.arange(kept.shape[1])] < 0, -1, 1)
     places[:, : kept.shape[1]] = kept
     total = float(values.sum())
@@ -106,9 +106,9 @@ def map_of(notes: Notes) -> Map:
 
 
 def client_map(notes: Notes, names: Sequence[str] = ()) -> Sketch:
-    """Clients in a plane, alike ones near each other; pale and small where a group is uncertain.
+    """Clients in a plane, similar ones close together; small and pale if their group is uncertain.
 
-    ``notes`` are those of an event with "evidence" and "distances"; ``names`` those of clients.
+    ``notes`` are an event's, with "evidence" and "distances"; ``names`` are the clients' names.
     """
     plane = map_of(notes)
     labels = [plain(names[c] if c < len(names) else f"client {c}") for c in plane.clients]
@@ -139,7 +139,7 @@ def client_map(notes: Notes, names: Sequence[str] = ()) -> Sketch:
     blank = {"zeroline": False, "showticklabels": False}
     figure.x(blank, title="first axis of the clients' differences")
     figure.y(blank, title="second axis", scaleanchor="x", scaleratio=1)
-    share = f"the plane shows {plane.share:.0%} of how clients differ"
+    share = f"the plane shows {plane.share:.0%} of the clients' differences"
     return styled(figure, "Map of clients", 520, share)
 
 
@@ -167,7 +167,7 @@ def _ring() -> dict[str, Any]:
 
 
 def _chosen(point: tuple[float, float], name: str) -> dict[str, Any]:
-    """A ring around the number of groups that was chosen."""
+    """A ring around the chosen number of groups."""
     return {
         "type": "scatter",
         "x": [point[0]],

@@ -31,10 +31,10 @@ from coterie.report.palette import BLUE, SCALE, scale
 def mixing_matrix(
     notes: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str] = ()
 ) -> Sketch:
-    """How much of whose model each client's mean has: rows sum to 1, clients ordered by group.
+    """The weights of other clients' models in each client's mixture; rows sum to 1.
 
-    ``notes`` are user-centric's of the beginning; ``groups``, in client order, are those found, or
-    the true ones; ``names`` those of clients.
+    ``notes`` are user-centric's first notes. Clients are ordered by ``groups``, in client order,
+    found or true; ``names`` are the clients' names.
     """
     rows = noted(notes, "mixing", "user-centric's first notes, of up to 200 clients")
     clients = notes.get("clients") or list(range(len(rows)))
@@ -54,9 +54,9 @@ def mixing_matrix(
 def taken_matrix(
     events: Sequence[Event], groups: Sequence[Any], names: Sequence[str] = ()
 ) -> Sketch:
-    """FedFomo: whose models each client took most of, over all rounds; rows sum to 1.
+    """FedFomo: the weights of other clients' models over all rounds; rows sum to 1.
 
-    Only what helped counts: a model that made a client's validation loss worse has weight 0.
+    Only models that helped count: one that made a client's validation loss worse has weight 0.
     """
     weights: dict[int, dict[int, float]] = {}
     for event in having(events, "weights"):
@@ -80,7 +80,7 @@ def taken_matrix(
 
 @dataclass(frozen=True)
 class Pairs:
-    """A number for every two clients that a method noted; ``alike``: the higher, the closer."""
+    """A number for each pair of clients, as a method noted it; if ``alike``, higher is closer."""
 
     what: str
     clients: Sequence[int]
@@ -92,8 +92,8 @@ class Pairs:
 def pairs_of(events: Sequence[Event]) -> Pairs:
     """The last matrix of distances or similarities in the notes of these events.
 
-    FedClust, PACFL, FL-HC and DC-PFL note distances, FedTSDP a divergence, CFL the similarity of
-    the group that it divided: of these the largest is taken.
+    FedClust, PACFL, FL-HC and DC-PFL note distances, FedTSDP a divergence, CFL the similarities in
+    the group that it divided, of which the largest is taken.
     """
     pairs: Pairs | None = None
     for event in events:
@@ -101,7 +101,7 @@ def pairs_of(events: Sequence[Event]) -> Pairs:
         for key in ("distances", "divergence"):
             rows = notes.get(key)
             part = "evidence" in notes and pairs is not None and len(rows or ()) < len(pairs.rows)
-            if rows and not part:  # evidence may be of one group's members
+            if rows and not part:  # evidence may be about the members of one group
                 clients = notes.get("clients") or range(len(rows))
                 pairs = Pairs(key.removesuffix("s"), list(clients), rows, False, number)
         for split in notes.get("splits") or ():
@@ -116,9 +116,9 @@ def pairs_of(events: Sequence[Event]) -> Pairs:
 def similarity_matrix(
     events: Sequence[Event], groups: Sequence[Any], names: Sequence[str] = ()
 ) -> Sketch:
-    """How far clients are from each other, or how alike, by what the method compared.
+    """The distances or similarities of clients, as the method measures them.
 
-    Clients are ordered by ``groups``; the darker (on a dark page the brighter), the closer.
+    Clients are ordered by ``groups``; darker cells (brighter ones on a dark page) are closer pairs.
     """
     pairs = pairs_of(events)
     word = "similarity" if pairs.alike else pairs.what
@@ -129,7 +129,7 @@ def similarity_matrix(
 
 
 def by_group(clients: Sequence[int], groups: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """The places of these clients ordered by group, and where in that order a group ends."""
+    """The positions of these clients ordered by group, and where in that order groups end."""
     client_groups = [groups[c] if c < len(groups) else None for c in clients]
     numbers = followed([client_groups])[0]
     order = sorted(
@@ -144,7 +144,7 @@ def _square(pairs: Pairs, groups: Sequence[Any], names: Sequence[str], hover: st
     unordered = ticks_of([names[c] if c < len(names) else f"client {c}" for c in pairs.clients])
     labels = [unordered[i] for i in order]
     values = grid([[pairs.rows[i][j] for j in order] for i in order])
-    # A client's distance from itself says nothing, and would take the strongest colour.
+    # A client's distance to itself says nothing, and would have the strongest colour.
     if not pairs.alike:
         np.fill_diagonal(values, np.nan)
     colours = SCALE if pairs.alike else tuple(reversed(SCALE))
@@ -183,15 +183,15 @@ def _square(pairs: Pairs, groups: Sequence[Any], names: Sequence[str], hover: st
 def label_shares(
     data: Mapping[str, Any], groups: Sequence[Any] = (), names: Sequence[str] = ()
 ) -> Sketch:
-    """Which share of each client's samples is of which class, clients ordered by group.
+    """The share of each class in each client's samples, clients ordered by group.
 
-    ``data`` is a run's ``data.json``; of a regression the spread of the targets is drawn.
+    ``data`` is a run's ``data.json``; for a regression, boxes of the targets are drawn.
     """
     by_client = data.get("labels")
     if by_client is None and data.get("quartiles"):
         return _target_spread(data, groups, names)
     if not by_client:
-        raise ConfigError("what labels clients hold is not known to this run")
+        raise ConfigError("this run does not know its clients' labels")
     order, ticks, ends = _sorted_clients(data, groups, names, len(by_client))
     counts = np.array([by_client[c] for c in order], float)
     totals = counts.sum(1)
@@ -243,7 +243,7 @@ def label_shares(
 
 
 def _target_spread(data: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str]) -> Sketch:
-    """A box for each client's targets, from what was kept of them."""
+    """A box for each client's targets, from their quartiles."""
     spread = data["quartiles"]
     order, ticks, _ = _sorted_clients(data, groups, names, len(spread))
     quartiles = [(p, spread[c]) for p, c in zip(ticks, order, strict=True) if spread[c]]
@@ -275,7 +275,7 @@ _BY_TRUE = ", by true group"
 
 
 def _sorted_by(data: Mapping[str, Any], groups: Sequence[Any]) -> str:
-    """What clients are sorted by, for an axis: one group alone would say nothing."""
+    """The words for an axis about how clients are sorted; "" with a single group."""
     if len({g for g in groups if g is not None}) < 2 and data.get("groups"):
         return _BY_TRUE
     return ", by group" if groups else ""
@@ -293,5 +293,5 @@ def _sorted_clients(
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """No two alike: two categories of one name would be one."""
+    """Names without duplicates: plotly merges categories of the same name."""
     return [f"{n} ({i})" if n in names[:i] else n for i, n in enumerate(names)]

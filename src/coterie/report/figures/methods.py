@@ -1,4 +1,4 @@
-"""What single methods noted of their rounds: trials, tendencies, layers, silhouettes, steps."""
+"""Pictures of what single methods noted: trials, tendencies, layers, silhouettes, steps."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ from coterie.results.rundir import rounds_of
 
 
 def silhouette(notes: Mapping[str, Any], floor: float = 0.1, streams: int | None = None) -> Sketch:
-    """The silhouette of each number of groups, with the least that counts and what was chosen.
+    """The silhouette of each number of groups, with its threshold and the choice.
 
-    ``streams`` is how many there are in the run, where these are not the ones that score best.
+    ``streams`` is the run's number of streams, where it is not the one with the best score.
     """
     scores = noted(notes, "silhouette", "FedClust's, or user-centric's of up to 100 clients")
     if not scores:
-        raise ConfigError("no number of groups has a silhouette: fewer than three clients differ")
+        raise ConfigError(
+            "no number of groups has a silhouette: fewer than three clients are different"
+        )
     points = sorted((int(k), float(v)) for k, v in scores.items())
     best = max(points, key=lambda p: p[1])
     figure = figure_of(
@@ -65,8 +67,8 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1, streams: int | None
 def loss_and_trials(events: Sequence[Event]) -> Sketch:
     """DC-PFL: the loss and its trials, γ̃ and the number of groups, the radius of curvature.
 
-    Rapid decreases are shaded up to the round in which their end was found. Where the radius is
-    infinite, its line has a gap; where it always is, it has no panel.
+    Rapid decreases are shaded up to the round in which their end was found. The line of the radius
+    has a gap where it is infinite; a radius that is always infinite has no panel.
     """
     losses = series(events, "loss", "DC-PFL")
     mixed, radii = mixed_rounds(events), radii_of(events)
@@ -90,7 +92,7 @@ def loss_and_trials(events: Sequence[Event]) -> Sketch:
         for at in (figure.panels[0], *figure.panels[2:])
         for ends in decreases
     ]
-    # So narrow a mark that many trials stay legible; the losses are said under the mouse.
+    # Narrow marks, so that many trials stay legible; the losses are in the hover text.
     marked = trials if len(trials) <= 8 else []
     figure.layout["annotations"] = [_mark(r, t) for r, t in marked]
     figure.add(stairs(series(events, "gamma", "DC-PFL"), "γ̃", GREEN), panel=2)
@@ -132,7 +134,7 @@ def _add_radii(
     more = {"showlegend": False}
     figure.add(dots(ends, "radius where it has ended", INK, "triangle-down", **more), panel=3)
     low, high = min(v for _, v in known), max(v for _, v in known)
-    # Ticks within a decade where there would be one or none otherwise.
+    # Ticks within a decade where there would be at most one otherwise.
     steps = (1, 2, 5) if high < 30 * low else (1,)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     every = math.ceil(len(powers) / 6) if len(steps) == 1 else 1
@@ -191,7 +193,7 @@ _STAGES = {  # what FedTSDP's stages compare, and how their clusters are drawn
 def clusterings(events: Sequence[Event], threshold: float) -> dict[int, dict[str, int]]:
     """The rounds in which FedTSDP clustered, with the number of clusters after each stage.
 
-    Of runs that did not note their stages, those in which the statistic was above the threshold.
+    For runs that did not note their stages: the rounds with the statistic above the threshold.
     """
     steps = having(events, "hopkins")
     counts: dict[int, dict[str, int]] = {
@@ -262,21 +264,21 @@ def accuracies(events: Sequence[Event]) -> list[tuple[int, float]]:
 
 
 def rapid_ends(events: Sequence[Event]) -> set[int]:
-    """The rounds in which DC-PFL found a rapid decrease at its end: a trial is then prepared."""
+    """The rounds in which DC-PFL found the end of a rapid decrease, and prepared a trial."""
     phases = [(e["round"], e["notes"]) for e in having(events, "phase")]
     return {r for r, notes in phases if notes.get("ended") or notes["phase"] == "sync"}
 
 
 def mixed_rounds(events: Sequence[Event]) -> set[int]:
-    """The rounds in which clients used layers of their own: their losses are lower."""
+    """The rounds in which clients used their own layers, which have lower losses."""
     return {e["round"] for e in having(events, "phase") if e["notes"].get("mixed")}
 
 
 def radii_of(events: Sequence[Event]) -> list[tuple[int, float | None]]:
     """The radius of curvature by round, None where it is infinite.
 
-    Rounds before the first radius, and those that only repeat the last because their loss does not
-    count, are left out.
+    Rounds before the first radius are left out, and rounds whose loss does not count, which repeat
+    the last radius.
     """
     mixed, radii = mixed_rounds(events), list[tuple[int, float | None]]()
     for event in having(events, "radius"):
@@ -289,9 +291,9 @@ def radii_of(events: Sequence[Event]) -> list[tuple[int, float | None]]:
 
 
 def was_bent(events: Sequence[Event], fewest: int, with_mixed: bool = False) -> bool:
-    """Whether DC-PFL ever had a radius of curvature, be it infinite, which files have as None.
+    """Whether DC-PFL ever had a radius of curvature, even an infinite one (None in files).
 
-    It takes ``fewest`` losses that count, since the beginning or the last trial.
+    It needs ``fewest`` losses that count, since the start or the last trial.
     """
     skipped = set() if with_mixed else mixed_rounds(events)
     tried = {r for r, _ in trials_of(events)}
@@ -318,7 +320,7 @@ def rapid_decreases(events: Sequence[Event]) -> list[tuple[int, int]]:
 def trials_of(events: Sequence[Event]) -> list[tuple[int, dict[str, Any]]]:
     """The trials by round: the loss of the old groups, that of new ones, whether they were adopted.
 
-    Of a trial of all cuts, new are the groups that were taken, or the best of those that were not.
+    In a trial of all cuts, the new groups are the adopted ones, or else the best of the others.
     """
     trials = []
     for event in having(events, "phase"):
@@ -356,7 +358,7 @@ def _upright(round: float, x: str = "", y: str = "") -> dict[str, Any]:
 
 
 def _mark(round: int, trial: Mapping[str, Any]) -> dict[str, Any]:
-    """How a trial went, in one sign."""
+    """The outcome of a trial, as one character."""
     return {
         "x": round,
         "y": 1.0,
@@ -370,7 +372,7 @@ def _mark(round: int, trial: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verdict(trial: Mapping[str, Any]) -> str:
-    """How a trial went, with the loss of the old groups and that of the new."""
+    """The outcome of a trial, with the losses of the old and the new groups."""
     verdict = "adopted" if trial["adopted"] else "rejected"
     return f"{verdict}, {trial['old']:.3g} → {trial['new']:.3g}"
 
@@ -397,8 +399,8 @@ def _relative(event: Event) -> dict[str, float]:
 def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
     """For each round, the share of clients that did not send each layer.
 
-    What rests is decided by the round before; nothing rests where all layers are due, nor in
-    DC-PFL's synchronisation and trial. Clients on their own send nothing and do not count.
+    The round before decides which layers rest; none rests where all layers are due, nor in DC-PFL's
+    synchronisation and trial. Clients on their own send nothing and do not count.
     """
     totals: list[dict[str, float]] = [{}]
     for before, event in pairwise(steps):
@@ -416,7 +418,7 @@ def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
 
 
 def steps_by_round(events: Sequence[Event]) -> Sketch:
-    """Adaptive τ: how many local steps each round had."""
+    """Adaptive τ: the number of local steps in each round."""
     points = series(events, "tau", "method with adaptive local steps")
     figure = figure_of([stairs(points, "local steps τ", BLUE)], showlegend=False)
     figure.x(title="round")

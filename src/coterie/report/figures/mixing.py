@@ -1,4 +1,4 @@
-"""What clients gain and risk by mixing: effective samples against weighted discrepancy."""
+"""The gain and the risk of mixing: effective samples against weighted discrepancy."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _STEPS = 24  # of the curve from alone to all alike
 class Terms:
     """Points of effective samples and discrepancy: of each client, and of each stream.
 
-    ``own`` are clients by their own weights; ``alone`` and ``together`` the same clients if each
-    learned by itself, and if all had the weights of FedAvg. ``streams`` are means over the clients
-    of a stream, with its weights, by the stream's number; empty where every client has its own.
+    ``own`` are clients with their own weights; ``alone`` and ``together`` the same clients if each
+    learned alone, and if all had FedAvg's weights. ``streams`` are means over the clients of a
+    stream, with its weights, by the stream's number; empty where each client has its own stream.
     """
 
     clients: Sequence[int]
@@ -52,7 +52,7 @@ class Terms:
 
     @property
     def used(self) -> Point:
-        """The mean client by the weights that its model is made with."""
+        """The mean client, with the weights of its model."""
         placed = [self.streams[k] for k in self.labels if k is not None and k in self.streams]
         return mean(placed or self.own)
 
@@ -88,7 +88,7 @@ def terms_of(notes: Mapping[str, Any], groups: Sequence[Any] = ()) -> Terms:
 
 
 def mean(points: Sequence[Point]) -> Point:
-    """The point in the middle of these.
+    """The mean of these points.
 
     >>> mean([(1.0, 2.0), (3.0, 4.0)])
     (2.0, 3.0)
@@ -109,12 +109,12 @@ def blend(terms: Terms, share: float) -> Point:
 def mixing_terms(
     notes: Mapping[str, Any], groups: Sequence[Any] = (), names: Sequence[str] = ()
 ) -> Sketch:
-    """What clients' mixtures are worth in samples, against how far they are from those mixed in.
+    """The worth of clients' mixtures in samples, against the discrepancy to the clients mixed in.
 
     ``notes`` are user-centric's; ``groups`` are clients' streams and ``names`` their names, in
-    client order. To the right is more to learn from, further down is more like one's own data. The
-    dotted line is what one gets without comparing clients, by moving from oneself to the weights
-    of FedAvg.
+    client order. Points to the right have more to learn from, points further down are closer to a
+    client's own data. The dotted line needs no comparison of clients: it moves from training alone
+    to the weights of FedAvg.
     """
     terms = terms_of(notes, groups)
     labels = [plain(names[c] if c < len(names) else f"client {c}") for c in terms.clients]
@@ -143,8 +143,8 @@ def mixing_terms(
 def compared(readings: Sequence[Reading]) -> Sketch:
     """Several runs' mean clients, between learning alone and FedAvg's weights.
 
-    In units of all samples and of the discrepancy with FedAvg's weights, so that runs which compare
-    clients in different ways can be put side by side. Runs that noted no terms are left out.
+    The units are all samples and the discrepancy with FedAvg's weights, so that runs that measure
+    discrepancies differently are comparable. Runs that noted no terms are left out.
     """
     terms = terms_by_kind(readings)
     if not terms:
@@ -180,7 +180,7 @@ def terms_by_kind(readings: Sequence[Reading]) -> dict[str, list[Terms]]:
 
 
 def _colours(terms: Terms) -> str | list[str]:
-    """By stream where clients share them."""
+    """The points of streams where clients share them, else of clients."""
     if not terms.streams:
         return BLUE
     return [RED if k is None else colour_of(k) for k in terms.labels]

@@ -1,4 +1,4 @@
-"""What the server saw of single clients, and what was spent of the privacy budget."""
+"""What the server saw of single clients, and how much of the privacy budget was spent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie.report.figures.style import dots, figure_of, level, line, plain, sh
 from coterie.report.palette import BLUE, GREEN, LINES, ORANGE, PURPLE, RED, SKY
 from coterie.report.reading import Reading, number
 
-_PROTECTED = {  # from the least protected on, with what to say of it
+_PROTECTED = {  # from the least protected, with the words for each
     "none": ("looked at one by one", RED),
     "none, a mean of one": ("a mean of one client", LINES[3]),
     "none, averaged on arrival": ("averaged on arrival", ORANGE),
@@ -22,14 +22,14 @@ _PROTECTED = {  # from the least protected on, with what to say of it
 
 
 def exposed(reading: Reading) -> tuple[int, list[tuple[str, str, int]]]:
-    """How many clients there are, and of how many each layer or array reached the server.
+    """The number of clients, and of how many clients each layer or array reached the server.
 
     A row has the array and layer, the protection, and the number of clients; the same layer may
     have been seen in several ways.
     """
     exposed_arrays = reading.result.get("exposure")
     if not isinstance(exposed_arrays, Mapping):
-        raise ConfigError(f"{reading.name}: what the server saw is written down when a run ends")
+        raise ConfigError(f"{reading.name}: the run records what the server saw when it ends")
     rows = []
     for protection, entry in (exposed_arrays.get("single") or {}).items():
         for array, about in entry["arrays"].items():
@@ -40,10 +40,10 @@ def exposed(reading: Reading) -> tuple[int, list[tuple[str, str, int]]]:
 
 
 def exposure(reading: Reading) -> Sketch:
-    """Of how many clients the server received which layer by itself, by how it was protected."""
+    """The number of clients of which the server received each layer by itself, by protection."""
     members, rows = exposed(reading)
     if not rows:
-        raise ConfigError(f"{reading.name}: no vector of a single client reached the server")
+        raise ConfigError(f"{reading.name}: the server received no vector of a single client")
     names = list(dict.fromkeys(name for name, *_ in rows))
     known = [*_PROTECTED, *(p for _, p, _ in rows)]
     traces: list[Any] = []
@@ -73,7 +73,7 @@ def exposure(reading: Reading) -> Sketch:
 
 
 def spent(reading: Reading) -> list[tuple[float, float]]:
-    """ε by round; a sentence where there is no noise."""
+    """ε by round; a ``ConfigError`` where there is no noise."""
     noise_by_round = [(float(e["round"]), dict(e.get("privacy") or {})) for e in reading.rounds]
     losses = [(r, number(noise.get("epsilon"))) for r, noise in noise_by_round]
     points = [(r, v) for r, v in losses if v is not None]
@@ -83,7 +83,7 @@ def spent(reading: Reading) -> list[tuple[float, float]]:
 
 
 def budget(reading: Reading) -> float | None:
-    """The ε that was not to be passed, if one was set."""
+    """The budget for ε, if one was set."""
     promised, configured = reading.result.get("privacy"), reading.config.get("privacy")
     if isinstance(promised, Mapping):
         return number(promised.get("budget"))
@@ -91,7 +91,7 @@ def budget(reading: Reading) -> float | None:
 
 
 def epsilon(reading: Reading) -> Sketch:
-    """What was spent of ε round by round, and the budget."""
+    """The privacy loss ε by round, and its budget."""
     points = spent(reading)
     traces = [line(points, "ε by Rényi divergences, an upper bound", BLUE)]
     promised = reading.result.get("privacy")

@@ -1,4 +1,4 @@
-"""Groups over rounds as streams: who left whom, who joined whom, and when."""
+"""Groups over rounds as streams of clients that split and merge."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from coterie.report.figures.style import Event, clear, figure_of, listed, plain,
 from coterie.report.palette import ALONE, FAINT, GRID, INK, PAPER, colour_of
 
 MOST_COLUMNS = 12
-_LONE, _NONE = -1, -2  # blocks that are no groups: all clients by themselves, and those without any
-_WIDTH = 0.07  # half of a block's, where columns are 1 apart
+_LONE, _NONE = (
+    -1,
+    -2,
+)  # blocks that are not groups: clients that are alone, and clients without a group
+_WIDTH = 0.07  # half the width of a block, where columns are 1 apart
 
 
 @dataclass(frozen=True)
 class Block:
-    """A group in a column: from ``low`` to ``high`` in clients, gaps included."""
+    """A group in a column, from ``low`` to ``high`` in clients, including gaps."""
 
     column: int
     group: int
@@ -37,7 +40,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Ribbon:
-    """Those who go from one block to another, as wide as they are many."""
+    """The clients that move from one block to another, as a band as wide as their number."""
 
     column: int
     start: int
@@ -49,7 +52,7 @@ class Ribbon:
 
 @dataclass(frozen=True)
 class Streams:
-    """The whole picture in numbers: ``rounds`` are its columns, ``changes`` all that there were."""
+    """The picture in numbers: ``rounds`` are its columns, ``changes`` the number of all changes."""
 
     rounds: list[int]
     changes: int
@@ -58,11 +61,11 @@ class Streams:
 
 
 def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Sketch:
-    """Groups over rounds: a column for each change, streams as wide as the clients in them.
+    """Groups over rounds: a column for each change, with streams as wide as their clients.
 
-    ``events`` are the lines of ``events.jsonl``, ``names`` those of clients. A group keeps its
-    colour as long as most of it stays together; clients that are alone in their groups are one
-    grey block. Of more than twelve changes those that moved most clients are shown.
+    ``events`` are the lines of ``events.jsonl``, ``names`` the clients' names. A group keeps its
+    colour as long as most of it stays together; clients alone in their groups are one grey block.
+    With more than twelve changes, those that moved most clients are shown.
     """
     steps = steps_of_groups(events)
     names_by_round = names_of_groups(steps)
@@ -100,7 +103,7 @@ def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Sketch:
 
 
 def streams(rounds: Sequence[int], kept: Sequence[Column]) -> Streams:
-    """Where everything lies; ``kept`` are groups under numbers that last, a column a round.
+    """The layout of blocks and bands; ``kept`` are the groups' lasting numbers, a list a round.
 
     >>> found = streams([1, 2, 3], [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])
     >>> found.rounds, [(r.start, r.end, len(r.members)) for r in found.ribbons][:2]
@@ -122,7 +125,7 @@ def streams(rounds: Sequence[int], kept: Sequence[Column]) -> Streams:
         at = (tall - len(column) - gap * (len(order) - 1)) / 2
         for group in order:
             members = tuple(c for c, g in enumerate(column) if g == group)
-            low = round(at, 4) + 0.0  # paths take no powers of ten, and no minus zero
+            low = round(at, 4) + 0.0  # paths allow neither powers of ten nor minus zero
             blocks.append(Block(place, group, low, low + len(members), members))
             at += len(members) + gap
     return Streams([rounds[i] for i in chosen], len(changed), blocks, _ribbons(shown, blocks))
@@ -132,7 +135,7 @@ def streams(rounds: Sequence[int], kept: Sequence[Column]) -> Streams:
 
 
 def _homes(column: Column) -> list[int]:
-    """The block of each client: its group, or one of the two that are none."""
+    """The block of each client: its group, or one of the two that are not groups."""
     size = Counter(column)
     return [_NONE if g is None else g if size[g] > 1 else _LONE for g in column]
 
@@ -140,7 +143,8 @@ def _homes(column: Column) -> list[int]:
 def _orders(columns: Sequence[Sequence[int]]) -> list[list[int]]:
     """The blocks of each column from top to bottom, so that few streams cross.
 
-    Each column is sorted by where its members lie in its neighbour, to and fro; the best is kept.
+    Each column is sorted by its members' positions in its neighbour, forwards and backwards; the
+    order with the fewest crossings is kept.
     """
     orders = [sorted(set(column), key=_rank) for column in columns]
     flows = [Counter(zip(a, b, strict=True)) for a, b in pairwise(columns)]
@@ -160,14 +164,14 @@ def _orders(columns: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _rank(group: int) -> tuple[int, int]:
-    """Groups first, clients by themselves below them, those without any group last."""
+    """Groups first, clients that are alone below them, clients without a group last."""
     return (max(0, -group), group)
 
 
 def _middle(
     group: int, flow: Mapping[tuple[int, int], int], place: Mapping[int, int], second: bool
 ) -> float:
-    """Where a block's members lie in the neighbouring column, on average."""
+    """The mean position of a block's members in the neighbouring column."""
     neighbours = [(place[p[not second]], n) for p, n in flow.items() if p[second] == group]
     return sum(at * n for at, n in neighbours) / max(1, sum(n for _, n in neighbours))
 
@@ -175,7 +179,7 @@ def _middle(
 def _crossings(
     orders: Sequence[Sequence[int]], flows: Sequence[Mapping[tuple[int, int], int]]
 ) -> int:
-    """How many pairs of clients cross each other's way."""
+    """The number of pairs of clients whose paths cross."""
     count = 0
     for (one, other), flow in zip(pairwise(orders), flows, strict=True):
         a, b = ({g: p for p, g in enumerate(order)} for order in (one, other))
@@ -190,7 +194,7 @@ def _crossings(
 
 
 def _ribbons(columns: Sequence[Sequence[int]], blocks: Sequence[Block]) -> list[Ribbon]:
-    """Between neighbouring columns, each block's streams one under the other without crossing."""
+    """The streams between neighbouring columns, without crossings at their blocks."""
     where = {(b.column, b.group): b for b in blocks}
     ribbons = []
     for i, (one, other) in enumerate(pairwise(columns)):
@@ -221,7 +225,7 @@ def _colour(group: int, hues: Mapping[int, str]) -> str:
 
 
 def _shapes(flow: Streams, hues: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Bands and blocks, those of one colour as one shape: hundreds would be slow to draw."""
+    """Bands and blocks, with one shape for each colour: hundreds of shapes would be slow."""
     bands: dict[int, list[str]] = {}
     for ribbon in flow.ribbons:
         bands.setdefault(ribbon.end, []).append(path_of(ribbon))
@@ -253,7 +257,7 @@ def _shapes(flow: Streams, hues: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def path_of(ribbon: Ribbon) -> str:
-    """A band whose edges are smooth curves; all bands turn the same way, so they may overlap."""
+    """A band with smooth edges; all bands have the same orientation, so that they may overlap."""
     a, b = ribbon.column + _WIDTH, ribbon.column + 1 - _WIDTH
     m, wide = ribbon.column + 0.5, len(ribbon.members)
     y, z, v, w = clear([ribbon.low, ribbon.to, ribbon.to + wide, ribbon.low + wide], 6)
@@ -263,7 +267,7 @@ def path_of(ribbon: Ribbon) -> str:
 def _names_of_blocks(
     steps: Sequence[Event], names_by_round: Sequence[Sequence[Any]], kept: Sequence[Column]
 ) -> dict[tuple[int, int], str]:
-    """What a method called a group in a round, by round and lasting number."""
+    """The method's name of a group, by round and lasting number."""
     return {
         (event["round"], number): str(name)
         for event, names, numbers in zip(steps, names_by_round, kept, strict=True)
@@ -281,14 +285,14 @@ def _called(block: Block, flow: Streams, called: Mapping[tuple[int, int], str]) 
 def _labels(
     flow: Streams, called: Mapping[tuple[int, int], str], last: int, height: float
 ) -> dict[str, Any]:
-    """Names and sizes beside the blocks of the last column, as ticks: so they get their margin."""
+    """Names and sizes beside the blocks of the last column, as ticks, which get a margin."""
     tall = max(b.high for b in flow.blocks)
     line = 14 * tall / (height - 120)  # of text, in clients
     places: list[float] = []
     texts: list[str] = []
     for block in flow.blocks:
         middle = (block.low + block.high) / 2
-        # One that would lie over the one above is left out; the mouse still finds it.
+        # A name that would cover the one above is left out; it is in the hover text.
         if block.column == last and (not places or middle - places[-1] > line):
             places.append(middle)
             texts.append(f"{short(_called(block, flow, called), 12)}: {len(block.members)}")
@@ -296,7 +300,7 @@ def _labels(
 
 
 def _points(xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> Any:
-    """Places that tell something when the mouse is near; they are not to be seen."""
+    """Invisible points with hover text."""
     return {
         "type": "scatter",
         "x": clear(xs),
@@ -342,7 +346,7 @@ def _of(way: str, members: Sequence[int]) -> str:
 
 
 def _client_list(members: Sequence[int], labels: Sequence[str]) -> str:
-    """Names in lines that a phone can show."""
+    """Names in lines short enough for a phone."""
     parts = listed([labels[c] for c in members]).split(", ")
     lines = [", ".join(parts[i : i + 4]) for i in range(0, len(parts), 4)]
     return ",<br>".join(lines)

@@ -24,7 +24,7 @@ from coterie.report.figures.style import (
 from coterie.report.palette import FAINT, INK, RED, colour_of
 
 _GAP = (math.nan, math.nan)
-_ABOVE = INK  # of branches that hold several groups, which are thin
+_ABOVE = INK  # colour of branches that hold several groups, which are thin
 
 
 def dendrogram(
@@ -36,10 +36,10 @@ def dendrogram(
 ) -> Sketch:
     """The tree by which clients were merged, with the height at which it was cut.
 
-    ``notes`` are those with ``dendrogram``: FedClust's of the beginning, DC-PFL's of the round in
-    which it has a tree. ``groups``, by client, colour the branches; without them the cut does.
-    ``levels`` are further cuts as shares of the tree's height, with what to call them; ``names``
-    those of clients. ``numbers`` give groups the colours that they have elsewhere (None is grey).
+    ``notes`` are those with ``dendrogram``: FedClust's first notes, or DC-PFL's of the round that
+    has a tree. Branches have the colours of ``groups``, by client; without them, of the cut.
+    ``levels`` are further cuts as shares of the tree's height, with their titles; ``names`` are the
+    clients' names. ``numbers`` give groups the colours that they have elsewhere (None is grey).
     """
     merges = noted(notes, "dendrogram", "FedClust's first notes, or DC-PFL's of round `start`")
     if not merges:
@@ -79,7 +79,7 @@ def _lines(
     ys: Sequence[Sequence[float]],
     own: Sequence[int | None],
 ) -> list[Any]:
-    """The branches, those of one colour as one line with gaps."""
+    """The branches, with one line with gaps for each colour."""
     colours = [_branch_colour({own[leaf] for leaf in inside}) for inside in members]
     traces: list[Any] = []
     for colour in dict.fromkeys(colours):
@@ -118,9 +118,9 @@ def _name_leaves(figure: Sketch, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Cut:
-    """Groups that DC-PFL adopted: γ̃ as a share of the tree's height, when, and how many.
+    """Groups that DC-PFL adopted: γ̃ as a share of the tree's height, the round, and their number.
 
-    ``of_tree`` is whether they are a cut of the tree; those that the evidence finds need not be.
+    ``of_tree`` is whether they are a cut of the tree; groups from the evidence need not be.
     """
 
     gamma: float
@@ -130,7 +130,7 @@ class Cut:
 
 
 def later_cuts(events: Sequence[Event]) -> list[Cut]:
-    """DC-PFL's groups that came to hold after the first ones."""
+    """The groups that DC-PFL adopted after the first ones."""
     noted_events = [(e, e.get("notes") or {}) for e in events]
     tree = next((notes for _, notes in noted_events if notes.get("dendrogram")), None)
     return [
@@ -147,7 +147,7 @@ def later_cuts(events: Sequence[Event]) -> list[Cut]:
 
 
 def split_levels(events: Sequence[Event]) -> dict[float, str]:
-    """DC-PFL's cuts that came to hold, by their share of the tree's height, with their rounds."""
+    """The cuts that DC-PFL adopted, by their share of the tree's height, with their titles."""
     return {
         cut.gamma: f"γ̃ = {cut.gamma:g}, round {cut.round}: {cut.groups} groups"
         for cut in later_cuts(events)
@@ -156,7 +156,7 @@ def split_levels(events: Sequence[Event]) -> dict[float, str]:
 
 
 def is_cut(notes: Mapping[str, Any], groups: Sequence[Any]) -> bool:
-    """Whether these groups, by client, are what some cut of a noted tree leaves.
+    """Whether some cut of a noted tree gives these groups, by client.
 
     >>> tree = {"dendrogram": [[0, 1, 1.0, 2], [2, 3, 5.0, 3]]}
     >>> is_cut(tree, ["a", "a", "b"]), is_cut(tree, ["a", "b", "b"])
@@ -172,7 +172,7 @@ def is_cut(notes: Mapping[str, Any], groups: Sequence[Any]) -> bool:
 def _branches(
     merges: Sequence[Sequence[float]],
 ) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
-    """Of each merge: the leaves below it, left to right, and the corners of its bracket."""
+    """For each merge, the leaves below it, left to right, and the corners of its bracket."""
     n = len(merges) + 1
     members: list[list[int]] = [[leaf] for leaf in range(n)]
     for left, right, *_ in merges:
@@ -196,7 +196,7 @@ def _by_cut(merges: Sequence[Sequence[float]], height: float) -> list[int | None
 
 
 def _undone(merges: Sequence[Sequence[float]], last: int) -> list[int]:
-    """Each leaf's branch if so many of the last merges are undone."""
+    """Each leaf's branch if this many of the last merges are undone."""
     n = len(merges) + 1
     root = list(range(n + len(merges)))
     for i in reversed(range(len(merges) - last)):
@@ -206,13 +206,13 @@ def _undone(merges: Sequence[Sequence[float]], last: int) -> list[int]:
 
 
 def _branch_colour(inside: set[int | None]) -> str:
-    """A group's colour where a branch holds that group only; grey belongs to those alone."""
+    """A group's colour where a branch holds only that group; grey for clients that are alone."""
     (number, *others) = inside
     return _ABOVE if others or number is None else colour_of(number)
 
 
 def cut_height(notes: Mapping[str, Any], top: float) -> float | None:
-    """Where the tree was cut: FedClust's threshold, or DC-PFL's γ̃ of the tree's height."""
+    """The height of the cut: FedClust's threshold, or DC-PFL's γ̃ times the tree's height."""
     if notes.get("threshold") is not None and math.isfinite(notes["threshold"]):
         return float(notes["threshold"])
     return float(notes["gamma"]) * top if notes.get("gamma") is not None else None
