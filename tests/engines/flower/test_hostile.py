@@ -126,7 +126,7 @@ def test_names_that_are_paths_touch_no_file(key, name, enrolled):
     wanted = order(order=f"9.{len(name)}", arrays=model["body"]["arrays"])
     wanted["body"][key] = [name] if key == "keep" else name
     answer = ordered(enrolled, {**wanted, "arrays": model["arrays"]}, packed.payloads)
-    assert "no name of a version" in str(answer.message.header) + str(answer.told)
+    assert "not a valid name of a version" in str(answer.message.header) + str(answer.told)
     assert elsewhere(enrolled) == before
 
 
