@@ -141,20 +141,15 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """
 
         def decorate(thing: F) -> F:
-            home_module = module or getattr(thing, "__module__", "")
+            source = module or getattr(thing, "__module__", "")
             row, earlier = self.index.get(name), self.registered.get(name)
-            built_in = row is not None and row["module"] == home_module
+            built_in = row is not None and row["module"] == source
             # A reloaded module may register its objects again, and a built-in one may have moved.
-            reloaded = earlier is not None and earlier[0] == home_module
-            moved = home_module.startswith("coterie.") and isinstance(
-                self._things.get(name), _NotLoaded
-            )
+            reloaded = earlier is not None and earlier[0] == source
+            moved = source.startswith("coterie.") and isinstance(self._things.get(name), _NotLoaded)
             if name in self and not (built_in or reloaded or moved):
                 raise ConfigError(f"there is already a {self.kind} '{name}': choose another name")
-            self.registered[name] = (
-                home_module,
-                about or first_paragraph(inspect.getdoc(thing) or ""),
-            )
+            self.registered[name] = source, about or first_paragraph(inspect.getdoc(thing) or "")
             # A built-in object that was replaced before its module was imported stays replaced.
             if not built_in or isinstance(self._things.get(name), _NotLoaded):
                 self._things[name] = cast(T, thing)
@@ -223,17 +218,17 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """
         if not is_place(text):
             return text
-        place = absolute(text)
-        current = digest_of(place, option)
+        location = absolute(text)
+        current = digest_of(location, option)
         if digest is not None and digest != current:
             raise ConfigError(
-                f"{place.rpartition(':')[0]} has changed since this began (its SHA-256 was "
+                f"{location.rpartition(':')[0]} has changed since this began (its SHA-256 was "
                 f"{digest[:12]}…, and is {current[:12]}…): restore the file, or start again"
             )
-        if self.own.get(place) != Own(place, current) or place not in self._things:
-            self._things[place] = cast(T, function_at(place, option))
-            self.own[place] = Own(place, current)
-        return place
+        if self.own.get(location) != Own(location, current) or location not in self._things:
+            self._things[location] = cast(T, function_at(location, option))
+            self.own[location] = Own(location, current)
+        return location
 
     def split(self, text: str) -> tuple[str, str]:
         """Split a text into a name or a location, and the parameters after it.
@@ -242,34 +237,32 @@ class Registry(MutableMapping[str, T], Generic[T]):
         (('qsgd', 'levels=7'), ('mine.py:sign', 'levels=3'))
         """
         head, _, rest = text.partition(":")
-        function, _, after = rest.partition(":")
-        place = f"{head}:{function}"
-        return (place, after) if is_place(place) and not self.knows(head) else (head, rest)
+        function, _, tail = rest.partition(":")
+        location = f"{head}:{function}"
+        return (location, tail) if is_place(location) and not self.knows(head) else (head, rest)
 
-    def know(self, name: str, place: str) -> None:
+    def know(self, name: str, location: str) -> None:
         """Load a user's own function under the name that it has in the sending process."""
-        self._things[name] = cast(T, function_at(place, self.kind))
-        self.own[name] = Own(place, digest_of(place, self.kind))
+        self._things[name] = cast(T, function_at(location, self.kind))
+        self.own[name] = Own(location, digest_of(location, self.kind))
 
     def map(self, text: str, option: str) -> str:
         """Register a user's own function by ``NAME=FILE.py:FUNCTION``, and return the name."""
-        name, equals, place = (part.strip() for part in text.partition("="))
-        if not equals or not name or not place or any(sign in name for sign in ":/\\.+"):
+        name, equals, location = (part.strip() for part in text.partition("="))
+        if not equals or not name or not location or any(sign in name for sign in ":/\\.+"):
             raise ConfigError(
                 f"{option} {text}: write NAME=FILE.py:FUNCTION, as in mine=mine.py:mine"
             )
         if name in self.index:
+            raise ConfigError(f"{option} {text}: '{name}' is built in: choose another name")
+        if not is_place(location):
             raise ConfigError(
-                f"{option} {text}: '{name}' is built into Coterie: choose another name"
+                f"{option} {location}: write package.module:function or FILE.py:function"
             )
-        if not is_place(place):
-            raise ConfigError(
-                f"{option} {place}: write package.module:function or FILE.py:function"
-            )
-        place = absolute(place)
-        digest = digest_of(place, option)
-        self._things[name] = cast(T, function_at(place, option))
-        self.own[name] = Own(place, digest)
+        location = absolute(location)
+        digest = digest_of(location, option)
+        self._things[name] = cast(T, function_at(location, option))
+        self.own[name] = Own(location, digest)
         return name
 
 
@@ -367,21 +360,21 @@ def is_place(text: str) -> bool:
     >>> is_place("nets/mine.py:net"), is_place("my.nets:net"), is_place("qsgd:levels=7")
     (True, True, False)
     """
-    place, colon, function = text.rpartition(":")
+    location, colon, function = text.rpartition(":")
     if not colon or not function.isidentifier():
         return False
-    return place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    return location.endswith(".py") or all(part.isidentifier() for part in location.split("."))
 
 
-def absolute(place: str) -> str:
+def absolute(location: str) -> str:
     """The location with an absolute path, for processes in other folders."""
-    file, colon, function = place.rpartition(":")
-    return f"{Path(file).resolve()}{colon}{function}" if file.endswith(".py") else place
+    file, colon, function = location.rpartition(":")
+    return f"{Path(file).resolve()}{colon}{function}" if file.endswith(".py") else location
 
 
-def digest_of(place: str, option: str) -> str:
+def digest_of(location: str, option: str) -> str:
     """The SHA-256 of the file of a location; the module is not imported."""
-    name = place.rpartition(":")[0]
+    name = location.rpartition(":")[0]
     try:
         if not name.endswith(".py"):
             _add_to_path(os.getcwd())
@@ -393,17 +386,17 @@ def digest_of(place: str, option: str) -> str:
             name = spec.origin
         return hashlib.sha256(Path(name).read_bytes()).hexdigest()
     except Exception as error:  # a parent package may raise anything on import
-        raise ConfigError(f"{option} {place}: {type(error).__name__}: {error}") from None
+        raise ConfigError(f"{option} {location}: {type(error).__name__}: {error}") from None
 
 
-def function_at(place: str, option: str) -> Callable[..., Any]:
+def function_at(location: str, option: str) -> Callable[..., Any]:
     """Load a user's own function, ``package.module:function`` or ``FILE.py:function``.
 
     Modules are searched on Python's path and in the current folder.
     """
-    name, _, function = place.rpartition(":")
-    if not is_place(place):
-        raise ConfigError(f"{option} {place}: write package.module:function or FILE.py:function")
+    name, _, function = location.rpartition(":")
+    if not is_place(location):
+        raise ConfigError(f"{option} {location}: write package.module:function or FILE.py:function")
     try:
         if name.endswith(".py"):
             module = _module_of_file(Path(name))
@@ -412,9 +405,9 @@ def function_at(place: str, option: str) -> Callable[..., Any]:
             module = importlib.import_module(name)
         attribute = getattr(module, function)
     except Exception as error:  # the user's module may raise anything on import
-        raise ConfigError(f"{option} {place}: {type(error).__name__}: {error}") from None
+        raise ConfigError(f"{option} {location}: {type(error).__name__}: {error}") from None
     if not callable(attribute):
-        raise ConfigError(f"{option} {place}: this is not a function")
+        raise ConfigError(f"{option} {location}: this is not a function")
     loaded: Callable[..., Any] = attribute
     return loaded
 
@@ -508,7 +501,7 @@ REGISTRIES: tuple[Registry[Any], ...] = (
 
 def registry_of(group: str) -> Registry[Any]:
     """The registry of an entry point, such as ``methods``."""
-    return next(each for each in REGISTRIES if each.group == group)
+    return next(registry for registry in REGISTRIES if registry.group == group)
 
 
 def own_places() -> list[tuple[str, str, str]]:

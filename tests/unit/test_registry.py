@@ -314,7 +314,7 @@ def test_a_server_calls_its_own_functions_by_their_names(tmp_path):
     assert by_name(tree, said.append) == {"method": {"name": "my-method"}}
     assert "coterie join --method my-method=FILE.py:FUNCTION" in said[0]
     assert METHODS.own["my-method"] == Own(tree["method"]["name"], METHODS.own["my-method"].digest)
-    with pytest.raises(ConfigError, match="'ditto' is built into Coterie: choose another name"):
+    with pytest.raises(ConfigError, match="'ditto' is built in: choose another name"):
         by_name(admitted({"method": {"name": "mine.py:ditto"}}), said.append)
     with pytest.raises(ConfigError, match=r"entry point coterie\.codecs"):
         by_name(admitted({"wire": {"up": "mine.py:ditto"}}), said.append)

@@ -78,9 +78,7 @@ def manhattan(rows: ArrayLike) -> Array:
            [7., 0.]])
     """
     array = table(rows)
-    blocks = (
-        array[:, columns].astype(np.float64) for columns in _blocks(array.shape[1], _COLUMNS_L1)
-    )
+    blocks = (array[:, c].astype(np.float64) for c in _blocks(array.shape[1], _COLUMNS_L1))
     distances: Array = squareform(sum(pdist(block, "cityblock") for block in blocks))
     return distances
 

@@ -541,9 +541,9 @@ def _measuring(task: Task, sample: int) -> Task:
                 "this method's upload does not say which one that is; choose another method"
             )
         full = received.onto(client.base if personal is None else personal.onto(client.base))
-        kept = client.state.get(KEY)
+        last = client.state.get(KEY)
         client.state[KEY] = model.parameters.clone()
-        last_sent = kept if isinstance(kept, Tensor) else None
+        last_sent = last if isinstance(last, Tensor) else None
         numbers, gradient = measured(client, full, received, last_sent, _rows(client, sample))
         numbers[5] = client.trained / max(client.samples, 1.0)
         return replace(
@@ -562,9 +562,9 @@ def _rows(client: Client, sample: int) -> Tensor | None:
     """
     if not 0 < sample < len(client.train):
         return None
-    now, client.round = client.round, 0
+    current_round, client.round = client.round, 0
     rows = client.shuffled(KEY)[:sample]
-    client.round = now
+    client.round = current_round
     return rows
 
 

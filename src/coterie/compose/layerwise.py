@@ -69,33 +69,28 @@ def layer_wise(
     if inner.needs_all_layers:
         raise ConfigError(f"{inner.name} {inner.needs_all_layers}: remove layer_interval")
 
-    parameter = (
-        "share" if inner.name == "dc-pfl" else "layer_share"
-    )  # the method's name for ``share``
+    # The method's name for ``share``.
+    name = "share" if inner.name == "dc-pfl" else "layer_share"
 
     def round(fed: Federation, state: State, info: Round) -> State:
         all_due = info.number < start or (info.number - start) % alpha == alpha - 1
         rule = partial(quiet_layers, share=share)
-        federation = _LayerwiseFederation(fed, Pace.remembered(state), info.number, all_due, rule)
-        resting = not all_due and any(federation.pace.quiet.values())
-        after = inner.round(federation, state, info)
+        proxy = _LayerwiseFederation(fed, Pace.remembered(state), info.number, all_due, rule)
+        resting = not all_due and any(proxy.pace.quiet.values())
+        after = inner.round(proxy, state, info)
         # A model that is not one of this round's means was uploaded by no client: send all of it.
         unchanged = {str(s) for s, m in after.models.items() if m is state.models.get(s)}
-        federation.pace.forget_all_but(
-            unchanged | federation.averaged & {str(s) for s in after.models}
-        )
-        quiet = {slot: sorted(layers) for slot, layers in federation.pace.quiet.items()}
+        proxy.pace.forget_all_but(unchanged | proxy.averaged & {str(s) for s in after.models})
+        quiet = {slot: sorted(layers) for slot, layers in proxy.pace.quiet.items()}
         notes: dict[str, Any] = {"all_due": all_due, "quiet": quiet}
         at_end: dict[str, Any] = dict(after.notes.get("warning_at_end", {}))
         at_end["layers"] = AT_REST if resting else ""
-        if federation.measured:
-            notes["discrepancy"] = federation.measured
-            at_end[parameter] = (
-                "" if share == "auto" else never_quiet(parameter, share, federation.pace.smallest)
-            )
+        if proxy.measured:
+            notes["discrepancy"] = proxy.measured
+            at_end[name] = "" if share == "auto" else never_quiet(name, share, proxy.pace.smallest)
         return replace(
             after,
-            memory={**after.memory, KEY: federation.pace.to_tree()},
+            memory={**after.memory, KEY: proxy.pace.to_tree()},
             notes={
                 **after.notes,
                 "layers": notes,

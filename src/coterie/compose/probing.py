@@ -284,36 +284,32 @@ def _answers(
 
 def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | None) -> Answer:
     """The evidence from the answers of all clients."""
-    comparable = [r for r in replies if r.metrics["halves"] == 2]
+    usable = [r for r in replies if r.metrics["halves"] == 2]
     # A client too small for two halves is no evidence for groups; it is assigned to one afterwards.
-    clients = [r.client for r in comparable]
-    rows = [_row(memory, r, n, view) for n in HALVES for r in comparable]
-    first, second = rows[: len(comparable)], rows[len(comparable) :]
-    counts = [r.examples for r in comparable]
-    if len(comparable) < 2:
-        evidence = too_few(len(comparable))
-    elif memory["by"] == "data" and len(comparable) <= SAMPLE:
+    clients = [r.client for r in usable]
+    rows = [_row(memory, r, n, view) for n in HALVES for r in usable]
+    first, second = rows[: len(usable)], rows[len(usable) :]
+    counts = [r.examples for r in usable]
+    if len(usable) < 2:
+        evidence = too_few(len(usable))
+    elif memory["by"] == "data" and len(usable) <= SAMPLE:
         evidence = find_evidence_in_products(_overlaps([*first, *second]), counts)
     else:
         directions = memory["by"] != "labels" and view is None
-        if len(comparable) > SAMPLE:  # long rows of so many clients are compared by sketches
+        if len(usable) > SAMPLE:  # long rows of so many clients are compared by sketches
             first, second = ([_sketched(memory, row) for row in side] for side in (first, second))
         sides = np.stack(first), np.stack(second)
         evidence = find_evidence(*sides, counts, directions=directions)
-    places = (
-        torch.stack([_place(memory, r, view) for r in comparable])
-        if comparable
-        else torch.empty(0, 0)
-    )
+    places = torch.stack([_place(memory, r, view) for r in usable]) if usable else torch.empty(0, 0)
     notes = {"by": memory["by"], "samples": sum(r.metrics["samples"] for r in replies)}
     too_small = [r.client for r in replies if r.metrics["halves"] != 2]
     if too_small:
         notes["too_small"] = too_small
     validated = any(r.metrics["validation"] > 0 for r in replies)
-    spreads = [_spread(memory, r, view) for r in comparable]
-    units = [[sketch(u).float() for u in _units(memory, r, view)] for r in comparable]
+    spreads = [_spread(memory, r, view) for r in usable]
+    units = [[sketch(u).float() for u in _units(memory, r, view)] for r in usable]
     halves = torch.stack([torch.stack(u) for u in zip(*units, strict=True)] or [torch.empty(0)] * 2)
-    layers = layers_apart(comparable, memory)
+    layers = layers_apart(usable, memory)
     return Answer(
         clients, counts, evidence, places, spreads, memory, notes, validated, halves, layers
     )
@@ -461,9 +457,9 @@ def send_halves(client: Client, arrays: Mapping[str, Any], config: Mapping[str, 
     A client with fewer than two samples represents itself by the same data twice, and says so.
     """
     client.round = int(config["round"])
-    kept = client.kept(KEPT)
-    if kept is not None:
-        arrays = {"model": kept, **arrays}
+    model = client.kept(KEPT)
+    if model is not None:
+        arrays = {"model": model, **arrays}
         del client.state[KEPT]
     first, second = _halves(client, config)
     by = str(config["by"])

@@ -207,16 +207,16 @@ def score_cuts(
             f"client {client.id} was asked to score {len(names)} cuts, more than {MOST_CUTS}"
         )
     totals = [int(n) for n in str(config.get("totals", "")).split()]
-    kept = _take_kept(client)
+    own_model = _take_kept(client)
     arrays = {n: _restored(a, sharing.travelling(client.base.layout)) for n, a in arrays.items()}
     losses, models = dict[str, Tensor](), dict[str, Weights]()
     for name in dict.fromkeys(names):
-        if kept is None and name not in arrays:  # it did not take part in the training
+        if own_model is None and name not in arrays:  # it did not take part in the training
             return Upload({"scores": torch.zeros(row_length(len(names)))})
-        if kept is None:
+        if own_model is None:
             model = sharing.received(client, {name: arrays[name]})[1]
         else:  # with the personal layers that were trained together with it
-            model = arrays[name].onto(kept) if name in arrays else kept
+            model = arrays[name].onto(own_model) if name in arrays else own_model
         losses[name] = client.losses(model, on)
         models[name] = model
     table = torch.stack([losses[name] for name in names])
@@ -228,8 +228,8 @@ def score_cuts(
     samples = table.shape[1]
     within = diffs.var(1, unbiased=samples > 1) / samples if len(diffs) else diffs.new_zeros(0)
     others = mean
-    if kept is not None and totals:
-        others = _losses_without_own(client, kept, names, totals, models, mean)
+    if own_model is not None and totals:
+        others = _losses_without_own(client, own_model, names, totals, models, mean)
     levels = [torch.cat([v[:1], v[1:] - v[0]]) for v in (mean, others)]
     row = torch.cat([torch.ones(1), *levels, (mean[a] - mean[b]) ** 2, within])
     if config.get(SCALED):

@@ -105,7 +105,7 @@ def flags(config: type[BaseModel] = Config) -> dict[str, Key]:
 def _choices(annotation: Any) -> list[Any]:
     """The types that an annotation permits, except None."""
     if get_origin(annotation) in (Union, UnionType):
-        return [kind for each in get_args(annotation) for kind in _choices(each)]
+        return [kind for member in get_args(annotation) for kind in _choices(member)]
     return [] if annotation is NoneType else [annotation]
 
 

@@ -74,9 +74,9 @@ def build_population(
     check_fraction("val_fraction", val_fraction)
     check_whole("length", length, 1)
     check_whole("max_vocabulary", max_vocabulary, 3)
-    kept, public_x = _choose(raw, samples, public, seed)
-    dealt = _deal(raw, kept, clients, partition, dict(partition_params or {}), seed)
-    order, sizes = _split_all(raw.y, kept, dealt, test_fraction, val_fraction, seed)
+    chosen, public_x = _choose(raw, samples, public, seed)
+    dealt = _deal(raw, chosen, clients, partition, dict(partition_params or {}), seed)
+    order, sizes = _split_all(raw.y, chosen, dealt, test_fraction, val_fraction, seed)
     options = _Options(standardize, max_vocabulary, length)
     x, public_array, vocabulary, moments = _encode_all(raw, order, sizes, public_x, options)
     y = raw.y[order]
@@ -86,7 +86,7 @@ def build_population(
     elif shift_params:
         raise ConfigError("shift_params are given without a shift: choose a shift")
     names = dealt.names or tuple(str(i) for i in range(len(sizes)))
-    rows = [kept[held] for held in dealt.indices]
+    rows = [chosen[held] for held in dealt.indices]
     return Population(
         clients=cut_into_clients(torch.from_numpy(x), torch.from_numpy(y), sizes, names),
         kind=raw.kind,
@@ -178,7 +178,7 @@ def _take(x: Samples, positions: Array) -> Samples:
 
 def _deal(
     raw: RawData,
-    kept: Array,
+    chosen: Array,
     clients: int | None,
     name: str,
     params: dict[str, Any],
@@ -192,8 +192,8 @@ def _deal(
             raise DataError(f"partition '{name}': {known} (name it in columns when loading)")
         params["by"] = raw.columns[params["by"]]
     if "by" in params and len(params["by"]) == len(raw):
-        params["by"] = np.asarray(params["by"])[kept]
-    dealt = PARTITIONS.find(name)(raw.y[kept], clients, seed, **params)
+        params["by"] = np.asarray(params["by"])[chosen]
+    dealt = PARTITIONS.find(name)(raw.y[chosen], clients, seed, **params)
     for client, held in enumerate(dealt.indices):
         if len(held) < 2:
             name_of = f" ({dealt.names[client]})" if dealt.names else ""
@@ -205,13 +205,13 @@ def _deal(
 
 
 def _split_all(
-    y: Array, kept: Array, dealt: Partition, test: float, val: float, seed: int
+    y: Array, chosen: Array, dealt: Partition, test: float, val: float, seed: int
 ) -> tuple[Array, Sizes]:
     """The positions of all clients' train, val and test samples, in this order, and their sizes."""
     order: list[Array] = []
     sizes: Sizes = []
     for client, held in enumerate(dealt.indices):
-        rows = kept[held]
+        rows = chosen[held]
         splits = split_client(y[rows], test, val, seed, client)
         order += [rows[split] for split in splits]
         sizes.append((len(splits[0]), len(splits[1]), len(splits[2])))

@@ -158,17 +158,17 @@ def _problems(
     ]
 
 
-def _listed(who: Sequence[str]) -> str:
-    rest = f" and {len(who) - _LISTED} more" if len(who) > _LISTED else ""
-    return ", ".join(who[:_LISTED]) + rest
+def _listed(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + rest
 
 
-def _text(value: Any, where: str, who: str) -> str:
+def _text(value: Any, where: str, client: str) -> str:
     if isinstance(value, str) and value.strip():
         return value.strip()
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return str(int(value))
-    raise ConfigError(f"{where}: the value {value!r} of {who} must be a text or a whole number")
+    raise ConfigError(f"{where}: the value {value!r} of {client} must be a text or a whole number")
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -278,6 +278,6 @@ def _duplicates(keys: Iterable[str]) -> list[str]:
 
 
 def _named_twice(path: Path, repeated: Sequence[str]) -> ConfigError:
-    who = _listed([f"'{key}'" for key in repeated])
+    clients = _listed([f"'{key}'" for key in repeated])
     verb = "is" if len(repeated) == 1 else "are"
-    return ConfigError(f"{path}: {who} {verb} named more than once; name each client once")
+    return ConfigError(f"{path}: {clients} {verb} named more than once; name each client once")

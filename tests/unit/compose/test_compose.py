@@ -161,8 +161,8 @@ def test_every_other_method_lets_layers_rest(tmp_path):
 def test_a_newcomer_that_is_offered_nothing_is_admitted(tmp_path):
     """All layers personal: there is no model to pick, and nothing goes wrong."""
     made = make("ifca+fedper", {"ifca.k": 2, "fedper.k": 2})
-    found = execute(experiment(made, settings={"rounds": 1, "holdout": 1}), tmp_path)
-    assert sorted(found.groups) == [0, 1, 2, 3, 4, 5]
+    outcome = execute(experiment(made, settings={"rounds": 1, "holdout": 1}), tmp_path)
+    assert sorted(outcome.groups) == [0, 1, 2, 3, 4, 5]
 
 
 # --- rules that sort replies ---------------------------------------------------------------------

@@ -177,8 +177,8 @@ def replies(**by_client):
     """A script: each client (c0, c1, ...) answers with a model of these two numbers, or not."""
 
     def script(order):
-        found = by_client.get(f"c{order.client}")
-        return None if found is None else Upload({"model": weights(LINE, *found)}, {"loss": 0.0})
+        result = by_client.get(f"c{order.client}")
+        return None if result is None else Upload({"model": weights(LINE, *result)}, {"loss": 0.0})
 
     return script
 

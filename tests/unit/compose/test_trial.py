@@ -78,20 +78,20 @@ def test_two_cuts_and_three_clients_by_hand():
     # Gaps 0.3, 0.2 and 0.1: 0.2 on average, their sample variance 0.01. Together with 0.02 from
     # few validation samples that makes √(0.03/3) = 0.1.
     rows = [row((1.0, 0.7), 0.01), row((1.2, 1.0), 0.02), row((0.8, 0.7), 0.03)]
-    found = judge(torch.stack(rows).mean(0), 3, 2)
-    assert found.losses == pytest.approx([1.0, 0.8])
-    assert found.errors == pytest.approx([0.1, 0.0])
-    assert (found.chosen, found.clients) == (1, 3)
+    verdict = judge(torch.stack(rows).mean(0), 3, 2)
+    assert verdict.losses == pytest.approx([1.0, 0.8])
+    assert verdict.errors == pytest.approx([0.1, 0.0])
+    assert (verdict.chosen, verdict.clients) == (1, 3)
     # With 0.12 more it is √(0.15/3) = 0.224: then 0.2 is no difference.
     rows = [replaced + torch.tensor([0, 0, 0, 0, 0, 0, 0.12]) for replaced in rows]
-    found = judge(torch.stack(rows).mean(0), 3, 2)
-    assert found.errors[0] == pytest.approx(math.sqrt(0.05))
-    assert found.chosen == 0
+    verdict = judge(torch.stack(rows).mean(0), 3, 2)
+    assert verdict.errors[0] == pytest.approx(math.sqrt(0.05))
+    assert verdict.chosen == 0
 
 
 def test_clients_that_are_alike_leave_the_error_of_few_samples():
-    found = judge(row((1.0, 0.9), 0.04), 4, 2)
-    assert found.errors == pytest.approx([math.sqrt(0.04 / 4), 0.0])
+    verdict = judge(row((1.0, 0.9), 0.04), 4, 2)
+    assert verdict.errors == pytest.approx([math.sqrt(0.04 / 4), 0.0])
     assert judge(row((1.0, 0.9), 0.03), 4, 2).chosen == 1  # √0.0075 = 0.087
     assert judge(row((1.0, 0.9), 0.05), 4, 2).chosen == 0  # √0.0125 = 0.112
 
@@ -111,8 +111,8 @@ def test_standard_errors_are_those_of_the_gap_to_the_lowest():
     random = np.random.default_rng(0)
     losses = random.normal(1, 0.2, (7, 4))
     losses[:, 2] -= 0.5
-    found = judge(torch.stack([row(tuple(r)) for r in losses]).mean(0), 7, 4)
-    for errors, cut in ((found.errors, 2), (found.from_one, 0)):
+    verdict = judge(torch.stack([row(tuple(r)) for r in losses]).mean(0), 7, 4)
+    for errors, cut in ((verdict.errors, 2), (verdict.from_one, 0)):
         gaps = losses - losses[:, [cut]]
         assert errors == pytest.approx(gaps.std(axis=0, ddof=1) / math.sqrt(7), abs=1e-9)
 
@@ -131,9 +131,9 @@ def test_clients_without_validation_data_do_not_count():
 def test_losses_without_ones_own_contribution_are_averaged_alike():
     rows = [row((1.0, 0.7), others=(1.1, 0.9)), row((1.2, 1.0), others=(1.5, 1.1))]
     nothing = torch.zeros(row_length(2), dtype=torch.float64)
-    found = judge(torch.stack([*rows, nothing]).mean(0), 3, 2)
-    assert found.others == pytest.approx([1.3, 1.0])
-    assert found.losses == pytest.approx([1.1, 0.85])
+    verdict = judge(torch.stack([*rows, nothing]).mean(0), 3, 2)
+    assert verdict.others == pytest.approx([1.3, 1.0])
+    assert verdict.losses == pytest.approx([1.1, 0.85])
 
 
 # --- candidates -----------------------------------------------------------------------------------
@@ -226,13 +226,13 @@ def scored(channel, start, cuts, number, totals=None, **offered):
     arrays = {n: Weights(start.layout, torch.tensor([v])) for n, v in offered.items()}
     config = {"cuts": cuts} | ({} if totals is None else {"totals": totals})
     (reply,) = channel.gather([Order(0, "score-cuts", arrays, config)])
-    found, k = reply.arrays["scores"].tolist(), len(cuts.split())
+    result, k = reply.arrays["scores"].tolist(), len(cuts.split())
     for first in (1, 1 + k):
-        found[first : first + k] = [
-            found[first],
-            *(found[first] + v for v in found[first + 1 : first + k]),
+        result[first : first + k] = [
+            result[first],
+            *(result[first] + v for v in result[first + 1 : first + k]),
         ]
-    return found
+    return result
 
 
 def test_a_row_by_hand(tmp_path):
@@ -272,21 +272,21 @@ def test_the_loss_without_ones_own_contribution_by_hand(tmp_path):
     channel, start = scoring(tmp_path, [1.0, 3.0])
     channel.begin(0)
     channel.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
-    found = scored(channel, start, "a b alone", 0, totals="8 4 2", a=2.0, b=1.5)
-    assert found[1:4] == pytest.approx([1, 1.25, 2])
-    assert found[4:7] == pytest.approx([10 / 9, 1, 1])
+    result = scored(channel, start, "a b alone", 0, totals="8 4 2", a=2.0, b=1.5)
+    assert result[1:4] == pytest.approx([1, 1.25, 2])
+    assert result[4:7] == pytest.approx([10 / 9, 1, 1])
 
 
 def test_who_is_nearly_all_of_its_group_has_nobody_elses_model(tmp_path):
     # Of its group's samples 2 are its own: with 41 in all a twentieth is others', with 40 less.
     channel, start = scoring(tmp_path, [1.0, 3.0], targets=(5.0,) * 38)
-    found = []
+    result = []
     for number, total in enumerate((41, 39)):
         channel.begin(number)
         channel.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
-        found.append(scored(channel, start, "a b", number, totals=f"80 {total}", a=2.0, b=1.5))
-    assert found[0][4] != found[0][3]
-    assert found[1][4] == found[1][3]
+        result.append(scored(channel, start, "a b", number, totals=f"80 {total}", a=2.0, b=1.5))
+    assert result[0][4] != result[0][3]
+    assert result[1][4] == result[1][3]
 
 
 def test_models_to_be_scored_travel_in_half_the_bytes_unless_their_numbers_are_too_large():
@@ -321,8 +321,8 @@ def test_on_training_data_the_evidence_has_no_say():
 
 def test_who_has_no_model_of_its_own_contributed_nothing(tmp_path):
     channel, start = scoring(tmp_path, [1.0, 3.0])
-    found = scored(channel, start, "a b", 0, totals="8 4", a=2.0, b=1.5)
-    assert found[3:5] == found[1:3] == pytest.approx([1, 1.25])
+    result = scored(channel, start, "a b", 0, totals="8 4", a=2.0, b=1.5)
+    assert result[3:5] == result[1:3] == pytest.approx([1, 1.25])
 
 
 def test_what_is_trained_is_kept_in_a_trial_only(tmp_path):
@@ -382,8 +382,8 @@ def test_what_an_earlier_trial_left_behind_is_not_used(tmp_path):
     channel.begin(0)
     channel.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
     # Its scores were never asked for. In round 5 its training is lost: it is in no mean.
-    found = scored(channel, start, "a b", 5, totals="8 4", a=2.0, b=1.5)
-    assert found[3:5] == found[1:3] == pytest.approx([1, 1.25])
+    result = scored(channel, start, "a b", 5, totals="8 4", a=2.0, b=1.5)
+    assert result[3:5] == result[1:3] == pytest.approx([1, 1.25])
     assert scored(channel, start, "a alone", 5, a=2.0) == [0.0] * row_length(2)
 
 
@@ -719,11 +719,11 @@ def test_models_that_are_alike_stay_alike_in_a_sum_of_short_numbers():
     random = np.random.default_rng(0)
     one, apart = random.uniform(1, 9, 40), random.uniform(1e-4, 2e-4, 40)
     rows = [row((a, a, a - b), others=(a, a, a)).float() for a, b in zip(one, apart, strict=True)]
-    found = judge(torch.stack(rows).mean(0), 40, 3)
-    assert found.losses[0] == found.losses[1]
-    assert found.others[0] == found.others[1] == found.others[2]
+    verdict = judge(torch.stack(rows).mean(0), 40, 3)
+    assert verdict.losses[0] == verdict.losses[1]
+    assert verdict.others[0] == verdict.others[1] == verdict.others[2]
     # Less than a digit of the losses is kept of it in float32, and all of the difference.
-    assert found.losses[0] - found.losses[2] == pytest.approx(apart.mean(), rel=1e-6)
+    assert verdict.losses[0] - verdict.losses[2] == pytest.approx(apart.mean(), rel=1e-6)
 
 
 # --- run: replies that are lost -------------------------------------------------------------------
