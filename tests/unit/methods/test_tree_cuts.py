@@ -82,9 +82,7 @@ def test_the_picture_its_caption_and_the_reason_agree(name):
     event = {"round": 0, "event": "init", "notes": notes}
     caption = captions_groups.silhouette(Reading("r", "running", events=[event]))
     score = {"outlier": "0.120", "pairs": "0.152", "clear": "0.900"}[name]
-    assert caption == (
-        f"2 groups have the highest silhouette, {score}. The choice: {sentence}."
-    )
+    assert caption == (f"2 groups have the highest silhouette, {score}. The choice: {sentence}.")
     drawn = figures.silhouette(notes)
     assert f"highest: 2 groups, {score}" in [trace.name for trace in drawn.data]
     assert drawn.layout.title.subtitle.text == sentence

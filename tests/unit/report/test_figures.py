@@ -465,7 +465,10 @@ def test_a_map_keeps_the_distances_of_clients():
     ("draw", "words"),
     [
         (lambda: figures.groups_over_rounds([]), "no event has the clients' groups"),
-        (lambda: figures.groups_over_rounds([event(1, [None])]), "no event has the clients' groups"),
+        (
+            lambda: figures.groups_over_rounds([event(1, [None])]),
+            "no event has the clients' groups",
+        ),
         (lambda: figures.dendrogram({}), "no 'dendrogram': give FedClust's"),
         (lambda: figures.dendrogram({"dendrogram": []}), "one client"),
         (lambda: figures.mixing_matrix({"mixing": None}, [0]), "up to 200 clients"),
