@@ -70,7 +70,7 @@ def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block
     blocks = [Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline", names))]
     id = f"{prefix}tiles"
     html: Markup | None = _unless_damaged(
-        "the key numbers", lambda: run_sections.tiles(reading, id), problems
+        "the part 'tiles'", lambda: run_sections.tiles(reading, id), problems
     )
     blocks += [Block(id, html)] if html else []
     for section, title in catalogue.SECTIONS.items():
@@ -86,7 +86,7 @@ def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block
         if inside or tables:
             blocks += [heading(f"{prefix}section-{section}", title, level), *inside, *tables]
     id = f"{prefix}repeat"
-    html = _unless_damaged("how to repeat it", lambda: repeat(reading, id, level + 1), problems)
+    html = _unless_damaged("the part 'repeat'", lambda: repeat(reading, id, level + 1), problems)
     blocks.append(heading(f"{prefix}section-repeat", "Repeat it", level))
     blocks += [Block(id, html)] if html else []
     id = f"{prefix}notice"
