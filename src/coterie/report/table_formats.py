@@ -6,7 +6,6 @@ blocks of rows nor marks of the best, so that most of this would remain.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from coterie.report.rendering import render
 from coterie.results.seeds import BEST, TIE, UNTESTED, UNTOLD
 
 _SIGNS = {BEST: "*", TIE: "=", UNTESTED: "?"}  # visible without colours, too
@@ -269,24 +269,5 @@ def _tex_cell(cell: Cell) -> str:
 
 def as_html(sheet: Sheet) -> str:
     """The table as HTML, for a notebook."""
-    titles = "".join(f"<th>{html.escape(c.name)}</th>" for c in sheet.columns)
-    lines = [
-        f"<p>{html.escape(sheet.title)}</p>",
-        f"<table><thead><tr><th>method</th>{titles}</tr></thead><tbody>",
-    ]
-    for block in sheet.blocks:
-        if block.title:
-            across = f'<th colspan="{len(sheet.columns) + 1}" style="text-align:left">'
-            lines.append(f"<tr>{across}<em>{html.escape(block.title)}</em></th></tr>")
-        for name, cells in block.rows:
-            shown = "".join(f'<td style="text-align:right">{_html_cell(c)}</td>' for c in cells)
-            lines.append(f'<tr><th style="text-align:left">{html.escape(name)}</th>{shown}</tr>')
-    lines.append("</tbody></table>")
     notes = filter(None, (sheet.caption, *notes_of(sheet, _WORDS)))
-    lines += [f"<p>{html.escape(note)}</p>" for note in notes]
-    return "\n".join(lines)
-
-
-def _html_cell(cell: Cell) -> str:
-    text = html.escape(cell.text)
-    return f"<b>{text}</b>{cell.sign}" if cell.mark == BEST else text + _after(cell)
+    return render("comparison.html", sheet=sheet, best=BEST, after=_after, notes=notes)
