@@ -1,4 +1,4 @@
-"""A run as a small card of HTML, for notebooks: no script, no style sheet, light and dark."""
+"""A run as a small HTML card for notebooks, without scripts and style sheets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from coterie.report.rendering import render
 from coterie.report.tables import size
 from coterie.report.words import DAMAGE, grouping, headline
 
-_SENTENCES = 3  # after the first: a card is no report
+_SENTENCES = 3  # after the first: a card is shorter than a report
 _NAMED = 3  # clients at each end of the table
 _WIDTH, _HEIGHT = 220, 48  # of the curve, in pixels
 
 
 def card(reading: Reading) -> str:
-    """The headline in words, the numbers, the curve, and the clients at both ends."""
+    """The headline, the key numbers, the curve, and the best and the worst clients."""
     first, *more = headline(reading)
     groups = _groups(reading)
     judged, best, worst, between = _clients(reading)
@@ -45,7 +45,7 @@ def _groups(reading: Reading) -> list[str]:
 def _circumstances(reading: Reading) -> str:
     parts = []
     if reading.status != FINISHED:
-        state = "going on" if reading.status == RUNNING else "stopped"
+        state = "running" if reading.status == RUNNING else "stopped"
         parts.append(f"{state}, {len(reading.rounds)} of {reading.planned} rounds")
     elif reading.result.get("stopped"):
         parts.append(f"ended early: {reading.result['stopped']}")
@@ -61,8 +61,8 @@ def _circumstances(reading: Reading) -> str:
 def _numbers(reading: Reading) -> list[tuple[str, str]]:
     by, rows = reading.judged_by, list[tuple[str, str]]()
     for title in ("received", "adapted"):
-        if found := scored(reading, title):
-            rows.append((title, shown(found.get(by), by)))
+        if scores := scored(reading, title):
+            rows.append((title, shown(scores.get(by), by)))
     if joined := (reading.result.get("newcomers") or {}).get("adapted"):
         rows.append(("newcomers", shown(joined.get(by), by)))
     if total := moved(reading):

@@ -1,8 +1,7 @@
-"""The pages of runs, in parts: what ``coterie report`` writes into a file and the live page serves.
+"""Pages about runs, which ``coterie report`` writes into a file and the live page serves.
 
-A page is a list of blocks, each an element with an id of its own, so that a live page can replace
-one at a time. Figures travel as JSON beside them, and are drawn by ``assets/page.js`` when they
-come into sight.
+A page is a list of blocks, each an element with its own id, so that a live page can replace one at
+a time. Figures are JSON beside them; ``assets/page.js`` draws them when they come into sight.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from coterie.report.repeating import repeat
 from coterie.report.words import DAMAGE, headline
 from coterie.report.words_compared import headline_compared
 
-GENERATOR = "coterie report"  # by this a file is known to be one of ours
-# Nothing is loaded and nothing is sent; styles and scripts are those of the page itself.
+GENERATOR = "coterie report"  # this identifies a file as a report
+# A page loads and sends nothing; its styles and scripts are inside it.
 OFFLINE = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
@@ -38,8 +37,8 @@ OFFLINE = (
 class Block:
     """A part of a page: the outer HTML of the element with this id.
 
-    With a ``figure`` (compact JSON of data and layout) there is an element with the attribute
-    ``data-plot`` inside, into which it is drawn. A heading has a ``title`` and its ``level``.
+    A block with a ``figure`` (compact JSON of data and layout) has an element with the attribute
+    ``data-plot``, into which it is drawn. A heading has a ``title`` and its ``level``.
     """
 
     id: str
@@ -59,7 +58,7 @@ class Link:
 
 
 def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block]:
-    """Everything of one run, in order: headline, numbers, pictures and tables by section.
+    """Everything about one run, in order: headline, numbers, pictures and tables by section.
 
     ``prefix`` begins all ids, for several runs on a page; ``level`` is that of the headings.
     """
@@ -68,34 +67,34 @@ def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block
     names = bidirectional(
         _unless_damaged("the list of names", lambda: _names(reading), problems) or ()
     )
-    made = [Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline", names))]
+    blocks = [Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline", names))]
     id = f"{prefix}tiles"
     html: Markup | None = _unless_damaged(
-        "the key numbers", lambda: run_sections.tiles(reading, id), problems
+        "the part 'tiles'", lambda: run_sections.tiles(reading, id), problems
     )
-    made += [Block(id, html)] if html else []
+    blocks += [Block(id, html)] if html else []
     for section, title in catalogue.SECTIONS.items():
         shown = [d for d in drawn if d.section == section]
-        said = " ".join(d.words for d in shown)
+        captions = " ".join(d.words for d in shown)
         inside = picture_blocks(shown, prefix, level + 1, names, problems)
         tables = []
         for name, make in run_sections.TABLES.get(section, {}).items():
             id = f"{prefix}{name}"
-            called = partial(make, reading, id, level + 1, said)
+            called = partial(make, reading, id, level + 1, captions)
             if html := _unless_damaged(f"the part '{name}'", called, problems):
                 tables.append(Block(id, html))
         if inside or tables:
-            made += [heading(f"{prefix}section-{section}", title, level), *inside, *tables]
+            blocks += [heading(f"{prefix}section-{section}", title, level), *inside, *tables]
     id = f"{prefix}repeat"
-    html = _unless_damaged("how to repeat it", lambda: repeat(reading, id, level + 1), problems)
-    made.append(heading(f"{prefix}section-repeat", "Repeat it", level))
-    made += [Block(id, html)] if html else []
+    html = _unless_damaged("the part 'repeat'", lambda: repeat(reading, id, level + 1), problems)
+    blocks.append(heading(f"{prefix}section-repeat", "Repeat it", level))
+    blocks += [Block(id, html)] if html else []
     id = f"{prefix}notice"
-    return [Block(id, run_sections.notice(reading, id, problems)), *made]
+    return [Block(id, run_sections.notice(reading, id, problems)), *blocks]
 
 
 def _names(reading: Reading) -> list[str]:
-    """What the sentences about a run may name."""
+    """The names that can occur in sentences about a run."""
     classes = reading.data.get("classes") or ()
     return [reading.name, *reading.names, *map(str, classes)]
 
@@ -104,23 +103,23 @@ T = TypeVar("T")
 
 
 def _unless_damaged(what: str, make: Callable[[], T], problems: list[str]) -> T | None:
-    """What is made of a run, or nothing and a sentence if its files hold what nobody expects."""
+    """What ``make`` returns; None, with a sentence in ``problems``, if files are damaged."""
     try:
         return make()
     except DAMAGE as error:
         why = (str(error).splitlines() or ["no reason"])[0][:120]
-        damage = f"what the run has for it is damaged ({type(error).__name__}: {why})"
+        damage = f"the run's data for it are damaged ({type(error).__name__}: {why})"
         problems.append(f"{what} is left out: {damage}")
         return None
 
 
 def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
-    """Several runs side by side: words, a table, pictures, and the settings that differ."""
+    """Several runs side by side: a headline, tables, pictures, and the settings that differ."""
     problems: list[str] = []
     names = bidirectional([r.name for r in readings])
-    told = _unless_damaged("the headline", lambda: headline_compared(readings), problems)
+    sentences = _unless_damaged("the headline", lambda: headline_compared(readings), problems)
     drawn = catalogue.compared(readings, problems)
-    made = [Block("compared-headline", words(told or [], "compared-headline", names))]
+    made = [Block("compared-headline", words(sentences or [], "compared-headline", names))]
     tables: dict[str, tuple[str, Callable[[], Markup | None]]] = {
         "over-seeds": (
             "the table over seeds",
@@ -149,13 +148,13 @@ def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
 
 
 def words(sentences: Sequence[str], id: str, names: Sequence[str] = ()) -> Markup:
-    """A headline: the first sentence is the largest; ``names`` do not turn what is around them."""
+    """A headline: the first sentence is the largest; ``names`` keep their writing direction."""
     sentences = sentences or ["Nothing is known of this run."]
     return render("headline.html", id=id, sentences=sentences, names=names)
 
 
 def heading(id: str, title: str, level: int) -> Block:
-    """The heading of what follows it."""
+    """The heading of a section."""
     html = render("heading.html", id=id, title=title, level=level)
     return Block(id, html, title=title, level=level)
 
@@ -166,15 +165,15 @@ def heading(id: str, title: str, level: int) -> Block:
 def picture_blocks(
     drawn: Sequence[Drawn], prefix: str, level: int, names: Sequence[str], problems: list[str]
 ) -> list[Block]:
-    """A block for each picture: of the same on other scales as tabs, small ones side by side.
+    """A block for each picture, with scales of the same picture as tabs, small ones side by side.
 
-    ``names`` are isolated in captions; what cannot be written is left out, and said in
-    ``problems``.
+    ``names`` keep their writing direction in captions; a picture that fails is left out, with a
+    sentence in ``problems``.
     """
     tabs = [d.name for d in drawn if d.name in catalogue.TABS]
     tabs = tabs if len(tabs) > 1 else []
     beside = _pairs(drawn)
-    found: dict[str, Block] = {}
+    by_name: dict[str, Block] = {}
     group = f"{prefix}tabs-accuracy"
     for each in drawn:
         kind = "block picture half" if each.name in beside else "block picture"
@@ -182,17 +181,17 @@ def picture_blocks(
         called = partial(picture_block, each, prefix, level, kind, tab, names)
         block = _unless_damaged(f"the picture '{each.name}'", called, problems)
         if block is not None:
-            found[each.name] = block
-    made = list(found.values())
-    panels = [(found[name].id, catalogue.TABS[name]) for name in tabs if name in found]
+            by_name[each.name] = block
+    picture_list = list(by_name.values())
+    panels = [(by_name[name].id, catalogue.TABS[name]) for name in tabs if name in by_name]
     if panels:
-        first = [b.id for b in made].index(panels[0][0])
+        first = [b.id for b in picture_list].index(panels[0][0])
         html = render("tabs.html", id=group, label="Score against", panels=panels)
-        made.insert(first, Block(group, html))
-    return made
+        picture_list.insert(first, Block(group, html))
+    return picture_list
 
 
-# Pictures that lose nothing at half the width of a page.
+# Pictures that are legible at half the width of a page.
 _SMALL = (
     *("similarity", "mixing", "silhouette", "verdict"),
     *("bytes-by-client", "time", "lost", "exposure"),
@@ -200,14 +199,14 @@ _SMALL = (
 
 
 def _pairs(drawn: Sequence[Drawn]) -> set[str]:
-    """Those that stand beside one another: neighbours, both small, and about as high."""
-    found: set[str] = set()
+    """The pictures that stand side by side: neighbours, both small, and about equally high."""
+    beside: set[str] = set()
     for left, right in pairwise(drawn):
         heights = sorted(d.sketch.layout.get("height") or 420 for d in (left, right))
         small = left.name in _SMALL and right.name in _SMALL and heights[1] < 1.3 * heights[0]
-        if small and left.name not in found:
-            found |= {left.name, right.name}
-    return found
+        if small and left.name not in beside:
+            beside |= {left.name, right.name}
+    return beside
 
 
 def picture_block(
@@ -218,7 +217,7 @@ def picture_block(
     tabs: str | None = None,
     names: Sequence[str] = (),
 ) -> Block:
-    """A picture with its heading and, as caption, its words."""
+    """A picture with its heading and its caption."""
     id = f"{prefix}fig-{drawn.name}"
     tree = drawn.tree
     height = tree["layout"].get("height") or 420
@@ -264,13 +263,12 @@ def document(
     policy: str | None = OFFLINE,
     header: Markup | str = "",
 ) -> str:
-    """A whole page: the title is its one h1, ``blocks`` its content.
+    """A whole page: the title is its only h1, ``blocks`` its content.
 
-    Without ``navigation`` the headings among the blocks are its entries. ``plotly`` is the address
-    of plotly.js; without it the library is written into the page, and "" leaves it out.
-    ``scripts`` are more JavaScript sources, run after the page's own; ``header`` is HTML beside
-    the name at the top, such as buttons. ``policy`` is the page's Content-Security-Policy; None
-    if the server sends one.
+    Without ``navigation``, the contents list the headings among the blocks. ``plotly`` is the
+    address of plotly.js; None writes the library into the page, and "" leaves it out. ``scripts``
+    are more JavaScript sources, run after the page's own; ``header`` is HTML at the top, beside the
+    name. ``policy`` is the page's Content-Security-Policy; None if the server sends one.
     """
     links = contents(blocks) if navigation is None else navigation
     return render(

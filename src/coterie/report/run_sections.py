@@ -1,4 +1,4 @@
-"""What a page says of one run beside its pictures: key numbers, tables and sentences.
+"""The parts of a page about one run beside its pictures: key numbers, tables and sentences.
 
 Every part takes a reading and the id of its element; a part that has nothing to say is None.
 """
@@ -46,7 +46,7 @@ SEEN = {
     "sums": "sums only",
     "nothing": "nothing",
 }
-_WORST = 5  # so many clients are named
+_WORST = 5  # clients in the table of the worst
 
 
 # --- numbers ------------------------------------------------------------------------------------
@@ -64,32 +64,32 @@ class Tile(NamedTuple):
 
 def tiles(reading: Reading, id: str) -> Markup:
     """The key numbers of a run."""
-    by, made = reading.judged_by, list[Tile]()
+    by, numbers = reading.judged_by, list[Tile]()
     for title in ("received", "adapted"):
         if scores := scored(reading, title):
-            made.append(Tile(title.capitalize(), shown(scores.get(by), by), "mean over clients"))
+            numbers.append(Tile(title.capitalize(), shown(scores.get(by), by), "mean over clients"))
     judged = scored(reading, reading.headline) or scored(reading, "received")
     if judged.get("worst") is not None:
         client = client_name(reading, judged.get("worst_client"))
         how = "after adapting" if judged is scored(reading, "adapted") else ""
-        made.append(Tile("Worst client", shown(judged["worst"], by), how, client))
+        numbers.append(Tile("Worst client", shown(judged["worst"], by), how, client))
     if groups := group_count(reading):
         members = len([g for g in reading.groups if g is not None])
         of = f"of {count(members, 'client')}" if members else ""
-        made.append(Tile("Groups", str(groups), of))
+        numbers.append(Tile("Groups", str(groups), of))
     if total := moved(reading):
         down, up = total.get("down", 0), total.get("up", 0)
-        made.append(Tile("Bytes", size(down + up), f"{size(down)} down, {size(up)} up"))
+        numbers.append(Tile("Bytes", size(down + up), f"{size(down)} down, {size(up)} up"))
     if spent := clock(reading):
-        made.append(Tile("Simulated time", seconds(spent["total"]), "by the clock of the run"))
-    made.append(Tile("Rounds", str(len(reading.rounds)), _of_planned(reading)))
+        numbers.append(Tile("Simulated time", seconds(spent["total"]), "on the run's clock"))
+    numbers.append(Tile("Rounds", str(len(reading.rounds)), _of_planned(reading)))
     if noise := epsilon(reading):
         delta = f"at δ = {noise['delta']:.2g}" if noise.get("delta") is not None else ""
-        made.append(Tile("Privacy loss", f"ε ≤ {noise['epsilon']:.3g}", delta))
+        numbers.append(Tile("Privacy loss", f"ε ≤ {noise['epsilon']:.3g}", delta))
     if reading.result.get("exposure") or reading.result.get("sees"):
-        seen = server_sees(reading.result)
-        made.append(Tile("The server saw", SEEN.get(seen, seen), is_text=True))
-    return render("run/tiles.html", id=id, tiles=made)
+        view = server_sees(reading.result)
+        numbers.append(Tile("The server saw", SEEN.get(view, view), is_text=True))
+    return render("run/tiles.html", id=id, tiles=numbers)
 
 
 def _of_planned(reading: Reading) -> str:
@@ -139,21 +139,21 @@ _CLIENT_COLUMNS = {
 }
 
 
-def clients(reading: Reading, id: str, level: int, said: str) -> Markup | None:
-    """The worst clients by name, and all of them to unfold."""
+def clients(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The worst clients, and all clients in a folded table."""
     by, rows = reading.judged_by, client_rows(reading)
     judged = reading.headline if any(r[reading.headline] is not None for r in rows) else "received"
-    there = [r for r in rows if r[judged] is not None and not r["newcomer"]]
-    if not there:
+    scored_rows = [r for r in rows if r[judged] is not None and not r["newcomer"]]
+    if not scored_rows:
         return None
     keys = [k for k in _CLIENT_COLUMNS if any(r[k] not in (None, "") for r in rows)]
-    worst = sorted(there, key=lambda r: r[judged])[:_WORST]
+    worst = sorted(scored_rows, key=lambda r: r[judged])[:_WORST]
     unit = ", in %" if by == "accuracy" else ""
 
     def cells(row: Mapping[str, Any], keys: Sequence[str]) -> list[Cell]:
         return [Cell(_client_cell(key, row[key], by), row[key]) for key in keys]
 
-    members = [k for k in keys if k != "newcomer"]  # of those who were there all along
+    members = [k for k in keys if k != "newcomer"]  # the worst are chosen among the others
     return render(
         "run/clients.html",
         id=id,
@@ -180,35 +180,35 @@ def _client_cell(key: str, value: Any, judged_by: str) -> str | None:
     return f"{value:.0f}" if key in ("train", "test") else str(value)
 
 
-def newcomers(reading: Reading, id: str, level: int, said: str) -> Markup | None:
-    """Those who joined at the end."""
-    came = reading.result.get("newcomers")
-    if not isinstance(came, Mapping):
+def newcomers(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The clients that joined at the end."""
+    joined = reading.result.get("newcomers")
+    if not isinstance(joined, Mapping):
         return None
     from rich.text import Text
 
-    lines = [Text.from_markup(line).plain.strip() for line in _newcomers(reading, came)]
+    lines = [Text.from_markup(line).plain.strip() for line in _newcomers(reading, joined)]
     bare = [line.removeprefix("newcomers").strip() for line in lines]
     text = [line.replace("   ", "; ") for line in bare]  # the terminal has columns
     return render("run/newcomers.html", id=id, level=level, lines=text)
 
 
-def _newcomers(reading: Reading, came: Mapping[str, Any]) -> list[str]:
+def _newcomers(reading: Reading, joined: Mapping[str, Any]) -> list[str]:
     try:
-        return newcomer_lines(came, reading.judged_by)
-    except DAMAGE:  # of another version
+        return newcomer_lines(joined, reading.judged_by)
+    except DAMAGE:  # a run of another version
         return []
 
 
 # --- groups -------------------------------------------------------------------------------------
 
 
-def between(reading: Reading, id: str, level: int, said: str) -> Markup | None:
-    """The clients that are nearer to another group than to their own."""
-    found = deciding(reading.events, "evidence", group_count(reading))
-    if found is None or not (reading.grouping.get("evidence") or {}).get("between"):
+def between(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The clients that are closer to another group than to their own."""
+    decided = deciding(reading.events, "evidence", group_count(reading))
+    if decided is None or not (reading.grouping.get("evidence") or {}).get("between"):
         return None
-    notes, groups = found[1], reading.groups
+    notes, groups = decided[1], reading.groups
     pairs = zip(notes["clients"], notes["certainty"], strict=True)
     rows = [
         (client_name(reading, c), _at(groups, c), Cell(f"{sure:+.2f}", sure))
@@ -218,15 +218,15 @@ def between(reading: Reading, id: str, level: int, said: str) -> Markup | None:
 
 
 def _at(values: Sequence[Any], place: int) -> str | None:
-    found = values[place] if place < len(values) else None
-    return None if found is None else str(found)
+    value = values[place] if place < len(values) else None
+    return None if value is None else str(value)
 
 
-def trials(reading: Reading, id: str, level: int, said: str) -> Markup | None:
-    """What each trial of groups said; the one that decided is open."""
+def trials(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The result of each trial of groups; the one that decided is unfolded."""
     last = deciding(reading.events, "verdict", group_count(reading))
-    found = [each for each in noted(reading.events, "verdict") if each[1].get("losses")]
-    if not found:
+    verdicts = [each for each in noted(reading.events, "verdict") if each[1].get("losses")]
+    if not verdicts:
         return None
     trials = [
         {
@@ -235,7 +235,7 @@ def trials(reading: Reading, id: str, level: int, said: str) -> Markup | None:
             "rows": _tried(notes),
             "decided": last is not None and last[0] == round,
         }
-        for round, notes in found
+        for round, notes in verdicts
     ]
     return render("run/trials.html", id=id, level=level, trials=trials)
 
@@ -255,12 +255,12 @@ def _tried(notes: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 # --- cost ---------------------------------------------------------------------------------------
 
 
-def bytes_by_kind(reading: Reading, id: str, level: int, said: str) -> Markup | None:
-    """Where the bytes went."""
-    found = sorted(kinds(reading).items(), key=lambda item: -sum(item[1]))
-    if not found:
+def bytes_by_kind(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The bytes by kind."""
+    largest_first = sorted(kinds(reading).items(), key=lambda item: -sum(item[1]))
+    if not largest_first:
         return None
-    total = sum(down + up for _, (down, up) in found) or 1
+    total = sum(down + up for _, (down, up) in largest_first) or 1
     rows = [
         (
             kind,
@@ -268,35 +268,40 @@ def bytes_by_kind(reading: Reading, id: str, level: int, said: str) -> Markup | 
             Cell(size(up), up),
             Cell(f"{percent((down + up) / total)} %", down + up),
         )
-        for kind, (down, up) in found
+        for kind, (down, up) in largest_first
     ]
     sums = dict[str, Any](reading.result.get("bytes") or {})
     computing = _defensively(lambda: probing_cost(reading.grouping), "")
     unmetered = [
-        ("scoring and what a real client does by itself", "unmetered"),
-        ("reports that did not count", "wasted"),
+        ("scoring, and work that a real client does on its own", "unmetered"),
+        ("replies that did not count", "wasted"),
     ]
-    more = []
+    unmetered_bytes = []
     for title, key in unmetered:
         pair = sums.get(key) or {}
         if pair.get("down") or pair.get("up"):
-            more.append(f"{title}: {size(pair['down'])} down, {size(pair['up'])} up")
+            unmetered_bytes.append(f"{title}: {size(pair['down'])} down, {size(pair['up'])} up")
     return render(
-        "run/bytes.html", id=id, level=level, rows=rows, unmetered=more, computing=computing
+        "run/bytes.html",
+        id=id,
+        level=level,
+        rows=rows,
+        unmetered=unmetered_bytes,
+        computing=computing,
     )
 
 
-def time_by_part(reading: Reading, id: str, level: int, said: str) -> Markup | None:
-    """Where the seconds went: simulated, and of this computer."""
+def time_by_part(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The seconds by part, simulated and of this computer."""
     rows: list[tuple[Any, ...]] = []
     spent = clock(reading)
     words = {"computation": "computing", "communication": "communicating", "waiting": "waiting"}
     for key, title in words.items():
         if spent.get(key):
             rows.append((f"simulated, {title}", Cell(seconds(spent[key]), spent[key])))
-    own = [e["seconds"] for e in reading.rounds if isinstance(e.get("seconds"), Mapping)]
+    real = [e["seconds"] for e in reading.rounds if isinstance(e.get("seconds"), Mapping)]
     for key, title in (("train", "training"), ("score", "scoring")):
-        value = sum(number(s.get(key)) or 0 for s in own)
+        value = sum(number(s.get(key)) or 0 for s in real)
         if value:
             rows.append((f"this run itself, {title}", Cell(seconds(value), value)))
     if not rows:
@@ -307,19 +312,19 @@ def time_by_part(reading: Reading, id: str, level: int, said: str) -> Markup | N
 # --- privacy ------------------------------------------------------------------------------------
 
 
-def exposure(reading: Reading, id: str, level: int, said: str) -> Markup | None:
-    """What the server saw, unless it is said already, and what was promised."""
+def exposure(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """What the server saw, unless a caption says it already, and the promised privacy."""
     lines = _defensively(lambda: exposure_lines(reading.result), [])
     promised = reading.result.get("privacy")
     line = _defensively(lambda: privacy_line(promised) if promised else "", "")
-    text = [each for each in lines if each not in said]
+    text = [each for each in lines if each not in captions]
     if not text and not line:
         return None
     return render("run/exposure.html", id=id, sentences=text, promised=line)
 
 
-def paper(reading: Reading, id: str, level: int, said: str) -> Markup | None:
-    """The published figure of the scenario, if it is one."""
+def paper(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The published figure of the run's scenario, if it has one."""
     about = reading.scenario or reading.result.get("scenario") or {}
     if not about:
         return None
@@ -341,14 +346,14 @@ def paper(reading: Reading, id: str, level: int, said: str) -> Markup | None:
 
 
 def _defensively(make: Callable[[], Any], otherwise: Any) -> Any:
-    """What is made of a summary, unless it is of another version that lacks a part."""
+    """What ``make`` returns, or else ``otherwise`` where the run is of a version that lacks it."""
     try:
         return make()
     except DAMAGE:
         return otherwise
 
 
-# The level of its heading, and what the captions of its section say already.
+# It takes the level of its heading, and the captions of its section.
 Part = Callable[[Reading, str, int, str], Markup | None]
 # The parts of each section that follow its pictures, by the name in their ids.
 TABLES: dict[str, dict[str, Part]] = {

@@ -861,7 +861,7 @@ def test_clients_that_are_all_alike_have_no_correlation():
     [
         (labelled(APART, labels=()), "needs classes"),
         (labelled(APART, labels=[(0, 0), (3, 1), (0, 0)]), "fewer than two clients"),
-        (labelled({"mixing": [[1]]}), "needs a run of a method that notes how far apart"),
+        (labelled({"mixing": [[1]]}), "needs a run of a method that notes distances of clients"),
     ],
 )
 def test_where_there_is_no_divergence_a_sentence_says_why(run, why):
@@ -905,7 +905,7 @@ def test_the_words_of_a_run_without_trials_say_no_more_than_there_is(run, why):
         ("mixing", "user-centric with up to 200 clients, or of fedfomo"),
         ("trials", "dc-pfl"),
         ("hopkins", "fedtsdp"),
-        ("divergence", "a method that notes how far apart"),
+        ("divergence", "a method that notes distances of clients"),
         ("distances-by-layer", "a method whose clients sent whole models"),
     ],
 )
@@ -1062,7 +1062,7 @@ def test_results_directories_and_readings_are_drawn_together(tmp_path):
 
 @pytest.mark.parametrize("given", [[7], [clocked("a"), None], [{"method": "fedavg"}]])
 def test_what_is_no_run_is_refused_with_a_sentence(given):
-    with pytest.raises(ConfigError, match="is no run: give run directories"):
+    with pytest.raises(ConfigError, match="is not a run: pass run directories"):
         catalogue.draw_compared("compare-cost", given)
 
 

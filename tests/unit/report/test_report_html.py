@@ -262,7 +262,7 @@ def test_the_worst_clients_are_named_first(tmp_path):
 def test_a_run_that_crashed_says_how_to_go_on(tmp_path):
     place = a_run(tmp_path, [a_round(1), a_round(2)], name="a run")
     found = sound(report([read_run(place)]))
-    assert "Stopped, or crashed. This is as of 2 of 3 rounds." in found.words
+    assert "Stopped, or crashed. This page shows the run after 2 of 3 rounds." in found.words
     assert f"coterie run --resume '{place}'" in found.words
     assert found.tiles["Received"] == "62.5 %"
     assert found.tiles["Worst client"] == "25.0 %"
@@ -277,7 +277,7 @@ def test_a_run_that_goes_on_says_so(tmp_path):
         found = sound(report([read_run(place)]))
     finally:
         held.unlock()
-    assert "Going on. This is as of 1 of 3 rounds." in found.words
+    assert "Running. This page shows the run after 1 of 3 rounds." in found.words
 
 
 @pytest.mark.parametrize("lines", ["", "\n", "{", '{"round": 1}\n', '{"round":1,"groups":null}\n'])
@@ -310,7 +310,7 @@ def test_a_result_in_memory(tmp_path):
     place = write_report(result, tmp_path / "new" / "mine.html", "Mine & <yours>")
     found = sound(place.read_text())
     assert "Mine & <yours>" in found.words
-    assert "made from Python" in found.words
+    assert "started from Python" in found.words
 
 
 # --- several ------------------------------------------------------------------------------------
@@ -577,7 +577,7 @@ def test_scores_of_two_kinds_are_not_compared(tmp_path):
     text = report(readings_of([tmp_path]))
     rows = cells(text, "compared-table")
     assert [row[:2] for row in rows] == [["a", "50.0 % (best)"], ["b", "0.750"], ["c", "25.0 %"]]
-    assert "judged after adapting, by the worst client too: a, b, c" in Page(text).words
+    assert "judged after adapting, including the worst client: a, b, c" in Page(text).words
 
 
 def test_newcomers_are_not_left_behind_and_have_a_column(tmp_path):
@@ -701,7 +701,7 @@ def test_a_part_that_fails_is_a_sentence(part, monkeypatch):
     else:
         monkeypatch.setattr(run_sections if part == "tiles" else page_module, part, broken)
     notice, *rest = run_blocks(finished())
-    assert "is left out: what the run has for it is damaged (KeyError: &#39;odd&#39;)" in (
+    assert "is left out: the run&#39;s data for it are damaged (KeyError: &#39;odd&#39;)" in (
         notice.html
     )
     assert len(rest) > 10

@@ -17,7 +17,7 @@ def verdict(notes: Mapping[str, Any]) -> Sketch:
     ``notes`` are a trial's verdict. An error bar is the standard error of the difference from the
     lowest loss, which itself has none: the trial chooses the fewest groups whose bar reaches down
     to the lowest loss. Where the evidence had chosen groups, the trial keeps those, or takes the
-    first finer ones with nine tenths of the best gain, measured without the client that scores.
+    first finer ones with nine tenths of the best gain, measured without the scoring client.
     """
     points = tried(notes)
     heights = [(groups, loss) for groups, loss, _ in points]

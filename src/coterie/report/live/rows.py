@@ -1,4 +1,4 @@
-"""What the live page says of runs: the rows of the list, the state of one, its federation."""
+"""The live page's descriptions of runs: rows of the list, a run's state, its federation."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ WORDS = {
     UNREADABLE: "cannot be read",
 }
 _ACTIONS = {RUNNING: "stop", WAITING: "stop", STOPPED: "resume"}
-_SHOWN = 20  # clients of a federation that are named
+_SHOWN = 20  # clients of a federation that are named at most
 
 
 def address_of(name: str) -> str:
-    """Where a run's page is.
+    """The address of a run's page.
 
     >>> address_of("sweep/a b?")
     '/run/sweep/a%20b%3F'
@@ -51,20 +51,20 @@ def row_id(name: str) -> str:
 
 
 def summary(runs: Iterable[Glance], folder: str) -> str:
-    """How many runs there are, in words.
+    """The number of runs, in words.
 
     >>> summary([], "runs")
-    'There is no run in runs yet: as soon as one begins, it is shown here.'
+    'There is no run in runs yet: new runs will appear here.'
     """
-    found = list(runs)
-    if not found:
-        return f"There is no run in {folder} yet: as soon as one begins, it is shown here."
-    going = sum(run.status in (RUNNING, STOPPING, WAITING, STARTING) for run in found)
-    return f"{len(found)} run{'s' * (len(found) != 1)}, {going or 'none'} going on."
+    listed = list(runs)
+    if not listed:
+        return f"There is no run in {folder} yet: new runs will appear here."
+    running = sum(run.status in (RUNNING, STOPPING, WAITING, STARTING) for run in listed)
+    return f"{len(listed)} run{'s' * (len(listed) != 1)}, {running or 'none'} running."
 
 
 def newest_first(runs: Iterable[Glance]) -> list[Glance]:
-    """In an order that does not change while they go on."""
+    """Runs in an order that does not change while they are running."""
     return sorted(sorted(runs, key=lambda run: run.name), key=lambda run: run.begun, reverse=True)
 
 
@@ -95,20 +95,22 @@ def row(run: Glance) -> Markup:
 
 
 def state(run: Glance, failure: str = "", drawn: int | None = None) -> dict[str, Any]:
-    """What the top of a run's page says and offers; ``drawn`` is the round of what is below it."""
+    """The state at the top of a run's page; ``drawn`` is the last round in the pictures below."""
     words = WORDS[run.status]
-    told = f"{words[:1].upper()}{words[1:]}"
+    sentence = f"{words[:1].upper()}{words[1:]}"
     if run.planned:
-        told += f", round {run.round} of {run.planned}"
+        sentence += f", round {run.round} of {run.planned}"
     if run.score is not None:
         unit = " %" if run.judged_by == "accuracy" else ""
-        told += f", {run.headline} {score(run.score, run.judged_by)}{unit}"
-    if drawn is not None and drawn != run.round:  # to draw takes longer than to say
-        told += f". What follows is of {f'round {drawn}' if drawn else 'before round 1'}"
+        sentence += f", {run.headline} {score(run.score, run.judged_by)}{unit}"
+    if drawn is not None and drawn != run.round:  # drawing takes longer than the state
+        sentence += (
+            f". The page below shows {f'round {drawn}' if drawn else 'the time before round 1'}"
+        )
     failed = f"{failure[:1].upper()}{failure[1:]}." if failure else ""
     return {
         "status": run.status,
-        "words": f"{told}.",
+        "words": f"{sentence}.",
         "trouble": " ".join(filter(None, [failed, run.problem])),
         "action": _ACTIONS.get(run.status, ""),
         "value": run.round,
@@ -117,10 +119,10 @@ def state(run: Glance, failure: str = "", drawn: int | None = None) -> dict[str,
 
 
 def gone(name: str) -> dict[str, Any]:
-    """The same for a run that is not there any more, or ended before it had begun."""
+    """The state of a run that does not exist any more, or ended before it began."""
     return {
         "status": "gone",
-        "words": f"The run {name} is not there any more: this is what it was like.",
+        "words": f"The run {name} does not exist any more: this page shows its last state.",
         "trouble": "",
         "action": "",
         "value": 0,
@@ -128,47 +130,47 @@ def gone(name: str) -> dict[str, Any]:
     }
 
 
-def state_block(found: Mapping[str, Any]) -> Markup:
-    """The state as HTML; the page fills in later ones itself, so that nothing loses its place."""
-    return render("live/state.html", **found)
+def state_block(state: Mapping[str, Any]) -> Markup:
+    """The state as HTML; pages update it in place later, so that focus and selection stay."""
+    return render("live/state.html", **state)
 
 
 def federation(reading: Reading) -> Markup | None:
-    """Who took part in a real federation of late, who came, whose answers could not be used."""
+    """The last rounds of a real federation: its cohort, lost and late replies, and arrivals."""
     rounds = reading.rounds
     if not any("spared" in event for event in rounds):
         return None
     last, names = rounds[-1], reading.names
-    came = [e for e in reading.events if e.get("event") == "arrival" and e.get("clients")]
-    told: list[tuple[str, str]] = [
-        ("Asked in the last round", _clients(last.get("cohort"), names)),
-        ("Did not answer", str(last.get("lost") or 0)),
-        ("Answered too late", str(last.get("late") or 0)),
+    arrivals = [e for e in reading.events if e.get("event") == "arrival" and e.get("clients")]
+    facts: list[tuple[str, str]] = [
+        ("Cohort of the last round", _clients(last.get("cohort"), names)),
+        ("Did not reply", str(last.get("lost") or 0)),
+        ("Replied too late", str(last.get("late") or 0)),
     ]
-    if came:
-        words = [f"{_clients(e['clients'], names)} (round {e['round']})" for e in came[-5:]]
-        told.append(("Came later", "; ".join(words)))
+    if arrivals:
+        words = [f"{_clients(e['clients'], names)} (round {e['round']})" for e in arrivals[-5:]]
+        facts.append(("Joined later", "; ".join(words)))
     refused = last.get("rejected")
     for client, why in list(refused.items())[:_SHOWN] if isinstance(refused, Mapping) else ():
-        told.append((f"Not used, {_clients([client], names)}", str(why)))
-    return render("live/federation.html", facts=told)
+        facts.append((f"Rejected, {_clients([client], names)}", str(why)))
+    return render("live/federation.html", facts=facts)
 
 
-def _clients(found: Any, names: list[str]) -> str:
-    if not isinstance(found, list) or not found:
-        return "nobody"
-    numbers = [int(c) for c in found if str(c).isdecimal()]
+def _clients(clients: Any, names: list[str]) -> str:
+    if not isinstance(clients, list) or not clients:
+        return "no client"
+    numbers = [int(c) for c in clients if str(c).isdecimal()]
     shown = [names[c] if c < len(names) else f"client {c}" for c in numbers[:_SHOWN]]
-    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
-    return f"{', '.join(shown)}{more}"
+    rest = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return f"{', '.join(shown)}{rest}"
 
 
 def block_part(block: Block) -> str:
-    """A block as it is sent to pages."""
+    """A block as the JSON that pages get."""
     figure = {} if block.figure is None else {"figure": block.figure}
     return json.dumps({"html": block.html, **figure})
 
 
 def row_part(run: Glance) -> str:
-    """A row of the list as it is sent to pages."""
+    """A row of the list as the JSON that pages get."""
     return json.dumps({"html": row(run), "row": True})
