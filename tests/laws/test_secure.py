@@ -451,7 +451,7 @@ def test_sums_of_one_round_in_which_clients_count_otherwise_are_refused(tmp_path
     moved = [replace(o, arrays={"0": o.arrays["0"] * 1.5}) for o in orders]
     words = "sums of one round in which client 7 has different weights"
     refused(driven, moved, {c: {0: 1.0 - 2**-16 * (c == 7)} for c in range(8)}, words)
-    with pytest.raises(ConfigError, match="count by samples, and each alike"):
+    with pytest.raises(ConfigError, match="with weights by samples and with equal weights"):
         driven.fed.reduce(moved, {c: {0: 1.0} for c in range(8)}, by_examples=False)
 
 
