@@ -5,7 +5,7 @@
 
 commands.md comes from the command line itself, python.md from the docstrings of the public names.
 config.md and run-directory.md have words of their own around tables of the declarations in
-``coterie.core.schema`` and ``coterie.run.events``.
+``coterie.core.schema`` and ``coterie.core.events``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from methods_pages import filled, write_or_check
 from pydantic import BaseModel
 
 import coterie
-from coterie.cli.app import whole
+from coterie.cli.app import all_commands
 from coterie.core import events
 from coterie.core.keys import Key, keys
 from coterie.core.schema import Config
@@ -122,7 +122,7 @@ def commands_page() -> str:
 
 def _commands() -> Iterator[tuple[str, Any]]:
     """Every command that does something, by its whole name."""
-    for name, command in whole().commands.items():
+    for name, command in all_commands().commands.items():
         inner = getattr(command, "commands", None)
         if command.hidden:
             continue

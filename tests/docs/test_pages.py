@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli.app import whole
+from coterie.cli.app import all_commands
 from fenced import ROOT, blocks, check_command, close, commands, like, not_printed, run_page
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -45,7 +45,7 @@ def test_the_reference_has_every_command_and_every_public_name():
     import coterie
 
     text = (ROOT / "docs" / "reference" / "commands.md").read_text()
-    listed = [name for name, command in whole().commands.items() if not command.hidden]
+    listed = [name for name, command in all_commands().commands.items() if not command.hidden]
     assert all(f"\n## coterie {name}" in text for name in listed)
     assert {"run", "groups", "keys"} <= set(listed)
     names = set(re.findall(r"^### (\w+)$", (ROOT / "docs/reference/python.md").read_text(), re.M))

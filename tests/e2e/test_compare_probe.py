@@ -299,7 +299,7 @@ def test_only_what_leaves_results_as_they_are_goes_with_resume(cli, small):
         ("--dir", "d"),
         ("--scenario", "fedclust/fmnist-skew20"),
     ):
-        told = "--resume takes the configuration of the comparison; only --engine, "
+        told = "--resume uses the configuration of the comparison; only --engine, "
         cli("compare", "--resume", "c", *words).says(2, told)
 
 
@@ -409,7 +409,7 @@ def test_probe_describes_labels(cli, small):
     said = dict(line.split(": ", 1) for line in ended.out.splitlines() if ": " in line)
     assert said["clients"] == "4"
     assert said["true groups"] == "0 2, 1 2"
-    assert "coterie probe is part of coterie groups now" in " ".join(ended.err.split())
+    assert "coterie probe is deprecated" in " ".join(ended.err.split())
     assert re.fullmatch(r"min \d+, median [\d.]+, max \d+", said["samples"])
     even = cli("probe", *small[:4])
     fair = dict(line.split(": ", 1) for line in even.out.splitlines() if ": " in line)

@@ -38,7 +38,7 @@ def test_keys_are_made_once_and_added_to(cli, keys):
     made.says(2, "there is a federation in federation already")
     added = cli("keys", "add", "--client", "c")
     assert added.code == 0
-    assert "client 2: hand federation/clients/c to c" in added.out
+    assert "client 2: send federation/clients/c to c" in added.out
     cli("keys", "add", "--client", "a").says(2, "'a' is a client of this federation already")
     cli("keys", "renew", "--host", "0.0.0.0").says(2, "name the one that clients use")
     renewed = cli("keys", "renew", "--host", "192.0.2.7")
@@ -129,8 +129,16 @@ def test_served_with_another_configuration(cli, config):
         ("--server localhost:", 2, "write HOST:PORT"),
         ("--server :8443", 2, "write HOST:PORT"),
         ("--server localhost:99999", 2, "write HOST:PORT"),
-        ("--server localhost:1 --client 0", 2, "--client says who this is where no keys do"),
-        ("--server localhost:1 --insecure", 2, "--client says who this is where no keys do"),
+        (
+            "--server localhost:1 --client 0",
+            2,
+            "--client is the client's number where there are no keys",
+        ),
+        (
+            "--server localhost:1 --insecure",
+            2,
+            "--client is the client's number where there are no keys",
+        ),
         ("--server 192.0.2.7:1 --insecure --client 0", 2, "--insecure is for loopback only"),
         ("--server 127.0.0.1.example.org:1 --insecure --client 0", 2, "for loopback only"),
         ("--server localhost:1", 2, "d/keys"),

@@ -438,7 +438,7 @@ def test_without_keys_on_loopback_only(tmp_path, cli):
     finally:
         for process in processes:
             process.end()
-    assert "nobody has to prove who they are" in processes[0].text
+    assert "no encryption and no authentication" in processes[0].text
     cli("run", config, "--engine", "loop", "--dir", "loop", "--quiet")
     result = reopen(Path("loop"))
     for client in (0, 1):

@@ -84,7 +84,7 @@ def test_a_file_with_another_method_and_rules_to_stop_is_no_hindrance(cli):
     [
         (("--clients", 1), 2, ["one"]),
         (("--clients", 4, "--by", "label"), 2, ["did you mean 'labels'?"]),
-        (("--clients", 800), 3, ["clients have two training samples or more"]),
+        (("--clients", 800), 3, ["clients have at least two training samples"]),
         (("--clients", 4, "--set", "data.val_fraktion=0"), 2, ["val_fraktion"]),
         (("--data", "nothing"), 2, ["nothing"]),
     ],

@@ -159,7 +159,7 @@ def test_a_run_can_go_on_with_another_engine(cli, small):
 def test_resume_takes_nothing_that_would_change_the_run(cli, small):
     assert cli("run", *small, "--rounds", 1, "--dir", "a", "-q").code == 0
     for more in (("--lr", 1), ("--set", "train.lr=1"), ("a/config.toml",), ("--dir", "b")):
-        cli("run", "--resume", "a", *more).says(2, "--resume takes the configuration of the run")
+        cli("run", "--resume", "a", *more).says(2, "--resume uses the configuration of the run")
 
 
 def test_export_is_the_model_of_the_run(cli, small):

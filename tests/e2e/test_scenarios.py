@@ -221,8 +221,8 @@ def test_missing_data_are_asked_for(cli, tmp_path, command):
 
 
 def test_a_stand_in_is_for_a_new_run(cli):
-    cli("run", "--resume", "r", "--stand-in").says(2, "--resume takes the configuration")
-    cli("compare", "--resume", "c", "--stand-in").says(2, "--resume takes the configuration")
+    cli("run", "--resume", "r", "--stand-in").says(2, "--resume uses the configuration")
+    cli("compare", "--resume", "c", "--stand-in").says(2, "--resume uses the configuration")
 
 
 def test_a_threshold_in_place_of_the_scenarios_clusters(cli):

@@ -73,7 +73,7 @@ SET = "--set"
         (("--method", "fedfomo"), ("method fedfomo", "secure aggregation")),
         (("--method", "median"), ("method median", "secure aggregation")),
         (("--method", "fedclust"), ("method fedclust", "privacy.reveal = 'final-layer'")),
-        (("--codec", "qsgd"), ("wire.up = 'qsgd' loses digits",)),
+        (("--codec", "qsgd"), ("wire.up = 'qsgd' is lossy",)),
         ((SET, "privacy.min_group=1"), ("privacy.min_group = 1",)),
         ((SET, "privacy.threshold=0.4"), ("privacy.threshold",)),
         ((SET, "privacy.bits=60"), ("privacy.bits",)),

@@ -131,7 +131,7 @@ def test_a_finished_sweep_is_printed_and_not_run_again(cli, swept):
     assert len(list(csv.DictReader(io.StringIO(long)))) == 4
     assert cli("compare", "--resume", place, "--format", "markdown").out == swept.markdown()
     assert cli("compare", "--resume", place, "--format", "latex").out == swept.latex()
-    cli("compare", "--resume", place, "--json", "--format", "csv").says(2, "one of the two")
+    cli("compare", "--resume", place, "--json", "--format", "csv").says(2, "not both")
     after = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in before}
     assert after == before
 
@@ -186,15 +186,15 @@ def test_a_file_and_flags_that_win_over_it(cli):
 
 def test_mistakes_in_a_sweep_are_said_before_anything_runs(cli):
     Path("s.toml").write_text(FILE)
-    cli("run", "s.toml").says(2, "this is a sweep: coterie compare s.toml")
+    cli("run", "s.toml").says(2, "has a table [sweep]; run it with: coterie compare s.toml")
     words = ("compare", "s.toml", "--dir", "c")
-    cli(*words, "--seed", 1, "--seeds", 2).says(2, "run.seed is given once and swept over")
+    cli(*words, "--seed", 1, "--seeds", 2).says(2, "run.seed has a single value and is swept over")
     cli(*words, "--vary", "train.rl=1,2").says(2, "did you mean 'train.lr'")
     cli(*words, "--vary", "train.lr=1,-2").says(2, "train.lr = -2")
     cli(*words, "--partitions", "iid,dirichelt").says(2, "dirichelt", "did you mean 'dirichlet'")
     cli(*words, "--seeds", "many").says(2, "give how many")
     cli(*words, "--jobs", 0).says(2, "jobs = 0")
-    hint = "write with its method, as in --methods fedprox:mu=7, or"
+    hint = "write it with its method, as in --methods fedprox:mu=7, or"
     cli(*words, "--set", "method.mu=7").says(2, hint, "with --vary method.mu=7")
     cli(*words, "--set", "method.name=ifca").says(2, "write --methods ifca")
     cli(*words, "--methods", "local,,fedavg").says(2, "there is an empty name")
@@ -421,7 +421,7 @@ def test_a_run_that_is_asked_to_stop_does_not_stop_the_others(cli, small, monkey
     with monkeypatch.context() as patch:
         patch.setattr(progress, "round_line", ask)
         ended = cli(*words, "--verbose")
-    ended.says(130, "asked to stop: local, seed 0", "compare --resume c")
+    ended.says(130, "stopped on request: local, seed 0", "compare --resume c")
     assert Path("c/local/seed-1/result.json").exists()
     assert not Path("c/local/seed-0/result.json").exists()
     assert cli("compare", "--resume", "c", "-q").code == 0

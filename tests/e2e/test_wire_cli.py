@@ -37,7 +37,7 @@ def sets(*texts):
         (["availability.name=diurnal"], "availability uses simulated time"),
         (["availability.name=always", "run.weighted=true"], "run.weighted selects clients by"),
         (["availability.name=dirunal", "clock.name=links"], "did you mean 'diurnal'?"),
-        (["stop.seconds=3"], "stop.seconds are seconds of the clock"),
+        (["stop.seconds=3"], "stop.seconds needs a clock"),
         (["stop.target=0.5", "data.val_fraction=0"], "set data.val_fraction above 0"),
         (["stop.patience=0"], "stop.patience = 0"),
     ],

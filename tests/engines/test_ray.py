@@ -39,7 +39,7 @@ def ray(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setenv("PYTHONPATH", str(Path(deadly_file).parent))
+        patch.setenv("PYTHONPATH", str(Path(deadly_file).parent), prepend=os.pathsep)
         check_token(None)
         ray.init(
             address="local",

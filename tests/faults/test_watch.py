@@ -96,7 +96,7 @@ def test_what_cannot_be_resumed_says_why_and_ctrl_c_ends_it_with_pages_open(tmp_
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=5)
         assert process.returncode == 0
-        assert rest.strip() == "stopped watching; runs go on"
+        assert rest.strip() == "stopped watching; the runs continue"
         until(lambda: one.ended and other.ended, "the end of streams", 5)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.app import whole
+from coterie.cli.app import all_commands
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -169,7 +169,7 @@ def commands(block: Block) -> list[list[str]]:
 
 def check_command(words: list[str]) -> None:
     """A command that exists, with options that it has and all that it needs."""
-    command: Any = whole()
+    command: Any = all_commands()
     rest = list(words)
     while hasattr(command, "commands"):
         name = rest.pop(0) if rest else ""

@@ -345,7 +345,7 @@ def test_a_value_too_large_for_the_ring_ends_the_run_with_a_remedy(tmp_path):
 
     made = replace(made, method=replace(made.method, tasks={"train": huge}))
     with pytest.raises(
-        coterie.errors.TrainingError, match=r"40 bits .* Lower privacy\.bits"
+        coterie.errors.TrainingError, match=r"40 fractional bits. Lower privacy\.bits"
     ) as why:
         Driven(made, tmp_path).all()
     # The server reads this: how large the client's value is, is none of its business.

@@ -188,9 +188,11 @@ def _measured(
 ) -> dict[Place, _Length]:
     """The lengths of a client's arrays, or with ``bases`` of their differences to what it was sent.
 
-    Covers models and parts of them, and other arrays that have the name and shape of one that was
-    sent; numbers such as counts have no usual size. Differences are to the nearest array sent.
+    Covers models and parts of them, other arrays that have the name and shape of one that was sent,
+    and a single number beside a model, by which the method may multiply or divide it; other numbers
+    have no usual size. Differences are to the nearest array sent.
     """
+    factors = any(isinstance(array, Weights) for array in arrays.values())
     measured: dict[Place, _Length] = {}
     for name, array in arrays.items():
         if isinstance(array, Weights):
@@ -202,7 +204,8 @@ def _measured(
         else:
             like = received.get(name)
             near = [like] if isinstance(like, Tensor) and like.shape == array.shape else []
-            stretches = {"": slice(None)} if near and array.is_floating_point() else {}
+            sized = bool(near) or (factors and array.numel() == 1)
+            stretches = {"": slice(None)} if sized and array.is_floating_point() else {}
         for part, stretch in stretches.items():
             vector = vector_of(array)[stretch]
             if not vector.numel() or (bases and not near):

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: the app, and the commands that only list names or need one run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from coterie.report.listings import listing, method_listing, plain_listing, rows
 if TYPE_CHECKING:
     from coterie.results.result import Result
 
-# Commands that are imported when they are called: their modules need PyTorch.
+# Commands whose modules need PyTorch: each is imported when it is called.
 LATER = {
     "serve": "coterie.cli.federation:serve",
     "join": "coterie.cli.federation:join",
@@ -70,30 +70,30 @@ LATER = {
     "report": "coterie.cli.report:report",
     "keys": "coterie.cli.federation:keys",
 }
-HIDDEN = ("probe",)  # an old name, deprecated
+HIDDEN = ("probe",)  # deprecated
 
 
 def load(name: str) -> Any:
-    """A command of ``LATER``, ready to be called."""
+    """Import a command of ``LATER``."""
     module, _, function = LATER[name].partition(":")
-    found = getattr(importlib.import_module(module), function)
-    if isinstance(found, typer.Typer):
-        return typer.main.get_command(found)
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name, hidden=name in HIDDEN, deprecated=name in HIDDEN)(found)
-    return typer.main.get_command(alone)
+    command = getattr(importlib.import_module(module), function)
+    if isinstance(command, typer.Typer):
+        return typer.main.get_command(command)
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single.command(name, hidden=name in HIDDEN, deprecated=name in HIDDEN)(command)
+    return typer.main.get_command(single)
 
 
 class Commands(TyperGroup):
-    """The commands. A list of them takes what it says of those of ``LATER`` from the index."""
+    """The group of commands. To list those of ``LATER`` it reads the index instead of importing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the order in which they are shown."""
+        """The names of the commands, in the order in which they are shown."""
         first, *others = super().list_commands(ctx)
         return [first, *(n for n in LATER if n != "keys"), *others, "keys"]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """A command, for a list: of one that is imported late, what the list says of it."""
+        """A command for the list: one of ``LATER`` has its help text only."""
         if name not in LATER:
             return super().get_command(ctx, name)
         about = read_index()["commands"][name]["about"]
@@ -102,13 +102,13 @@ class Commands(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """A command that is to be called."""
+        """The command to call, imported if it is one of ``LATER``."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, load(name) if name in LATER else command, rest
 
 
-def whole() -> click.Group:
-    """The command line with every command imported, for whoever looks at all of them."""
+def all_commands() -> click.Group:
+    """The command line with every command imported, for documentation and tests."""
     group: Any = typer.main.get_command(app)
     names = group.list_commands(click.Context(group))
     return click.Group(
@@ -123,7 +123,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     epilog="Exit codes: 2 configuration, 3 data, 4 run directory, 5 training, 6 engine, "
-    "130 stopped by the user.",
+    "130 stopped by the user (Ctrl-C).",
 )
 
 
@@ -135,7 +135,8 @@ def run(
     scenario: ScenarioName = None,
     stand_in: StandIn = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where to keep the run (default: runs/…).")
+        Path | None,
+        typer.Option("--dir", help="The run directory (default: a new one below runs/)."),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
     discard_damaged: DiscardDamaged = False,
@@ -163,24 +164,26 @@ def run(
         about = recall(resume, tree)
     else:
         if discard_damaged:
-            raise ConfigError("--discard-damaged is about a run that is continued: give --resume")
+            raise ConfigError(
+                "--discard-damaged needs --resume: it concerns a run that is continued"
+            )
         tree = resolve(config, sets, scenario=scenario, **flags)
         chosen = chosen_of(scenario, tree, stand_in)
         tree = tree if chosen is None else chosen.tree
         tell(chosen)
         about = None if chosen is None else chosen.about()
     experiment = experiment_of(parse(tree))
-    if public := left_public(experiment.settings.privacy, experiment.method):
-        warn(public)
-    place = resume or directory or new_directory(experiment.method.name)
+    if notice := left_public(experiment.settings.privacy, experiment.method):
+        warn(notice)
+    run_dir = resume or directory or new_directory(experiment.method.name)
     judged_by = headline(experiment.population.classes is None)
     name, total = experiment.method.name, experiment.settings.rounds
     rounds = flags["rounds"]
-    more = f" --rounds {rounds}" if resume is not None and rounds is not None else ""
-    more += "".join(f" --track {each}" for each in track or ())
+    flags_to_repeat = f" --rounds {rounds}" if resume is not None and rounds is not None else ""
+    flags_to_repeat += "".join(f" --track {tracker}" for tracker in track or ())
 
-    def go(discard: bool) -> Result:
-        shown = progress(
+    def execute_run(discard: bool) -> Result:
+        display = progress(
             err,
             name,
             total,
@@ -189,24 +192,24 @@ def run(
             done=0 if resume is None else rounds_done(resume),
             may_end=experiment.settings.stop != Stop(),
         )
-        stopped = stopped_with(lambda: _how_to_go_on(place, more))
-        with stopped, remember(place, about), shown as watch:
+        stop_message = stopped_with(lambda: _how_to_go_on(run_dir, flags_to_repeat))
+        with stop_message, remember(run_dir, about), display as watch:
             return execute(
                 experiment,
-                place,
+                run_dir,
                 resume is not None,
                 heeding(watch),
-                track=tracking(track, place, warn),
+                track=tracking(track, run_dir, warn),
                 say=saying(err, name, quiet),
                 discard_damaged=discard,
             )
 
-    result = asking(go, discard_damaged)
+    result = asking(execute_run, discard_damaged)
     if as_json:
-        known = {} if about is None else {"scenario": about}
-        typer.echo(json.dumps(finite({**result.summary, **known, "directory": str(place)})))
+        extra = {} if about is None else {"scenario": about}
+        typer.echo(json.dumps(finite({**result.summary, **extra, "directory": str(run_dir)})))
     else:
-        print_summary(out, result.summary, place)
+        print_summary(out, result.summary, run_dir)
         if about is not None:
             print_paper(out, about, result.summary)
 
@@ -214,67 +217,67 @@ def run(
 def _resumed(
     resume: Path, config: object, directory: Path | None, sets: Any, flags: dict[str, Any]
 ) -> dict[str, Any]:
-    """The run's own configuration; only what cannot change its course may be given anew."""
-    from coterie.experiment.config import assign, assign_texts, parse, run_anew
+    """The configuration of the run to resume, with the few keys that may change."""
+    from coterie.experiment.config import assign, assign_texts, change_run_settings, parse
     from coterie.experiment.user_code import admitted
     from coterie.results.rundir import RunDir
 
-    free = ("rounds", "engine", "workers", "address", "alone")
-    ends = [text for text in sets or [] if text.strip().startswith("stop.")]
-    more = config or directory or len(ends) < len(sets or [])
-    refuse_with_resume("run", bool(more), flags, *free, and_also=" and --set stop.…")
+    changeable = ("rounds", "engine", "workers", "address", "alone")
+    stop_rules = [text for text in sets or [] if text.strip().startswith("stop.")]
+    unchangeable = config or directory or len(stop_rules) < len(sets or [])
+    refuse_with_resume("run", bool(unchangeable), flags, *changeable, and_also=" and --set stop.…")
     run = RunDir.open(resume)
     tree = run.read_config()
     if "python" in tree:
         raise ConfigError(
-            f"{resume} was made by coterie.simulate: continue it from Python with "
+            f"{resume} was created by coterie.simulate: continue it from Python with "
             "simulate(..., directory=..., resume=True)"
         )
     tree = admitted(tree, run.read_code())
-    run_anew(tree, {key: flags[key] for key in free if key != "alone"})
+    change_run_settings(tree, {key: flags[key] for key in changeable if key != "alone"})
     if flags["alone"]:
         assign(tree, FLAGS["alone"], True)
-    assign_texts(tree, ends)
-    asked, done = parse(tree).run.rounds, rounds_done(resume)
-    if asked < done:
+    assign_texts(tree, stop_rules)
+    wanted, done = parse(tree).run.rounds, rounds_done(resume)
+    if wanted < done:
         if flags["rounds"] is not None:
             raise ConfigError(
-                f"--rounds {asked}: the run in {resume} has {done} rounds already; ask for more, "
-                "or leave --rounds out"
+                f"--rounds {wanted}: the run in {resume} already has {done} rounds; ask for more, "
+                "or leave out --rounds"
             )
-        assign(tree, "run.rounds", done)  # it was continued beyond its configuration before
+        assign(tree, "run.rounds", done)  # an earlier resume raised the number of rounds
     return tree
 
 
-def rounds_done(place: Path) -> int:
-    """How many rounds the run in this folder has saved."""
+def rounds_done(directory: Path) -> int:
+    """How many rounds the run in this directory has saved."""
     from coterie.results.rundir import RunDir
 
-    return RunDir(place).saved()
+    return RunDir(directory).saved()
 
 
-def _how_to_go_on(place: Path, more: str) -> str:
-    how = f"coterie run --resume {shlex.quote(str(place))}{more}"
-    if any((place / "checkpoints").glob("*.json")):
-        return f"stopped. Finished rounds are saved; continue with: {how}"
-    if (place / "config.toml").exists():
-        return f"stopped before the first round was saved; begin it again with: {how}"
-    return f"stopped before anything was saved in {place}; start again in another folder"
+def _how_to_go_on(directory: Path, flags: str) -> str:
+    command = f"coterie run --resume {shlex.quote(str(directory))}{flags}"
+    if any((directory / "checkpoints").glob("*.json")):
+        return f"stopped. Finished rounds are saved; continue with: {command}"
+    if (directory / "config.toml").exists():
+        return f"stopped before the first round was saved; start it again with: {command}"
+    return f"stopped before anything was saved in {directory}; start again in another directory"
 
 
 @app.command()
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="One method, in full, or a combination as in ifca+ditto.")
+        str | None, typer.Argument(help="A method to explain, or a combination as in ifca+ditto.")
     ] = None,
 ) -> None:
-    """List the methods, or explain one, or what each part of a combination brings."""
+    """List the methods, or explain one method or each part of a combination."""
     from coterie.experiment.presets import PRESETS, described
 
     if name is None:
         show(method_listing(rows_of(METHODS)))
         about = {name: preset.about for name, preset in PRESETS.items()}
-        show(plain_listing("Presets: a method with certain settings, used by name", about))
+        show(plain_listing("Presets: methods with certain settings, used by name", about))
         return
     if name in PRESETS:
         for line in described(name):
@@ -290,34 +293,34 @@ def methods(
         method_help.print_explanation(page, method_help.explain(short(names[0]), find(names[0])))
         return
     parts = method_help.combination({short(part): find(part) for part in names})
-    made = make(
+    method = make(
         "+".join(names), {p.name: 1 for part in parts for p in part.parameters if p.default is None}
     )
-    method_help.print_combination(page, name, parts, method_help.secure_words(made))
+    method_help.print_combination(page, name, parts, method_help.secure_words(method))
 
 
 @app.command()
 def scenarios(
-    name: Annotated[str | None, typer.Argument(help="One scenario, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A scenario to show in full.")] = None,
     folder: Folder = None,
 ) -> None:
-    """List the set-ups of papers' experiments, or show one with all its figures."""
+    """List the papers' experiments that can be run by name, or show one in full."""
     from coterie.experiment.scenarios import SCENARIOS, absent, stand_in
     from coterie.experiment.scenarios import scenario as find
     from coterie.report.scenario_tables import print_scenario, scenario_listing
 
     if name is None:
-        used = {s.data: stand_in(s.data, folder) for s in SCENARIOS.values()}
-        show(scenario_listing(list(SCENARIOS.values()), used))
+        available = {s.data: stand_in(s.data, folder) for s in SCENARIOS.values()}
+        show(scenario_listing(list(SCENARIOS.values()), available))
         return
     chosen = find(name)
-    other = stand_in(chosen.data, folder)
-    print_scenario(out, chosen, "" if other == chosen.data else absent(chosen, other, folder))
+    instead = stand_in(chosen.data, folder)
+    print_scenario(out, chosen, "" if instead == chosen.data else absent(chosen, instead, folder))
 
 
 @app.command()
 def wire() -> None:
-    """List the codecs, the clocks and the models of availability."""
+    """List the codecs, clocks and availability models."""
     for title, registry in (
         ("Codecs: --codec, wire.up, wire.down", CODECS),
         ("Clocks: --clock, clock.name", CLOCKS),
@@ -348,9 +351,10 @@ def models() -> None:
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
-    client: Annotated[int, typer.Option(help="Whose model.")],
+    client: Annotated[int, typer.Option(help="The client whose model to write.")],
     to: Annotated[
-        Path | None, typer.Option("--to", help="The file (default: client-ID.safetensors).")
+        Path | None,
+        typer.Option("--to", help="The file to write (default: client-ID.safetensors)."),
     ] = None,
 ) -> None:
     """Write one client's model to a safetensors file."""
@@ -367,21 +371,21 @@ def admit(
     client: Annotated[
         Path,
         typer.Option(
-            help="The newcomer's labelled data: .npz (x and y), .csv, or a folder with x.npy and "
+            help="The new client's labelled data: .npz (x and y), .csv, or a folder with x.npy and "
             "y.npy."
         ),
     ],
-    epochs: Annotated[int, typer.Option(help="Epochs that it adapts the model for.")] = 5,
+    epochs: Annotated[int, typer.Option(help="Epochs of training on its data.")] = 5,
     to: Annotated[
-        Path | None, typer.Option("--to", help="The model's file (default: DATA.safetensors).")
+        Path | None, typer.Option("--to", help="The file to write (default: DATA.safetensors).")
     ] = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option(help="What is known of the newcomer: column=value, as in site=north."),
+        typer.Option(help="Metadata of the new client, column=value as in site=north."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Let a new client join a run, adapt the model to its data, and write that to a file."""
+    """Let a new client join a run, adapt a model to its data, and write it to a file."""
     from coterie.experiment.admit import (
         admit_client,
         export_admitted,
@@ -397,15 +401,15 @@ def admit(
     check_target(target)
     result = reopen(run)
     population = result.plan.population
-    known = {**newcomer_metadata(client, run), **dict(map(_column, metadata or ()))}
+    columns = {**newcomer_metadata(client, run), **dict(map(_column, metadata or ()))}
     data = newcomer_data(client, run, population)
-    admitted = admit_client(result, data, epochs, known)
+    admitted = admit_client(result, data, epochs, columns)
     export_admitted(admitted, result, target)
-    found = admitted.to_dict()
+    summary = admitted.to_dict()
     if as_json:
-        typer.echo(json.dumps(finite({**found, "model": str(target)})))
+        typer.echo(json.dumps(finite({**summary, "model": str(target)})))
     else:
-        print_admitted(out, found, headline(population.classes is None), target)
+        print_admitted(out, summary, headline(population.classes is None), target)
 
 
 def _column(text: str) -> tuple[str, str]:
@@ -419,9 +423,9 @@ def _column(text: str) -> tuple[str, str]:
 def predict(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     data: Annotated[Path, typer.Argument(help="Samples: .npy, .npz (array x) or .csv.")],
-    client: Annotated[int, typer.Option(help="Whose model.")],
+    client: Annotated[int, typer.Option(help="The client whose model to use.")],
     to: Annotated[
-        Path | None, typer.Option("--to", help="A CSV file (default: the terminal).")
+        Path | None, typer.Option("--to", help="The CSV file to write (default: standard output).")
     ] = None,
 ) -> None:
     """Predict with one client's model."""
@@ -453,11 +457,11 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Options before any command."""
+    """The options that come before a command."""
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user is a sentence and an exit code."""
+    """Run the command line; an error the user can fix becomes a sentence and an exit code."""
     try:
         with stoppable():
             app()
@@ -465,7 +469,7 @@ def main() -> None:
         _complain(error)
     except KeyboardInterrupt:
         _complain(Interrupted("stopped"))
-    except SystemExit as end:  # typer's own way to end, also upon Ctrl-C
+    except SystemExit as end:  # how typer ends, also after Ctrl-C
         if end.code == Interrupted.exit_code:
             _complain(Interrupted("stopped"))
         raise
@@ -473,7 +477,9 @@ def main() -> None:
 
 def _complain(error: CoterieError) -> NoReturn:
     text = f"[bold red]error:[/] {escape(str(error))}"
-    err.print(text, highlight=False, soft_wrap=True, emoji=False)  # mine.py:x: is no emoji
+    err.print(
+        text, highlight=False, soft_wrap=True, emoji=False
+    )  # else rich reads mine.py:x: as an emoji
     sys.exit(error.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""The command that compares: methods, seeds, partitions and settings, side by side."""
+"""The command ``coterie compare``: methods, seeds, partitions and settings side by side."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """What is printed on standard output."""
+    """The format of the results on standard output."""
 
     TABLE = "table"
     MARKDOWN = "markdown"
@@ -58,38 +58,39 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods, with parameters as in ifca:k=4, or training of their own as in "
-            "scaffold:train.lr=0.01, separated by commas; all for every one. "
-            f"(default: {USUAL}; oracle where the true groups are known; those of a "
-            "scenario's table)"
+            help="Methods separated by commas, with parameters as in ifca:k=4 or their own "
+            "training as in scaffold:train.lr=0.01; all for every method. "
+            f"(default: {USUAL}, and oracle if the true groups are known; with --scenario "
+            "those of the paper's table)"
         ),
     ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="How many seeds, as in 5 (0 to 4), or which, as in 3,7. With --resume: "
-            "further ones."
+            help="The number of seeds, as in 5 (0 to 4), or a list, as in 3,7. With --resume: "
+            "additional seeds."
         ),
     ] = None,
     partitions: Annotated[
-        str | None, typer.Option(help="Several, as in iid,dirichlet:alpha=0.1.")
+        str | None, typer.Option(help="Several partitions, as in iid,dirichlet:alpha=0.1.")
     ] = None,
     shifts: Annotated[
-        str | None, typer.Option(help="Several, as in none,rotation:groups=4.")
+        str | None, typer.Option(help="Several shifts, as in none,rotation:groups=4.")
     ] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(help="Several values of any key, as in train.lr=0.05,0.1; may be repeated."),
+        typer.Option(help="Several values of a key, as in train.lr=0.05,0.1; may be repeated."),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Runs at a time (default: as many as cores; 1 with --engine)."),
+        typer.Option(help="Runs at the same time (default: one for each core; 1 with --engine)."),
     ] = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     stand_in: StandIn = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where to keep the runs (default: runs/…).")
+        Path | None,
+        typer.Option("--dir", help="The directory of the runs (default: a new one below runs/)."),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Continue the comparison in this directory.")
@@ -97,70 +98,86 @@ def compare(
     track: Track = None,
     quiet: Quiet = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="A line a round where there is no terminal.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Print a line for each round where there is no terminal."
+        ),
     ] = False,
     form: Annotated[
-        Format | None, typer.Option("--format", help="What is printed (default: table).")
+        Format | None, typer.Option("--format", help="The format of the results (default: table).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     **flags: Any,
 ) -> None:
-    """Run several methods on the same clients and print them side by side.
+    """Run several methods on the same clients and print their results side by side.
 
-    With several seeds, partitions, shifts or values it is a sweep: means over seeds, side by side.
+    With several seeds, partitions, shifts or values it is a sweep, and prints means over seeds.
     """
     from coterie.tracking import check
 
-    names = track or []
-    check(names)
-    shape = _form(form, as_json)
-    place = resume or directory or new_directory("compare")
-    asked = of_flags(methods, seeds, partitions, shifts, vary, jobs)
-    with stopped_with(lambda: _how_to_go_on(place, names)):
+    trackers = track or []
+    check(trackers)
+    form_of_output = _form(form, as_json)
+    compare_dir = resume or directory or new_directory("compare")
+    sweep = of_flags(methods, seeds, partitions, shifts, vary, jobs)
+    with stopped_with(lambda: _how_to_go_on(compare_dir, trackers)):
         if resume is not None:
-            more = any((config, methods, partitions, shifts, vary, sets, directory))
-            more = more or scenario is not None or stand_in
-            free = ("engine", "workers", "address")
-            refuse_with_resume("comparison", more, flags, *free, "seeds", "jobs", "track")
-            made = _continued(
-                place, asked, (quiet, verbose), names, {key: flags[key] for key in free}
+            refused = any((config, methods, partitions, shifts, vary, sets, directory))
+            refused = refused or scenario is not None or stand_in
+            changeable = ("engine", "workers", "address")
+            refuse_with_resume("comparison", refused, flags, *changeable, "seeds", "jobs", "track")
+            comparison = _continued(
+                compare_dir,
+                sweep,
+                (quiet, verbose),
+                trackers,
+                {key: flags[key] for key in changeable},
             )
         else:
-            scene = (scenario, stand_in)
-            made = _begun(place, asked, (quiet, verbose), config, sets, scene, names, flags)
-    _print(made, place, shape)
-    _say_what_is_missing(made, place, names)
+            scenario_options = (scenario, stand_in)
+            comparison = _begun(
+                compare_dir,
+                sweep,
+                (quiet, verbose),
+                config,
+                sets,
+                scenario_options,
+                trackers,
+                flags,
+            )
+    _print(comparison, compare_dir, form_of_output)
+    _say_what_is_missing(comparison, compare_dir, trackers)
 
 
 def _form(form: Format | None, as_json: bool) -> Format:
     if as_json and form not in (None, Format.JSON):
-        raise ConfigError(f"--json and --format {form}: give one of the two")
+        raise ConfigError(f"give --json or --format {form}, not both")
     return Format.JSON if as_json else form or Format.TABLE
 
 
 def _begun(
-    place: Path,
-    flagged: Sweep,
+    directory: Path,
+    from_flags: Sweep,
     quiet_verbose: tuple[bool, bool],
     file: Path | None,
     sets: list[str] | None,
-    scene: tuple[str | None, bool],
+    scenario_options: tuple[str | None, bool],
     track: list[str],
     flags: dict[str, Any],
 ) -> Comparison:
-    """A new comparison: a file, flags that win over it, and what they sweep over."""
+    """Run a new comparison, configured by a file and by flags that override it."""
     from coterie.experiment.compare.compare import run_all, set_up
     from coterie.experiment.compare.entries import Populations, entries_of
     from coterie.experiment.compare.plan import asks_engine
     from coterie.experiment.config import parse
     from coterie.report.runs_progress import runs_progress
 
-    scenario, stand_in = scene
+    scenario, stand_in = scenario_options
     _refuse_parameters(sets or [])
     base = resolve(file, sets, sweeping=True, scenario=scenario, **flags)
-    sweep = _swept(base, flagged, sets, flags)
-    named = bool(sweep.methods)
-    if not named and scenario is not None:
+    sweep = _swept(base, from_flags, sets, flags)
+    methods_given = bool(sweep.methods)
+    if not methods_given and scenario is not None:
         sweep = of_flags(_of_the_table(scenario)).over(sweep)
     abouts: dict[str, dict[str, Any]] = {}
 
@@ -175,78 +192,84 @@ def _begun(
         abouts[found.model_dump_json()] = chosen.about()
         return found
 
-    people = Populations()
-    entries = entries_of(sweep, configure, people, oracle_if_possible=not named)
+    populations = Populations()
+    entries = entries_of(sweep, configure, populations, oracle_if_possible=not methods_given)
     for text in dict.fromkeys(map(_public, entries)):
         if text:
             warn(text)
-    told = {e.name: abouts[e.config.model_dump_json()] for e in entries} if abouts else None
-    with runs_progress(err, *quiet_verbose) as look:
+    abouts_by_run = (
+        {e.name: abouts[e.config.model_dump_json()] for e in entries} if abouts else None
+    )
+    with runs_progress(err, *quiet_verbose) as display:
         return run_all(
             entries,
-            people,
-            place,
-            look,
+            populations,
+            directory,
+            display,
             sweep.jobs,
             _note,
-            told,
+            abouts_by_run,
             engine_asked=asks_engine(base),
             track=track,
         )
 
 
 def _public(entry: Entry) -> str:
-    """What ε does not cover in a run, in words."""
+    """What the privacy budget of a run does not cover, in words; empty if there is nothing."""
     from coterie.channel.privacy.settings import Privacy
     from coterie.core.schema import part
     from coterie.experiment.config import method_of
     from coterie.experiment.privacy import left_public
 
     privacy = part(Privacy, entry.config.privacy)
-    silent = entry.optional or not privacy.noised  # an optional method may refuse its parameters
+    silent = (
+        entry.optional or not privacy.noised
+    )  # an optional method may not accept its parameters
     return "" if silent else left_public(privacy, method_of(entry.config))
 
 
 def _refuse_parameters(sets: list[str]) -> None:
-    """A parameter without its method: nobody could say whose it is."""
+    """Refuse a method's parameter in ``--set``: it does not say which method it belongs to."""
     for text in sets:
         key, _, value = text.partition("=")
-        own = key.strip().removeprefix("method.")
-        if own == key.strip() or own.startswith("layer_"):
+        parameter = key.strip().removeprefix("method.")
+        if parameter == key.strip() or parameter.startswith("layer_"):
             continue
-        how = f"--methods {value.strip()}"
-        if own != "name":
-            how = (
-                f"with its method, as in --methods {_taking(own)}:{own}={value.strip()}, or for "
-                f"all that take it with --vary {key.strip()}={value.strip()}"
+        advice = f"--methods {value.strip()}"
+        if parameter != "name":
+            advice = (
+                f"it with its method, as in --methods {_taking(parameter)}:{parameter}="
+                f"{value.strip()}, or for all that have it as --vary {key.strip()}={value.strip()}"
             )
-        raise ConfigError(f"--set {text}: a comparison has several methods; write {how}")
+        raise ConfigError(f"--set {text}: a comparison has several methods; write {advice}")
 
 
 def _taking(parameter: str) -> str:
-    """A method that takes this, for an example."""
+    """A method that has this parameter, for an example."""
     from coterie.registry import METHODS
 
-    takes = (n for n, f in METHODS.items() if parameter in inspect.signature(f).parameters)
-    return next(takes, "NAME")
+    names = (n for n, f in METHODS.items() if parameter in inspect.signature(f).parameters)
+    return next(names, "NAME")
 
 
 def _swept(
-    base: dict[str, Any], flagged: Sweep, sets: list[str] | None, flags: Mapping[str, Any]
+    base: dict[str, Any], from_flags: Sweep, sets: list[str] | None, flags: Mapping[str, Any]
 ) -> Sweep:
-    """What is swept over: flags win over the file, a single value over several of the file."""
-    given = [FLAGS[k] for k, v in flags.items() if v is not None and v is not False]
-    given += [text.partition("=")[0].strip() for text in sets or []]
-    both = [key for key in flagged.keys if key in given]
-    if both:
-        raise ConfigError(f"{both[0]} is given once and swept over: leave one of the two out")
-    written = of_table(base.pop("sweep", {})).without(given)
-    return flagged.over(written)
+    """The sweep of the file and the flags; a single value on the command line replaces a list."""
+    keys_given = [FLAGS[k] for k, v in flags.items() if v is not None and v is not False]
+    keys_given += [text.partition("=")[0].strip() for text in sets or []]
+    given_twice = [key for key in from_flags.keys if key in keys_given]
+    if given_twice:
+        raise ConfigError(
+            f"{given_twice[0]} has a single value and is swept over: leave out one of the two"
+        )
+    in_file = of_table(base.pop("sweep", {})).without(keys_given)
+    return from_flags.over(in_file)
 
 
 def _continued(
-    place: Path,
-    asked: Sweep,
+    directory: Path,
+    sweep: Sweep,
     quiet_verbose: tuple[bool, bool],
     track: list[str],
     changes: dict[str, Any],
@@ -254,67 +277,73 @@ def _continued(
     from coterie.experiment.compare.compare import go_on
     from coterie.report.runs_progress import runs_progress
 
-    with runs_progress(err, *quiet_verbose) as look:
-        return go_on(place, look, asked.jobs, _note, asked.seeds, track, **changes)
+    with runs_progress(err, *quiet_verbose) as display:
+        return go_on(directory, display, sweep.jobs, _note, sweep.seeds, track, **changes)
 
 
 def _of_the_table(scenario: str) -> str:
-    """The methods of a scenario's table that there are, as --methods takes them."""
+    """The methods of a scenario's table, as ``--methods`` takes them."""
     from coterie.experiment.scenarios import scenario as find
 
     return ",".join(find(scenario).methods())
 
 
 def _note(name: str, reason: str) -> None:
-    """Say at once which method is left out."""
+    """Print a note that a method is left out."""
     warn(f"{name} is left out: {reason}")
 
 
-# --- what is said at the end ---------------------------------------------------------------------
+# --- output at the end ---------------------------------------------------------------------------
 
 
-def _print(made: Comparison, place: Path, shape: Format) -> None:
+def _print(comparison: Comparison, directory: Path, form: Format) -> None:
     from coterie.experiment.compare.compare import MEANS, TABLE
     from coterie.report.comparison_tables import sheet_of
     from coterie.report.table_formats import as_rich, notes_of
     from coterie.results.rundir import finite
 
-    if shape == Format.TABLE:
-        sheet = sheet_of(made)
+    if form == Format.TABLE:
+        sheet = sheet_of(comparison)
         show(as_rich(sheet))
         for line in notes_of(sheet):
             out.print(escape(line), highlight=False, soft_wrap=True)
-        out.print(f"kept in {escape(str(place))}", soft_wrap=True)
+        out.print(f"kept in {escape(str(directory))}", soft_wrap=True)
         return
     texts: dict[Format, Callable[[], str]] = {
-        Format.MARKDOWN: made.markdown,
-        Format.LATEX: made.latex,
-        Format.CSV: (place / (MEANS if made.swept else TABLE)).read_text,
-        Format.JSON: lambda: json.dumps(finite({**made.to_dict(), "directory": str(place)})),
+        Format.MARKDOWN: comparison.markdown,
+        Format.LATEX: comparison.latex,
+        Format.CSV: (directory / (MEANS if comparison.swept else TABLE)).read_text,
+        Format.JSON: lambda: json.dumps(
+            finite({**comparison.to_dict(), "directory": str(directory)})
+        ),
     }
-    typer.echo(texts[shape]().rstrip("\n"))
+    typer.echo(texts[form]().rstrip("\n"))
 
 
-def _say_what_is_missing(made: Comparison, place: Path, track: list[str]) -> None:
-    """What failed gives the exit code; what was asked to stop, 130."""
-    how = _again(place, track)
-    for name, error in made.failed.items():
-        others = f" (and {len(made.failed) - 1} more)" if len(made.failed) > 1 else ""
-        raise type(error)(f"{name} failed{others}: {error}. The others are kept; try again: {how}")
-    if made.stopped:
-        names = "; ".join(made.stopped)
-        raise Interrupted(f"asked to stop: {names}. The others are done; continue with: {how}")
+def _say_what_is_missing(comparison: Comparison, directory: Path, track: list[str]) -> None:
+    """Raise the error of a failed run, or ``Interrupted`` if runs were stopped."""
+    command = _again(directory, track)
+    for name, error in comparison.failed.items():
+        others = f" (and {len(comparison.failed) - 1} more)" if len(comparison.failed) > 1 else ""
+        raise type(error)(
+            f"{name} failed{others}: {error}. The others are kept; try again: {command}"
+        )
+    if comparison.stopped:
+        names = "; ".join(comparison.stopped)
+        raise Interrupted(
+            f"stopped on request: {names}. The others are done; continue with: {command}"
+        )
 
 
-def _again(place: Path, track: list[str]) -> str:
-    more = "".join(f" --track {each}" for each in track)
-    return f"coterie compare --resume {shlex.quote(str(place))}{more}"
+def _again(directory: Path, track: list[str]) -> str:
+    flags = "".join(f" --track {tracker}" for tracker in track)
+    return f"coterie compare --resume {shlex.quote(str(directory))}{flags}"
 
 
-def _how_to_go_on(place: Path, track: list[str]) -> str:
+def _how_to_go_on(directory: Path, track: list[str]) -> str:
     from coterie.experiment.compare.plan import PLAN
 
-    if (place / PLAN).exists():
-        how = _again(place, track)
-        return f"stopped. Finished methods are kept in {place}; continue with: {how}"
-    return f"stopped before anything was saved in {place}"
+    if (directory / PLAN).exists():
+        command = _again(directory, track)
+        return f"stopped. Finished methods are kept in {directory}; continue with: {command}"
+    return f"stopped before anything was saved in {directory}"

@@ -1,4 +1,4 @@
-"""The commands of a real federation: keys, serve and join."""
+"""The commands for a federation over a network: keys, serve and join."""
 
 from __future__ import annotations
 
@@ -24,58 +24,61 @@ if TYPE_CHECKING:
 out = Console()
 err = Console(stderr=True)
 keys = typer.Typer(
-    help="Make the keys of a federation: its authority, the server's certificate, each client's.",
+    help="Create and check the keys of a federation, its server and its clients.",
     no_args_is_help=True,
 )
 PORT = 8443
 
-KeysFolder = Annotated[Path, typer.Option("--dir", help="Where the federation's keys are kept.")]
+KeysFolder = Annotated[Path, typer.Option("--dir", help="The folder of the federation's keys.")]
 Hosts = Annotated[
-    list[str], typer.Option("--host", help="A name or address that clients reach the server by.")
+    list[str],
+    typer.Option("--host", help="A host name or address at which clients reach the server."),
 ]
 ClientNames = Annotated[
     list[str] | None,
-    typer.Option("--client", help="A client's name; its keys, secret ones too, are drawn here."),
+    typer.Option(
+        "--client", help="The name of a client whose keys, including secret ones, are created here."
+    ),
 ]
 Requests = Annotated[
     list[Path] | None,
-    typer.Option("--request", help="The request.json of a client that drew its own keys."),
+    typer.Option("--request", help="The request.json of a client that created its own keys."),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="No TLS and no keys: for loopback (127.0.0.1) only.")
+    bool, typer.Option("--insecure", help="Without TLS and keys; only for loopback (127.0.0.1).")
 ]
 OwnMethods = Annotated[
     list[str] | None,
     typer.Option(
         "--method",
-        help="NAME=FILE.py:FUNCTION (or package.module:FUNCTION): what method.name = NAME is here.",
+        help="NAME=FILE.py:FUNCTION (or package.module:FUNCTION): the code of method.name = NAME.",
     ),
 ]
 OwnModels = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
-        help="NAME=FILE.py:FUNCTION (or package.module:FUNCTION): what model.name = NAME is here.",
+        help="NAME=FILE.py:FUNCTION (or package.module:FUNCTION): the code of model.name = NAME.",
     ),
 ]
 
 
 @keys.command("request")
 def request_keys(
-    name: Annotated[str, typer.Argument(help="What this client is to be called.")],
+    name: Annotated[str, typer.Argument(help="The name of this client.")],
     folder: Annotated[Path, typer.Option("--dir", help="Where this client keeps its keys.")] = Path(
         "keys"
     ),
 ) -> None:
-    """At a client: draw its own keys, and write the request to enrol their public halves."""
+    """On a client: create its keys, and write a request to enrol the public ones."""
     from coterie.engines.flower.keys import make_request
     from coterie.engines.flower.request import FILE
 
-    made = make_request(folder, name)
-    _say(f"send {folder / FILE} to whoever makes the federation's keys: it is public. Nothing")
-    _say(f"else of {folder} may leave this machine. Read out, when they ask by telephone:")
-    _say(f"  {made.fingerprint}")
-    _say(f"put the ca.pem and federation.json that come back into {folder}")
+    request = make_request(folder, name)
+    _say(f"send {folder / FILE}, which is public, to the person who makes the federation's keys.")
+    _say(f"Nothing else in {folder} may leave this machine. When they call you, read out:")
+    _say(f"  {request.fingerprint}")
+    _say(f"and put the ca.pem and federation.json that they send back into {folder}")
 
 
 @keys.command("make")
@@ -84,9 +87,9 @@ def make_keys(
     client: ClientNames = None,
     request: Requests = None,
     folder: KeysFolder = Path("federation"),
-    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 3650,
+    days: Annotated[int, typer.Option(help="Days for which certificates are valid.")] = 3650,
 ) -> None:
-    """Make a federation: an authority, the server's certificate, and a folder for each client.
+    """Create a federation: an authority, the server's certificate, and a folder for each client.
 
     Clients are numbered from 0: first each --client, then each --request, in the order given.
     """
@@ -103,7 +106,7 @@ def add_keys(
     request: Requests = None,
     folder: KeysFolder = Path("federation"),
 ) -> None:
-    """Enrol more clients; a server that runs lets them in by itself.
+    """Enrol more clients; a running server accepts them without a restart.
 
     They get the next numbers: first each --client, then each --request, in the order given.
     """
@@ -112,9 +115,9 @@ def add_keys(
     made = add_clients(folder, _newcomers(client, request))
     _handed_over(folder, made, drawn=client or [])
     _say(
-        "clients enrolled before can stay as they are. Only for secure sums with the newcomers "
-        f"each needs its new federation.json, from its folder in {folder / 'clients'} (one that "
-        "was removed there is not written again)"
+        "clients that were enrolled before need nothing new, except for secure sums with the new "
+        f"clients: then each needs its new federation.json from its folder in {folder / 'clients'} "
+        "(a folder that was removed there is not written again)"
     )
 
 
@@ -124,10 +127,10 @@ def check_keys(
         "keys"
     ),
 ) -> None:
-    """At a client: check its keys, and show the fingerprints of all clients that it knows of.
+    """On a client: check its keys, and show the fingerprints of all clients that it knows.
 
-    Whoever wrote federation.json may have put keys of their own in the others' places: compare the
-    fingerprints with the other clients, each with what `coterie keys request` printed there.
+    The author of federation.json could have put their own keys in place of the other clients':
+    compare each fingerprint with what `coterie keys request` printed on that client.
     """
     from coterie.engines.flower.keys import read_client
 
@@ -139,7 +142,7 @@ def check_keys(
 
 @keys.command("renew")
 def renew_keys(host: Hosts, folder: KeysFolder = Path("federation")) -> None:
-    """Give the server a new certificate, for these hosts."""
+    """Give the server a new certificate for these hosts."""
     from coterie.engines.flower.keys import renew_server
 
     until = renew_server(folder, host)
@@ -147,7 +150,7 @@ def renew_keys(host: Hosts, folder: KeysFolder = Path("federation")) -> None:
 
 
 def _newcomers(clients: list[str] | None, requests: list[Path] | None) -> list[Any]:
-    """Who is to be enrolled, in the order of their numbers."""
+    """The clients to enrol, in the order of their numbers."""
     from coterie.engines.flower.request import read_request
 
     return [*(clients or []), *(read_request(path) for path in requests or [])]
@@ -157,18 +160,18 @@ def _handed_over(folder: Path, members: Any, drawn: list[str]) -> None:
     for member in members:
         place = folder / "clients" / member.name
         if member.name in drawn:
-            _say(f"client {member.id}: hand {place} to {member.name}, over a way you trust")
+            _say(f"client {member.id}: send {place} to {member.name} over a secure channel")
         else:
-            _say(f"client {member.id}: {member.name} asked with {member.fingerprint}")
+            _say(f"client {member.id}: the request of {member.name} has {member.fingerprint}")
             _say(
-                f"  is that what {member.name} reads out? Then send back what is in {place}: it is "
-                "public, but has to arrive unchanged"
+                f"  if {member.name} reads out the same, send back the files in {place}: they are "
+                "public, but must arrive unchanged"
             )
     if drawn:
         _say(
-            f"the keys of {', '.join(drawn)} were drawn here: whoever runs this command knows "
-            "these clients' secrets, and secure sums hide nothing of theirs from that person. With "
-            "`coterie keys request` a client draws its own"
+            f"the keys of {', '.join(drawn)} were created here: the person who runs this command "
+            "knows these clients' secrets, and secure sums hide nothing of theirs from that "
+            "person. With `coterie keys request` a client creates its own"
         )
 
 
@@ -179,37 +182,38 @@ def _say(text: str) -> None:
 def serve(
     config: Annotated[Path, typer.Argument(help="A TOML file, as for `coterie run`.")],
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where the run is kept; given again, it goes on there.")
+        Path, typer.Option("--dir", help="The run directory; given again, the run continues.")
     ],
     keys: Annotated[
-        Path, typer.Option(help="The federation's keys, or the server's folder of them.")
+        Path, typer.Option(help="The folder of the federation's keys, or of the server's.")
     ] = Path("federation"),
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "",
     port: Annotated[int, typer.Option(help="The port to listen on; 0 for any.")] = PORT,
     expect: Annotated[
         int | None,
-        typer.Option(min=1, help="Clients to wait for before it begins (default: all)."),
+        typer.Option(min=1, help="Clients to wait for before the run begins (default: all)."),
     ] = None,
     superlink: Annotated[
-        str, typer.Option(help="HOST:PORT of a SuperLink that runs with --isolation process.")
+        str, typer.Option(help="HOST:PORT of your own SuperLink, started with --isolation process.")
     ] = "",
     superlink_secret: Annotated[
-        Path | None, typer.Option(help="The file of that SuperLink's --superexec-auth-secret-file.")
+        Path | None, typer.Option(help="The --superexec-auth-secret-file of that SuperLink.")
     ] = None,
     insecure: Insecure = False,
     method: OwnMethods = None,
     model: OwnModels = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, as in method.mu=0.01.")
+        list[str] | None,
+        typer.Option("--set", help="Set any key: section.key=value, as in method.mu=0.01."),
     ] = None,
     discard_damaged: DiscardDamaged = False,
     track: Track = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Serve a federation: wait for its clients, train with them, leave each its model."""
+    """Serve a federation: wait for its clients, train, and leave each client its model."""
     _require()
-    os.umask(0o077)  # what is written here is nobody else's business
+    os.umask(0o077)  # keys, models and state are private
     from coterie.cli.app import rounds_done
     from coterie.cli.options import resolve
     from coterie.deploy.allowed_names import map_names
@@ -225,7 +229,7 @@ def serve(
     places = [text for text in method or [] if "=" not in text]
     map_names([text for text in method or [] if text not in places], model or [])
     for text in places[1:]:
-        raise ConfigError(f"--method {text}: a federation has one method, and this is another")
+        raise ConfigError(f"--method {text}: a federation has one method, and it was given already")
     tree = by_name(resolve(config, sets, method=next(iter(places), None)), _told)
     asked = parse(tree)
     listen = host or ("127.0.0.1" if insecure else "0.0.0.0")
@@ -233,8 +237,8 @@ def serve(
         _warn()
     if superlink:
         err.print(
-            "[yellow]note:[/] a SuperLink of your own has no gate before it: whoever reaches its "
-            "port can register keys and start runs. Let only clients reach /v1/fleet/",
+            "[yellow]note:[/] your own SuperLink is not protected by Coterie's gate: anyone who "
+            "reaches its port can register keys and start runs. Let clients reach /v1/fleet/ only",
             highlight=False,
             soft_wrap=True,
         )
@@ -261,7 +265,7 @@ def serve(
 
     def go(discard: bool) -> Result:
         told = replace(serving, discard_damaged=discard)
-        with stopped_with(lambda: f"stopped. Go on with the same command: {command} …"):
+        with stopped_with(lambda: f"stopped. Continue with the same command: {command} …"):
             return serve(told, shown, _told, tracking(track, directory, _told))
 
     result = asking(go, discard_damaged)
@@ -274,7 +278,7 @@ def serve(
 def join(
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where this client keeps its state and its model.")
+        Path, typer.Option("--dir", help="The folder for this client's state and model.")
     ],
     data: Annotated[
         Path | None,
@@ -283,61 +287,70 @@ def join(
     data_loader: Annotated[
         str,
         typer.Option(
-            help="package.module:function or FILE.py:function that loads the data; it gets --data."
+            help="package.module:function or FILE.py:function that loads the data, given --data."
         ),
     ] = "",
     form: Annotated[
-        str, typer.Option(help="What --data is: npz, npy, csv or image-folder (default: guessed).")
+        str,
+        typer.Option(
+            help="The format of --data: npz, npy, csv or image-folder (default: guessed)."
+        ),
     ] = "",
     option: Annotated[
         list[str] | None,
-        typer.Option(help="key=value for the form, as in label=diagnosis for a csv."),
+        typer.Option(help="key=value for the format, as in label=diagnosis for csv."),
     ] = None,
     simulated: Annotated[
         bool,
-        typer.Option("--simulated", help="Take this client's part of the experiment's own data."),
+        typer.Option(
+            "--simulated",
+            help="Use this client's part of the experiment's data set instead of --data.",
+        ),
     ] = False,
     keys: Annotated[
         Path | None,
-        typer.Option(help="The folder of keys that this client was given (default: DIR/keys)."),
+        typer.Option(help="The folder of this client's keys (default: DIR/keys)."),
     ] = None,
     client: Annotated[
-        int | None, typer.Option(min=0, help="With --insecure: which client this is.")
+        int | None, typer.Option(min=0, help="With --insecure: the number of this client.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to train, as in cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="The device to train on, as in cuda.")] = "cpu",
     secure: Annotated[
-        bool, typer.Option("--secure", help="Take part only in runs whose server sees sums alone.")
+        bool, typer.Option("--secure", help="Take part only in runs with secure aggregation.")
     ] = False,
     reveal: Annotated[
         str,
-        typer.Option(help="With --secure: also show the server this client's final-layer, once."),
+        typer.Option(help="With --secure: final-layer also lets the server see that layer, once."),
     ] = "",
     once: Annotated[
-        bool, typer.Option("--once", help="End when a run is over and the model is there.")
+        bool, typer.Option("--once", help="Exit after one run, once the model has arrived.")
     ] = False,
     method: OwnMethods = None,
     model: OwnModels = None,
     insecure: Insecure = False,
 ) -> None:
-    """Join a federation as a client, and stay until you end it."""
+    """Join a federation as a client, and stay until stopped."""
     _require()
-    os.umask(0o077)  # what is written here is nobody else's business
+    os.umask(0o077)  # keys, models and state are private
     from coterie.deploy.allowed_names import map_names, mapped
     from coterie.deploy.data import Source
     from coterie.deploy.join import Joining, join
     from coterie.experiment.config import check_device
 
     check_device(device)
-    map_names(method or [], model or [])  # what is wrong with one is said at once
+    map_names(method or [], model or [])  # check the names before connecting
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"--server {server}: write HOST:PORT, as in {host or server}:{PORT}")
     if insecure == (client is None):
         raise ConfigError(
-            "--client says who this is where no keys do: give it with --insecure, and only then"
+            "--client is the client's number where there are no keys: give it with --insecure, "
+            "and only then"
         )
     if reveal and (reveal != "final-layer" or not secure):
-        raise ConfigError(f"--reveal {reveal}: it can be final-layer, with --secure")
+        raise ConfigError(
+            f"--reveal {reveal}: only final-layer is possible, and only with --secure"
+        )
     if insecure:
         _warn()
     options = dict(_option(text) for text in option or [])
@@ -363,7 +376,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _require() -> None:
-    """Refuse a Flower that is not there, or not the one that Coterie knows."""
+    """Check that a supported version of Flower is installed."""
     if find_spec("flwr") is None:
         raise ConfigError("a real federation needs the extra: pip install 'coterie[flower]'")
     try:
@@ -376,8 +389,8 @@ def _require() -> None:
 
 def _warn() -> None:
     err.print(
-        "[yellow]note:[/] --insecure: nothing is encrypted and nobody has to prove who they are. "
-        "For trying things on one machine only",
+        "[yellow]note:[/] --insecure: no encryption and no authentication. Use it only to try "
+        "things on one machine",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""The command that asks whether clients fall into groups, before any run."""
+"""The command ``coterie groups``: do the clients fall into groups, and does grouping pay?"""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from coterie.data import Population
     from coterie.experiment.find_groups import FoundGroups
 
-# What a run is asked for, and a question about its clients is not; what decides who they are.
+# Options of a run that do not concern its clients and their data.
 _NO_FLAGS = (
     *("method", "rounds", "cohort", "holdout", "admit_epochs", "clock", "outliers"),
     *("alone", "target", "secure", "epsilon", "reveal"),
 )
 _OF_DATA = {"data", "folder", "clients", "partition", "shift", "seed"}
-Picture = Annotated[Path | None, typer.Option(help="Also write the picture to this HTML file.")]
+Picture = Annotated[Path | None, typer.Option(help="Also write a figure to this HTML file.")]
 
 
 @flagged(after="picture", without=_NO_FLAGS)
@@ -48,20 +48,22 @@ def groups(
     config: ConfigFile = None,
     by: Annotated[
         str,
-        typer.Option(help="What is compared: final-layer, model, gradient, labels, data or all."),
+        typer.Option(help="What to compare: final-layer, model, gradient, labels, data or all."),
     ] = "final-layer",
     seeds: Annotated[
-        int, typer.Option(min=1, help="How many times the data are divided into halves.")
+        int, typer.Option(min=1, help="How many times to split the data into halves.")
     ] = 3,
     probe_steps: Annotated[
-        int | None, typer.Option(min=1, help="Local steps before models are compared.")
+        int | None, typer.Option(min=1, help="Local training steps before models are compared.")
     ] = None,
     no_trial: Annotated[
-        bool, typer.Option("--no-trial", help="Do not try whether training apart pays.")
+        bool, typer.Option("--no-trial", help="Do not test whether training in groups pays.")
     ] = False,
     to: Annotated[
         Path | None,
-        typer.Option("--to", help="Write the evidence's groups to this JSON file (known-groups)."),
+        typer.Option(
+            "--to", help="Write the groups to this JSON file, for the method known-groups."
+        ),
     ] = None,
     picture: Picture = None,
     sets: Sets = None,
@@ -71,7 +73,7 @@ def groups(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     **flags: Any,
 ) -> None:
-    """Find out whether clients fall into groups, which, how sure that is, and whether it pays."""
+    """Find out whether clients fall into groups, how certain that is, and whether it pays."""
     from coterie.data import describe
     from coterie.experiment.config import experiment_of, parse
     from coterie.experiment.experiment import execute
@@ -89,26 +91,28 @@ def groups(
     tree = _asking(tree if chosen is None else chosen.tree, by, seeds, probe_steps, not no_trial)
     experiment = experiment_of(parse(tree))
     check_clients(experiment.population, by)
-    began = time.perf_counter()
+    started = time.perf_counter()
     with nullcontext() if quiet else err.status("comparing clients"):
         result = execute(experiment)
-    found = FoundGroups.of(result, time.perf_counter() - began)
+    groups_found = FoundGroups.of(result, time.perf_counter() - started)
     if to is not None:
-        found.to_json(to)
+        groups_found.to_json(to)
     if picture is not None:
-        written(picture, page(found))
+        written(picture, page(groups_found))
     if as_json:
-        answer = {**found.to_dict(), "data": describe(experiment.population)}
+        answer = {**groups_found.to_dict(), "data": describe(experiment.population)}
         typer.echo(json.dumps(finite(answer)))
         return
-    print_groups(out, found)
+    print_groups(out, groups_found)
     out.print()
     describe_clients(experiment.population)
-    for what, place in (("groups", to), ("picture", picture)):
-        if place is not None:
-            more = found.told_of_file if what == "groups" else ""
-            out.print(f"[bold]{what:>7}[/]  in {escape(str(place))}{more}", soft_wrap=True)
-    out.print(f"   [bold]next[/]  {escape(_next(found, to))}", highlight=False, soft_wrap=True)
+    for kind, path in (("groups", to), ("picture", picture)):
+        if path is not None:
+            note = groups_found.told_of_file if kind == "groups" else ""
+            out.print(f"[bold]{kind:>7}[/]  in {escape(str(path))}{note}", soft_wrap=True)
+    out.print(
+        f"   [bold]next[/]  {escape(_next(groups_found, to))}", highlight=False, soft_wrap=True
+    )
 
 
 @flagged(after="config", without=FLAGS.keys() - _OF_DATA)
@@ -120,28 +124,28 @@ def probe(
     picture: Picture = None,
     **flags: Any,
 ) -> None:
-    """Describe how much clients' data differ, with a picture; `coterie groups` does, too."""
+    """Describe how much clients' data differ (deprecated: use `coterie groups`)."""
     from coterie.data import label_table
     from coterie.experiment.config import parse, population_of
     from coterie.report.data_figures import label_heatmap, target_boxes
 
-    warn("coterie probe is part of coterie groups now, which also says whether there are groups")
+    warn("coterie probe is deprecated: coterie groups does the same and looks for groups")
     tree = resolve(config, sets, scenario=scenario, **flags)
     chosen = chosen_of(scenario, tree, stand_in)
     tell(chosen)
     population = population_of(parse(tree if chosen is None else chosen.tree))
     if picture is not None:
-        true = population.groups
+        true_groups = population.groups
         if population.classes is not None:
-            label_heatmap(label_table(population), population.classes, true, picture)
+            label_heatmap(label_table(population), population.classes, true_groups, picture)
         else:
-            target_boxes([c.train.y.numpy() for c in population.clients], true, picture)
+            target_boxes([c.train.y.numpy() for c in population.clients], true_groups, picture)
         out.print(f"picture in {escape(str(picture))}", soft_wrap=True)
     describe_clients(population)
 
 
 def describe_clients(population: Population) -> None:
-    """Print what each client holds, and how much clients differ in it."""
+    """Print each client's data by label or target, and how much clients differ."""
     from coterie.data import describe, label_table
     from coterie.report.tables import label_picture, target_picture
 
@@ -165,36 +169,36 @@ def _shown(value: Any) -> str:
 def _asking(
     tree: dict[str, Any], by: str, seeds: int, steps: int | None, trial: bool
 ) -> dict[str, Any]:
-    """A configuration whose method only asks about groups, of all clients, without scores."""
+    """The configuration of a run that only looks for groups, with all clients and no scores."""
     from coterie.experiment.find_groups import rounds_for
     from coterie.methods.group_evidence import NAME
 
     method: dict[str, Any] = {"name": NAME, "by": by, "seeds": seeds}
     method |= {"trial": "auto" if trial else "off"} | ({"steps": steps} if steps else {})
     run = {**tree.get("run", {}), "rounds": rounds_for(trial), "holdout": 0}
-    kept = {k: v for k, v in tree.items() if k != "stop"}
-    return {**kept, "method": method, "run": run, "evaluation": {"every": 0, "adapt_epochs": 0}}
+    settings = {k: v for k, v in tree.items() if k != "stop"}
+    return {**settings, "method": method, "run": run, "evaluation": {"every": 0, "adapt_epochs": 0}}
 
 
-# Options of this command that coterie run does not have, and whether they take a value.
+# Options that coterie run does not have, and whether they take a value.
 _OWN = {
     **dict.fromkeys(("--by", "--seeds", "--probe-steps", "--to", "--picture"), True),
     **dict.fromkeys(("--no-trial", "--json", "--quiet", "-q"), False),
 }
 
 
-def _next(found: FoundGroups, to: Path | None) -> str:
-    """The run that follows from the answer."""
-    words = iter(sys.argv[2:])
-    kept = []
-    for word in words:
-        if word.partition("=")[0] not in _OWN:
-            kept.append(word)
-        elif _OWN[word.partition("=")[0]] and "=" not in word:
-            next(words, None)
-    several = found.evidence["groups"] > 1 and found.pays is not False
-    if several and to is not None and found.own_pay is not False:
+def _next(groups_found: FoundGroups, to: Path | None) -> str:
+    """The command of the run to do next."""
+    arguments = iter(sys.argv[2:])
+    kept_arguments = []
+    for argument in arguments:
+        if argument.partition("=")[0] not in _OWN:
+            kept_arguments.append(argument)
+        elif _OWN[argument.partition("=")[0]] and "=" not in argument:
+            next(arguments, None)
+    has_groups = groups_found.evidence["groups"] > 1 and groups_found.pays is not False
+    if has_groups and to is not None and groups_found.own_pay is not False:
         method = ["known-groups", "--set", f"method.groups={to}"]
     else:
-        method = ["fedclust" if several else "fedavg"]
-    return shlex.join(["coterie", "run", *kept, "--method", *method])
+        method = ["fedclust" if has_groups else "fedavg"]
+    return shlex.join(["coterie", "run", *kept_arguments, "--method", *method])

@@ -17,39 +17,42 @@ out = Console()
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run directories, or folders of them.", show_default=False)
+        list[Path],
+        typer.Argument(help="Run directories, or folders with several.", show_default=False),
     ],
     to: Annotated[
         Path | None,
-        typer.Option(help="The file (default: report.html in the run or folder, or here)."),
+        typer.Option(
+            help="The file to write (default: report.html in the run or folder, or here)."
+        ),
     ] = None,
-    title: Annotated[str, typer.Option(help="What the report is called.")] = "",
+    title: Annotated[str, typer.Option(help="The title of the report.")] = "",
     figure: Annotated[
         list[str] | None,
-        typer.Option(help="A picture of your own, FILE.py:FUNCTION; may be repeated."),
+        typer.Option(help="A figure of your own, FILE.py:FUNCTION; may be repeated."),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
-    force: Annotated[bool, typer.Option(help="Write over a file that is no report.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
+    force: Annotated[bool, typer.Option(help="Overwrite a file that is not a report.")] = False,
 ) -> None:
-    """Write one HTML file about runs: words, pictures, tables; several runs side by side."""
+    """Write an HTML report with text, figures and tables about one or several runs."""
     from coterie.report.catalogue import load_figure
     from coterie.report.html import default_place, is_ours, write_report
     from coterie.report.tables import size
 
-    for text in figure or []:
-        load_figure(text, "--figure")
-    place = to or default_place(runs)
-    if place.is_dir():
-        place = place / "report.html"
-    if place.exists() and not is_ours(place) and not force:
+    for name in figure or []:
+        load_figure(name, "--figure")
+    path = to or default_place(runs)
+    if path.is_dir():
+        path = path / "report.html"
+    if path.exists() and not is_ours(path) and not force:
         raise ConfigError(
-            f"{place} is there already and is no report: choose another file with --to, or write "
-            "over it with --force"
+            f"{path} exists and is not a report: choose another file with --to, or overwrite it "
+            "with --force"
         )
-    written = write_report(runs, place, title)
-    weight = size(written.stat().st_size, digits=1)
+    written = write_report(runs, path, title)
+    file_size = size(written.stat().st_size, digits=1)
     out.print(
-        f"[bold]report[/]  {escape(str(written))} ({weight})", highlight=False, soft_wrap=True
+        f"[bold]report[/]  {escape(str(written))} ({file_size})", highlight=False, soft_wrap=True
     )
     if open_it and not webbrowser.open(written.resolve().as_uri()):
-        out.print("no browser could be opened: open the file yourself", highlight=False)
+        out.print("could not open a browser: open the file yourself", highlight=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie.client.fit import Criterion, Fit, FlatModel, data_gradient, outputs
 from coterie.client.objectives import Objective, erm
-from coterie.client.stacked import Training
+from coterie.client.stacked import FitCall
 from coterie.client.together import Together
 from coterie.core.messages import Array, ClientId, Scalar, Upload
 from coterie.core.schema import Schedule
@@ -156,7 +156,7 @@ class Client:
         )
         try:
             trained = self._context.together.fit(
-                Training(
+                FitCall(
                     start,
                     self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
                     objective or erm(),

@@ -27,11 +27,15 @@ Metric = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class Training:
-    """The clients' loss, their training schedule, and further metrics for scoring."""
+    """The clients' loss, their training schedule, and further metrics for scoring.
+
+    ``batch_clients`` is the number of clients that train as one stacked model.
+    """
 
     criterion: Criterion
     schedule: Schedule
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    batch_clients: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,6 @@ class Plan:
     coding: Coding = field(default_factory=Coding)
     privacy: Privacy = field(default_factory=Privacy)
     secrets: Secrets = field(default_factory=Secrets)
-    batch_clients: int = 1  # clients that train as one stacked model
 
     @property
     def roster(self) -> Roster:

@@ -34,7 +34,7 @@ _STACKABLE = (
 
 
 @dataclass(frozen=True)
-class Training:
+class FitCall:
     """A training that a client requests: the arguments of ``fit``, without the shared ones."""
 
     start: Weights
@@ -86,11 +86,11 @@ def why_not_stacked(
             kind, place = type(layer).__name__, f"'{name}' " if name else ""
             return f"the model's layer {place}({kind}) cannot be stacked, or does not gain from it"
     one_step = replace(schedule, steps=1, epochs=1)
-    trainings = [Training(start, data, Objective(), one_step, 0, 0, None) for data in clients]
+    trainings = [FitCall(start, data, Objective(), one_step, 0, 0, None) for data in clients]
     return _disagreement(model, trainings, criterion)
 
 
-def _disagreement(model: FlatModel, trainings: Sequence[Training], criterion: Criterion) -> str:
+def _disagreement(model: FlatModel, trainings: Sequence[FitCall], criterion: Criterion) -> str:
     """Why a stack gives other results than each training alone; empty if the results agree."""
     try:
         stacked = fit_stack(model, trainings, criterion)
@@ -107,7 +107,7 @@ def _disagreement(model: FlatModel, trainings: Sequence[Training], criterion: Cr
     return ""
 
 
-def fit_alone(model: FlatModel, training: Training, criterion: Criterion) -> Fit:
+def fit_alone(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
     """The same training by itself."""
     return fit(
         model,
@@ -123,7 +123,7 @@ def fit_alone(model: FlatModel, training: Training, criterion: Criterion) -> Fit
 
 
 def fit_stack(
-    model: FlatModel, trainings: Sequence[Training], criterion: Criterion
+    model: FlatModel, trainings: Sequence[FitCall], criterion: Criterion
 ) -> list[Fit | Diverged]:
     """Run several trainings of the same ``kind`` at once; if one diverges, the others do not.
 
@@ -139,7 +139,7 @@ class _Stack:
     """The models of several clients during training: a row each, the longest training first."""
 
     def __init__(
-        self, model: FlatModel, trainings: Sequence[Training], criterion: Criterion
+        self, model: FlatModel, trainings: Sequence[FitCall], criterion: Criterion
     ) -> None:
         self.model, self.trainings, self.criterion = model, trainings, criterion
         self.layout, first = model.layout, trainings[0]
@@ -242,7 +242,7 @@ def _losses(criterion: Criterion, out: Tensor, y: Tensor, counts: Tensor) -> Ten
 class _Batches:
     """The batches of all trainings, each in its own order, loaded some steps at a time."""
 
-    def __init__(self, trainings: Sequence[Training], device: torch.device) -> None:
+    def __init__(self, trainings: Sequence[FitCall], device: torch.device) -> None:
         self._trainings, self._device = trainings, device
         self._width = trainings[0].schedule.batch_size
         self._rows = [_rows_of(t, self._width) for t in trainings]  # (steps, width), −1: padding
@@ -278,7 +278,7 @@ class _Batches:
         self._x, self._y = torch.stack(xs).to(self._device), torch.stack(ys).to(self._device)
 
 
-def _rows_of(training: Training, width: int) -> Tensor:
+def _rows_of(training: FitCall, width: int) -> Tensor:
     """The row numbers of each batch of a training, in the order in which ``fit`` draws them."""
     generator, count = torch_generator(training.order_seed), len(training.data)
     batches = -(-count // width)

@@ -16,7 +16,7 @@ from coterie.core.tree import read_tree, sync, write_atomic, write_tree
 from coterie.core.weights import Layout
 from coterie.errors import RunDirError, WireError
 
-_NAME = re.compile(r"[\w. -]{0,64}")
+_NAME = re.compile(r"[a-z0-9_.]{0,64}")  # no two of these are one file, on any disk
 
 
 class Store:
@@ -33,7 +33,7 @@ class Store:
 
     def read(self, client: ClientId, version: str) -> dict[str, Any]:
         """Read the state of a client at this version."""
-        if not version:
+        if version == "":  # no other false value: it would be the name of another version
             return {}
         path = self._path(client, version)
         if not path.exists():

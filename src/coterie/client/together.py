@@ -15,7 +15,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from coterie.client.fit import Criterion, Fit, FlatModel
-from coterie.client.stacked import Training, fit_alone, fit_stack
+from coterie.client.stacked import FitCall, fit_alone, fit_stack
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ class Together:
         self._runner = getcurrent()
         workers = [greenlet(task) for task in tasks]
         results: dict[int, Result] = {}
-        waiting: dict[int, Training] = {}
+        waiting: dict[int, FitCall] = {}
         try:
             for number, worker in enumerate(workers):
                 self._note(number, worker, worker.switch(), results, waiting)
@@ -47,7 +47,7 @@ class Together:
             self._runner = None
         return [results[number] for number in range(len(tasks))]
 
-    def fit(self, training: Training) -> Fit:
+    def fit(self, training: FitCall) -> Fit:
         """Train now or, in a task that runs next to others, when they are all paused to train."""
         if self._runner is None or getcurrent() is self._runner or not training.stackable:
             return fit_alone(self.model, training, self.criterion)
@@ -66,7 +66,7 @@ class Together:
         worker: greenlet,
         answer: Any,
         results: dict[int, Any],
-        waiting: dict[int, Training],
+        waiting: dict[int, FitCall],
     ) -> None:
         """Record that a task has ended with a result, or waits for a training."""
         torch.set_grad_enabled(True)
@@ -75,7 +75,7 @@ class Together:
         else:
             waiting[number] = answer
 
-    def _train(self, waiting: dict[int, Training]) -> dict[int, Fit | Exception]:
+    def _train(self, waiting: dict[int, FitCall]) -> dict[int, Fit | Exception]:
         """Run all trainings that tasks wait for, those of the same kind as one stack."""
         kinds: dict[tuple[object, ...], list[int]] = {}
         for number, training in waiting.items():
@@ -86,7 +86,7 @@ class Together:
             results |= dict(zip(numbers, self._stacked(trainings), strict=True))
         return {number: results[number] for number in waiting}
 
-    def _stacked(self, trainings: Sequence[Training]) -> Sequence[Fit | Exception]:
+    def _stacked(self, trainings: Sequence[FitCall]) -> Sequence[Fit | Exception]:
         if len(trainings) > 1:
             return fit_stack(self.model, trainings, self.criterion)
         try:

@@ -96,7 +96,7 @@ class Pool:
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Run these requests as workers become free, the largest clients first."""
-        queue = Queue(units(requests, self._train, self._held, self._plan.batch_clients))
+        queue = Queue(units(requests, self._train, self._held, self._plan.training.batch_clients))
         numbers: dict[int, int] = {}
         for worker in list(self._workers):
             if not worker.process.is_alive():

@@ -144,7 +144,7 @@ class RayEngine:
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Run these requests as workers become free, the largest clients first."""
-        queue = Queue(units(requests, self._train, self._held, self._plan.batch_clients))
+        queue = Queue(units(requests, self._train, self._held, self._plan.training.batch_clients))
         blobs: dict[int, tuple[int, Any]] = {}
         for worker in list(self._workers):
             if worker.actor is None:

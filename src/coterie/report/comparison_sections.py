@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
 from coterie.channel.exposure import server_sees
 from coterie.report import numbers
 from coterie.report.comparison_tables import resting, sign_of
 from coterie.report.figures.compared import alike
-from coterie.report.markup import Cell, Markup, table, tag
 from coterie.report.reading import FINISHED, Reading, number
+from coterie.report.rendering import Cell, render
 from coterie.report.run_sections import SEEN
 from coterie.report.tables import score, size
 from coterie.report.words import count, seconds
@@ -105,8 +107,8 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
         kept = [i for i in kept if COLUMNS[i].title != "method"]
     rows, full = [], [in_full(r.rounds, r.judged_by) for r in readings]
     for place, (reading, row) in enumerate(zip(readings, values, strict=True)):
-        name = tag("a", reading.name, href=f"#run-{place + 1}")
-        cells: list[Any] = [Cell(name, reading.name)]
+        link = f"#run-{place + 1}"
+        cells = [Cell(reading.name, reading.name, link=link)]
         for i in kept:
             column, value = COLUMNS[i], row[i]
             scored = column.show is _as_score
@@ -131,8 +133,16 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
     told = [{"method": r.name, **own} for r, own in zip(readings, full, strict=True)]
     caption = ". ".join([caption, *resting(told, readings[0].judged_by)])
     titles = ["run", *(COLUMNS[i].title for i in kept)]
-    shown = table(caption, titles, rows, sortable=True, numbers=1 + (titles[1] == "method"))
-    return tag("div", shown, id=id, class_="block")
+    return render(
+        "table.html",
+        id=id,
+        title="",
+        caption=caption,
+        columns=titles,
+        rows=rows,
+        sortable=True,
+        numbers=1 + (titles[1] == "method"),
+    )
 
 
 def _worth(column: Column, values: Sequence[Any]) -> bool:
@@ -140,14 +150,14 @@ def _worth(column: Column, values: Sequence[Any]) -> bool:
     return bool(there) and (column.shared or len({str(v) for v in values}) > 1)
 
 
-def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
-    """Means over runs that differ by nothing but the seed; "" if there are none.
+def over_seeds(readings: Sequence[Reading], id: str, level: int) -> Markup | None:
+    """Means over runs that differ by nothing but the seed; None if there are none.
 
     Only a configuration with a method and a seed says that much.
     """
     by, readings = alike([r for r in readings if "method" in r.config and r.seed is not None])
     if not readings:
-        return ""
+        return None
     flat = [flattened(r.config) for r in readings]
     other = [k for k in _differing(flat) if k != "run.seed" and not k.startswith("method.")]
     titles = _distinct(
@@ -173,7 +183,7 @@ def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
     ]
     means = means_of(rows, other)
     if all(line["seeds"] < 2 for line in means):
-        return ""
+        return None
     scores = [key for key in MARKED if any(line[key] is not None for line in means)]
     columns = ["method", *other, "seeds", *(_WORDS.get(key, key) for key in scores)]
     cells = [
@@ -191,12 +201,16 @@ def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
     if any(line[f"{key}_mark"] == TIE for line in means for key in scores):
         said += "; = is not significantly worse than it (paired t-test, Holm, 5 %)"
     said = ". ".join([said, *resting(means, by, other)])
-    return tag(
-        "div",
-        tag(f"h{level}", "Over seeds"),
-        table(said, [*columns, "groups", "bytes"], cells, sortable=True, numbers=1 + len(other)),
+    return render(
+        "table.html",
         id=id,
-        class_="block",
+        title="Over seeds",
+        level=level,
+        caption=said,
+        columns=[*columns, "groups", "bytes"],
+        rows=cells,
+        sortable=True,
+        numbers=1 + len(other),
     )
 
 
@@ -254,24 +268,15 @@ def settings(readings: Sequence[Reading], id: str, level: int) -> Markup:
         [key, *(None if tree.get(key) is None else str(tree[key]) for tree in flat)]
         for key in other
     ]
-    differing = table(
-        "Settings that differ", ["setting", *(r.name for r in readings)], rows, numbers=None
-    )
     shared = [[key, str(flat[0][key])] for key in same if flat[0].get(key) is not None]
-    return tag(
-        "div",
-        tag(f"h{level}", "Settings"),
-        differing if rows else tag("p", "All runs have the same settings."),
-        tag(
-            "details",
-            tag("summary", f"{count(len(shared), 'setting')} that they share"),
-            table("Settings that they share", ["setting", "value"], shared, numbers=None),
-            data_keep="shared",
-        )
-        if shared
-        else None,
+    return render(
+        "compared/settings.html",
         id=id,
-        class_="block",
+        level=level,
+        names=[r.name for r in readings],
+        differing=rows,
+        shared=shared,
+        shared_count=count(len(shared), "setting"),
     )
 
 

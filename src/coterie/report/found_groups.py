@@ -11,9 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.report import catalogue
-from coterie.report.card import framed, plain_table
-from coterie.report.markup import Markup, table, tag, turning
 from coterie.report.page import Block, document, picture_blocks, words
+from coterie.report.rendering import bidirectional, render
 from coterie.report.tables import size
 from coterie.report.words import count, seconds
 
@@ -168,36 +167,42 @@ def _as_rich(sheet: Sheet) -> Table:
 def card(found: FoundGroups) -> str:
     """The verdict and the groups as a small card of HTML, without scripts."""
     sheet = groups_sheet(found)
-    inside = [
-        tag("div", found.verdict, style="font-weight:600"),
-        tag("div", " ".join([found.meaning, compared_by(found), *found.advice]).strip()),
-        tag("div", cost_line(found), style="opacity:.75;margin-bottom:6px"),
-        plain_table(sheet.columns, sheet.rows),
-    ]
-    return framed(inside)
+    sentences = " ".join([found.meaning, compared_by(found), *found.advice]).strip()
+    return render(
+        "card/groups.html",
+        verdict=found.verdict,
+        sentences=sentences,
+        cost=cost_line(found),
+        columns=sheet.columns,
+        rows=sheet.rows,
+    )
 
 
 def page(found: FoundGroups, title: str = "Groups of clients") -> str:
     """A self-contained page with the verdict, the tables and the pictures."""
     reading = found._read()
     problems: list[str] = []
-    names = turning(reading.names)
+    names = bidirectional(reading.names)
     drawn = [d for d in catalogue.pictures(reading, problems) if d.name in _PICTURES]
     drawn.sort(key=lambda d: _PICTURES.index(d.name))
     said = [found.verdict, *([found.meaning] if found.meaning else []), compared_by(found)]
     blocks = [Block("verdict", words([*said, *found.advice], "verdict", names))]
-    blocks += [Block(id, html) for id, html in _tables(found)]
+    blocks += [_table(f"table-{i}", sheet) for i, sheet in enumerate(sheets(found))]
     blocks += picture_blocks(drawn, "", 2, names, problems)
-    facts = [tag("p", "What it cost: ", cost_line(found))]
-    facts += [tag("p", "Exposed: ", line) for line in found.exposure]
-    blocks.append(Block("cost", tag("div", facts, id="cost", class_="block")))
+    html = render("groups/cost.html", cost=cost_line(found), exposure=found.exposure)
+    blocks.append(Block("cost", html))
     return document(title, blocks)
 
 
-def _tables(found: FoundGroups) -> list[tuple[str, Markup]]:
-    made = []
-    for number, sheet in enumerate(sheets(found)):
-        id = f"table-{number}"
-        inside = table(sheet.title, sheet.columns, sheet.rows, numbers=None)
-        made.append((id, tag("div", inside, id=id, class_="block")))
-    return made
+def _table(id: str, sheet: Sheet) -> Block:
+    html = render(
+        "table.html",
+        id=id,
+        title="",
+        caption=sheet.title,
+        columns=sheet.columns,
+        rows=sheet.rows,
+        sortable=False,
+        numbers=None,
+    )
+    return Block(id, html)

@@ -13,7 +13,6 @@ from coterie.core.tree import write_atomic
 from coterie.engines.workers import available_cores
 from coterie.errors import RunDirError
 from coterie.report.collect import Run, listed, readings_of
-from coterie.report.markup import tag
 from coterie.report.numbers import moved, scored, shown
 from coterie.report.page import (
     GENERATOR,
@@ -22,10 +21,10 @@ from coterie.report.page import (
     compared_blocks,
     document,
     heading,
-    render,
     run_blocks,
 )
 from coterie.report.reading import FINISHED, Reading
+from coterie.report.rendering import render
 from coterie.report.tables import size
 
 NAME = "report.html"
@@ -107,9 +106,8 @@ def _whole(reading: Reading, id: str, inside: Sequence[Block], folded: bool) -> 
     """One run among several, in full; folded, its figures are drawn when it is opened."""
     if not folded:
         return [heading(id, reading.name, 2), *inside]
-    summary = tag("summary", tag("h2", reading.name), tag("span", _about(reading), class_="detail"))
-    whole = tag("div", render(inside), class_="blocks")
-    return [Block(id, tag("details", summary, whole, id=id, class_="run"))]
+    html = render("run/folded.html", id=id, name=reading.name, about=_about(reading), blocks=inside)
+    return [Block(id, html)]
 
 
 def _about(reading: Reading) -> str:

@@ -7,18 +7,21 @@ come into sight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from markupsafe import Markup
+
 from coterie import __version__
 from coterie.report import catalogue, comparison_sections, palette, run_sections
 from coterie.report.catalogue import Drawn
-from coterie.report.markup import Markup, isolated, joined, json_script, json_text, tag, turning
 from coterie.report.reading import Reading
+from coterie.report.rendering import bidirectional, render
 from coterie.report.repeating import repeat
 from coterie.report.words import DAMAGE, headline
 from coterie.report.words_compared import headline_compared
@@ -40,7 +43,7 @@ class Block:
     """
 
     id: str
-    html: str
+    html: Markup
     figure: str | None = None
     title: str = ""
     level: int = 0
@@ -62,10 +65,12 @@ def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block
     """
     problems = list(reading.problems)
     drawn = catalogue.pictures(reading, problems)
-    names = turning(_unless_damaged("the list of names", lambda: _names(reading), problems) or ())
+    names = bidirectional(
+        _unless_damaged("the list of names", lambda: _names(reading), problems) or ()
+    )
     made = [Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline", names))]
     id = f"{prefix}tiles"
-    html: str | None = _unless_damaged(
+    html: Markup | None = _unless_damaged(
         "the key numbers", lambda: run_sections.tiles(reading, id), problems
     )
     made += [Block(id, html)] if html else []
@@ -112,11 +117,11 @@ def _unless_damaged(what: str, make: Callable[[], T], problems: list[str]) -> T 
 def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
     """Several runs side by side: words, a table, pictures, and the settings that differ."""
     problems: list[str] = []
-    names = turning([r.name for r in readings])
+    names = bidirectional([r.name for r in readings])
     told = _unless_damaged("the headline", lambda: headline_compared(readings), problems)
     drawn = catalogue.compared(readings, problems)
     made = [Block("compared-headline", words(told or [], "compared-headline", names))]
-    tables: dict[str, tuple[str, Callable[[], str]]] = {
+    tables: dict[str, tuple[str, Callable[[], Markup | None]]] = {
         "over-seeds": (
             "the table over seeds",
             lambda: comparison_sections.over_seeds(readings, "over-seeds", level + 1),
@@ -145,19 +150,14 @@ def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
 
 def words(sentences: Sequence[str], id: str, names: Sequence[str] = ()) -> Markup:
     """A headline: the first sentence is the largest; ``names`` do not turn what is around them."""
-    first, *more = sentences or ["Nothing is known of this run."]
-    return tag(
-        "div",
-        tag("p", isolated(first, names), class_="first"),
-        [tag("p", isolated(m, names)) for m in more],
-        id=id,
-        class_="headline",
-    )
+    sentences = sentences or ["Nothing is known of this run."]
+    return render("headline.html", id=id, sentences=sentences, names=names)
 
 
 def heading(id: str, title: str, level: int) -> Block:
     """The heading of what follows it."""
-    return Block(id, tag(f"h{level}", title, id=id, class_="section"), title=title, level=level)
+    html = render("heading.html", id=id, title=title, level=level)
+    return Block(id, html, title=title, level=level)
 
 
 # --- pictures -----------------------------------------------------------------------------------
@@ -187,7 +187,8 @@ def picture_blocks(
     panels = [(found[name].id, catalogue.TABS[name]) for name in tabs if name in found]
     if panels:
         first = [b.id for b in made].index(panels[0][0])
-        made.insert(first, Block(group, tab_list(group, "Score against", panels)))
+        html = render("tabs.html", id=group, label="Score against", panels=panels)
+        made.insert(first, Block(group, html))
     return made
 
 
@@ -209,24 +210,6 @@ def _pairs(drawn: Sequence[Drawn]) -> set[str]:
     return found
 
 
-def tab_list(id: str, label: str, names: Sequence[tuple[str, str]]) -> Markup:
-    """The buttons of tabs; without scripts, and on paper, all panels are shown."""
-    buttons = [
-        tag(
-            "button",
-            title,
-            type="button",
-            role="tab",
-            id=f"tab-{panel}",
-            aria_controls=panel,
-            aria_selected="false" if place else "true",
-            tabindex="-1" if place else "0",
-        )
-        for place, (panel, title) in enumerate(names)
-    ]
-    return tag("div", buttons, id=id, class_="tabs", role="tablist", aria_label=label)
-
-
 def picture_block(
     drawn: Drawn,
     prefix: str,
@@ -239,44 +222,18 @@ def picture_block(
     id = f"{prefix}fig-{drawn.name}"
     tree = drawn.tree
     height = tree["layout"].get("height") or 420
-    panel = {"role": "tabpanel", "aria_labelledby": f"tab-{id}", "data_tabs": tabs} if tabs else {}
-    html = tag(
-        "div",
-        tag(
-            "figure",
-            tag(f"h{level}", drawn.title),
-            tag(
-                "div",
-                class_="plot",
-                id=f"plot-{id}",
-                data_plot=f"data-{id}",
-                role="img",
-                aria_label=drawn.words,
-                style=f"min-height:{height:.0f}px",
-            ),
-            tag(
-                "figcaption",
-                tag("span", isolated(drawn.words, names)),
-                save_button(id, drawn.title),
-            ),
-        ),
+    html = render(
+        "picture.html",
         id=id,
-        class_=kind,
-        **panel,
+        kind=kind,
+        tabs=tabs,
+        level=level,
+        title=drawn.title,
+        words=drawn.words,
+        names=names,
+        height=f"{height:.0f}",
     )
     return Block(id, html, figure_json(tree))
-
-
-def save_button(id: str, title: str) -> Markup:
-    """A button that saves the picture above it."""
-    return tag(
-        "button",
-        "Save picture",
-        type="button",
-        class_="save",
-        data_save=f"plot-{id}",
-        aria_label=f"Save picture: {title}",
-    )
 
 
 def figure_json(tree: dict[str, Any]) -> str:
@@ -289,16 +246,6 @@ def figure_json(tree: dict[str, Any]) -> str:
 
 
 # --- the whole page -----------------------------------------------------------------------------
-
-
-def render(blocks: Iterable[Block]) -> Markup:
-    """Blocks one after the other, with the data of their figures."""
-    return joined(
-        [
-            (Markup(b.html), json_script(f"data-{b.id}", b.figure) if b.figure else None)
-            for b in blocks
-        ]
-    )
 
 
 def contents(blocks: Sequence[Block]) -> list[Link]:
@@ -315,7 +262,7 @@ def document(
     scripts: Sequence[str] = (),
     plotly: str | None = None,
     policy: str | None = OFFLINE,
-    header: str = "",
+    header: Markup | str = "",
 ) -> str:
     """A whole page: the title is its one h1, ``blocks`` its content.
 
@@ -326,61 +273,31 @@ def document(
     if the server sends one.
     """
     links = contents(blocks) if navigation is None else navigation
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        policy and tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="generator", content=f"{GENERATOR} {__version__}"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        tag("style", Markup(asset("page.css"))),
-        tag("script", Markup(asset("theme.js"))),
+    return render(
+        "page.html",
+        title=title,
+        generator=GENERATOR,
+        version=__version__,
+        policy=policy,
+        header=header,
+        links=links,
+        blocks=blocks,
+        style=asset("page.css"),
+        theme=asset("theme.js"),
+        dark_colours=json.dumps(palette.DARK, separators=(",", ":")),
+        plotly_address=plotly,
+        plotly=_plotly() if plotly is None else None,
+        scripts=[asset("page.js"), *map(Markup, scripts)],
     )
-    body = tag(
-        "body",
-        tag("a", "Skip to the content", class_="skip", href="#main"),
-        tag(
-            "header",
-            tag("p", "Coterie", class_="brand"),
-            Markup(header),
-            tag("button", "Dark", type="button", id="theme", aria_pressed="false"),
-            class_="top",
-        ),
-        tag("nav", _list(links), aria_label="Contents", class_="contents") if links else None,
-        tag(
-            "main",
-            tag("h1", title),
-            tag("div", render(blocks), class_="blocks"),
-            id="main",
-            tabindex="-1",
-        ),
-        tag("footer", tag("p", f"Made by Coterie {__version__}.")),
-        json_script("dark-colours", json_text(palette.DARK)),
-        _plotly(plotly),
-        tag("script", Markup(asset("page.js"))),
-        [tag("script", Markup(source)) for source in scripts],
-    )
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _list(links: Sequence[Link]) -> Markup:
-    items = [
-        tag("li", tag("a", link.title, href=f"#{link.target}"), class_=f"level-{link.level}")
-        for link in links
-    ]
-    return tag("ul", items)
-
-
-def _plotly(address: str | None) -> Markup:
+def _plotly() -> Markup:
     from plotly.offline import get_plotlyjs
 
-    if address is not None:
-        return tag("script", src=address) if address else Markup()
-    return tag("script", Markup(get_plotlyjs()))
+    return Markup(get_plotlyjs())
 
 
 @cache
-def asset(name: str) -> str:
+def asset(name: str) -> Markup:
     """The text of a file in ``assets``."""
-    return (files("coterie.report") / "assets" / name).read_text(encoding="utf-8")
+    return Markup((files("coterie.report") / "assets" / name).read_text(encoding="utf-8"))

@@ -8,9 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from coterie.errors import RunDirError
-from coterie.report.markup import Markup, joined, tag
 from coterie.report.reading import FINISHED, RUNNING, Reading
+from coterie.report.rendering import render
 from coterie.results.rundir import ENGINE
 from coterie.results.toml import to_toml
 
@@ -25,46 +27,18 @@ def repeat(reading: Reading, id: str, level: int) -> Markup:
             commands.append(("Repeat it with", f"coterie run {_config_path(reading)} --dir again"))
         if reading.status not in (FINISHED, RUNNING) and (command := go_on(reading)):
             commands.append(("Continue it with", command))
-    config = to_toml(reading.config)
-    return tag(
-        "div",
-        [_command(title, text) for title, text in commands],
-        tag("p", "It was made from Python: continue or repeat it with the same call.")
-        if python
-        else None,
-        tag(
-            "p",
-            "It was a federation of clients elsewhere: repeat it with its coterie serve command "
-            "and another --dir.",
-        )
-        if serving
-        else None,
-        _circumstances(reading),
-        tag(
-            "details",
-            tag("summary", "Its settings" if python else "The exact configuration"),
-            copied(config, "config.toml"),
-            data_keep="config",
-        )
-        if config
-        else None,
+    return render(
+        "run/repeat.html",
         id=id,
-        class_="block",
+        commands=commands,
+        from_python=python,
+        is_served=serving,
+        facts=_circumstances(reading),
+        config=to_toml(reading.config),
     )
 
 
-def _command(title: str, text: str) -> Markup:
-    return joined(tag("p", f"{title}:", class_="label"), copied(text, title.lower()))
-
-
-def copied(text: str, what: str) -> Markup:
-    """Text in a box with a button that copies it."""
-    button = tag("button", "Copy", type="button", class_="copy", aria_label=f"Copy: {what}")
-    box = tag("pre", tag("code", text), tabindex="0", role="group", aria_label=what)
-    return tag("div", button, box, class_="copied")
-
-
-def _circumstances(reading: Reading) -> Markup:
+def _circumstances(reading: Reading) -> list[tuple[str, Any]]:
     last = reading.sessions[-1] if reading.sessions else {}
     rows: list[tuple[str, Any]] = [("method", reading.method)]
     if reading.seed is not None:
@@ -88,7 +62,7 @@ def _circumstances(reading: Reading) -> Markup:
         rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
     if reading.path is not None:
         rows.append(("folder", reading.path))
-    return tag("dl", [(tag("dt", k), tag("dd", str(v))) for k, v in rows], class_="facts")
+    return rows
 
 
 def _started(session: Mapping[str, Any]) -> str:

@@ -47,7 +47,7 @@ def session(experiment: Experiment, done: int, plan: Plan) -> Session:
         "workers": settings.workers,
         "headline": cast(Headline, experiment.method.headline),
         "model_bytes": size_of(plan.start),
-        "batch_clients": plan.batch_clients,
+        "batch_clients": plan.training.batch_clients,
         "versions": versions(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from coterie.errors import ConfigError
 
@@ -25,7 +25,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
 
 
-def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
+def to_toml(tree: Mapping[str, Any]) -> str:
     """Nested tables as TOML text; keys without a value are left out.
 
     >>> print(to_toml({"run": {"rounds": 5, "workers": None, "engine": "loop"}}), end="")
@@ -33,33 +33,13 @@ def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
     rounds = 5
     engine = "loop"
     """
-    lines, tables = [], []
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            name = f"{prefix}{_toml_key(key)}"
-            body = to_toml(value, f"{name}.")
-            if body:
-                tables.append(f"[{name}]\n{body}" if not body.startswith("[") else body)
-        elif value is not None and (value != {} or prefix):
-            lines.append(f"{_toml_key(key)} = {_toml_value(value)}\n")
-    return "".join(lines) + "\n".join(tables)
+    return tomli_w.dumps(_written(tree))
 
 
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
-
-
-def _toml_text(text: str) -> str:
-    # JSON escapes as TOML does, but lets DEL through.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+def _written(value: Any) -> Any:
+    """A value as TOML can have it: without keys whose value is None, anything else as text."""
     if isinstance(value, Mapping):
-        pairs = (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None)
-        return f"{{{', '.join(pairs)}}}"
+        return {key: _written(v) for key, v in value.items() if v is not None}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{', '.join(_toml_value(v) for v in value)}]"
-    return repr(value) if isinstance(value, int | float) else _toml_text(str(value))
+        return [_written(v) for v in value]
+    return value if isinstance(value, int | float) else str(value)

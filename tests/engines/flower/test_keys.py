@@ -820,14 +820,14 @@ def test_the_commands(homes, tmp_path, monkeypatch):
     text = said("make", "--host", "h", *given[0], "--client", "east", *given[1])
     found = [(m.id, m.name) for m in read_server(tmp_path / "federation").clients]
     assert found == [(0, "east"), (1, "south"), (2, "north")]  # the names first, then requests
-    assert "hand federation/clients/east to east" in text
-    assert f"client 1: south asked with {south.fingerprint}" in text
-    assert f"client 2: north asked with {north.fingerprint}" in text
-    assert "the keys of east were drawn here: whoever runs this command knows" in text
+    assert "send federation/clients/east to east" in text
+    assert f"client 1: the request of south has {south.fingerprint}" in text
+    assert f"client 2: the request of north has {north.fingerprint}" in text
+    assert "the keys of east were created here: the person who runs this command knows" in text
     text = said("add", "--request", "keys/request.json")
-    assert f"client 3: west asked with {west.fingerprint}" in text
-    assert "drawn here" not in text
-    assert "Only for secure sums with the newcomers" in text
+    assert f"client 3: the request of west has {west.fingerprint}" in text
+    assert "created here" not in text
+    assert "except for secure sums with the new clients" in text
     answered(tmp_path / "federation", (tmp_path / "keys").rename(tmp_path / "west"))
     text = said("check", "--dir", "west")
     assert f"client 1: {south.fingerprint}  south\n" in text

@@ -9,7 +9,7 @@ from torch import nn
 import coterie
 from coterie.client import Schedule, erm, linear, proximal
 from coterie.client.fit import FlatModel
-from coterie.client.stacked import Training, fit_alone, fit_stack, why_not_stacked
+from coterie.client.stacked import FitCall, fit_alone, fit_stack, why_not_stacked
 from coterie.client.together import Together
 from coterie.core.weights import Weights
 from coterie.data import Split
@@ -40,7 +40,7 @@ def trainings(model, sizes, objective=erm, part=None, **schedule):
     ]
     layout = None if part is None else model.layout.only(part)
     return [
-        Training(starts[i], split(n, i), objective(), settings, 100 + i, 200 + i, layout)
+        FitCall(starts[i], split(n, i), objective(), settings, 100 + i, 200 + i, layout)
         for i, n in enumerate(sizes)
     ]
 
@@ -270,7 +270,7 @@ def test_a_model_that_cannot_be_stacked_trains_one_by_one_and_says_so():
     said = []
     made = experiment(coterie.fedavg(), people, settings={"batch_clients": "auto"})  # has dropout
     result = execute(made, say=said.append)
-    assert result.plan.batch_clients == 1
+    assert result.plan.training.batch_clients == 1
     assert any("clients train one by one: the model's layer" in text for text in said)
     plain = execute(experiment(coterie.fedavg(), people))
     assert torch.equal(result.weights(0).vector, plain.weights(0).vector)
@@ -287,7 +287,7 @@ def test_auto_depends_on_the_cohort_alone():
                 model=model,
                 settings={"batch_clients": "auto", "cohort": cohort, "rounds": 1},
             )
-        ).plan.batch_clients
+        ).plan.training.batch_clients
         for cohort in (1, 4, 6)
     }
     assert sizes == {1: 1, 4: 2, 6: 2}

@@ -87,7 +87,7 @@ def test_two_clients_are_two_parts():
 
 @pytest.mark.parametrize("matrix", [[[1.0]], [[1.0, 0.2, 0.1], [0.2, 1.0, 0.1]]])
 def test_what_cannot_be_divided_is_refused(matrix):
-    with pytest.raises(ConfigError, match="two or more clients"):
+    with pytest.raises(ConfigError, match="at least two clients"):
         bipartition(matrix)
 
 

@@ -258,9 +258,9 @@ def test_single_replies_of_clients_that_pick_go_by_their_pick():
     ("inner", "why"),
     [
         (coterie.local, "local shares nothing"),
-        (coterie.user_centric, "mixes models in shares"),
+        (coterie.user_centric, "mixes models with weights"),
         (lambda: coterie.fedfomo(m=1), "fedfomo"),
-        (lambda: coterie.dc_pfl(alpha=1), "conversation of its own"),
+        (lambda: coterie.dc_pfl(alpha=1), "exchange of its own"),
         (coterie.dc_pfl, "dc-pfl"),
         (coterie.fedtsdp, "fedtsdp"),
         (lambda: coterie.layer_wise(coterie.fedavg(), 2), "lets layers rest"),
@@ -268,7 +268,7 @@ def test_single_replies_of_clients_that_pick_go_by_their_pick():
     ],
 )
 def test_what_does_not_fit_is_refused(inner, why):
-    with pytest.raises(ConfigError, match=f"{why}.*adaptive-tau cannot go around it"):
+    with pytest.raises(ConfigError, match=f"{why}.*adaptive-tau cannot wrap it"):
         adaptive_steps(inner())
 
 
@@ -307,7 +307,7 @@ def test_it_is_a_piece_for_others(monkeypatch):
     assert made.name == "ifca+adaptive-tau"
     assert {"train", "pick", "tau.loss"} <= set(made.tasks)
     assert make("scaffold+adaptive-tau", {}).check is not None
-    with pytest.raises(ConfigError, match="both say what goes around it"):
+    with pytest.raises(ConfigError, match="both say what wraps the method"):
         make("fedadam+adaptive-tau", {})
 
 

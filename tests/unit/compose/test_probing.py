@@ -487,7 +487,7 @@ def test_who_did_not_answer_is_not_there():
     assert answer.clients == answer.notes["clients"] == [0, 2, 3]
     assert answer.evidence.labels.tolist() == [0, 0, 1]
     fed.script = lambda order: None
-    with pytest.raises(TrainingError, match="no client said how many steps"):
+    with pytest.raises(TrainingError, match="no client answered how many steps"):
         asked(fed)
     with pytest.raises(TrainingError, match="no client answered the probe"):
         asked(fed, steps=5)

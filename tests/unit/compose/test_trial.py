@@ -314,9 +314,9 @@ def test_models_are_scored_on_the_data_that_are_asked_for(tmp_path):
 def test_on_training_data_the_evidence_has_no_say():
     cuts = torch.tensor([[0, 0], [0, 1]])
     memory = {"clients": [0, 1], "slot": 0, "cuts": cuts, "rounds": 1, "own": 1, "decisive": True}
-    assert trial._Plan({**memory, "on": "val"}, 1).own == 1
-    assert trial._Plan({**memory, "on": "train"}, 1).own == -1
-    assert trial._Plan({**memory, "decisive": False}, 1).own == -1
+    assert trial._TrialPlan({**memory, "on": "val"}, 1).evidence_cut == 1
+    assert trial._TrialPlan({**memory, "on": "train"}, 1).evidence_cut == -1
+    assert trial._TrialPlan({**memory, "decisive": False}, 1).evidence_cut == -1
 
 
 def test_who_has_no_model_of_its_own_contributed_nothing(tmp_path):
@@ -395,7 +395,7 @@ def test_a_trial_trains_as_long_as_the_probe_or_asks_how_long_that_must_be(steps
     answer = Answer(IDS, [1] * 6, evidence, torch.eye(6), [0.0] * 6, memory, notes)
     state = State({0: weights(PLANE, 0, 0)}, dict.fromkeys(IDS, 0))
     fed = Scripted(lambda order: steps_(50, samples=2.0), IDS)
-    after = Evidenced().concluded(fed, state, answer)
+    after = Evidenced().decided(fed, state, answer)
     assert after.memory["trial"]["steps"] == (steps or 50)
     asked = [order for _, orders, _ in fed.asked for order in orders.values()]
     assert [(o.client, o.task, o.config["keep"]) for o in asked] == [
@@ -981,7 +981,7 @@ def test_the_cut_chosen_is_taken_when_the_evidence_has_not_decided():
 def test_groups_that_the_evidence_has_decided_for_stand_against_finer_ones():
     # Without the client itself, finer groups gain little: 0.4 instead of 0.37.
     verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, [1.1, 0.73, 0.72, 0.7])
-    chosen, why = trial.decide(verdict, COUNTS, own=1)
+    chosen, why = trial.decide(verdict, COUNTS, decided=1)
     assert chosen == 1
     assert why.startswith("2 groups have a validation loss of 0.600")
     assert why.endswith("these are the groups that the evidence finds")
@@ -998,12 +998,12 @@ def test_groups_that_the_evidence_has_decided_for_stand_against_finer_ones():
 )
 def test_they_give_way_to_finer_ones_that_do_better_without_the_client_itself(others, taken):
     verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, others)
-    chosen, why = trial.decide(verdict, COUNTS, own=1)
+    chosen, why = trial.decide(verdict, COUNTS, decided=1)
     assert chosen == taken
     assert ("these are the groups that the evidence finds" in why) == (taken == 1)
     if taken == 2:
         assert why.endswith(
-            "the evidence finds 2, but without the client itself these have 0.750 and 4 groups "
+            "the evidence finds 2, but without a client's own update these have 0.750 and 4 groups "
             "0.720"
         )
     # Where the evidence has not decided, own contributions count.
@@ -1011,30 +1011,30 @@ def test_they_give_way_to_finer_ones_that_do_better_without_the_client_itself(ot
 
 
 def test_they_do_not_stand_against_coarser_ones():
-    assert trial.decide(said([1.0, 0.6, 0.6, 0.6], [0.1] * 4, 1), COUNTS, own=2)[0] == 1
+    assert trial.decide(said([1.0, 0.6, 0.6, 0.6], [0.1] * 4, 1), COUNTS, decided=2)[0] == 1
 
 
 def test_where_they_are_not_clearly_better_than_one_model_it_stays_for_now():
     worse = said([1.0, 1.1, 0.5, 0.4], [0.2, 0.2, 0.05, 0.0], 2)
-    chosen, why = trial.decide(worse, COUNTS, own=1)
+    chosen, why = trial.decide(worse, COUNTS, decided=1)
     assert chosen == 0
     assert why == (
         "the 2 groups that the evidence finds have a validation loss of 1.100, not clearly less "
         "than one model's 1.000"
     )
     hardly = said([1.0, 0.99, 0.5, 0.4], [0.2, 0.0, 0.05, 0.0], 2, from_one=[0.0, 0.05, 0.1, 0.2])
-    assert trial.decide(hardly, COUNTS, own=1)[0] == 0
+    assert trial.decide(hardly, COUNTS, decided=1)[0] == 0
 
 
 def test_where_groups_cannot_be_judged_without_the_client_they_stand():
     verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, [])
-    assert trial.decide(verdict, COUNTS, own=1)[0] == 1
+    assert trial.decide(verdict, COUNTS, decided=1)[0] == 1
     assert trial.decide(verdict, COUNTS)[0] == 3
 
 
 def test_one_model_stays_where_no_grouping_is_better():
     verdict = said([0.41, 0.4, 0.5, 0.6], [0.02, 0.0, 0.1, 0.1], 0)
-    for own in (-1, 2):
-        chosen, why = trial.decide(verdict, COUNTS, own)
+    for decided in (-1, 2):
+        chosen, why = trial.decide(verdict, COUNTS, decided)
         assert chosen == 0
         assert why == "no grouping is better than one model on validation data (loss 0.410)"

@@ -29,7 +29,7 @@ from coterie.experiment.experiment import Settings
 from coterie.experiment.stopping import Stop
 
 ROOT = Path(__file__).parents[3]
-PLACE = '    seed: int = key(0, "Seed of everything random.", flag="--seed")\n'
+PLACE = '    seed: int = key(0, "Random seed of the run.", flag="--seed")\n'
 LINE = '    novelty: int = key(3, "How new it is. More is newer.", flag="--novelty", ge=1, le=9)\n'
 LOOK = """
 import json, sys

@@ -5,6 +5,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from coterie.experiment.scenarios import (
     stand_in,
 )
 from coterie.experiment.scenarios.available import SIZES, STAND_INS
+from coterie.experiment.scenarios.load import read_scenarios
 from coterie.experiment.scenarios.scenario import SCORES, overlay
 from coterie.methods import METHODS, make
 from coterie.models import make_model
@@ -285,9 +288,91 @@ def test_every_scenario_is_whole(name):
         assert set(costs) <= set(found.figures)
     assert set(found.scores) <= set(found.figures)
     assert set(found.spread) <= set(found.figures)
+    keys = (*found.figures, *found.worst, *found.per_method)
+    assert {key.split()[0] for key in keys} <= set(METHODS)
     for key in found.figures:  # as --methods writes it, and back
         assert method_list(key.replace(" ", ":"))[0][0] == key
         assert parse(found.tree(key.split()[0])).method.name == key.split()[0]
+
+
+PAPER = """
+[defaults]
+paper = "Doe et al., 2024"
+notes = ["A mean of three runs."]
+config.method = { name = "ifca", k = 2 }
+
+[[tables]]
+table = "table 1"
+config.data.set = "digits"
+
+[[tables.scenarios]]
+name = "doe/first"
+description = "one of two"
+
+[[tables.scenarios]]
+name = "doe/second"
+description = "two of two"
+notes = ["With other settings."]
+config.method = { name = "fedprox", mu = 0.1 }
+
+[tables.figures]
+ifca    = [50.0, "-"]
+fedprox = [25.5, 30.1]
+
+[tables.rounds_to_target]
+ifca = [12, "never"]
+"""
+
+
+def test_a_scenario_inherits_from_its_table_and_from_the_papers_defaults(tmp_path):
+    path = tmp_path / "doe.toml"
+    path.write_text(PAPER)
+    first, second = read_scenarios(path)
+    assert first.config == {"data": {"set": "digits"}, "method": {"name": "ifca", "k": 2}}
+    assert second.config["method"] == {"name": "fedprox", "mu": 0.1}
+    assert second.notes == ("A mean of three runs.", "With other settings.")
+    assert (second.paper, second.table) == ("Doe et al., 2024", "table 1")
+    assert first.figures == {"ifca": 0.5, "fedprox": 0.255}
+    assert second.figures == {"fedprox": 0.301}
+    assert (first.rounds_to_target, second.rounds_to_target) == ({"ifca": 12}, {"ifca": None})
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "message"),
+    [
+        ("[defaults]", "[default]", "default: Extra inputs are not permitted"),
+        ('paper = "', 'papr = "', "doe/first: paper: Field required; papr: Unexpected"),
+        ("[tables.figures]", "[tables.figure]", "doe/first: figure: Unexpected"),
+        ("data.set", "data.sett", "doe/first: unknown key 'data.sett'; did you mean 'data.set'"),
+        ('notes = ["With', 'note = ["With', "doe/second: note: Unexpected"),
+        ("[12, ", "[12, 3, ", "rounds_to_target.ifca has 3 cells for 2 scenarios"),
+        ('"never"', '"nver"', "tables.0.rounds_to_target.ifca.1"),
+        ("ifca    = [50.0", 'ifca    = ["high"', "tables.0.figures.ifca.0"),
+        ('table = "table 1"', 'score = "good"', "score: Input should be 'received'"),
+        ("[[tables.scenarios]]", "[[tables.scenario]]", "tables.0.scenarios: Field required"),
+        ('table = "table 1"', "table = ", "is not valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_papers_file_is_named(written, instead, message, tmp_path):
+    path = tmp_path / "doe.toml"
+    assert written in PAPER
+    path.write_text(PAPER.replace(written, instead))
+    with pytest.raises(ConfigError) as error:
+        list(read_scenarios(path))
+    assert str(path) in str(error.value)
+    assert message in str(error.value)
+
+
+def test_papers_files_are_read_when_a_scenario_is_asked_for():
+    script = """
+import sys
+import coterie.cli.app
+assert "coterie.experiment.scenarios" not in sys.modules
+from coterie.experiment import scenarios
+assert scenarios._scenarios.cache_info().currsize == 0
+assert len(scenarios.SCENARIOS) == 52
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 # What is said of published figures, and how a note would say it again.

@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 from typer.testing import CliRunner
 
 from coterie.cli.app import app
@@ -23,9 +24,9 @@ from coterie.experiment.api import simulate
 from coterie.report import html, run_sections
 from coterie.report import page as page_module
 from coterie.report.html import readings_of, report, write_report
-from coterie.report.markup import json_text, safe_json, table, tag
 from coterie.report.page import compared_blocks, contents, document, run_blocks
 from coterie.report.reading import Reading, read_run
+from coterie.report.rendering import Cell, render, safe_json
 from coterie.results.rundir import RunDir
 from runs_by_hand import clients, finished, written
 
@@ -464,18 +465,24 @@ def test_what_cannot_be_written_is_said(strange, tmp_path):
 
 def test_json_in_a_script_is_the_same_tree_and_no_markup():
     tree = {"a": NAMES, "b": "&amp; \u2028 \u2029 é"}
-    text = json_text(tree)
+    text = safe_json(json.dumps(tree, ensure_ascii=False))
     assert json.loads(text) == tree
     assert not set("<>&\u2028\u2029") & set(text)
     assert safe_json('"<"') == '"\\u003c"'
 
 
 def test_attributes_and_cells_are_escaped():
-    assert tag("p", title=QUOTED).count("<") == 2
-    text = table(EVIL, [CLOSING], [[QUOTED]], sortable=True)
+    told = {"id": QUOTED, "title": CLOSING, "level": 2, "caption": EVIL, "columns": [CLOSING]}
+    rows = [[QUOTED], [Cell(EVIL, sort=QUOTED, best=True, link=QUOTED)]]
+    text = render("table.html", **told, rows=rows, sortable=True, numbers=0)
     assert "<script" not in text
     assert "<svg" not in text
-    Page(text)
+    assert Page(text).ids == [QUOTED]
+
+
+def test_a_value_that_a_template_lacks_is_an_error():
+    with pytest.raises(UndefinedError, match="level"):
+        render("heading.html", id="x", title="y")
 
 
 def test_ids_stay_the_same_as_a_run_grows(tmp_path):
@@ -631,7 +638,7 @@ def test_names_written_from_the_right_stay_by_themselves(tmp_path):
     assert "<bdi>\u05d0\u05d1</bdi>" in caption  # 0.5, the least in the last round
     assert "<bdi>plain" not in text
     first = text.split('id="headline"')[1].split("</div>")[0]
-    assert "Worst off is <bdi>\u05d0\u05d1</bdi> with" in first
+    assert "of <bdi>\u05d0\u05d1</bdi>." in first
 
 
 # --- damage -------------------------------------------------------------------------------------
@@ -694,7 +701,7 @@ def test_a_part_that_fails_is_a_sentence(part, monkeypatch):
     else:
         monkeypatch.setattr(run_sections if part == "tiles" else page_module, part, broken)
     notice, *rest = run_blocks(finished())
-    assert "is left out: what the run has for it is damaged (KeyError: &#x27;odd&#x27;)" in (
+    assert "is left out: what the run has for it is damaged (KeyError: &#39;odd&#39;)" in (
         notice.html
     )
     assert len(rest) > 10

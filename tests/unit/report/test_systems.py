@@ -111,7 +111,7 @@ def test_a_panel_for_each_system_over_the_time_of_fedavg():
         3: {"all": 0.3, "fedavg": 0.4},
     }
     caption = captions_systems.by_system(runs)
-    assert caption.startswith("By the time at which fedavg has done all its rounds")
+    assert caption.startswith("When fedavg has completed all its rounds")
     assert "ρ = 2, no stragglers: all 50.0 %, fedavg 40.0 %;" in caption
     assert "ρ = 1, no stragglers: fedavg 40.0 %, all 30.0 %." in caption
 

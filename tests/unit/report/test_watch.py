@@ -688,11 +688,11 @@ def test_sentences_of_the_command(tmp_path, monkeypatch):
     import socket
 
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         commands.watch(tmp_path / "file")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be had.*--port 0"):
+        with pytest.raises(ConfigError, match=f"cannot use port {port} of 127.0.0.1.*--port 0"):
             commands.watch(tmp_path, port=port)
     with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid"):
         commands.watch(tmp_path, host="no.such.host.invalid")

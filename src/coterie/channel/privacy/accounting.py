@@ -267,7 +267,7 @@ def _library() -> ModuleType:
         return import_module("dp_accounting")
     except ImportError as error:
         raise ConfigError(
-            "differential privacy needs an optional package: pip install 'coterie[privacy]'"
+            "differential privacy needs the extra: pip install 'coterie[privacy]'"
         ) from error
 
 

@@ -35,7 +35,7 @@ def stream(key: bytes) -> Random:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError as error:
         raise ConfigError(
-            "differential privacy needs an optional package: pip install 'coterie[privacy]'"
+            "differential privacy needs the extra: pip install 'coterie[privacy]'"
         ) from error
     if len(key) != KEY_BYTES:
         raise ConfigError(f"a key for noise must have {KEY_BYTES} bytes, not {len(key)}")

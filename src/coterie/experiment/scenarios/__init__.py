@@ -8,15 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError, RunDirError, unknown
 from coterie.experiment.scenarios.available import at_hand, stand_in
-from coterie.experiment.scenarios.fedclust import fedclust
-from coterie.experiment.scenarios.papers import dc_pfl, fedtsdp, user_centric
+from coterie.experiment.scenarios.load import read_scenarios
 from coterie.experiment.scenarios.scenario import NOTE, Chosen, Scenario, absent, choose, remember
-from coterie.experiment.scenarios.survey import survey
 from coterie.results.checksums import read_json
 
 __all__ = [
@@ -32,8 +31,20 @@ __all__ = [
     "stand_in",
 ]
 
-_PAPERS = (fedclust, dc_pfl, fedtsdp, user_centric, survey)
-SCENARIOS: dict[str, Scenario] = {s.name: s for paper in _PAPERS for s in paper()}
+PAPERS = ("fedclust", "dc-pfl", "fedtsdp", "user-centric", "survey")
+SCENARIOS: dict[str, Scenario]  # read when it is first asked for
+
+
+@cache
+def _scenarios() -> dict[str, Scenario]:
+    files = [Path(__file__).with_name(f"{paper}.toml") for paper in PAPERS]
+    return {scenario.name: scenario for file in files for scenario in read_scenarios(file)}
+
+
+def __getattr__(name: str) -> dict[str, Scenario]:
+    if name != "SCENARIOS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _scenarios()
 
 
 def scenario(name: str) -> Scenario:
@@ -43,9 +54,10 @@ def scenario(name: str) -> Scenario:
     Traceback (most recent call last):
     coterie.errors.ConfigError: unknown scenario 'fedclust/svhn-skew25'; did you mean ...
     """
-    if name not in SCENARIOS:
-        raise ConfigError(unknown("scenario", name, SCENARIOS))
-    return SCENARIOS[name]
+    scenarios = _scenarios()
+    if name not in scenarios:
+        raise ConfigError(unknown("scenario", name, scenarios))
+    return scenarios[name]
 
 
 def recall(place: Path, tree: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -54,7 +66,7 @@ def recall(place: Path, tree: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     advice = "remove it to go on without the paper's figures"
     name = read_json(place / NOTE, advice).get("name")
-    if name not in SCENARIOS:
+    if name not in _scenarios():
         raise RunDirError(f"{place / NOTE} is damaged (it names no scenario); {advice}")
-    found = SCENARIOS[name]
+    found = scenario(name)
     return Chosen(found, tree["data"]["set"], asked=True, tree=dict(tree)).about()

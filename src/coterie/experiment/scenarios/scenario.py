@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+from pydantic.dataclasses import dataclass as checked
 
 from coterie.core.schema import Config
 from coterie.core.tree import write_atomic
@@ -22,7 +24,8 @@ from coterie.registry import METHODS, SETS
 from coterie.results.checksums import to_json
 from coterie.results.rundir import RunDir
 
-SCORES = ("received", "adapted", "clustering", "unknown")
+Score = Literal["received", "adapted", "clustering", "unknown"]
+SCORES: tuple[Score, ...] = get_args(Score)
 NOTE = "scenario.json"
 # Settings that do not make an experiment another one.
 _FREE = (
@@ -40,7 +43,7 @@ _FREE = (
 _OF_TARGETS = ("evaluation.target", "evaluation.every")  # not free where rounds are counted
 
 
-@dataclass(frozen=True)
+@checked(frozen=True, config={"extra": "forbid"})
 class Scenario:
     """All settings of one experiment of a paper, and what the paper measured there.
 
@@ -66,9 +69,8 @@ class Scenario:
     figures: Mapping[str, float] = field(default_factory=dict)
     spread: Mapping[str, float] = field(default_factory=dict)
     worst: Mapping[str, float] = field(default_factory=dict)
-    score: str = "unknown"
-    scores: Mapping[str, str] = field(default_factory=dict)
-    target: float | None = None
+    score: Score = "unknown"
+    scores: Mapping[str, Score] = field(default_factory=dict)
     rounds_to_target: Mapping[str, float | None] = field(default_factory=dict)
     megabits_to_target: Mapping[str, float | None] = field(default_factory=dict)
     per_method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -84,6 +86,12 @@ class Scenario:
     def data(self) -> str:
         """The paper's data set."""
         return str(self.config["data"]["set"])
+
+    @property
+    def target(self) -> float | None:
+        """The accuracy that rounds and megabits are counted to."""
+        target: float | None = self.config.get("evaluation", {}).get("target")
+        return target
 
     @property
     def newcomers(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
@@ -21,9 +22,9 @@ from coterie.report.live import rows
 from coterie.report.live.folders import Glance
 from coterie.report.live.guarding import Guard
 from coterie.report.live.watching import Watching
-from coterie.report.markup import joined, json_script, json_text, tag
 from coterie.report.page import Block
 from coterie.report.reading import Reading
+from coterie.report.rendering import render
 
 _FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -137,20 +138,9 @@ def list_page(watching: Watching) -> str:
     """The list of runs as HTML."""
     runs = rows.newest_first(watching.following.glances().values())
     told = rows.summary(runs, watching.title)
-    heads = [
-        tag("th", title, scope="col", class_="number" if place > 2 else None)
-        for place, title in enumerate(rows.COLUMNS)
-    ]
-    table = tag(
-        "table",
-        tag("caption", "Runs, the newest first", class_="quiet"),
-        tag("thead", tag("tr", heads)),
-        tag("tbody", [rows.row(run) for run in runs], id="rows"),
-        class_="runs",
-    )
     blocks = [
-        Block("summary", tag("p", told, id="summary", role="status", aria_live="polite")),
-        Block("runs", tag("div", table, id="runs", class_="block")),
+        Block("summary", render("live/summary.html", text=told)),
+        Block("runs", render("live/list.html", rows=[rows.row(run) for run in runs])),
     ]
     about = {"events": "/api/events", "since": watching.list.present}
     return _document("Runs", blocks, about, plotly=False)
@@ -165,27 +155,17 @@ def run_page(name: str, blocks: Sequence[Block], version: str) -> str:
 
 def welcome_page() -> str:
     """What is shown to those who have not shown the token yet."""
-    form = tag(
-        "div",
-        tag("p", "This page needs the token at the end of the address that coterie watch printed."),
-        tag("label", "Token ", tag("input", type="password", id="token", autocomplete="off")),
-        " ",
-        tag("button", "Show the runs", type="button", id="enter"),
-        tag("p", id="state-hint", role="status"),
-        id="welcome",
-        class_="block",
-    )
-    return _document("Coterie", [Block("welcome", form)], {}, plotly=False)
+    return _document("Coterie", [Block("welcome", render("live/welcome.html"))], {}, plotly=False)
 
 
 def _document(
     title: str, blocks: Sequence[Block], about: dict[str, str], plotly: bool = True
 ) -> str:
-    header = joined(
-        tag("link", rel="stylesheet", href=address("live.css")),
-        tag("a", "All runs", href="/", class_="home") if "api" in about else None,
-        tag("span", id="connection", class_="hint"),
-        json_script("live", json_text(about)),
+    header = render(
+        "live/header.html",
+        style=address("live.css"),
+        is_run="api" in about,
+        about=json.dumps(about, separators=(",", ":")),
     )
     return page.document(
         title,

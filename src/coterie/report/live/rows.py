@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from coterie.report.live.folders import (
     STARTING,
     STOPPING,
@@ -16,12 +18,11 @@ from coterie.report.live.folders import (
     WAITING,
     Glance,
 )
-from coterie.report.markup import Markup, joined, tag
 from coterie.report.page import Block
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
+from coterie.report.rendering import render
 from coterie.report.tables import score, size
 
-COLUMNS = ("Run", "Method", "Status", "Round", "Score", "Groups", "Bytes", "Last change")
 WORDS = {
     FINISHED: "finished",
     RUNNING: "running",
@@ -32,7 +33,6 @@ WORDS = {
     UNREADABLE: "cannot be read",
 }
 _ACTIONS = {RUNNING: "stop", WAITING: "stop", STOPPED: "resume"}
-_POLITE = {"aria_live": "polite"}  # changes are read out when nothing else is
 _SHOWN = 20  # clients of a federation that are named
 
 
@@ -70,57 +70,25 @@ def newest_first(runs: Iterable[Glance]) -> list[Glance]:
 
 def row(run: Glance) -> Markup:
     """A run's row of the list."""
-    parts = [part for piece in run.name.split("/") for part in ("/", Markup("<wbr>"), piece)][2:]
-    name = tag("a", parts, href=address_of(run.name))
-    trouble = tag("p", run.problem, class_="trouble") if run.problem else None
-    cells = [
-        tag("th", name, trouble, scope="row"),
-        _cell(1, run.method),
-        _cell(2, badge(run.status)),
-        _cell(3, progress(run), number=True),
-        _cell(4, _score(run), number=True),
-        _cell(5, run.groups or "–", number=True),
-        _cell(6, size(run.bytes) if run.bytes else "–", number=True),
-        _cell(7, _when(run.changed), number=True),
-    ]
-    return tag("tr", cells, id=row_id(run.name))
-
-
-def _cell(column: int, *inside: Any, number: bool = False) -> Markup:
-    kind = "number" if number else None
-    return tag("td", tag("span", *inside), class_=kind, data_title=COLUMNS[column])
-
-
-def badge(status: str) -> Markup:
-    """A status in words; its colour only repeats them."""
-    return tag("span", WORDS[status], class_=f"badge {status}")
-
-
-def progress(run: Glance) -> Markup:
-    """How far a run has come, in numbers and as a bar."""
-    if not run.planned:
-        return joined("–")
-    label = f"round {run.round} of {run.planned}"
-    bar = tag("progress", label, value=run.round, max=run.planned, aria_label=label)
-    return joined(tag("span", f"{run.round} / {run.planned}"), " ", bar)
-
-
-def _score(run: Glance) -> Markup:
-    if run.score is None:
-        return joined("–")
-    unit = " %" if run.judged_by == "accuracy" else ""
-    name = run.headline if run.judged_by == "accuracy" else f"{run.headline} R²"
-    shown = f"{score(run.score, run.judged_by)}{unit}"
-    return joined(shown, tag("small", f" {name}"))
-
-
-def _when(seconds: float) -> Markup:
-    """A moment; the page writes how long ago that is."""
-    if not seconds:
-        return joined("–")
-    moment = datetime.fromtimestamp(seconds, UTC)
-    shown = moment.strftime("%Y-%m-%d %H:%M UTC")
-    return tag("time", shown, datetime=moment.isoformat(timespec="seconds"))
+    accuracy = run.judged_by == "accuracy"
+    scored = run.score is not None
+    return render(
+        "live/row.html",
+        id=row_id(run.name),
+        address=address_of(run.name),
+        parts=run.name.split("/"),
+        problem=run.problem,
+        method=run.method,
+        status=run.status,
+        status_words=WORDS[run.status],
+        round=run.round,
+        planned=run.planned,
+        score=f"{score(run.score, run.judged_by)}{' %' * (scored and accuracy)}",
+        score_name=(run.headline if accuracy else f"{run.headline} R²") if scored else "",
+        groups=run.groups or "–",
+        bytes=size(run.bytes) if run.bytes else "–",
+        changed=datetime.fromtimestamp(run.changed, UTC) if run.changed else None,
+    )
 
 
 # --- one run --------------------------------------------------------------------------------------
@@ -162,29 +130,7 @@ def gone(name: str) -> dict[str, Any]:
 
 def state_block(found: Mapping[str, Any]) -> Markup:
     """The state as HTML; the page fills in later ones itself, so that nothing loses its place."""
-    action = found["action"]
-    buttons = [
-        tag(
-            "button",
-            title,
-            type="button",
-            class_="act",
-            data_action=name,
-            hidden=name != action,
-            disabled=True,
-        )
-        for name, title in (("stop", "Stop after this round"), ("resume", "Resume"))
-    ]
-    return tag(
-        "div",
-        tag("progress", value=found["value"], max=found["max"], aria_label="Rounds done"),
-        tag("p", found["words"], id="state-words", role="status", tabindex="-1", **_POLITE),
-        tag("p", found["trouble"], id="state-trouble", class_="trouble"),
-        tag("p", buttons, tag("span", id="state-hint", class_="hint"), class_="actions"),
-        id="state",
-        class_="block state",
-        data_status=found["status"],
-    )
+    return render("live/state.html", **found)
 
 
 def federation(reading: Reading) -> Markup | None:
@@ -205,9 +151,7 @@ def federation(reading: Reading) -> Markup | None:
     refused = last.get("rejected")
     for client, why in list(refused.items())[:_SHOWN] if isinstance(refused, Mapping) else ():
         told.append((f"Not used, {_clients([client], names)}", str(why)))
-    pairs = [(tag("dt", key), tag("dd", value)) for key, value in told]
-    inside = (tag("h2", "The federation"), tag("dl", pairs, class_="federation"))
-    return tag("div", *inside, id="federation", class_="block")
+    return render("live/federation.html", facts=told)
 
 
 def _clients(found: Any, names: list[str]) -> str:

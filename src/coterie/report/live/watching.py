@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from coterie.report.live import rows
 from coterie.report.live.control import Controls
 from coterie.report.live.feeds import Feed
 from coterie.report.live.folders import Following, Glance, last_round, shown
-from coterie.report.markup import tag
 from coterie.report.page import Block, run_blocks
 from coterie.report.reading import RUNNING, Reading
+from coterie.report.rendering import render
 
 PACE = 1.0  # seconds between two looks
 _SHARE = 4  # drawing a run pauses so many times as long as it took
@@ -153,7 +155,7 @@ class Watching:
 
     def _blocks(self, name: str) -> _Blocks:
         """All that is drawn of a run, up to which round; the first is a place for its state."""
-        made = [Block("state", "")]
+        made = [Block("state", Markup())]
         reading = self.following.reading(name)
         if reading is None:
             return made, None
@@ -162,7 +164,7 @@ class Watching:
             about, blocks = rows.federation(reading), self._draw(reading)
         except Exception as error:  # a file that somebody wrote by hand does not end the page
             words = f"This run cannot be drawn ({type(error).__name__}: {error})."
-            blocks = [Block("broken", tag("p", words, id="broken", class_="trouble"))]
+            blocks = [Block("broken", render("live/broken.html", words=words))]
         if reading.status == RUNNING and not reading.problems:
             blocks = [b for b in blocks if b.id != "notice"]  # its state says the same
         if about is not None:

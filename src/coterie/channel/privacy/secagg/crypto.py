@@ -33,9 +33,7 @@ TAG = 16
 def require() -> None:
     """Raise ConfigError if the package ``cryptography`` is not installed."""
     if not _AVAILABLE:
-        raise ConfigError(
-            "secure aggregation needs an optional package: pip install 'coterie[privacy]'"
-        )
+        raise ConfigError("secure aggregation needs the extra: pip install 'coterie[privacy]'")
 
 
 def public_identity(seed: bytes) -> bytes:
