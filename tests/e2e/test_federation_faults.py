@@ -237,8 +237,8 @@ def test_wrong_answers_are_rejected_by_name(fed):
     words = {
         "nan": "no longer finite",
         "diverge": "no longer finite",
-        "cut": "unlike those of the others",
-        "layers": "unlike those of the others",
+        "cut": "differ in form from those of the others",
+        "layers": "differ in form from those of the others",
         "many": "counts 1000000000 samples",
     }
     for kind, round in faults.items():

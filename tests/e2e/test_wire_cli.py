@@ -20,7 +20,7 @@ def sets(*texts):
         (["wire.up=qsgd:levels=0"], "codec 'qsgd': levels = 0: must be at least 1"),
         (["wire.up=qsgd:level=3"], "did you mean 'levels'?"),
         (["wire.down=topk:share=2"], "codec 'topk': share = 2: must be at most 1"),
-        (["wire.up=zstd"], "zstd comes once and after another codec"),
+        (["wire.up=zstd"], "zstd must come once, after another codec"),
         (["wire.layers.tail=raw"], "unknown layer 'tail'"),
         (["wire.down_layers.haed=raw"], "did you mean 'head'?"),
         (["wire.layers.head=rwa"], "unknown codec 'rwa'"),

@@ -111,9 +111,7 @@ class Gate:
             import h11  # noqa: F401
             import httpx  # noqa: F401
         except ImportError:
-            raise ConfigError(
-                "serving needs an optional package: pip install 'coterie[flower]'"
-            ) from None
+            raise ConfigError("serving needs the extra: pip install 'coterie[flower]'") from None
         self._family, self._bind = _resolved(host, port)
         if insecure and not ipaddress.ip_address(self._bind[0]).is_loopback:
             raise ConfigError(

@@ -315,7 +315,7 @@ def _check_enrolled(folder: Path) -> None:
 
 def _require() -> None:
     if not _AVAILABLE:
-        raise ConfigError("keys need an optional package: pip install 'coterie[flower]'")
+        raise ConfigError("keys need the extra: pip install 'coterie[flower]'")
 
 
 # Making

@@ -97,7 +97,7 @@ def check_name(name: str) -> None:
 def read_request(path: Path) -> Request:
     """Read a request and verify the signatures of both of its keys."""
     if not _AVAILABLE:
-        raise ConfigError("keys need an optional package: pip install 'coterie[flower]'")
+        raise ConfigError("keys need the extra: pip install 'coterie[flower]'")
     remedy = "ask the client to make it again with `coterie keys request`"
     try:
         with path.open("rb") as file:
