@@ -19,7 +19,7 @@ def middle() -> Method:
     def round(fed, state, info):  # on the server, in each round
         model = state.models[0]
         replies = fed.gather([Order(c, "train", {"model": model}) for c in info.cohort])
-        if not replies:  # replies can get lost, even all of them
+        if not replies:  # replies get lost; a method must live with that
             return state
         rows = torch.stack([r.arrays["model"].vector for r in replies])
         return State({0: Weights(model.layout, rows.median(dim=0).values)}, state.groups)

@@ -278,7 +278,7 @@ def test_a_run_does_not_get_other_code_under_way(lying_about, tmp_path):
         ("mynet=mine", "write package.module:function or FILE.py:function"),
         ("mynet=nowhere.py:net", "FileNotFoundError"),
         ("mynet=lying_about.py:other", "AttributeError"),
-        ("mynet=lying_about:__name__", "that is no function"),
+        ("mynet=lying_about:__name__", "this is not a function"),
         ("mlp=lying_about.py:net", "comes with Coterie"),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_wrong_name_leaves_no_folder_behind(cli, small):
     [
         ("--clients 2000", 3, "use fewer clients"),
         ("--clients 150", 3, "with 1 samples"),  # of 200 samples: some would have one
-        ("--set data.samples=99999", 3, "samples = 99999, but only 1797"),
+        ("--set data.samples=99999", 3, "samples = 99999, but there are only 1797"),
         ("--set data.public=99999", 3, "lower public"),
         ("--partition shards --set partition.per_client=99", 3, "need 396 samples"),
         ("--partition column --set partition.by=site", 3, "unknown column 'site'"),
@@ -186,7 +186,7 @@ def test_a_client_or_samples_that_are_not_there(cli, small):
     Path("x.txt").touch()
     cli("predict", "r", "x.txt", "--client", 0).says(3, ".npy, .npz, .csv")
     Path("x.csv").write_text("a,b\n1,2\n")
-    cli("predict", "r", "x.csv", "--client", 0).says(3, "images come as arrays")
+    cli("predict", "r", "x.csv", "--client", 0).says(3, "images must be in an .npy")
     for bad, told in (
         (x[:, :, :4], "shape (4, 1, 4, 8)"),
         (x[:0], "no samples"),
@@ -256,7 +256,7 @@ def test_a_damaged_checkpoint_costs_a_round_and_no_bits(cli, small, harm, method
     resumed = cli("run", "--resume", "r", "--rounds", 4)
     assert resumed.code == 0, resumed.err
     said, *progress = resumed.err.splitlines()
-    assert "warning: r goes back from round 3 to round 2" in said
+    assert "warning: r returns from round 3 to round 2" in said
     assert [line.split()[2] for line in progress] == ["3/4", "4/4"]
     assert cli(*flags, "--rounds", 4, "--dir", "whole").code == 0
     for client in range(4):

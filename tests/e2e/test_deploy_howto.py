@@ -272,4 +272,4 @@ def _again_with_secure_sums(
     assert machines.running["fl.example.org"].wait(600) == 0, machines.running[
         "fl.example.org"
     ].text
-    assert "The server saw sums only, of 4 clients" in machines.running["fl.example.org"].text
+    assert "The server saw only sums of 4 clients" in machines.running["fl.example.org"].text

@@ -64,7 +64,7 @@ def test_a_combination_reads_the_file_too(cli, small):
         ('{"0": "a", "0": "b"}', ["g.json: '0' is named more than once"]),
         (
             '{"0": "a", "1": "b", "2": "a", "x": "b"}',
-            ["client 3 is missing; 'x' is not known as a client"],
+            ["client 3 is missing; 'x' is not a known client"],
         ),
     ],
 )

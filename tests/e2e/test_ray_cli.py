@@ -112,7 +112,7 @@ def test_wrong_addresses_and_tokens_are_sentences(cli, small, monkeypatch):
     small = (*small[:-4], *small[-2:])  # without its engine
     run = ("run", *small, "--rounds", 1, "--dir", "r")
     cli(*run, "--engine", "loop", "--address", "auto").says(
-        2, "run.address = 'auto' is for Ray, and the engine is 'loop'"
+        2, "run.address = 'auto' is for Ray, but the engine is 'loop'"
     )
     cli(*run, "--engine", "ray", "--address", "auto").says(6, "there is no token for the Ray")
     token = Path("home/.ray/auth_token").resolve()

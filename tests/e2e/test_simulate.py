@@ -227,7 +227,7 @@ def test_a_watcher_sees_every_round():
         ({"learning_rate": 1}, "unknown setting 'learning_rate'"),
         ({"epoch": 1}, "did you mean 'epochs'"),
         ({"method": "fedagv"}, "did you mean 'fedavg'"),
-        ({"method": coterie.ifca}, "made by its factory"),
+        ({"method": coterie.ifca}, "returned by its factory"),
         ({"model": "mpl"}, "did you mean 'mlp'"),
         ({"engine": "pol"}, "did you mean 'pool'"),
         ({"cohort": 9}, "from 1 to 4"),

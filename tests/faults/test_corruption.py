@@ -493,7 +493,7 @@ def test_history_that_would_be_lost_is_asked_for(subjects, tmp_path):
 
     ended = command("run", "--resume", place, "-q", "--discard-damaged")
     assert ended.code == 0
-    assert "discarded, as asked" in ended.err
+    assert "discarded, as requested" in ended.err
     found, wanted = outcome(place), subjects["secure"].outcome
     assert found["models"] == wanted["models"]
     assert found["history"] == wanted["history"][1:]
@@ -557,7 +557,7 @@ def test_the_checkpoint_before_the_damage_is_gone_back_to(subjects, tmp_path):
     harm(place / "events.jsonl", 4)
     ended = command("run", "--resume", place, "-q")
     assert ended.code == 0
-    assert "goes back from round 4 to round 3" in ended.err
+    assert "returns from round 4 to round 3" in ended.err
     assert "events.jsonl is damaged at line 4" in ended.err
     assert outcome(place) == subjects["finished"].outcome
     aside = sorted(path.name for path in (place / "checkpoints").glob("damaged-*"))
@@ -608,7 +608,7 @@ def test_a_real_federation_goes_back_only_if_that_is_accepted(tmp_path):
     newest = max((tmp_path / "served/checkpoints").glob("*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:-1])
     fed.grid.mend()
-    with pytest.raises(LostHistory, match=r"goes back from .*what clients have done"):
+    with pytest.raises(LostHistory, match=r"returns from .*the work of clients"):
         fed.serve()
     assert newest.exists()
     fed.grid.mend()

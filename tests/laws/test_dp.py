@@ -13,11 +13,11 @@ from torch import nn
 
 import coterie
 from coterie import Method, Order, State, Upload, Weights
-from coterie.channel import central as dp
-from coterie.channel import local
 from coterie.channel.channel import Channel
 from coterie.channel.policy import Policy, select
+from coterie.channel.privacy import central_noise as dp
 from coterie.channel.privacy import client as client_side
+from coterie.channel.privacy import local_noise as local
 from coterie.channel.privacy.accounting import Mechanism, Sampling, epsilon, gaussian_epsilon
 from coterie.channel.privacy.noise import split_noise
 from coterie.channel.privacy.settings import Privacy

@@ -358,12 +358,12 @@ def test_settings_that_mean_nothing_are_refused(tmp_path, privacy, words):
 def test_one_client_hides_among_nobody(tmp_path, mechanism):
     settings = {"privacy": Privacy(mechanism=mechanism, epsilon=0.5)}
     alone = on_quadratics(coterie.fedavg(), [[1.0]], settings=settings)
-    refused(alone, tmp_path, "noise hides one client among others, and there is one only")
+    refused(alone, tmp_path, "noise hides one client among others, and there is only one")
     told = {"privacy": replace(settings["privacy"], delta=1e-3)}
-    refused(with_settings(alone, **told), tmp_path, "there is one only")
+    refused(with_settings(alone, **told), tmp_path, "there is only one")
     two = on_quadratics(coterie.fedavg(), [[1.0], [2.0]], settings=settings)
     two.plan(tmp_path)
-    refused(with_settings(two, holdout=1), tmp_path, "there is one only")
+    refused(with_settings(two, holdout=1), tmp_path, "there is only one")
 
 
 # Of 29 others, 2 are drawn by fair coins with probability 406 / 2²⁹ = 7.56e-7: then the thirtieth

@@ -218,7 +218,7 @@ def _resumed(
     resume: Path, config: object, directory: Path | None, sets: Any, flags: dict[str, Any]
 ) -> dict[str, Any]:
     """The configuration of the run to resume, with the few keys that may change."""
-    from coterie.experiment.config import assign, assign_texts, parse, run_anew
+    from coterie.experiment.config import assign, assign_texts, change_run_settings, parse
     from coterie.experiment.user_code import admitted
     from coterie.results.rundir import RunDir
 
@@ -234,7 +234,7 @@ def _resumed(
             "simulate(..., directory=..., resume=True)"
         )
     tree = admitted(tree, run.read_code())
-    run_anew(tree, {key: flags[key] for key in changeable if key != "alone"})
+    change_run_settings(tree, {key: flags[key] for key in changeable if key != "alone"})
     if flags["alone"]:
         assign(tree, FLAGS["alone"], True)
     assign_texts(tree, stop_rules)

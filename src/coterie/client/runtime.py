@@ -47,7 +47,10 @@ class Asked:
     @property
     def version(self) -> str:
         """The name of the state that the task makes, if it changes any."""
-        return str(self.body["order"])
+        name = str(self.body["order"])
+        if not name:
+            raise WireError("an order without a name, as the state has that everybody begins with")
+        return name
 
 
 @dataclass

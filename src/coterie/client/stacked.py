@@ -23,10 +23,10 @@ from coterie.data.population import Split
 from coterie.errors import Diverged
 from coterie.seeds import torch_generator
 
-LARGEST = 32  # clients in one stack under "auto": more gain little, and leave workers idle
-_SAMPLES = 16_384  # of all clients together that are decoded at a time: bounds the memory
-# Layers that are the same computation for a stack of models as for each of them alone: no random
-# numbers, no statistics of a batch, no lookups whose gradients torch computes in another way.
+LARGEST = 32  # clients in one stack under "auto"; more gain little and leave workers idle
+_SAMPLES = 16_384  # of all clients that are decoded at a time, to limit memory
+# Layers that compute the same for a stack of models as for each model alone: they use no random
+# numbers, no batch statistics and no lookups, whose gradients torch computes differently.
 _STACKABLE = (
     *(nn.Linear, nn.Flatten, nn.Identity, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU),
     *(nn.SiLU, nn.ELU, nn.Softplus, nn.LayerNorm),
@@ -35,7 +35,7 @@ _STACKABLE = (
 
 @dataclass(frozen=True)
 class FitCall:
-    """One training that a client asked for: the arguments of ``fit``, without the shared ones."""
+    """A training that a client requests: the arguments of ``fit``, without the shared ones."""
 
     start: Weights
     data: Split
@@ -47,13 +47,13 @@ class FitCall:
 
     @property
     def stackable(self) -> bool:
-        """Whether it may share a stack: its objective has penalties at most, and it has steps."""
+        """Whether it may be stacked: it makes steps, and its objective adds at most penalties."""
         objective = self.objective
         return not objective.terms and objective.gradient_rule is None and self.steps > 0
 
     @property
     def steps(self) -> int:
-        """How many steps it takes."""
+        """The number of steps that it takes."""
         schedule = self.schedule
         if not (schedule.epochs and len(self.data)):
             return 0
@@ -125,9 +125,9 @@ def fit_alone(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
 def fit_stack(
     model: FlatModel, trainings: Sequence[FitCall], criterion: Criterion
 ) -> list[Fit | Diverged]:
-    """Train all of these at once; they must be of one ``kind``. One that diverges harms no other.
+    """Run several trainings of the same ``kind`` at once; if one diverges, the others do not.
 
-    The longest trainings have the first rows, so that those still at work are always a block.
+    The longest trainings get the first rows, so that those still running are contiguous.
     """
     rows = sorted(range(len(trainings)), key=lambda i: -trainings[i].steps)
     stack = _Stack(model, [trainings[i] for i in rows], criterion)
@@ -136,7 +136,7 @@ def fit_stack(
 
 
 class _Stack:
-    """The models of several clients while they train: a row each, the longest training first."""
+    """The models of several clients during training: a row each, the longest training first."""
 
     def __init__(
         self, model: FlatModel, trainings: Sequence[FitCall], criterion: Criterion
@@ -153,43 +153,45 @@ class _Stack:
         self.losses: list[list[Tensor]] = [[] for _ in trainings]
 
     def train(self) -> list[Fit | Diverged]:
-        """All steps of all trainings."""
+        """Make all steps of all trainings."""
         plain = self.part is None and not self.trainings[0].objective.penalties
         clear, step = optimiser(self.theta, self.gradient, self.schedule, plain)
         self.model.module.train()
         results: dict[int, Fit | Diverged] = {}
-        at_work, batches = len(self.trainings), _Batches(self.trainings, self.model.device)
-        tensors = self._tensors(at_work)
+        running, batches = len(self.trainings), _Batches(self.trainings, self.model.device)
+        tensors = self._tensors(running)
         for number in range(self.trainings[0].steps):
-            while self.trainings[at_work - 1].steps <= number:
-                at_work -= 1
-                results[at_work] = self._result(at_work, batches)
+            while self.trainings[running - 1].steps <= number:
+                running -= 1
+                results[running] = self._result(running, batches)
                 tensors = {}
-            tensors = tensors or self._tensors(at_work)
+            tensors = tensors or self._tensors(running)
             clear()
-            self._backward(tensors, *batches.take(number, at_work))
-            self._shape_gradient(at_work)
+            self._backward(tensors, *batches.take(number, running))
+            self._shape_gradient(running)
             step()
             if self.rest is not None:
                 torch.where(self.rest, self.origin, self.theta, out=self.theta)
-        for row in range(at_work):
+        for row in range(running):
             results[row] = self._result(row, batches)
         return [results[row] for row in range(len(self.trainings))]
 
-    def _tensors(self, at_work: int) -> dict[str, Tensor]:
-        """The tensors of the first models, stacked: views of the matrix."""
+    def _tensors(self, running: int) -> dict[str, Tensor]:
+        """The tensors of the models still running, stacked, as views of the matrix."""
         tensors = {}
         for entry in self.layout.entries:
             span = self.layout.spans[entry.name]
-            tensor = self.vectors[:at_work, span].view(at_work, *entry.shape).detach()
+            tensor = self.vectors[:running, span].view(running, *entry.shape).detach()
             tensors[entry.name] = tensor.requires_grad_(entry.kind == "parameter")
         return tensors
 
     def _backward(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor, counts: Tensor) -> None:
-        """Add the gradients of one batch of each model to the matrix, and note the losses."""
+        """Add each model's gradient for its batch to the matrix, and record the losses."""
 
-        def forward(own: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            return functional_call(self.model.module, own, (inputs,))  # type: ignore[no-any-return]
+        def forward(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
+            return functional_call(  # type: ignore[no-any-return]
+                self.model.module, weights, (inputs,)
+            )
 
         out = torch.vmap(forward)(tensors, x)
         losses = _losses(self.criterion, out, y, counts)
@@ -201,9 +203,9 @@ class _Stack:
         for row, loss in enumerate(losses.detach()):
             self.losses[row].append(loss)
 
-    def _shape_gradient(self, at_work: int) -> None:
-        """Penalties, resting layers and clipping, as for one model."""
-        for row in range(at_work):
+    def _shape_gradient(self, running: int) -> None:
+        """Apply penalties, frozen layers and clipping, as for a single model."""
+        for row in range(running):
             for penalty in self.trainings[row].objective.penalties:
                 penalty.add_gradient(self.gradient[row], self.theta[row], self.origin[row])
         if self.rest is not None:
@@ -213,19 +215,19 @@ class _Stack:
             self.gradient.mul_(torch.clamp(self.schedule.clip / (norms + 1e-12), max=1.0))
 
     def _result(self, row: int, batches: _Batches) -> Fit | Diverged:
-        """What the training of this row came to, as its last step left it."""
+        """The result of the training in this row, once its last step is done."""
         training, losses = self.trainings[row], self.losses[row]
         mean_loss = float(torch.stack(losses).mean())
         vector = self.vectors[row].cpu().clone()
         if not (math.isfinite(mean_loss) and bool(torch.isfinite(vector).all())):
             return Diverged("the training loss or the weights are no longer finite")
         trained = Weights(self.layout, vector)
-        whole = trained.part(self.part).onto(training.start) if self.part else trained
-        return Fit(whole, len(losses), mean_loss, batches.samples(row))
+        weights = trained.part(self.part).onto(training.start) if self.part else trained
+        return Fit(weights, len(losses), mean_loss, batches.samples(row))
 
 
 def _losses(criterion: Criterion, out: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-    """Each model's mean loss over the samples of its batch; short batches are padded at the end."""
+    """Each model's mean loss over its batch, without the padding at the end of short batches."""
     width = y.shape[1]
     if criterion is nn.functional.cross_entropy and y.dim() == 2 and out.dim() == 3:
         chosen = out.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
@@ -238,7 +240,7 @@ def _losses(criterion: Criterion, out: Tensor, y: Tensor, counts: Tensor) -> Ten
 
 
 class _Batches:
-    """The batches of all trainings, in the order that each has by itself, some steps at a time."""
+    """The batches of all trainings, each in its own order, loaded some steps at a time."""
 
     def __init__(self, trainings: Sequence[FitCall], device: torch.device) -> None:
         self._trainings, self._device = trainings, device
@@ -249,35 +251,35 @@ class _Batches:
         self._x = self._y = torch.empty(0)
 
     def samples(self, row: int) -> int:
-        """How many samples a training went through."""
+        """The number of samples that a training processed."""
         return int(self._counts[row].sum())
 
-    def take(self, step: int, at_work: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs and targets of one step for the first models, and how many are real."""
+    def take(self, step: int, running: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs, targets and numbers of samples of one step, for the running models."""
         if step >= self._beyond:
-            self._load(step, at_work)
+            self._load(step, running)
         at = step - self._first
-        counts = torch.stack([self._counts[row][step] for row in range(at_work)])
-        return self._x[:at_work, at], self._y[:at_work, at], counts.to(self._device)
+        counts = torch.stack([self._counts[row][step] for row in range(running)])
+        return self._x[:running, at], self._y[:running, at], counts.to(self._device)
 
-    def _load(self, step: int, at_work: int) -> None:
-        steps = max(1, _SAMPLES // (at_work * self._width))
+    def _load(self, step: int, running: int) -> None:
+        steps = max(1, _SAMPLES // (running * self._width))
         self._first, self._beyond = step, min(step + steps, len(self._rows[0]))
         xs, ys = [], []
-        for row in range(at_work):
+        for row in range(running):
             rows = self._rows[row][self._first : self._beyond]
-            if len(rows) < self._beyond - self._first:  # it ends before the others do
+            if len(rows) < self._beyond - self._first:  # this training ends before the others
                 padding = rows.new_full((self._beyond - self._first - len(rows), self._width), -1)
                 rows = torch.cat([rows, padding])
-            data, places = self._trainings[row].data, rows.clamp(min=0).flatten()
-            inputs = decode(data.x[places])
+            data, indices = self._trainings[row].data, rows.clamp(min=0).flatten()
+            inputs = decode(data.x[indices])
             xs.append(inputs.view(*rows.shape, *inputs.shape[1:]))
-            ys.append(data.y[places].view(*rows.shape, *data.y.shape[1:]))
+            ys.append(data.y[indices].view(*rows.shape, *data.y.shape[1:]))
         self._x, self._y = torch.stack(xs).to(self._device), torch.stack(ys).to(self._device)
 
 
 def _rows_of(training: FitCall, width: int) -> Tensor:
-    """The rows of each of its batches, as ``fit`` draws them."""
+    """The row numbers of each batch of a training, in the order in which ``fit`` draws them."""
     generator, count = torch_generator(training.order_seed), len(training.data)
     batches = -(-count // width)
     padding, epochs = batches * width - count, []

@@ -1,8 +1,8 @@
-"""Several clients at once: tasks pause where they train, and paused trainings share a stack.
+"""Runs the tasks of several clients side by side, so that their trainings can be stacked.
 
-Tasks are written for one client and stay so. Each runs in a greenlet of its own, which hands
-control back when its client trains; once all tasks wait, trainings of one kind are stacked and
-each task goes on with its result.
+Tasks are written for one client. Each runs in its own greenlet, which is paused when its client
+trains; once all tasks are paused, the trainings of the same kind are run as one stack, and each
+task continues with its result.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Result = TypeVar("Result")
 
 @dataclass
 class Together:
-    """Runs tasks side by side on one resident model."""
+    """Runs several clients' tasks side by side, using one model for all trainings."""
 
     model: FlatModel
     criterion: Criterion
     _runner: greenlet | None = field(default=None, init=False)
 
     def run(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
-        """The results of all tasks. An exception that leaves a task ends them all."""
+        """Run all tasks and return their results; an exception in a task ends them all."""
         self._runner = getcurrent()
         workers = [greenlet(task) for task in tasks]
         results: dict[int, Result] = {}
@@ -48,10 +48,10 @@ class Together:
         return [results[number] for number in range(len(tasks))]
 
     def fit(self, training: FitCall) -> Fit:
-        """Train now, or, in a task that runs beside others, together with theirs."""
+        """Train now or, in a task that runs next to others, when they are all paused to train."""
         if self._runner is None or getcurrent() is self._runner or not training.stackable:
             return fit_alone(self.model, training, self.criterion)
-        # What a task may have set for its own torch calls must not reach other tasks.
+        # Torch's settings are global: restore what this task may have changed for itself.
         grad, random = torch.is_grad_enabled(), torch.get_rng_state()
         result: Fit | Exception = self._runner.switch(training)
         torch.set_grad_enabled(grad)
@@ -68,7 +68,7 @@ class Together:
         results: dict[int, Any],
         waiting: dict[int, FitCall],
     ) -> None:
-        """A task has ended, or waits for a training."""
+        """Record that a task has ended with a result, or waits for a training."""
         torch.set_grad_enabled(True)
         if worker.dead:
             results[number] = answer
@@ -76,7 +76,7 @@ class Together:
             waiting[number] = answer
 
     def _train(self, waiting: dict[int, FitCall]) -> dict[int, Fit | Exception]:
-        """Train all that wait, those of one kind as one stack."""
+        """Run all trainings that tasks wait for, those of the same kind as one stack."""
         kinds: dict[tuple[object, ...], list[int]] = {}
         for number, training in waiting.items():
             kinds.setdefault(training.kind, []).append(number)
@@ -91,5 +91,5 @@ class Together:
             return fit_stack(self.model, trainings, self.criterion)
         try:
             return [fit_alone(self.model, trainings[0], self.criterion)]
-        except Exception as error:  # it belongs to the task that asked for the training
+        except Exception as error:  # to be raised in the task that requested the training
             return [error]

@@ -32,7 +32,7 @@ class Assign:
     ``mixes(state, client)``. ``admit`` assigns newcomers; by default, they pick a model.
     ``tasks`` are the rule's own client tasks, ``tells(state)`` is added to the configuration of
     training orders, and ``check`` raises an error for setups that do not fit. ``takes_as_public``,
-    ``needs_public`` and ``shows`` are as in ``Method``.
+    ``needs_public``, ``same_steps`` and ``shows`` are as in ``Method``.
 
     ``sorts`` forms groups from single replies, in the rounds in which ``looks(state, info)`` is
     true. It receives the state, the round, the cohort's replies, and a function that has ``more``
@@ -62,6 +62,7 @@ class Assign:
     needs_public: bool = False
     no_noise: str = ""
     sums: int = 1
+    same_steps: str = ""
     shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

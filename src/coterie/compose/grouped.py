@@ -162,6 +162,7 @@ def grouped(
         needs_public=assign.needs_public,
         chooses="slot" if assign.picks else "",
         sums=assign.sums,
+        same_steps=assign.same_steps,
         shows={**dict.fromkeys(picks, ("slot",)), **assign.shows},
     )
 

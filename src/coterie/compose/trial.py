@@ -40,6 +40,7 @@ KEPT_IN = "trial_round"  # the client state that holds the round of that model
 STEPS = "trial_steps"  # in a training order: the minimum number of steps before a model is scored
 SCALED = "scaled"  # in a scoring order: whether scores are divided by the client's samples
 ALL_CLIENTS = "everybody"  # the slot of the sum of all scores
+TWICE = "sends, in a trial, a model and a copy of it that may have made more steps"  # secure sums
 SCORED = "scored"  # in an upload: the longer-trained copy, to be averaged and scored
 SUFFICIENT_GAIN = 0.9  # a coarser cut is good enough with this share of the best gain
 LARGEST_HALF = 60_000.0  # smaller numbers fit into 16 bits

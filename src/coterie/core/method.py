@@ -220,9 +220,11 @@ class Method:
     noise hides, and how much that matters. ``chooses`` is the metric in which clients name the slot
     for their model, if they choose it themselves. ``sums`` is the maximum number of means
     (``reduce``) that a client contributes to in one round: under secure aggregation, clients sign
-    no more, and all of them must have the same clients with the same weights. ``shows`` are the
-    tasks for single clients (``gather``) that are allowed under secure sums, each with the metrics
-    that it may return: clients do not send any other number, nor any vector that was not revealed.
+    no more, and all of them must have the same clients with the same weights. ``same_steps`` says
+    which part of a client's training goes into two sums, in proportions that depend on its number
+    of steps: secure sums then need the same number of steps for all. ``shows`` are the tasks for
+    single clients (``gather``) that are allowed under secure sums, each with the metrics that it
+    may return: clients do not send any other number, nor any vector that was not revealed.
     """
 
     name: str
@@ -250,6 +252,7 @@ class Method:
     needs_public: bool = False
     chooses: str = ""
     sums: int = 1
+    same_steps: str = ""
     shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

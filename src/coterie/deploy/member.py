@@ -87,6 +87,11 @@ def check_amplified(schedule: Schedule) -> None:
                 "1, and lr and weight_decay from train alone, so that no step counts far more than "
                 "the others"
             )
+    if schedule.lr_decay > 1:
+        raise WireError(
+            f"train.lr_decay = {schedule.lr_decay:g} makes learning rates grow without a bound: "
+            "clients of secure sums take at most 1"
+        )
     if schedule.lr * schedule.weight_decay > 1:
         raise WireError(
             f"train.weight_decay = {schedule.weight_decay:g} times train.lr = {schedule.lr:g} is "

@@ -1,6 +1,6 @@
-"""A newcomer joins a run that is over: it is placed, adapts what it receives, and has a model.
+"""Admit a new client to a run that has ended: assign its group and adapt a model to its data.
 
-The run itself stays as it is. What the newcomer keeps lives in a folder of its own meanwhile.
+The run itself does not change. The new client's state is kept in a temporary folder.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from coterie.results.rundir import RunDir
 
 @dataclass(frozen=True)
 class Admitted:
-    """A newcomer in its place.
+    """A newcomer that was admitted: its group, scores and model.
 
-    ``received`` and ``adapted`` are its scores on its own test data, as it came and after
-    ``epochs`` of training on its own training data; both empty if it has no test data. ``weights``
-    are those of the adapted model.
+    ``received`` and ``adapted`` are the scores on its own test data of the model as received and
+    after ``epochs`` of training on its own training data; both are empty if it has no test data.
+    ``weights`` are those of the adapted model.
     """
 
     client: ClientId
@@ -63,7 +63,7 @@ class Admitted:
     weights: Weights
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the weights, as plain values."""
+        """Everything but the weights, as plain values."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "weights"}
         return {**values, "bytes": asdict(self.bytes)}
 
@@ -74,11 +74,11 @@ def admit_client(
     epochs: int = 5,
     metadata: Mapping[str, str] | None = None,
 ) -> Admitted:
-    """Let one more client into a run, finished or stopped, and adapt the model it receives.
+    """Admit one more client to a finished or stopped run, and adapt the model it receives.
 
-    ``data`` is encoded as the run's own (``newcomer_data`` reads it from a file). The method's
-    ``admit`` finds the place; scores and training are those of newcomers held out by a run.
-    ``metadata`` is what is known of the newcomer, as in ``{"site": "north"}``.
+    ``data`` must be encoded as the run's (``newcomer_data`` reads it from a file). The method's
+    ``admit`` assigns the group; the client is scored and trained as those that a run holds out.
+    ``metadata`` are columns that describe the newcomer, as in ``{"site": "north"}``.
     """
     result = run if isinstance(run, Result) else reopen(run)
     admit = result.plan.method.admit
@@ -94,19 +94,21 @@ def admit_client(
             plan, result.rounds, "admit", ChannelState(versions=dict(result.versions))
         )
         public = public_of(plan.population, copy.deepcopy(plan.module), plan.bn, "cpu")
-        known = {column: {id: value} for column, value in (metadata or {}).items()}
-        info = Round(result.rounds, [id], public, metadata=known)
-        state = admit(channel, result.state, info)
+        columns = {column: {id: value} for column, value in (metadata or {}).items()}
+        round_info = Round(result.rounds, [id], public, metadata=columns)
+        state = admit(channel, result.state, round_info)
         if id not in state.groups:
-            raise TrainingError("the newcomer has found no place: it did not answer the method")
-        moved, sends = channel.state.ledger.total, plan.method.sends(state, id)
+            raise TrainingError(
+                "the newcomer was not assigned to a group: it did not answer the method"
+            )
+        bytes_moved, sends = channel.state.ledger.total, plan.method.sends(state, id)
         received = channel.score({id: sends}, {})[id]
-        # A method whose clients use what they adapted: what is scored is what is handed over.
-        after = replace(plan, method=_adapting(plan.method, epochs), privacy=Privacy())
-        after_all = ChannelState(
+        # The model that is scored must be the one that is exported.
+        training_plan = replace(plan, method=_adapting(plan.method, epochs), privacy=Privacy())
+        training_state = ChannelState(
             versions=dict(channel.state.versions), held=dict(channel.state.held)
         )
-        adapted = _channel(after, result.rounds, "adapt", after_all)
+        adapted = _channel(training_plan, result.rounds, "adapt", training_state)
         return Admitted(
             client=id,
             group=state.groups[id],
@@ -114,18 +116,19 @@ def admit_client(
             samples={part: len(getattr(data, part)) for part in ("train", "val", "test")},
             received=_on_test(received),
             adapted=_on_test(adapted.score({id: sends}, {})[id]),
-            bytes=moved,
+            bytes=bytes_moved,
             weights=adapted.fetch(id, sends),
         )
 
 
 def _with_newcomer(plan: Plan, data: ClientData, folder: Path) -> Plan:
-    """The run's plan with one client more, whose true group nobody knows."""
-    own, run = data.train.x, plan.population.clients[0].train.x
-    if own.shape[1:] != run.shape[1:] or own.dtype != run.dtype:
+    """The run's plan with one more client, whose true group is unknown."""
+    new_samples, run_samples = data.train.x, plan.population.clients[0].train.x
+    if new_samples.shape[1:] != run_samples.shape[1:] or new_samples.dtype != run_samples.dtype:
         raise DataError(
-            f"the newcomer's samples are {own.dtype} of shape {tuple(own.shape[1:])}, the run's "
-            f"{run.dtype} of shape {tuple(run.shape[1:])}: encode them alike"
+            f"the newcomer's samples are {new_samples.dtype} of shape "
+            f"{tuple(new_samples.shape[1:])}, the run's {run_samples.dtype} of shape "
+            f"{tuple(run_samples.shape[1:])}: encode them alike"
         )
     clients = (*plan.population.clients, data)
     population = replace(plan.population, clients=clients, groups=None)
@@ -133,23 +136,23 @@ def _with_newcomer(plan: Plan, data: ClientData, folder: Path) -> Plan:
 
 
 def _states_of(folder: Path, stack: ExitStack) -> Path:
-    """A passing folder of client states that shows the run's own, and keeps what is written."""
-    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-admit-")))
+    """A temporary folder of client states: links to the run's, and room for new files."""
+    copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-admit-")))
     if folder.is_dir():
-        shutil.copytree(folder.resolve(), place, copy_function=os.symlink, dirs_exist_ok=True)
-    return place
+        shutil.copytree(folder.resolve(), copy, copy_function=os.symlink, dirs_exist_ok=True)
+    return copy
 
 
-def _channel(plan: Plan, rounds: int, stage: str, known: ChannelState) -> Channel:
+def _channel(plan: Plan, rounds: int, stage: str, state: ChannelState) -> Channel:
     wire = Wire(plan.start.layout, plan.coding.downwards.plain)
     terms = Terms(plan.coding, start=plan.start, seed=plan.seed)
-    channel = Channel(Loop(plan), wire, terms=terms, state=known)
+    channel = Channel(Loop(plan), wire, terms=terms, state=state)
     channel.begin(max(rounds - 1, 0), stage=stage)
     return channel
 
 
 def _adapting(method: Method, epochs: int) -> Method:
-    """The same method for clients who train what they receive before they use it, as scores do."""
+    """The same method, whose clients adapt the model they receive before they use it."""
 
     def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
         model = method.assemble(client, arrays)
@@ -165,35 +168,35 @@ def _on_test(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def newcomer_data(path: Path, run: Path, population: Population) -> ClientData:
-    """A newcomer's labelled data from a file, encoded and divided as the run's own clients' are."""
+    """Read a newcomer's labelled data, and encode and split it as the run does."""
     config = parse(RunDir.open(run).read_config())
     samples = labelled_like(path, population, **_columns(config))
     fractions = config.data.test_fraction, config.data.val_fraction
-    id = len(population.clients)  # a client of its own has a random stream of its own
+    id = len(population.clients)  # each client has its own random stream
     parts = split_client(samples.y.numpy(), *fractions, config.run.seed, id)
     train, val, test = (Split(samples.x[p], samples.y[p]) for p in parts)
     return ClientData(train, val, test, name=path.stem)
 
 
 def newcomer_metadata(path: Path, run: Path) -> dict[str, str]:
-    """A newcomer's metadata, from those of the run's columns that its CSV file has too."""
+    """A newcomer's metadata, from the run's metadata columns in its CSV file."""
     config = parse(RunDir.open(run).read_config())
     if path.suffix.lower() != ".csv":
         return {}
     sheet = read_sheet(path, _columns(config).get("delimiter", ","))
     columns = {c: np.array(v) for c, v in sheet.columns.items() if c in metadata_of(config.data)[1]}
-    known = constant_columns(columns, list(columns), [np.arange(len(sheet.lines))], [path.stem])
-    return {column: values[0] for column, values in known.items()}
+    constant = constant_columns(columns, list(columns), [np.arange(len(sheet.lines))], [path.stem])
+    return {column: values[0] for column, values in constant.items()}
 
 
 def _columns(config: Config) -> dict[str, str]:
-    """How the run reads CSV files, if it reads any."""
+    """The options with which the run reads CSV files, if it does."""
     options = config.data.options if config.data.set in ("csv", "text") else {}
     return {k: str(options[k]) for k in ("label", "text", "delimiter") if k in options}
 
 
 def export_admitted(admitted: Admitted, result: Result, target: Path) -> None:
-    """The newcomer's adapted model as a safetensors file, described as ``export_model`` does."""
+    """Write the newcomer's adapted model to a safetensors file, as ``export_model`` does."""
     check_target(target)
-    more = {"group": admitted.group, "epochs": admitted.epochs, "admitted": "true"}
-    write_model(result, admitted.client, admitted.weights, target, **more)
+    description = {"group": admitted.group, "epochs": admitted.epochs, "admitted": "true"}
+    write_model(result, admitted.client, admitted.weights, target, **description)

@@ -1,4 +1,4 @@
-"""The two ways to run from Python: a configuration, or one's own clients and model."""
+"""The two ways to run from Python: from a configuration, or with your own clients and model."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def run(
     watch: Watch | None = None,
     track: Track | None = None,
 ) -> Result:
-    """Run what a configuration describes: a TOML file, nested dicts, or a ``Config``.
+    """Run an experiment from a configuration: a TOML file, nested dicts, or a ``Config``.
 
-    ``watch`` is called with each round's event. ``track`` are trackers: "tensorboard", "mlflow", or
-    one of your own (see ``coterie.Tracker``).
+    ``watch`` is called with the event of each round. ``track`` names trackers, "tensorboard" or
+    "mlflow", or holds your own (see ``coterie.Tracker``).
 
     >>> result = run({"data": {"clients": 4}, "run": {"rounds": 2, "engine": "loop"}})
     >>> len(result.history), len(result.clients)
@@ -65,11 +65,11 @@ def run(
         config = read_toml(Path(config))
     if not isinstance(config, Config):
         config = parse(admitted(config))
-    place = Path(directory) if directory else None
-    tracked = _tracking(track, place)
+    run_dir = Path(directory) if directory else None
+    trackers = _tracking(track, run_dir)
     experiment = experiment_of(config)
     _warn_of_public(experiment)
-    return execute(experiment, place, watch=watch, track=tracked)
+    return execute(experiment, run_dir, watch=watch, track=trackers)
 
 
 def simulate(
@@ -96,19 +96,19 @@ def simulate(
     track: Track | None = None,
     **settings: Any,
 ) -> Result:
-    """Run on one's own data: a list of ``(x, y)`` per client, or a ``Population``.
+    """Run on your own data: a list of ``(x, y)`` with one entry per client, or a ``Population``.
 
-    ``model`` is a name of ``coterie.models``, a module (training starts from its weights), or a
-    function that makes one; ``init`` is how weights are first drawn: "torch" leaves that to PyTorch
-    and the model itself, "he", "glorot" and "authors" draw those of convolutions and dense layers
-    anew; ``start`` are other weights to start from, by name or in a safetensors file; ``freeze``
-    are layers that are neither trained nor sent; ``metrics`` are further scores, functions of
-    outputs and targets; ``metadata`` are columns with a value for each client, as in
-    ``{"site": {0: "north", 1: "south"}}``; ``public`` are samples without labels that the server
-    runs models on, where a method needs any; ``resume`` goes on with the run in ``directory``, and
-    ``discard_damaged`` does so even if a damaged file there costs a part of its history;
-    ``track`` are trackers, as for ``run``. ``settings`` are those of a schedule (``epochs``,
-    ``batch_size``, ``lr``, …) and of a run (``cohort``, ``seed``, ``engine``, ``workers``,
+    ``model`` is a name from ``coterie.models``, a module (training starts from its weights), or a
+    function that returns one. ``init`` says how weights are initialised: "torch" leaves that to
+    PyTorch and the model, while "he", "glorot" and "authors" draw the weights of convolutions and
+    dense layers. ``start`` are weights to start from instead, by name or in a safetensors file.
+    ``freeze`` names layers that are neither trained nor sent. ``metrics`` are additional scores,
+    functions of outputs and targets. ``metadata`` are columns with a value for each client, as in
+    ``{"site": {0: "north", 1: "south"}}``. ``public`` are unlabelled samples on which the server
+    runs models, for methods that need them. ``resume`` continues the run in ``directory``, and
+    ``discard_damaged`` does so even if a damaged file loses part of its history. ``track`` are
+    trackers, as for ``run``. ``settings`` are those of the training schedule (``epochs``,
+    ``batch_size``, ``lr``, …) and of the run (``cohort``, ``seed``, ``engine``, ``workers``,
     ``evaluate_every``, …), and the tables ``wire``, ``clock``, ``availability``, ``stop`` and
     ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
 
@@ -118,14 +118,14 @@ def simulate(
     >>> sorted(result.groups)
     [0, 1, 2, 3]
     """
-    place = Path(directory) if directory else None
-    tracked = _tracking(track, place)
+    run_dir = Path(directory) if directory else None
+    trackers = _tracking(track, run_dir)
     preset = method if isinstance(method, str) and method in PRESETS else None
     config = _checked({"rounds": rounds, **settings}, preset)
     method = method if preset is None else config.method.name
     if isinstance(method, str):
         method = admitted({"method": {"name": method}})["method"]["name"]
-    chosen = settings_of(config)
+    run_settings = settings_of(config)
     population = (
         clients
         if isinstance(clients, Population)
@@ -133,12 +133,12 @@ def simulate(
             list(clients),
             test_fraction=test_fraction,
             val_fraction=val_fraction,
-            seed=chosen.seed,
+            seed=run_settings.seed,
         )
     )
     if public is not None:
-        alike = population.clients[0].train.x.numpy()
-        population = replace(population, public=public_samples(public, population.kind, alike))
+        example = population.clients[0].train.x.numpy()
+        population = replace(population, public=public_samples(public, population.kind, example))
     if metadata is not None:
         names = [client.name for client in population.clients]
         columns = columns_by_client(metadata, names)
@@ -146,7 +146,7 @@ def simulate(
     made = make_method(method) if isinstance(method, str) else method
     if not isinstance(made, Method):
         raise ConfigError(
-            f"method = {method!r}: give a name, or a method made by its factory, as in "
+            f"method = {method!r}: give a name, or a method returned by its factory, as in "
             "coterie.ifca(k=3)"
         )
     if isinstance(start, str | Path):
@@ -157,9 +157,8 @@ def simulate(
         method=made,
         criterion=_aligned(loss, population) if callable(loss) else criterion_of(loss, population),
         schedule=part(Schedule, config.train),
-        settings=chosen,
-        # A module comes with weights, and these are what its owner wants to start from, unless
-        # other ones are asked for.
+        settings=run_settings,
+        # Training starts from a module's own weights unless others are requested.
         start=model.state_dict()
         if start is None and isinstance(model, nn.Module) and init == "torch"
         else start,
@@ -172,12 +171,14 @@ def simulate(
                 "made_by": "coterie.simulate",
                 "method": made.name,
                 "init": init,
-                **_told(config),
+                **_recorded(config),
             }
         },
     )
     _warn_of_public(experiment)
-    return execute(experiment, place, resume, watch, track=tracked, discard_damaged=discard_damaged)
+    return execute(
+        experiment, run_dir, resume, watch, track=trackers, discard_damaged=discard_damaged
+    )
 
 
 def _warn_of_public(experiment: Experiment) -> None:
@@ -199,7 +200,7 @@ def _factory(
 ) -> Callable[[], nn.Module]:
     if isinstance(model, nn.Module):
         module = model
-        # Another initialisation draws some layers itself; the rest keeps the module's weights.
+        # Other initialisations draw some layers; the rest keep the module's weights.
         return lambda: reinitialised(module) if init == "torch" else copy.deepcopy(module)
     if callable(model):
         return model
@@ -219,12 +220,12 @@ _TABLES = {
 
 
 def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
-    """Settings by their plain names, as a configuration: its bounds hold here too."""
-    places = {"evaluate_every": "evaluation.every"}
-    given = ("train", "run", "evaluation")
-    places |= {key.name: key.path for key in keys() if key.table in given}
+    """The configuration that plain settings such as ``lr=0.1`` make, checked as usual."""
+    paths = {"evaluate_every": "evaluation.every"}
+    top_level = ("train", "run", "evaluation")
+    paths |= {key.name: key.path for key in keys() if key.table in top_level}
     for name in ("loss", "every"):
-        del places[name]
+        del paths[name]
     tree: dict[str, Any] = {}
     tables = _TABLES
     for name, value in settings.items():
@@ -232,23 +233,23 @@ def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
             tree[name] = dict(value)
         elif name in tables:
             raise ConfigError(f"{name} must be a dict, as in {_TABLES[name]}, not {value!r}")
-        elif name not in places:
-            raise ConfigError(unknown("setting", name, [*places, *tables]))
+        elif name not in paths:
+            raise ConfigError(unknown("setting", name, [*paths, *tables]))
         else:
-            assign(tree, places[name], value)
+            assign(tree, paths[name], value)
     return parse(admitted(tree | ({} if preset is None else {"method": {"name": preset}})))
 
 
-def _told(config: Config) -> dict[str, Any]:
-    """The settings of a run, for whoever reads of it; data, model and method came as objects."""
+def _recorded(config: Config) -> dict[str, Any]:
+    """The settings to record in the run directory; data, model and method are objects."""
     tree = config.model_dump()
-    found = {key: tree[key] for key in ("train", "run", "evaluation", *_TABLES)}
-    del found["train"]["loss"]
-    return found
+    recorded = {key: tree[key] for key in ("train", "run", "evaluation", *_TABLES)}
+    del recorded["train"]["loss"]
+    return recorded
 
 
 def _aligned(function: Callable[..., Any], population: Population) -> Callable[..., Any]:
-    """A user's loss or metric; in a regression it gets outputs in the shape of the targets."""
+    """A user's loss or metric; in a regression its outputs have the shape of the targets."""
     return function if population.classes is not None else partial(_in_shape, function)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the server's state between two rounds, written so that a crash cannot harm them."""
+"""Checkpoints: the server's state between two rounds, written so that a crash cannot damage it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FORMAT = 4
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """After ``rounds`` rounds: the method's state, the channel's, and what the history needs.
+    """The state after ``rounds`` rounds: the method's, the channel's, and the best scores.
 
-    ``lines`` say how far events and ledger had come.
+    ``lines`` mark how many lines the files of events and of the ledger had.
     """
 
     rounds: int
@@ -33,10 +33,10 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, the last two of them.
+    """The last two checkpoints of a run.
 
-    Each is a safetensors file and a small JSON file that names its checksum and is written last:
-    it is the JSON file that makes a checkpoint exist.
+    Each is a safetensors file and a small JSON file with its checksum, which is written last: a
+    checkpoint exists once its JSON file does.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
@@ -70,23 +70,23 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def mark(self, rounds: int, lines: Mapping[str, Mark]) -> None:
-        """Let a checkpoint count on these lines alone: others were given up."""
+        """Let a checkpoint rely on these lines only, after others were discarded."""
         path = self.folder / f"round-{rounds:06d}.json"
         note = from_json(path.read_text()) | {"lines": dict(lines)}
         write_atomic(path, to_json(note).encode(), durable=True)
 
     def set_aside(self, rounds: int) -> None:
-        """Take checkpoints after this round, which cannot be used, out of the way."""
+        """Rename checkpoints after this round, which cannot be used."""
         for number in self.numbers():
-            for end in ("json", "safetensors"):  # it is the first that makes it exist
-                path = self.folder / f"round-{number:06d}.{end}"
+            for suffix in ("json", "safetensors"):  # the checkpoint exists while its JSON does
+                path = self.folder / f"round-{number:06d}.{suffix}"
                 if number > rounds and path.exists():
-                    path.replace(self.folder / f"damaged-{number:06d}.{end}")
+                    path.replace(self.folder / f"damaged-{number:06d}.{suffix}")
 
     def numbers(self) -> list[int]:
-        """The rounds that there are checkpoints of, good or not."""
-        found = (note.stem.removeprefix("round-") for note in self._notes())
-        return [int(number) for number in found if number.isdecimal()]
+        """The rounds with a checkpoint, damaged or not."""
+        names = (note.stem.removeprefix("round-") for note in self._notes())
+        return [int(number) for number in names if number.isdecimal()]
 
     def _notes(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.json"))
@@ -95,17 +95,17 @@ class Checkpoints:
         return bool(self._notes())
 
     def newest(self, layout: Layout) -> Checkpoint:
-        """The last checkpoint; a RunDirError if it is damaged, though one before it may be good."""
+        """The last checkpoint; a RunDirError if it is damaged, even if an earlier one is good."""
         last = self.load(layout)[-1]
         if last.rounds < (done := max(self.numbers(), default=0)):
             raise RunDirError(
-                f"the checkpoint of round {done} in {self.folder} is damaged. Do the round again "
+                f"the checkpoint of round {done} in {self.folder} is damaged. Repeat the round "
                 f"with: coterie run --resume {self.folder.parent}"
             )
         return last
 
     def load(self, layout: Layout) -> list[Checkpoint]:
-        """The good checkpoints, oldest first; a RunDirError when there is none."""
+        """The undamaged checkpoints, oldest first; a RunDirError if there is none."""
         good, bad = [], []
         for note in self._notes():
             try:
@@ -113,8 +113,8 @@ class Checkpoints:
             except RunDirError as error:
                 bad.append(str(error))
         if not good:
-            why = " ".join(bad) or f"there is no checkpoint in {self.folder}."
-            raise RunDirError(f"cannot resume: {why} Start the run again in a new folder")
+            reason = " ".join(bad) or f"there is no checkpoint in {self.folder}."
+            raise RunDirError(f"cannot resume: {reason} Start the run again in a new folder")
         return good
 
     def _read(self, path: Path, layout: Layout) -> Checkpoint:
@@ -128,7 +128,7 @@ class Checkpoints:
                 raise RunDirError(
                     f"{path} belongs to another experiment: its data, starting weights, method, "
                     "loss, training, seed, codecs, clock, availability, round policy or privacy "
-                    "were others."
+                    "differ."
                 )
             if path.stem != f"round-{note['rounds']:06d}":
                 raise RunDirError(f"{path} is damaged.")

@@ -1,4 +1,4 @@
-"""The end of a run: closing scores, newcomers, and what the run comes to."""
+"""The end of a run: final scores, newcomers, and the summary."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from coterie.results.result import client_rows
 
 @dataclass
 class Closing:
-    """Scores the clients once more, lets newcomers in, and sums the run up.
+    """Scores the clients, admits newcomers, and writes the summary of the run.
 
-    ``completed`` is given the closing scores, for a last round that waits for its own. ``note``
-    records an event, and ``farewell`` hands the models out in a real federation.
+    ``completed`` receives the final scores, for a last round that still waits for its scores.
+    ``note`` records an event, and ``farewell`` sends the models to clients of a real federation.
     """
 
     session: Session
@@ -36,22 +36,22 @@ class Closing:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self) -> None:
-        """Do all of that."""
+        """Close the run, or read its summary if it was closed before."""
         session, run = self.session, self.session.run
         channel, directory = session.channel, session.directory
         channel.begin(max(0, run.done - 1), stage="final")
         if self.farewell is not None and directory is not None and directory.result.exists():
-            # It was over when it was stopped: some clients may have left with their models.
+            # The run was closed before: some clients may have left with their models.
             self.summary = directory.read_result("remove it to have it written again")
             self.farewell(self.summary)
             return
-        received = session.scores()  # again, so that a finished run, resumed, counts the same bytes
+        received = session.scores()  # also if known: a resumed run must count the same bytes
         self.completed(received)
         epochs = session.adapt_epochs()
         adapted = session.scores(epochs) if epochs else received
         alone = self._alone() if session.experiment.settings.alone else {}
         if not received:
-            raise TrainingError("no client could be scored: none of them answered")
+            raise TrainingError("no client could be scored: none answered")
         before = _Before(
             session.channel.state.ledger.total,
             session.channel.state.lasted,
@@ -82,45 +82,45 @@ class Closing:
             self.farewell(self.summary)
 
     def _alone(self) -> Scores:
-        """Every client trains alone for as many rounds as it had on average, and is scored."""
+        """The scores of clients that trained alone, for as many rounds as each had on average."""
         members, settings = self.session.members, self.session.experiment.settings
         share = cohort_size(settings.cohort, len(members)) / len(members)
-        turns = max(1, round(self.session.run.done * share))
-        return self.session.channel.score({c: {} for c in members}, {"alone": turns})
+        rounds = max(1, round(self.session.run.done * share))
+        return self.session.channel.score({c: {} for c in members}, {"alone": rounds})
 
     def _admit(self) -> tuple[dict[str, Any], Scores, Scores]:
-        """Let the newcomers in and score them, as they come and after they have adapted."""
+        """Admit the newcomers and score them, before and after they adapt the model."""
         session, run = self.session, self.session.run
         channel, newcomers = session.channel, session.experiment.newcomers
         admit, before = session.experiment.method.admit, channel.state.ledger.total
         assert admit is not None
         channel.begin(max(0, run.done - 1), stage="admit")
-        info = Round(run.done, newcomers, session.experiment.public)
-        run.state = admit(channel, run.state, info)
-        came, rejected = [c for c in newcomers if c in run.state.groups], session.left_out()
+        round_info = Round(run.done, newcomers, session.experiment.public)
+        run.state = admit(channel, run.state, round_info)
+        admitted, left_out = [c for c in newcomers if c in run.state.groups], session.left_out()
         total, epochs = channel.state.ledger.total, session.experiment.settings.admit_epochs
-        received = session.scores(clients=came)
-        adapted = session.scores(epochs, came) if epochs else received
-        found: dict[str, Any] = {
-            "clients": came,
-            "unanswered": [c for c in newcomers if c not in came],
-            "groups": [run.state.groups[c] for c in came],
+        received = session.scores(clients=admitted)
+        adapted = session.scores(epochs, admitted) if epochs else received
+        summary: dict[str, Any] = {
+            "clients": admitted,
+            "unanswered": [c for c in newcomers if c not in admitted],
+            "groups": [run.state.groups[c] for c in admitted],
             "epochs": epochs,
             "received": summarise(received, session.judged_by),
             "adapted": summarise(adapted, session.judged_by),
             "bytes": asdict(total - before),
-            **rejected,
+            **left_out,
         }
-        self.note(cast(Event, {"round": run.done, "event": ADMISSION, **found}))
-        return found, received, adapted
+        self.note(cast(Event, {"round": run.done, "event": ADMISSION, **summary}))
+        return summary, received, adapted
 
     def _summary(self, received: Scores, adapted: Scores, before: _Before) -> dict[str, Any]:
-        """What the run comes to; bytes, seconds and groups as they were before newcomers came."""
+        """The summary of the run; bytes, seconds and groups are those before newcomers joined."""
         session, run = self.session, self.session.run
         method, settings = session.experiment.method, session.experiment.settings
         ledger = session.channel.state.ledger
         seconds = [e["seconds"] for e in (run.setup, *run.history) if "seconds" in e]
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "method": method.name,
             "rounds": run.done,
             "stopped": run.stopped if run.done < run.rounds else "",
@@ -145,26 +145,26 @@ class Closing:
             "warnings": warnings_of([*run.events, before.event]),
             **({"grouping": grouping} if (grouping := self._grouping(before.groups)) else {}),
             "exposure": session.channel.state.exposure.summary(),
-            **({"privacy": private} if (private := session.guard.summary()) else {}),
+            **({"privacy": privacy} if (privacy := session.guard.summary()) else {}),
         }
         if session.channel.terms.clock is not None:
-            found["clock"] = {**asdict(before.lasted), "total": before.lasted.total}
+            summary["clock"] = {**asdict(before.lasted), "total": before.lasted.total}
         if settings.target is not None:
             target, clients = settings.target, len(session.members)
-            found |= to_target(run.history, method.headline, session.judged_by, target, clients)
-        return found
+            summary |= to_target(run.history, method.headline, session.judged_by, target, clients)
+        return summary
 
     def _grouping(self, groups: int) -> dict[str, Any]:
-        """How the run came to so many groups."""
+        """The evidence for the number of groups, as ``result.json`` has it."""
         session = self.session
         counts = [len(session.population.clients[c].train) for c in session.members]
-        whole = round_samples(counts, asdict(session.experiment.schedule))
-        return grouping_of(session.run.events, groups, round_samples=whole)
+        samples = round_samples(counts, asdict(session.experiment.schedule))
+        return grouping_of(session.run.events, groups, round_samples=samples)
 
 
 @dataclass(frozen=True)
 class _Before:
-    """What the run had come to before newcomers came."""
+    """Totals of the run before newcomers joined."""
 
     moved: Bytes
     lasted: Seconds

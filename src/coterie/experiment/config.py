@@ -1,4 +1,4 @@
-"""Configuration: a TOML file, flags and ``--set section.key=value`` all become this one value."""
+"""Read a configuration from tables, flags and ``--set``, and build the experiment from it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from coterie.registry import MODELS
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
-    """A configuration from nested tables; what is wrong is said in one sentence.
+    """Check nested tables and return the configuration; an error names the key.
 
     >>> parse({"run": {"rounds": 5}}).run.rounds
     5
@@ -55,7 +55,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
     coterie.errors.ConfigError: unknown key 'run.round'; did you mean 'run.rounds'? ...
     """
     if "sweep" in tree:
-        raise ConfigError("a table [sweep] makes this several runs: coterie compare FILE")
+        raise ConfigError("a table [sweep] describes several runs: use coterie compare FILE")
     try:
         return Config.model_validate(expanded(tree))
     except ValidationError as error:
@@ -63,7 +63,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
 
 
 def assign(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key. Another name in a named table drops the old one's parameters.
+    """Set a dotted key. A new name in a named table drops the old name's parameters.
 
     >>> tree = {"method": {"name": "fedprox", "mu": 0.1}}
     >>> assign(tree, "method.name", "ifca"); assign(tree, "method.k", 3); tree
@@ -72,24 +72,24 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
     *tables, leaf = key.split(".")
     if not tables:
         raise ConfigError(f"'{key}' is not a key: write section.key=value, as in train.lr=0.01")
-    place = tree
+    node = tree
     for table in tables:
-        place = place.setdefault(table, {})
-        if not isinstance(place, dict):
+        node = node.setdefault(table, {})
+        if not isinstance(node, dict):
             raise ConfigError(f"'{key}' is not a key: '{table}' is not a table")
     section = Config.model_fields[tables[0]].default if tables[0] in Config.model_fields else None
     if leaf == "name" and isinstance(section, Named) and len(tables) == 1:
         known = set(type(section).model_fields) - {"name"}
-        if place.get("name", section.name) != value:
-            for old in [k for k in place if k not in known]:
-                del place[old]
-    place[leaf] = value
+        if node.get("name", section.name) != value:
+            for parameter in [k for k in node if k not in known]:
+                del node[parameter]
+    node[leaf] = value
 
 
 def assign_texts(tree: dict[str, Any], texts: Sequence[str]) -> None:
-    """Set each ``section.key=value``; names come first, for they drop another name's parameters.
+    """Set each ``section.key=value``, names first, since they drop the old name's parameters.
 
-    A parameter of the method displaces those that cannot be given beside it.
+    A parameter of the method replaces those that exclude it.
 
     >>> tree = {"method": {"name": "ifca", "k": 3}}
     >>> assign_texts(tree, ["method.mu=0.1", "method.name=fedprox"]); tree
@@ -104,9 +104,9 @@ def assign_texts(tree: dict[str, Any], texts: Sequence[str]) -> None:
 
 
 def displace(tree: Mapping[str, Any], parameters: Collection[str]) -> None:
-    """Drop parameters of the method that exclude those that are about to be set over them.
+    """Drop parameters of the method that exclude those about to be set.
 
-    Two that exclude each other and are both set afterwards are refused by the method.
+    If two parameters that exclude each other are both set afterwards, the method refuses them.
 
     >>> tree = {"method": {"name": "fedclust", "clusters": 4}}
     >>> displace(tree, ["threshold"]); tree
@@ -134,7 +134,7 @@ def assign_text(tree: dict[str, Any], text: str) -> None:
 
 
 def with_public(config: Config, needed: bool) -> Config:
-    """With public samples, where they are needed and nobody said how many."""
+    """The configuration with public samples, if they are needed and their number is not set."""
     if not needed or config.data.public is not None:
         return config
     data = replace(config.data, public="auto")
@@ -142,7 +142,7 @@ def with_public(config: Config, needed: bool) -> Config:
 
 
 def population_of(config: Config) -> Population:
-    """The clients and their data."""
+    """The clients and their data, as the configuration describes them."""
     section = config.data
     folder = Path(section.folder) if section.folder else None
     options = dict(section.options)
@@ -150,7 +150,7 @@ def population_of(config: Config) -> Population:
         k: options.pop(k) for k in ("max_vocabulary", "length", "standardize") if k in options
     }
     file, columns = metadata_of(section)
-    if columns and section.set in ("csv", "text"):  # these columns are no model inputs
+    if columns and section.set in ("csv", "text"):  # these columns are not inputs of the model
         options["columns"] = list(dict.fromkeys([*options.get("columns", ()), *columns]))
     raw = coterie_data.load(section.set, folder, **options)
     shift = None if config.shift.name == "none" else config.shift.name
@@ -176,15 +176,15 @@ def population_of(config: Config) -> Population:
 
 
 def metadata_of(section: DataSection) -> tuple[Path | None, list[str]]:
-    """Where metadata comes from: a file with a row for each client, or columns of the data."""
+    """The source of metadata: a file with a row for each client, or columns of the data."""
     if isinstance(section.metadata, str) and names_file(section.metadata):
         return Path(section.metadata), []
-    given = section.metadata
-    return None, [given] if isinstance(given, str) else given
+    columns = section.metadata
+    return None, [columns] if isinstance(columns, str) else columns
 
 
 def criterion_of(name: str | None, population: Population) -> Criterion:
-    """The loss: by name, or what suits the data."""
+    """The loss of this name, or the default for the kind of targets."""
     chosen = name or ("mse" if population.classes is None else "cross-entropy")
     if chosen not in LOSSES:
         raise ConfigError(unknown("loss", chosen, LOSSES))
@@ -195,7 +195,7 @@ def criterion_of(name: str | None, population: Population) -> Criterion:
 
 
 def read_start(path: str) -> dict[str, torch.Tensor]:
-    """Given weights, from a safetensors file."""
+    """Read the weights to start from a safetensors file."""
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -213,13 +213,13 @@ def method_of(config: Config) -> Method:
 
 
 def check_model(config: Config) -> None:
-    """Refuse a model and an initialisation that there are not."""
+    """Refuse an unknown model or initialisation."""
     MODELS.find(config.model.name)
     check_init(config.model.init)
 
 
 def groups_inlined(config: Config) -> Config:
-    """With the groups of the file that ``method.groups`` names: the run needs it no more."""
+    """The configuration with the groups of the file that ``method.groups`` names."""
     section = config.method
     read = with_groups_read(section.name, section.parameters)
     return config.model_copy(update={"method": section.model_copy(update=read)})
@@ -231,10 +231,10 @@ def experiment_of(
     whole: bool = True,
     absent: Sequence[ClientId] = (),
 ) -> Experiment:
-    """The experiment that a configuration describes; names are checked before data is read.
+    """The experiment that a configuration describes; names are checked before data are read.
 
-    A single client of a real federation does not see the ``whole`` of it, and checks nothing; some
-    may be ``absent`` when it begins.
+    A client of a real federation (``whole=False``) has only its own data and skips checks that need
+    all clients. Clients that are ``absent`` join after the run has begun.
     """
     config = groups_inlined(config)
     method = method_of(config)
@@ -245,7 +245,7 @@ def experiment_of(
     if population is None:
         config = with_public(config, method.needs_public)
         population = population_of(config)
-    if config.run.holdout < len(population.clients):  # otherwise the experiment says so itself
+    if config.run.holdout < len(population.clients):  # otherwise the experiment refuses it
         cohort_size(config.run.cohort, len(population.clients) - config.run.holdout)
     parameters = config.model.parameters
     if config.model.name == "text" and population.vocabulary is not None:
@@ -271,23 +271,23 @@ def experiment_of(
     )
     if not whole:
         return experiment
-    experiment.plan(Path())  # what does not fit is said before anything is written
+    experiment.plan(Path())  # refuse a mistake before anything is written
     return _settled(experiment)
 
 
 def _settled(experiment: Experiment) -> Experiment:
-    """With the noise that a budget asks for in its configuration: more rounds do not change it."""
-    found = experiment.privacy
-    if not found.noised:
+    """The experiment with its calibrated noise in the configuration, so that a resume keeps it."""
+    calibrated = experiment.privacy
+    if not calibrated.noised:
         return experiment
-    own = experiment.config["privacy"]
-    config = {**experiment.config, "privacy": {k: getattr(found, k) for k in own}}
-    settings = replace(experiment.settings, privacy=found)
+    keys = experiment.config["privacy"]
+    config = {**experiment.config, "privacy": {k: getattr(calibrated, k) for k in keys}}
+    settings = replace(experiment.settings, privacy=calibrated)
     return replace(experiment, config=config, settings=settings)
 
 
 def settings_of(config: Config) -> Settings:
-    """How the run goes."""
+    """The settings of a run that a configuration describes."""
     check_device(config.run.device)
     return Settings(
         **shallow(config.run),
@@ -301,23 +301,23 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def run_anew(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Set keys of ``[run]`` for a run that is continued; another engine drops what is Ray's.
+def change_run_settings(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Set keys of ``[run]`` for a resumed run; an engine other than Ray drops Ray's keys.
 
     >>> tree = {"run": {"engine": "ray", "address": "auto"}}
-    >>> run_anew(tree, {"engine": "loop", "workers": None}); tree
+    >>> change_run_settings(tree, {"engine": "loop", "workers": None}); tree
     {'run': {'engine': 'loop'}}
     """
-    given = {key: value for key, value in changes.items() if value is not None}
+    changed = {key: value for key, value in changes.items() if value is not None}
     table = tree.setdefault("run", {})
-    if given.get("engine", "ray") != "ray":
+    if changed.get("engine", "ray") != "ray":
         for key in ("address", "cpus_per_worker", "gpus_per_worker"):
             table.pop(key, None)
-    table |= given
+    table |= changed
 
 
 def _placed(tree: dict[str, Any]) -> dict[str, Any]:
-    """With absolute paths, so that a run can be resumed from any folder."""
+    """The tables with absolute paths, so that a run can be resumed from any folder."""
     for table, key in (("data", "folder"), ("model", "start"), ("availability", "file")):
         if tree[table].get(key):
             tree[table][key] = str(Path(tree[table][key]).resolve())
@@ -328,7 +328,7 @@ def _placed(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that this machine does not have."""
+    """Refuse a device that is not available."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""An experiment: everything that decides a result, checked before anything is run."""
+"""An experiment: everything that determines a result, checked before the run begins."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from coterie.engines.base import one_thread
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import ConfigError, EngineError
-from coterie.experiment.privacy import Guard, calibrated, check_outliers, check_privacy
+from coterie.experiment.privacy import Guard, calibrated, check_outliers, check_privacy, check_steps
 from coterie.experiment.running import Running, remembered, waiting
 from coterie.experiment.stopping import Stop
 from coterie.experiment.user_code import check_digests, digests_of
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
     from coterie.tracking import Tracking
 
 
-@ENGINES.register("loop", "one client after the other, in this process: the reference")
+@ENGINES.register("loop", "one client after the other in this process; the reference")
 def _loop(plan: Plan, settings: Settings) -> Engine:
     return Loop(plan)
 
 
-@ENGINES.register("pool", "worker processes, one a core")
+@ENGINES.register("pool", "worker processes, one for each core")
 def _pool(plan: Plan, settings: Settings) -> Engine:
     return Pool(plan, settings.workers)
 
@@ -92,7 +92,7 @@ Say = Callable[[str], None]
 
 @section("run")
 class Settings(RunSection, Measured):
-    """How a run goes: ``[run]``, and the tables of what is measured, sent, simulated and hidden.
+    """The settings of a run: ``[run]``, evaluation, wire, clock, availability, stop and privacy.
 
     ``clock`` and ``availability`` are a name and its parameters.
     """
@@ -106,16 +106,16 @@ class Settings(RunSection, Measured):
 
     @property
     def policy(self) -> Policy:
-        """How rounds are held, alone: what a checkpoint's fingerprint names."""
-        found = part(Policy, self)
+        """The part of the settings that decides who takes part in a round and how long it lasts."""
+        policy = part(Policy, self)
         if self.sampling != "auto":
-            return found
-        return replace(found, sampling="poisson" if self.privacy.does("central") else "fixed")
+            return policy
+        return replace(policy, sampling="poisson" if self.privacy.does("central") else "fixed")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides a result: clients, model, method, schedule and seed."""
+    """Everything that determines a result: clients, model, method, schedule and settings."""
 
     population: Population
     model: Callable[[], nn.Module]
@@ -129,10 +129,10 @@ class Experiment:
     init: str = "torch"
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
-    absent: tuple[ClientId, ...] = ()  # of a real federation: not there when it begins
+    absent: tuple[ClientId, ...] = ()  # in a real federation: joins later
 
     def fresh(self, number: int) -> nn.Module:
-        """A newly initialised module, some layers frozen; everybody starts from number 0."""
+        """A newly initialised module with frozen layers; all clients start from number 0."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.settings.seed, "init", stream=str(number)))
             module = self.model()
@@ -141,7 +141,7 @@ class Experiment:
             return module
 
     def plan(self, folder: Path) -> Plan:
-        """What the clients' side needs to know; refused if nobody trains, or nobody can join."""
+        """The checked plan that client runtimes work by."""
         if self.newcomers and self.method.admit is None:
             raise ConfigError(
                 f"method {self.method.name} has no way to admit newcomers: leave out --holdout, "
@@ -158,20 +158,17 @@ class Experiment:
         check_outliers(self.settings.outliers, self.privacy, self.method)
         self.terms(start)
         if self.settings.stop.seconds is not None and self.settings.clock["name"] == "none":
-            raise ConfigError(
-                "stop.seconds are seconds of the clock, and there is none: choose one, as in "
-                "clock.name = links"
-            )
+            raise ConfigError("stop.seconds needs a clock: choose one, as in clock.name = links")
         if self.settings.stop.validates and not any(len(c.val) for c in self.population.clients):
             raise ConfigError(
-                "stop.target and stop.patience look at validation data, and no client has any: set "
+                "stop.target and stop.patience need validation data, and no client has any: set "
                 "data.val_fraction above 0"
             )
         self._check_targets()
         return plan
 
     def check_privacy(self, layout: Layout) -> None:
-        """Refuse settings under which clients would not be hidden; clients elsewhere do, too."""
+        """Refuse privacy settings that conflict with the run; real clients check them, too."""
         check_privacy(
             self.privacy,
             self.method,
@@ -183,9 +180,10 @@ class Experiment:
             self.settings.clock["name"],
             self.schedule.optimizer,
         )
+        check_steps(self.privacy, self.method, self.schedule.steps)
 
     def client_plan(self, folder: Path) -> Plan:
-        """The same, unchecked: for a client that was told the experiment."""
+        """The same plan, unchecked, for a client that received the experiment from the server."""
         module = self.fresh(0)
         layout = Layout.of(module, self.bn)
         start = Weights.from_tensors(layout, self.start or module.state_dict())
@@ -223,44 +221,44 @@ class Experiment:
 
     @cached_property
     def privacy(self) -> Privacy:
-        """What is asked of privacy, the noise that a budget needs worked out."""
+        """The privacy settings, with the noise calibrated to the budget."""
         settings = self.settings
         return calibrated(settings.privacy, settings.policy, len(self.members), settings.rounds)
 
     def _check_codecs(self) -> None:
-        """Refuse lossy codecs where the method cannot have them."""
+        """Refuse lossy codecs if the method needs exact numbers."""
         wire, reason = self.settings.wire, self.method.needs_exact
         for key, side in (("up", wire.upwards), ("down", wire.downwards)):
             if reason and not side.exact:
                 lossy = [c.spec for c in (side.default, *side.layers.values()) if not c.exact]
                 raise ConfigError(
-                    f"method {self.method.name} {reason}; '{lossy[0]}' of wire.{key} loses digits. "
-                    "Take raw or raw+zstd, or another method"
+                    f"method {self.method.name} {reason}; '{lossy[0]}' of wire.{key} is lossy. "
+                    "Use raw or raw+zstd, or another method"
                 )
 
     def _check_targets(self) -> None:
-        """Refuse scores that nobody reaches, and rules that would never look."""
+        """Refuse targets above 1, and stop rules without any scores to look at."""
         targets = {
             "stop.target": self.settings.stop.target,
             "evaluation.target": self.settings.target,
         }
         for key, target in targets.items():
             if target is not None and target > 1:
-                raise ConfigError(f"{key} = {target:g}: scores go up to 1; give 0.8 for 80 %")
+                raise ConfigError(f"{key} = {target:g}: scores are at most 1; give 0.8 for 80 %")
         if self.settings.stop.validates and not self.settings.evaluate_every:
             raise ConfigError(
-                "stop.target and stop.patience look at scores, and evaluation.every = 0 takes none "
+                "stop.target and stop.patience need scores, and evaluation.every = 0 takes none "
                 "before the end: set it to 1 or more"
             )
 
     def terms(self, start: Weights) -> Terms:
-        """What the door works by; refused if it does not fit."""
-        settings, everybody = self.settings, len(self.population.clients)
+        """The checked terms of the channel: codecs, clock, availability and round policy."""
+        settings, clients = self.settings, len(self.population.clients)
         settings.wire.check(start.layout)
-        named = [dict(settings.clock), dict(settings.availability)]
-        names = [n.pop("name") for n in named]
-        clock = make_clock(names[0], named[0], settings.seed, everybody, max(1, size_of(start)))
-        available = make_availability(names[1], named[1], settings.seed, everybody)
+        tables = [dict(settings.clock), dict(settings.availability)]
+        names = [n.pop("name") for n in tables]
+        clock = make_clock(names[0], tables[0], settings.seed, clients, max(1, size_of(start)))
+        available = make_availability(names[1], tables[1], settings.seed, clients)
         check_policy(settings.policy, len(self.members), clock, available)
         return Terms(
             settings.wire,
@@ -274,66 +272,70 @@ class Experiment:
         )
 
     def setup(self, start: Weights) -> Setup:
-        """What the method starts from."""
+        """What the method knows when it is set up."""
 
         def fresh(number: int) -> Weights:
-            drawn = Weights.from_tensors(start.layout, self.fresh(number).state_dict())
-            if torch.equal(drawn.parameters, start.parameters):
+            weights = Weights.from_tensors(start.layout, self.fresh(number).state_dict())
+            if torch.equal(weights.parameters, start.parameters):
                 raise ConfigError(
-                    "the model cannot be drawn anew: each try gives the same weights. Pass a "
-                    "function that makes the module, not the module"
+                    "the model cannot be initialised again: each time it has the same weights. "
+                    "Pass a function that creates the module, not the module"
                 )
             frozen = [e.name for e in start.layout.entries if e.kind == "frozen"]
-            return start.only(frozen).onto(drawn) if frozen else drawn
+            return start.only(frozen).onto(weights) if frozen else weights
 
         groups = self.population.groups
-        known = None if groups is None else dict(enumerate(groups))
-        true = {} if known is None else {"group": {c: str(g) for c, g in known.items()}}
+        groups_by_client = None if groups is None else dict(enumerate(groups))
+        group_column = (
+            {}
+            if groups_by_client is None
+            else {"group": {c: str(g) for c, g in groups_by_client.items()}}
+        )
         names = {c: client.name for c, client in enumerate(self.population.clients)}
-        refuses = self.privacy.secure and self.privacy.small_groups == "refuse"
+        refuses_small_groups = self.privacy.secure and self.privacy.small_groups == "refuse"
         return Setup(
             start,
             self.members,
             self.settings.seed,
             fresh,
-            known,
+            groups_by_client,
             self.public,
             self.schedule,
             self.settings.stop.budget,
             {c: n for c, n in names.items() if n or c not in self.absent},
-            {**true, **self.population.metadata},
-            self.privacy.min_group if refuses else 1,
+            {**group_column, **self.population.metadata},
+            self.privacy.min_group if refuses_small_groups else 1,
         )
 
     @property
     def newcomers(self) -> list[ClientId]:
-        """Who is held out until the end, drawn from a seed of its own."""
+        """The clients that are held out until the end, drawn from their own seed."""
         clients, count = len(self.population.clients), self.settings.holdout
         if count >= clients:
             raise ConfigError(
-                f"run.holdout = {count} leaves nobody of {clients} clients to train: hold out fewer"
+                f"run.holdout = {count} leaves none of {clients} clients to train: hold out fewer"
             )
         generator = numpy_generator(seed_for(self.settings.seed, "holdout"))
         return sorted(int(c) for c in generator.choice(clients, count, replace=False))
 
     @property
     def members(self) -> list[ClientId]:
-        """Who trains: everybody but the newcomers."""
+        """The clients that train: all but newcomers and absent clients."""
         outside = {*self.newcomers, *self.absent}
         return [c for c in range(len(self.population.clients)) if c not in outside]
 
     @cached_property
     def public(self) -> Public | None:
-        """The server's own samples, with a model to run on them."""
+        """The server's public samples, with a model to run on them."""
         return public_of(self.population, self.fresh(0), self.bn, self.settings.device)
 
     def fingerprint(self, start: Weights) -> str:
-        """A name for all that decides the result, whatever the engine and number of rounds."""
+        """A digest of everything that determines the result, except engine and number of rounds."""
         digest = hashlib.sha256(start.vector.numpy().tobytes())
         for client in self.population.clients:
             for split in (client.train, client.val, client.test):
                 for tensor in (split.x, split.y):
-                    if 0 in tensor.stride():  # of a client elsewhere: so many samples, no content
+                    if 0 in tensor.stride():  # data of a client elsewhere: a count without content
                         digest.update(str(tuple(tensor.shape)).encode())
                     else:
                         digest.update(memoryview(tensor.contiguous().numpy()))  # type: ignore[arg-type]
@@ -358,7 +360,7 @@ class Experiment:
         ]
         if self.settings.batch_clients != 1:
             parts.append(f"batch_clients {self.settings.batch_clients}")
-        if self.init != "torch":  # the names of older runs, which have no init, stay as they are
+        if self.init != "torch":  # older runs have fingerprints without init
             parts.append(self.init)
         if self.settings.outliers != "reject":  # likewise
             parts.append(self.settings.outliers)
@@ -366,27 +368,27 @@ class Experiment:
         return digest.hexdigest()
 
     def _trace(self) -> str:
-        """The content of the file that availability is read from, if there is one."""
+        """The digest of the availability trace, if there is one."""
         file = self.settings.availability.get("file")
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def check_engine(settings: Settings) -> None:
-    """Refuse an engine that there is not, and settings that another one has."""
+    """Refuse an unknown engine, and settings of Ray for another engine."""
     ENGINES.find(settings.engine)
     if settings.engine == "ray":
         return
-    usual = Settings()
+    defaults = Settings()
     for key in ("address", "cpus_per_worker", "gpus_per_worker"):
-        if (value := getattr(settings, key)) != getattr(usual, key):
+        if (value := getattr(settings, key)) != getattr(defaults, key):
             raise ConfigError(
-                f"run.{key} = {value!r} is for Ray, and the engine is '{settings.engine}': add "
+                f"run.{key} = {value!r} is for Ray, but the engine is '{settings.engine}': add "
                 "--engine ray, or leave it out"
             )
 
 
 def public_of(population: Population, module: nn.Module, bn: str, device: str) -> Public | None:
-    """The public samples of a population, and this module to run on them."""
+    """The public samples of a population, with this module to run on them."""
     if population.public is None:
         return None
     flat = FlatModel(module, device, bn)
@@ -394,7 +396,7 @@ def public_of(population: Population, module: nn.Module, bn: str, device: str) -
 
 
 def freeze(module: nn.Module, layers: tuple[str, ...]) -> None:
-    """Stop training these layers; they are then not sent either."""
+    """Freeze these layers: they are neither trained nor sent."""
     if layers:
         names = set(Layout.of(module).only(layers).names)
         for name, parameter in module.named_parameters():
@@ -403,17 +405,17 @@ def freeze(module: nn.Module, layers: tuple[str, ...]) -> None:
 
 
 def reinitialised(module: nn.Module) -> nn.Module:
-    """A copy of a module with newly drawn weights, where its parts know how to draw them."""
+    """A copy of a module with new weights, for the parts that have ``reset_parameters``."""
     fresh = copy.deepcopy(module)
-    for each in fresh.modules():
-        reset = getattr(each, "reset_parameters", None)
+    for submodule in fresh.modules():
+        reset = getattr(submodule, "reset_parameters", None)
         if callable(reset):
             reset()
     return fresh
 
 
 def cohort(settings: Settings, round: int, members: Sequence[ClientId]) -> list[ClientId]:
-    """Who takes part in a round when everybody is on, drawn from a seed of its own."""
+    """The clients of a round if all are available, drawn from their own seed."""
     return select(settings.policy, settings.seed, round, members)
 
 
@@ -427,12 +429,12 @@ def execute(
     say: Say | None = None,
     discard_damaged: bool = False,
 ) -> Result:
-    """Run an experiment, or continue it where its directory's last checkpoint left it.
+    """Run an experiment, or resume it from the last checkpoint in its directory.
 
-    With ``remote`` its clients are elsewhere, and keep their states themselves. ``watch`` is told
-    of rounds, ``track`` of all events, ``say`` in words of what comes up: evidence for groups, the
-    verdict of a trial, warnings. ``discard_damaged`` accepts that a resume loses history which
-    cannot be read any more: without it, that is a LostHistory.
+    With ``remote`` the clients are on other machines and keep their own states. ``watch`` receives
+    the events of rounds, ``track`` all events, and ``say`` messages about evidence for groups, the
+    verdict of a trial, and warnings. ``discard_damaged`` accepts that a resume loses history that
+    cannot be read; without it, that raises LostHistory.
     """
     check_engine(experiment.settings)
     with ExitStack() as stack:
@@ -442,7 +444,7 @@ def execute(
         scratch = tempfile.TemporaryDirectory(prefix="coterie-") if directory is None else None
         run = RunDir(directory) if directory is not None else None
         folder = Path(scratch.name) if scratch is not None else run.clients  # type: ignore[union-attr]
-        # What is wrong with the model or the method shows before anything is written.
+        # Refuse a wrong model or method before anything is written.
         plan = experiment.plan(folder)
         settings, elsewhere = experiment.settings, remote is not None
         if not elsewhere:
@@ -457,8 +459,8 @@ def execute(
             stack.callback(run.unlock)
             if resume:
                 check_digests(run.read_code(), experiment.config)
-            if remote is None:  # who serves has begun before, and looked then
-                run.stop_asked()  # of a session before this one
+            if remote is None:  # a server has already looked
+                run.stop_asked()  # forget a request to an earlier session
             if resume and plan.privacy.on and remote is None:
                 plan.roster.check()
         memory = remembered(experiment, plan, run, elsewhere, resume, discard_damaged, say)
@@ -469,22 +471,22 @@ def execute(
             run.append_session(session(experiment, max(0, memory.run.done), plan))
         if plan.privacy.on and remote is None:
             plan.roster.prepare()
-        make = ENGINES.find(experiment.settings.engine)
+        make_engine = ENGINES.find(experiment.settings.engine)
         try:
-            engine = make(plan, experiment.settings) if remote is None else remote(plan)
+            engine = make_engine(plan, experiment.settings) if remote is None else remote(plan)
         except (ConfigError, EngineError):
             if run is not None and remote is None and not resume:
-                run.discard()  # nothing was begun: the corrected command may have the folder
+                run.discard()  # nothing has run: leave the folder to the corrected command
             raise
         stack.callback(engine.close)
         if track is not None:
-            # Rounds whose scores are to come are told of when these are there.
-            told = memory.run.history[: len(memory.run.history) - len(waiting(memory))]
+            # Rounds that wait for their scores are tracked once they have them.
+            complete = memory.run.history[: len(memory.run.history) - len(waiting(memory))]
             judged_by = headline(experiment.population.classes is None)
-            track.begin(about(experiment, judged_by, directory, told))
-        told_to = watch, None if track is None else track.event, say
+            track.begin(about(experiment, judged_by, directory, complete))
+        listeners = watch, None if track is None else track.event, say
         try:
-            running = Running(experiment, plan, memory, run, engine, guard, elsewhere, *told_to)
+            running = Running(experiment, plan, memory, run, engine, guard, elsewhere, *listeners)
             closing = running.all()
         except ConfigError:
             if (
@@ -493,7 +495,7 @@ def execute(
                 and not resume
                 and not rounds_of(run.read_events())
             ):
-                run.discard()  # the method refused: let the corrected command have the folder
+                run.discard()  # nothing has run: leave the folder to the corrected command
             raise
         if track is not None:
             track.finish(closing.summary)

@@ -1,4 +1,4 @@
-"""A finished run's models: export and prediction."""
+"""Export the models of a run, or predict with them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from coterie.results.rundir import RunDir, rounds_of
 
 
 def reopen(directory: Path) -> Result:
-    """A run as its last checkpoint holds it, finished or not."""
+    """Load a run, finished or not, from its last checkpoint."""
     run = RunDir.open(directory)
     tree = run.read_config()
     if "python" in tree:
         raise ConfigError(
-            f"{directory} was made by coterie.simulate: use the result's model() in Python"
+            f"{directory} was created by coterie.simulate: use the result's model() in Python"
         )
     experiment = experiment_of(parse(admitted(tree, run.read_code())))
     plan = experiment.plan(run.clients)
@@ -35,7 +35,7 @@ def reopen(directory: Path) -> Result:
     summary = run.read_result() if run.result.exists() else {}
     if (done := summary.get("rounds", 0)) > last.rounds:
         raise RunDirError(
-            f"the checkpoint of round {done} is missing from {run.checkpoints}. Do the round again "
+            f"the checkpoint of round {done} is missing from {run.checkpoints}. Repeat the round "
             f"with: coterie run --resume {directory}"
         )
     return Result(
@@ -53,15 +53,15 @@ def reopen(directory: Path) -> Result:
 
 
 def export_model(result: Result, client: int, target: Path) -> None:
-    """One client's model as a safetensors file, with what it is in its metadata."""
+    """Write one client's model to a safetensors file, described in its metadata."""
     check_target(target)
     write_model(result, client, result.weights(client), target)
 
 
 def write_model(
-    result: Result, client: int, weights: Weights, target: Path, **more: object
+    result: Result, client: int, weights: Weights, target: Path, **description: object
 ) -> None:
-    """These weights as a safetensors file that says whose they are."""
+    """Write weights to a safetensors file whose metadata names the client, method and data."""
     population = result.plan.population
     about = {
         "method": result.plan.method.name,
@@ -69,19 +69,19 @@ def write_model(
         "rounds": str(result.rounds),
         "classes": json.dumps(population.classes),
         "shape": json.dumps(population.shape),
-        **{name: str(value) for name, value in more.items()},
+        **{name: str(value) for name, value in description.items()},
     }
     write_atomic(target, to_safetensors(weights.tensors(), about), durable=False)
 
 
 def check_target(target: Path) -> None:
-    """Refuse a file that cannot be written for want of its folder, before the work is done."""
+    """Refuse a file whose folder does not exist, before any work is done."""
     if not target.parent.is_dir():
         raise RunDirError(f"cannot write {target}: there is no folder {target.parent}; create it")
 
 
 def predictions(result: Result, client: int, path: Path) -> list[dict[str, Any]]:
-    """A row a sample: the predicted class and its probability, or the predicted numbers."""
+    """A row for each sample: the predicted class and its probability, or the predicted numbers."""
     out = result.predict(client, samples_like(path, result.plan.population))
     classes = result.plan.population.classes
     if classes is None:
@@ -93,8 +93,8 @@ def predictions(result: Result, client: int, path: Path) -> list[dict[str, Any]]
             }
             for i, r in enumerate(columns)
         ]
-    shares, guesses = out.softmax(-1).max(-1)
-    pairs = zip(guesses.tolist(), shares.tolist(), strict=True)
+    probabilities, predicted = out.softmax(-1).max(-1)
+    pairs = zip(predicted.tolist(), probabilities.tolist(), strict=True)
     return [
         {"sample": i, "class": classes[g], "probability": round(p, 6)}
         for i, (g, p) in enumerate(pairs)

@@ -1,7 +1,7 @@
 """Presets: methods of the literature that are another method with certain settings.
 
-A preset is written where a method's name goes. It lays its settings under the user's own, and has
-no code: FedPAQ is FedAvg, some steps, a part of the clients, and a codec.
+A preset is used by name, like a method. The user's settings override its own, and it needs no
+code: FedPAQ is FedAvg with a number of local steps, partial participation and a codec.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coterie.errors import ConfigError, unknown
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings by table; ``parameters`` are those that can be written as the method's own."""
+    """Settings by table; ``parameters`` are those that can be set like a method's parameters."""
 
     about: str
     reference: str
@@ -25,7 +25,7 @@ class Preset:
 
 PRESETS = {
     "fedpaq": Preset(
-        "FedAvg of quantised changes: 5 local steps, half of the clients a round, qsgd up.",
+        "FedAvg of quantised updates: 5 local steps, half of the clients in a round, qsgd uploads.",
         "Reisizadeh et al., FedPAQ: A Communication-Efficient Federated Learning Method with "
         "Periodic Averaging and Quantization, AISTATS 2020.",
         {
@@ -40,35 +40,35 @@ PRESETS = {
 
 
 def expanded(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A configuration in which a preset's name is replaced by what it stands for.
+    """A configuration with a preset's name replaced by its method and settings.
 
-    >>> found = expanded({"method": {"name": "fedpaq", "steps": 9}, "train": {"lr": 0.1}})
-    >>> found["method"], found["train"]
+    >>> tree = expanded({"method": {"name": "fedpaq", "steps": 9}, "train": {"lr": 0.1}})
+    >>> tree["method"], tree["train"]
     ({'name': 'fedavg'}, {'steps': 9, 'lr': 0.1})
     """
     method = tree.get("method")
     name = method.get("name") if isinstance(method, Mapping) else None
     if not isinstance(name, str) or name not in PRESETS:
         return tree
-    preset, given = PRESETS[name], dict(method)  # type: ignore[arg-type]
-    found = {table: dict(values) for table, values in preset.tree.items()}
-    found["method"] |= {k: given.pop(k) for k in list(given) if k.startswith("layer_")}
-    del given["name"]
-    for key, value in given.items():
+    preset, parameters = PRESETS[name], dict(method)  # type: ignore[arg-type]
+    settings = {table: dict(values) for table, values in preset.tree.items()}
+    settings["method"] |= {k: parameters.pop(k) for k in list(parameters) if k.startswith("layer_")}
+    del parameters["name"]
+    for key, value in parameters.items():
         if key not in preset.parameters:
             raise ConfigError(unknown(f"parameter of {name}", key, preset.parameters))
         table, _, leaf = preset.parameters[key].partition(".")
-        found[table][leaf] = value
+        settings[table][leaf] = value
     for table, values in tree.items():
         if table != "method" and isinstance(values, Mapping):
-            found[table] = {**found.get(table, {}), **values}
+            settings[table] = {**settings.get(table, {}), **values}
         elif table != "method":
-            found[table] = values
-    return found
+            settings[table] = values
+    return settings
 
 
 def described(name: str) -> list[str]:
-    """A preset in a few lines: what it is, its settings, how to change them."""
+    """The lines that explain a preset: what it is, its settings and its parameters."""
     preset = PRESETS[name]
     settings = [f"{t}.{k} = {v}" for t, values in preset.tree.items() for k, v in values.items()]
     return [

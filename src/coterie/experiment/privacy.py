@@ -1,4 +1,4 @@
-"""Privacy in a run: what is refused, how much noise a budget asks for, what was spent."""
+"""Privacy in a run: check the settings, calibrate noise to a budget, account for what is spent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from coterie.core.weights import Layout, Weights
 from coterie.errors import ConfigError
 from coterie.methods.docstrings import looked_at
 
-EDGE = 0.1  # the part of δ that may go for cohorts that are just too small
+EDGE = 0.1  # the part of δ reserved for cohorts just below privacy.min_group
 
 
 def check_privacy(
@@ -40,46 +40,46 @@ def check_privacy(
     clock: str = "none",
     optimizer: str = "sgd",
 ) -> None:
-    """Refuse what does not go together, before anything is trained."""
+    """Refuse privacy settings that conflict with the rest of the run."""
     privacy.check()
     privacy.check_layout(layout)
     privacy.check_policy(policy, always_on, clients)
     if privacy.does("central") and clock == "wireless" and policy.deadline is not None:
         raise ConfigError(
-            "run.deadline with clock.name = wireless lets one client make others late, on their "
-            "common channel: ε does not account for that. Leave the deadline out"
+            "run.deadline with clock.name = wireless lets one client make others late, since they "
+            "share a channel, and ε does not account for that: leave out the deadline"
         )
     if privacy.noised and method.needs_all_layers == RESTS:
         raise ConfigError(
-            f"method {method.name} lets layers rest by numbers that clients report, which no noise "
-            "hides: leave out method.layer_interval"
+            f"method {method.name} lets layers rest by numbers that clients report, which noise "
+            "does not hide: leave out method.layer_interval"
         )
     if privacy.noised and privacy.mechanism != "central" and method.mirrors:
         raise ConfigError(
             f"method {method.name} keeps its correction at the mean of its clients' own "
-            f"corrections, and privacy.mechanism = {privacy.mechanism} clips and noises what they "
-            "send of them: choose another method"
+            f"corrections, and privacy.mechanism = {privacy.mechanism} clips and noises the ones "
+            "they send: choose another method"
         )
     if privacy.noised and method.no_noise:
         raise ConfigError(f"method {method.name} {method.no_noise}")
     by_samples = privacy.secure and not privacy.noised and privacy.weights == "samples"
     if by_samples and optimizer.lower() != "sgd":
         raise ConfigError(
-            f"train.optimizer = '{optimizer}' makes steps of nearly one length, and who counts by "
-            "samples that the server knows can then be told from the others in a secure sum: set "
-            "privacy.weights = equal, or train by sgd"
+            f"train.optimizer = '{optimizer}' makes steps of nearly the same length, so that with "
+            "weights by samples, which the server knows, clients can be told apart in a secure "
+            "sum: set privacy.weights = equal, or train.optimizer = sgd"
         )
     if privacy.secure and not coding.upwards.exact:
         raise ConfigError(
-            f"wire.up = '{coding.up}' loses digits, and what masks hide must add up exactly: leave "
-            "the codec out, or --secure"
+            f"wire.up = '{coding.up}' is lossy, and masked updates must add up exactly: leave out "
+            "the codec or --secure"
         )
     if privacy.secure and privacy.same_orders and not coding.downwards.exact:
         raise ConfigError(
-            f"wire.down = '{coding.down}' sends each client a change of the model that it holds. "
-            "Members of a secure sum confirm to each other what they were sent, and the same "
-            "change makes different models of different ones: leave the codec out, or give that "
-            "up with privacy.same_orders = false"
+            f"wire.down = '{coding.down}' sends each client a change of the model it holds. "
+            "Members of a secure sum confirm to each other that they received the same order, "
+            "and the same change makes different models of different ones: leave out the codec, "
+            "or the confirmation with privacy.same_orders = false"
         )
     if method.sees != "each":
         return
@@ -111,78 +111,88 @@ def check_privacy(
         )
 
 
+def check_steps(privacy: Privacy, method: Method, steps: int | None) -> None:
+    """Refuse sums that can be taken apart because one client makes more steps than the others."""
+    if privacy.secure and method.same_steps and steps is None:
+        raise ConfigError(
+            f"method {method.name} {method.same_steps}: where one client makes more steps than the "
+            "others, the two secure sums together tell what it sent. Set train.steps, so that all "
+            "make the same number"
+        )
+
+
 def check_outliers(outliers: str, privacy: Privacy, method: Method) -> None:
-    """Refuse a treatment of outliers that does not go with the run."""
+    """Refuse a treatment of outliers that conflicts with the run."""
     if outliers != "clip":
         return
-    use = "Take run.outliers = reject"
+    advice = "Take run.outliers = reject"
     if method.no_clipping:
         raise ConfigError(
             f"run.outliers = 'clip' shortens what clients send, and method {method.name} "
-            f"{method.no_clipping}. {use}, or another method"
+            f"{method.no_clipping}. {advice}, or another method"
         )
     if privacy.noised:
         raise ConfigError(
             "run.outliers = 'clip' shortens updates to what is usual in the cohort, so each client "
-            f"decides about the others', which ε does not account for. {use}: noise has its own "
+            f"decides about the others', which ε does not account for. {advice}: noise has its own "
             "bound, privacy.clip"
         )
     if privacy.secure:
         raise ConfigError(
             "run.outliers = 'clip' shortens single updates, and under --secure the server sees "
-            f"none. {use}, which then leaves out what clients themselves find not to be finite"
+            f"none. {advice}, which then leaves out what clients themselves find not to be finite"
         )
 
 
 def left_public(privacy: Privacy, method: Method) -> str:
-    """What a method was told beforehand that ε does not cover, as a sentence; empty if nothing."""
-    told = privacy.noised and method.takes_as_public
-    return f"ε does not cover {method.takes_as_public}" if told else ""
+    """A sentence on data that the method takes as public and ε does not cover; empty if none."""
+    uses_public = privacy.noised and method.takes_as_public
+    return f"ε does not cover {method.takes_as_public}" if uses_public else ""
 
 
 def seen_by(method: Method) -> str:
-    """What the server sees of single clients, in the method's own words."""
+    """What the server sees of single clients, as the method's docstring says it."""
     return f"the server sees {looked_at(method) or 'the replies of each client'}"
 
 
 def sampling_of(policy: Policy, clients: int) -> Sampling:
-    """How a round's clients are drawn, as an accountant needs to know it."""
+    """How the clients of a round are sampled, for the privacy accountant."""
     cohort = cohort_size(policy.cohort, clients)
     kind = "poisson" if policy.sampling == "poisson" else "fixed"
     return Sampling("all" if cohort == clients else kind, clients, cohort)
 
 
 def calibrated(privacy: Privacy, policy: Policy, clients: int, rounds: int) -> Privacy:
-    """With all that a budget leaves open: δ, the noise for so many rounds, NbAFL's exposures."""
+    """Settings with everything filled in: δ, the noise for so many rounds, NbAFL's exposures."""
     if not privacy.noised:
         return privacy
     privacy.check()
     if clients < 2:
-        raise ConfigError("noise hides one client among others, and there is one only")
+        raise ConfigError("noise hides one client among others, and there is only one client")
     delta = sensible_delta(clients) if privacy.delta is None else privacy.delta
     if privacy.mechanism == "nbafl":
-        most = privacy.aggregations or rounds
-        seen = privacy.exposures or most
-        if seen > most:
+        aggregations = privacy.aggregations or rounds
+        seen = privacy.exposures or aggregations
+        if seen > aggregations:
             raise ConfigError(
-                f"privacy.exposures = {seen} uploads of a client cannot be seen in {most} rounds: "
-                "give no more than there are"
+                f"privacy.exposures = {seen} uploads of a client cannot be seen in {aggregations} "
+                "rounds: give at most that many"
             )
-        return replace(privacy, delta=delta, exposures=seen, aggregations=most)
+        return replace(privacy, delta=delta, exposures=seen, aggregations=aggregations)
     if privacy.noise is not None:
         return replace(privacy, delta=delta)
     assert privacy.epsilon is not None
     sampling = sampling_of(policy, clients)
     if privacy.mechanism == "local":
-        # A client may upload once more, when the method is set up.
-        everybody = Sampling("all", clients, clients)
-        noise = 2 * calibrate(everybody, privacy.epsilon, delta, rounds + 1)
+        # Setting up the method may take one more upload.
+        all_clients = Sampling("all", clients, clients)
+        noise = 2 * calibrate(all_clients, privacy.epsilon, delta, rounds + 1)
         return replace(privacy, delta=delta, noise=noise)
     return replace(privacy, delta=delta, noise=calibrate(sampling, privacy.epsilon, delta, rounds))
 
 
 class Guard:
-    """What privacy adds to a run while it goes on: the federation, and the account."""
+    """Privacy during a run: the stages of the channel, and the account of what was spent."""
 
     def __init__(self, plan: Plan, policy: Policy, members: Sequence[int], rounds: int) -> None:
         self.plan, self.policy, self.members, self.rounds = plan, policy, members, rounds
@@ -203,16 +213,16 @@ class Guard:
         self._secure: Secure | None = None
 
     def _refuse_edge(self, sampling: Sampling) -> None:
-        """Refuse cohorts whose size often decides whether there is a sum at all.
+        """Refuse cohorts that are often at the edge of ``privacy.min_group``.
 
-        There one client more brings in the parts of others too, which ε does not account for.
+        There one more client releases the updates of the others too, which ε does not account for.
         """
         if not self.privacy.secure or sampling.kind != "poisson" or self.account is None:
             return
         from scipy.stats import binom
 
-        others, least = sampling.clients - 1, self.privacy.min_group - 1
-        decisive = self.rounds * float(binom.pmf(least, others, sampling.rate))
+        others, smallest = sampling.clients - 1, self.privacy.min_group - 1
+        decisive = self.rounds * float(binom.pmf(smallest, others, sampling.rate))
         if decisive > EDGE * self.account.delta:
             raise ConfigError(
                 f"with cohorts of about {sampling.cohort} of {sampling.clients} clients, one "
@@ -222,15 +232,15 @@ class Guard:
             )
 
     def around(self, channel: Channel, agreement: str = "") -> Channel:
-        """The door, showing what may be shown; real clients have agreed to something."""
-        if channel.state.spending.bound:  # it goes on
+        """Add the stages of privacy to a channel; ``agreement`` is what real clients agreed to."""
+        if channel.state.spending.bound:  # a resumed run
             self.spending = channel.state.spending
         channel.state.spending = self.spending
         privacy, name = self.privacy, self.plan.method.name
         if privacy.secure:
             run = run_name(name, self.plan.seed)
-            most = self.plan.method.sums
-            self._secure = Secure(channel, privacy, self.plan.roster, run, name, most=most)
+            sums = self.plan.method.sums
+            self._secure = Secure(channel, privacy, self.plan.roster, run, name, most=sums)
             self._secure.agreement = agreement
         if privacy.does("central"):
             expected = float(cohort_size(self.policy.cohort, len(self.members)))
@@ -258,28 +268,28 @@ class Guard:
         return downlink_of(self.privacy, self._least_samples(), len(self.members))
 
     def begin(self, models: Mapping[Slot, Weights]) -> None:
-        """Another round begins with these models."""
+        """Begin a round with these models."""
         if self._stage is not None:
             self._stage.begin(models)
         if self._secure is not None:
             self._secure.skipped = {}
 
     def event(self) -> Event:
-        """What a round has to tell."""
-        found: Event = {}
+        """The privacy fields of the round's event."""
+        event: Event = {}
         if self._secure is not None and self._secure.skipped:
-            found["withheld"] = dict(self._secure.skipped)
+            event["withheld"] = dict(self._secure.skipped)
         if self.account is not None:
-            found["privacy"] = {
+            event["privacy"] = {
                 "epsilon": self.account.running(self.spending.releases),
                 "delta": self.account.delta,
                 "releases": self.spending.releases,
                 "clip": self.spending.bound,
             }
-        return found
+        return event
 
     def over(self) -> str:
-        """Why no further round fits into the budget, if so."""
+        """Why the budget allows no further round; empty if it does."""
         if self._fits(self.spending.releases + 1):
             return ""
         if self.account is None:
@@ -287,21 +297,21 @@ class Guard:
         return f"the privacy budget of ε = {self.account.budget:g} has no room for another round"
 
     def summary(self) -> dict[str, Any]:
-        """What the run ends with; nothing, if privacy was not asked for."""
+        """The privacy fields of the summary; empty if privacy is off."""
         privacy = self.privacy
         if not privacy.on:
             return {}
-        found: dict[str, Any] = {"secure": privacy.secure, "randomness": privacy.randomness}
+        summary: dict[str, Any] = {"secure": privacy.secure, "randomness": privacy.randomness}
         if privacy.reveal:
-            found["reveal"] = privacy.reveal
+            summary["reveal"] = privacy.reveal
         if privacy.noised:
-            found["mechanism"] = privacy.mechanism
-            found["clipping"], found["clip"] = privacy.clipping, self.spending.bound
+            summary["mechanism"] = privacy.mechanism
+            summary["clipping"], summary["clip"] = privacy.clipping, self.spending.bound
         if self.account is not None:
-            found |= self.account.report(self.spending.releases)
-            found["budget"] = privacy.epsilon
+            summary |= self.account.report(self.spending.releases)
+            summary["budget"] = privacy.epsilon
         elif privacy.does("nbafl"):
-            found |= {
+            summary |= {
                 "epsilon": privacy.epsilon,
                 "delta": privacy.delta,
                 "exposures": privacy.exposures,
@@ -310,4 +320,4 @@ class Guard:
                 "accountant": "nbafl",
                 "adjacency": "one sample of one client, by NbAFL's own assumptions",
             }
-        return found
+        return summary

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and what that would lose."""
+"""Choose the checkpoint that a run resumes from, and tell what that would lose."""
 
 from __future__ import annotations
 
@@ -21,55 +21,55 @@ def sound(
     discard: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> list[Checkpoint]:
-    """The checkpoints, oldest first, up to the newest with all that belongs to it.
+    """The checkpoints, oldest first, up to the newest that has its history and client states.
 
-    That is the history, and the state of clients; ``store`` is None if they are elsewhere. A
-    simulation goes back to an older checkpoint if need be: it does the rounds after it again, to
-    the same bits. What would be lost for good is a LostHistory, unless it may be discarded: history
-    that no checkpoint is whole with, and rounds that clients elsewhere have done.
+    ``store`` holds the client states; it is None if clients are on other machines. A simulation
+    falls back to an older checkpoint if it must, and repeats the later rounds to the same bits.
+    History that no checkpoint has in full, and rounds that clients elsewhere would have to repeat,
+    would be lost for good: that is a LostHistory unless ``discard`` accepts it.
     """
     good, newest = checkpoints.load(layout), max(checkpoints.numbers())
-    usable: list[int] = []  # places among the good ones, newest first
-    whys: list[str] = []  # not the newer ones
+    usable: list[int] = []  # indices into ``good``, newest first
+    reasons: list[str] = []  # why newer ones are not used
     errors: list[RunDirError] = []
-    whole = False
-    for place in reversed(range(len(good))):
+    complete = False
+    for index in reversed(range(len(good))):
         try:
-            _check_states(good[place], store)
+            _check_states(good[index], store)
         except RunDirError as error:
             errors.append(error)
-            whys.append(str(error))
+            reasons.append(str(error))
             continue
-        usable.append(place)
-        gone = run.missing(good[place].rounds, good[place].lines)
-        whole = not gone
-        if whole or store is None:
+        usable.append(index)
+        missing = run.missing(good[index].rounds, good[index].lines)
+        complete = not missing
+        if complete or store is None:
             break
-        whys.append(gone)
+        reasons.append(missing)
     if not usable:
         raise errors[0]
-    chosen = usable[-1] if whole else usable[0]
+    chosen = usable[-1] if complete else usable[0]
     last = good[chosen]
     loss = run.missing(last.rounds, last.lines)
     if last.rounds < newest:
-        why = whys[0] if whys else f"the checkpoint of round {newest} is damaged"
-        back = f"{run.path} goes back from round {newest} to round {last.rounds} ({why})"
+        reason = reasons[0] if reasons else f"the checkpoint of round {newest} is damaged"
+        step_back = f"{run.path} returns from round {newest} to round {last.rounds} ({reason})"
         if store is None:
-            loss = loss or f"{back}: what clients have done since would be lost"
+            loss = loss or f"{step_back}: the work of clients since then would be lost"
         elif say is not None:
-            say(f"warning: {back}; the rounds since are done again")
+            say(f"warning: {step_back}; the rounds since then are repeated")
     if loss and not discard:
         raise LostHistory(
-            f"{loss}. Put back a copy of what is damaged, or accept the loss with {DISCARD}: "
-            "nothing is deleted, what is damaged is kept beside under another name"
+            f"{loss}. Restore the damaged file from a copy, or accept the loss with {DISCARD}: "
+            "nothing is deleted, the damaged file is kept under another name"
         )
     if loss and say is not None:
-        say(f"warning: {loss}: discarded, as asked")
+        say(f"warning: {loss}: discarded, as requested")
     return good[: chosen + 1]
 
 
 def _check_states(checkpoint: Checkpoint, store: Store | None) -> None:
-    """A RunDirError if the state of a client that the checkpoint names is not there, or damaged."""
+    """Raise a RunDirError if a client state of the checkpoint is missing or damaged."""
     if store is not None:
         for client, version in checkpoint.channel["versions"].items():
             store.read(client, version)

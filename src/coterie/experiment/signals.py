@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run ends with a sentence that says how to go on."""
+"""Ctrl-C and SIGTERM: a run ends with a message that says how to continue."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Stop:
-    """Whether the user asked to stop. An exception raised inside a callback can get lost."""
+    """Whether the user asked to stop; an exception raised in a signal handler can get lost."""
 
     asked = False
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM do the same, in this process and not in those forked from it."""
+    """Make Ctrl-C and SIGTERM raise KeyboardInterrupt, but not in forked processes."""
     owner = os.getpid()
     Stop.asked = False
 
@@ -34,34 +34,34 @@ def stoppable() -> Iterator[None]:
         Stop.asked = True
         raise KeyboardInterrupt
 
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, stop) for number in heard}
+    handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, stop) for number in handled}
     try:
         yield
     finally:
         for number, handler in previous.items():
-            # Who has been heard may be impatient: what is left is a sentence and the exit.
+            # After a stop, ignore further signals: only the message and the exit remain.
             signal.signal(number, signal.SIG_IGN if Stop.asked else handler)
 
 
 def heeding(watch: Watch) -> Watch:
-    """The same, but it ends the run if the user asked for that."""
+    """The same callback, which ends the run if the user asked to stop."""
 
-    def look(event: Event) -> None:
+    def watch_and_stop(event: Event) -> None:
         watch(event)
         if Stop.asked:
             raise KeyboardInterrupt
 
-    return look
+    return watch_and_stop
 
 
 @contextmanager
-def stopped_with(sentence: Callable[[], str]) -> Iterator[None]:
-    """Say this if the user stops what is inside, also if it fails because of that."""
+def stopped_with(message: Callable[[], str]) -> Iterator[None]:
+    """Raise Interrupted with this message if the user stops the code inside."""
     try:
         yield
     except (KeyboardInterrupt, CoterieError) as error:
         asked = Stop.asked or isinstance(error, Interrupted)
         if isinstance(error, CoterieError) and not asked:
             raise
-        raise Interrupted(sentence()) from None
+        raise Interrupted(message()) from None

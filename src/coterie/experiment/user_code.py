@@ -1,7 +1,7 @@
-"""A user's own functions in a configuration, named by their places: ``method.name = "mine.py:f"``.
+"""A user's own functions in a configuration, as in ``method.name = "mine.py:f"``.
 
-They are loaded where a user's own words come in, on the command line, in a file or from Python, and
-nowhere else: what another machine names is looked up by its name and never loaded from a place.
+They are loaded only from the user's own configuration: the command line, a file, or Python. A name
+that another machine sends is looked up in the registries, and code is never loaded for it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ KEYS: dict[str, Registry[Any]] = {
     "availability.name": AVAILABILITIES,
     "run.engine": ENGINES,
 }
-"""The keys whose values are names, and what they are names of."""
+"""The keys whose values are registered names, and their registries."""
 
 Change = Callable[[Registry[Any], str, str], str]
-Digests = Mapping[str, str]  # the SHA-256 of a file, by the kind and the name of what is in it
+Digests = Mapping[str, str]  # SHA-256 of files, by the kind and name of the function in them
 
 
 def admitted(tree: Mapping[str, Any], known: Digests | None = None) -> dict[str, Any]:
-    """A user's own configuration, its places absolute, and what is there loaded.
+    """Load the functions that a user's configuration names; paths become absolute.
 
-    ``known`` are the files' digests when a run began: one that has changed since is refused.
+    ``known`` are the digests of the files when the run began: a file that has changed is refused.
     """
 
     def admit(registry: Registry[Any], name: str, key: str) -> str:
@@ -58,9 +58,9 @@ def admitted(tree: Mapping[str, Any], known: Digests | None = None) -> dict[str,
 
 
 def by_name(tree: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
-    """The same configuration for a federation: what goes by its place gets the function's name.
+    """The same configuration for a federation, with functions by name instead of by path.
 
-    Clients do not know this machine's files: each maps the name to a function of its own.
+    Clients do not have this machine's files: each maps the name to its own function.
     """
 
     def rename(registry: Registry[Any], name: str, key: str) -> str:
@@ -68,65 +68,64 @@ def by_name(tree: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, A
             return name
         if registry not in (METHODS, MODELS):
             raise ConfigError(
-                f"{key} = {name}: a federation's clients could not know it. Install it, here and "
-                f"there, as a package with an entry point coterie.{registry.group}"
+                f"{key} = {name}: the clients of a federation do not have this file. Install it as "
+                f"a package with an entry point coterie.{registry.group}, here and on the clients"
             )
-        own = name.rpartition(":")[2].replace("_", "-")
-        registry.map(f"{own}={name}", f"{key} =")
+        function = name.rpartition(":")[2].replace("_", "-")
+        registry.map(f"{function}={name}", f"{key} =")
         tell(
-            f"{registry.kind} '{own}' is this machine's own: clients need it too (coterie join "
-            f"--{registry.kind} {own}=FILE.py:FUNCTION, from a file with the same content)"
+            f"{registry.kind} '{function}' is from a file of this machine: clients need it too "
+            f"(coterie join --{registry.kind} {function}=FILE.py:FUNCTION, with the same content)"
         )
-        return own
+        return function
 
     return _changed(tree, rename)
 
 
 def digests_of(tree: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of the user's own files that a configuration names functions of."""
-    found: dict[str, str] = {}
+    """The digests of the user's files whose functions a configuration names."""
+    digests: dict[str, str] = {}
 
     def note(registry: Registry[Any], name: str, key: str) -> str:
         if name in registry.own:
-            found[f"{registry.kind} {name}"] = registry.own[name].digest
+            digests[f"{registry.kind} {name}"] = registry.own[name].digest
         return name
 
     _changed(tree, note)
-    return found
+    return digests
 
 
 def check_digests(before: Digests, tree: Mapping[str, Any]) -> None:
-    """Refuse to go on with what is another file than when it began."""
+    """Refuse to continue with a file that has changed since the run began."""
     for what, digest in digests_of(tree).items():
         if before.get(what, digest) != digest:
             raise ConfigError(
-                f"the file of the {what} has changed since this began (its SHA-256 was "
-                f"{before[what][:12]}…, and is {digest[:12]}…): put it back as it was, or begin "
-                "anew"
+                f"the file of the {what} has changed since the run began (its SHA-256 was "
+                f"{before[what][:12]}…, and is {digest[:12]}…): restore it, or start a new run"
             )
 
 
 def _changed(tree: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """A configuration with some names replaced."""
-    made = {t: dict(v) if isinstance(v, Mapping) else v for t, v in tree.items()}
+    changed = {t: dict(v) if isinstance(v, Mapping) else v for t, v in tree.items()}
     for key, registry in KEYS.items():
         table, _, leaf = key.partition(".")
-        place = made.get(table)
-        if not isinstance(place, dict):
+        values = changed.get(table)
+        if not isinstance(values, dict):
             continue
-        value = place.get(leaf)
+        value = values.get(leaf)
         if isinstance(value, str):
-            place[leaf] = _text(registry, value, key, change)
+            values[leaf] = _text(registry, value, key, change)
         elif isinstance(value, Mapping):
-            place[leaf] = {
+            values[leaf] = {
                 k: _text(registry, v, f"{key}.{k}", change) if isinstance(v, str) else v
                 for k, v in value.items()
             }
-    return made
+    return changed
 
 
 def _text(registry: Registry[Any], text: str, key: str, change: Change) -> str:
-    """A name, or several joined by ``+``, a codec's with parameters after it."""
+    """Change a name, or each of several joined by ``+``; codecs keep their parameters."""
     if text in registry or is_place(text) or registry not in (METHODS, CODECS):
         return change(registry, text, key)
     parts = []

@@ -55,6 +55,11 @@ class Evidenced:
         """The largest number of sums in a round: in a trial, the models and then their scores."""
         return 1 if self.tries == "off" else 2
 
+    @property
+    def same_steps(self) -> str:
+        """What of a client's training goes into two sums, as in ``Method``."""
+        return "" if self.tries == "off" else trial.TWICE
+
     def probed(
         self,
         fed: Federation,
@@ -108,7 +113,7 @@ class Evidenced:
         return with_split(after, slot, plan)
 
     def probed_in(self, fed: Federation, state: State, slot: Slot, info: Round) -> State | None:
-        """The same before a round of training; None if no client answers, as in any round."""
+        """Like ``probed``, before a round of training; None if no client answers."""
         try:
             return self.probed(fed, state, slot, info.number, info.public)[0]
         except NobodyAnswered:
@@ -179,6 +184,7 @@ def by_evidence(
         sees="each",
         check=checks,
         sums=how.sums,
+        same_steps=how.same_steps,
         probes=probes,
         regrouped=how.after_trial,
         no_noise=NO_NOISE,

@@ -55,17 +55,17 @@ def cfl(
     Family: clustered.
     Rule: all clients begin in one group; FedAvg inside each group. A group is split when its mean
     update is small but some client's update is not, ‖Σ(n_i/n)Δ_i‖ < ε1 and max‖Δ_i‖ > ε2: then its
-    model is optimal for no one client. The two parts are chosen so that the largest cosine
-    similarity α between clients of different parts is as small as possible (pairs are merged by
-    descending similarity until two parts remain). Each part continues from the group's model plus
-    the mean of its members' updates of this round. When the cohort's updates pass the test, all
-    other members of the group train too, and the test and the split use only these fresh updates,
-    never one of an earlier round. With "auto", the test is whether the mean update is at most twice
-    as long as it would be if the clients' updates had nothing in common. Then the group's members
-    train its model on two halves of their data. The evidence is the grouping in which the
-    directions of one half best predict those of the other, and a trial on validation data decides
-    whether the groups are used. A group that stays together is tested again after twice as many
-    rounds.
+    model is a compromise that suits none of its clients. The two parts are chosen so that the
+    largest cosine similarity α between clients of different parts is as small as possible (pairs
+    are merged by descending similarity until two parts remain). Each part continues from the
+    group's model plus the mean of its members' updates of this round. When the cohort's updates
+    pass the test, all other members of the group train too, and the test and the split use only
+    these fresh updates, never one of an earlier round. With "auto", the test is whether the mean
+    update is at most twice as long as it would be if the clients' updates had nothing in common.
+    Then the group's members train its model on two halves of their data. The evidence is the
+    grouping whose mean directions on one half best predict the directions on the other, and a trial
+    on validation data decides whether the groups are used. A group that stays together is tested
+    again after twice as many rounds.
     Args:
         eps1: ε1, the norm of the mean update below which a group is at rest, 0 or more; 0 is FedAvg
             to the bit. "auto" is evidence and trial.
@@ -128,8 +128,8 @@ def cfl(
             notes["limits"] = [low, high]
             return {s: u for s, u in moves.items() if norms[s][0] < low and norms[s][1] > high}
 
-        due, asked = unsettled(state.models), set(info.cohort)
-        others = [c for c, slot in state.groups.items() if slot in due and c not in asked]
+        due, cohort = unsettled(state.models), set(info.cohort)
+        others = [c for c, slot in state.groups.items() if slot in due and c not in cohort]
         if others:
             replies = replies + more(others)
         for slot, moves in unsettled(due).items():

@@ -36,12 +36,12 @@ from coterie.methods.dc_pfl_decrease import Bend, has_ended, radii
 from coterie.methods.dc_pfl_splits import (
     Levels,
     Splitting,
-    answered,
-    asked,
+    ask_for_trial,
     mean_distances,
     mean_of_pairs,
     ready,
     tree_of,
+    with_answers,
 )
 from coterie.methods.dc_pfl_two_models import SHARING, sent
 
@@ -72,14 +72,15 @@ def dc_pfl(
     models, D_ij = ‖S(w_i) − S(w_j)‖₁/d, where S scales a model to [0, 1], and builds a tree from
     them by average linkage. Clients report the loss of the model that they receive. When the mean
     loss clearly falls more slowly than before (``bend``), the rapid decrease has ended and finer
-    groups are tried. First, all clients train θ⁰ once on two halves of their data: a group is tried
-    only if dividing it lets one half predict the other better. Its members train their model once
-    more, the server averages the same uploads for every cut of their tree, and each member scores
-    the models of its nested groups on validation data. The coarsest cut whose loss is within one
-    standard error of the lowest is adopted, and its groups continue from the models just made. If
-    no group splits, monitoring pauses for ``sleep`` rounds. Groups split but never merge. A client
-    alone in its group trains by itself and reports only its loss. Layers that hardly differ within
-    a group (quiet layers) rest: they are averaged only every ``alpha`` rounds.
+    groups are tried (after two rounds already if the evidence is decisive). First, all clients
+    train θ⁰ once on two halves of their data: a group is tried only if dividing it lets one half
+    predict the other better. Its members train their model once more, the server averages the same
+    uploads for every cut of their tree, and each member scores the models of its nested groups on
+    validation data. The coarsest cut whose loss is within one standard error of the lowest is
+    adopted, and its groups continue from the models just made. If no group splits, monitoring
+    pauses for ``sleep`` rounds. Groups split but never merge. A client alone in its group trains by
+    itself and reports only its loss. Layers that hardly differ within a group (quiet layers) rest:
+    they are averaged only every ``alpha`` rounds.
     Args:
         alpha: rounds between two averages of quiet layers, 1 or more; 1 always averages all layers
             (the paper's NoLA).
@@ -100,11 +101,12 @@ def dc_pfl(
         trial_on: the data on which a trial measures the loss: "validation", where finer groups must
             be better by more than one standard error, or "training", as in the paper's text, where
             finer groups nearly always win.
-        early: whether a group is tried after two rounds already if the evidence for splitting it is
-            decisive (fewer groups and more both predict clearly worse), and not only after the
-            rapid decrease: the loss of one model for clients that contradict each other may never
-            decrease rapidly. The tree is then built from these two rounds; with partial
-            participation, as soon as every pair of clients has been compared.
+        early: whether a group is tried as early as after two rounds if the evidence for splitting
+            it is decisive (fewer groups and more both predict clearly worse), and not only after
+            the rapid decrease: the loss of one model for clients that contradict each other may
+            never decrease rapidly. The tree is then built from these two rounds; if some clients
+            have not taken part together by then, the method waits for the tree of the first
+            ``start`` rounds.
         bend: what ends a rapid decrease. "slope": over the last 7 rounds, the loss falls less than
             0.6 times as fast as over up to 18 rounds before them, by more than four standard
             errors; the noise is estimated from the second differences of the losses. "convex": the
@@ -187,7 +189,7 @@ class Course:
     def finer(self, state: State) -> dict[str, Any]:
         """What to do at the end of a rapid decrease."""
         if self.trial == "cuts":
-            return asked(early=False)
+            return ask_for_trial(early=False)
         now = len(set(state.groups.values()))
         deepest = self.levels.deepest(tree_of(state.memory))
         for level in range(state.memory["level"] + 1, deepest + 1):
@@ -199,8 +201,8 @@ class Course:
         """One round: of training, or with a trial."""
         if state.memory["phase"] == "trial":
             return self.tried_two(fed, state, info)
-        if self.asks_early and info.number == EARLY and ready(state.memory):
-            state = self.asked_soon(fed, state)
+        if self.tries_early and info.number == EARLY and ready(state.memory):
+            state = self.with_early_trial(fed, state)
         if state.memory["phase"] == "ask" and "trial" not in state.memory:
             state = self.splitting.proposed(fed, state, info)
         if not trials.due(state, info):
@@ -214,16 +216,16 @@ class Course:
         return replace(state, notes=self.shown(state, state.notes))
 
     @property
-    def asks_early(self) -> bool:
+    def tries_early(self) -> bool:
         """Whether groups with decisive evidence are tried before the decrease has ended."""
         return self.early and self.dynamic and self.trial == "cuts"
 
-    def asked_soon(self, fed: Federation, state: State) -> State:
+    def with_early_trial(self, fed: Federation, state: State) -> State:
         """With decisive evidence: the state with a tree of the rounds so far, and trials next."""
-        state, complete = answered(fed, state)
+        state, complete = with_answers(fed, state)
         if not (complete and self.splitting.divided(state, early=True)):
             return state
-        return self.with_tree(state).joined({}, **asked(early=True))
+        return self.with_tree(state).joined({}, **ask_for_trial(early=True))
 
     def with_tree(self, state: State) -> State:
         """The state with the tree, and the groups of its first level."""
@@ -276,8 +278,8 @@ class Course:
         elif phase == "watch" and splits and self.ended(losses, rounds):
             memory |= self.finer(replace(state, memory=memory))
             notes["ended"] = True
-        elif phase == "watch" and splits and self.asks_early and "early" not in memory:
-            memory |= asked(early=True)  # the tree has just been built
+        elif phase == "watch" and splits and self.tries_early and "early" not in memory:
+            memory |= ask_for_trial(early=True)  # the tree has just been built
         state = replace(state, memory=memory)
         return replace(state, notes=self.shown(state, notes))
 
@@ -374,8 +376,8 @@ def moved(state: State, orders: Sequence[Order], means: Mapping[Slot, Mean]) -> 
         model = mean.arrays.get("model")
         if isinstance(model, Weights):
             models[slot] = model.onto(models.get(slot, base))
-    answered = {c for mean in means.values() for c in mean.clients}
-    newly_alone = {o.client for o in orders if o.config.get("alone")} & answered
+    replied = {c for mean in means.values() for c in mean.clients}
+    newly_alone = {o.client for o in orders if o.config.get("alone")} & replied
     alone = sorted({*state.memory["alone"], *newly_alone})
     return replace(state, models=models, memory={**state.memory, "alone": alone})
 

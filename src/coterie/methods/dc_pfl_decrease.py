@@ -127,5 +127,8 @@ def _slope(times: Array, values: Array) -> float:
 
 
 def _spread(times: Array) -> float:
-    """The sum of squared deviations from the mean; a slope's variance is the noise's over it."""
+    """The sum of squared deviations from the mean.
+
+    The variance of a fitted slope is the variance of the noise divided by this.
+    """
     return float(np.square(times - times.mean()).sum())

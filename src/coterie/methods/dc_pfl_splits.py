@@ -88,7 +88,7 @@ class Splitting:
     def proposed(self, fed: Federation, state: State, info: Round) -> State:
         """Plan a trial of the next group in this round, or conclude if there is none left."""
         if state.memory.get("queue") is None:
-            state, complete = answered(fed, state)
+            state, complete = with_answers(fed, state)
             if not complete:
                 return state
             state = state.joined({}, queue=self.divided(state, state.memory["early"]))
@@ -178,12 +178,12 @@ def without_rivals(cuts: Sequence[Labels], evidence: Evidence) -> list[Labels]:
     return [c for c in cuts if (c == labels).all() or c.max() != labels.max()]
 
 
-def asked(early: bool) -> dict[str, Any]:
+def ask_for_trial(early: bool) -> dict[str, Any]:
     """What is remembered when finer groups should be tried."""
     return {"phase": "ask", "early": early, "queue": None}
 
 
-def answered(fed: Federation, state: State) -> tuple[State, bool]:
+def with_answers(fed: Federation, state: State) -> tuple[State, bool]:
     """The state with the clients' answers to the probe, and whether they are complete.
 
     Clients whose answer is lost are asked again in the next rounds, ``TIMES`` times in all: without
@@ -217,12 +217,12 @@ def answered(fed: Federation, state: State) -> tuple[State, bool]:
     if known is None:
         notes |= {"evidence": answer.notes, "why": answer.evidence.why, **answer.layer_notes}
     else:
-        answers = _both(known, answers)
+        answers = _merged(known, answers)
     state = replace(state.joined({}, answers=answers), notes=notes)
     return state, len(answers["heard"]) == len(heard) + len(missing) or answers["times"] >= TIMES
 
 
-def _both(known: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(known: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the answers of two exchanges, in the order of clients."""
     clients = [*known["clients"], *later["clients"]]
     order = sorted(range(len(clients)), key=clients.__getitem__)

@@ -112,6 +112,7 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
         round=round,
         tasks={"train": train, "size": lambda client, arrays, config: Upload()},
         shows={"size": ()},
+        same_steps="sends a client's change once more, divided by its number of steps",
         admit=lambda fed, state, info: _join(fed, state, info.cohort, by_examples),
         check=check,
         pieces=None,
@@ -196,8 +197,8 @@ def _shared(weights: Weights) -> Tensor:
 
 def _kept(client: Client, like: Tensor) -> Tensor:
     """The client's own correction; zero at first."""
-    own = client.state.get(KEY)
-    return own if isinstance(own, Tensor) else torch.zeros_like(like)
+    kept = client.state.get(KEY)
+    return kept if isinstance(kept, Tensor) else torch.zeros_like(like)
 
 
 def _tilt(start: Weights, slope: Tensor) -> Objective:

@@ -42,10 +42,10 @@ def fedclust(
     The server clusters these layers by L2 distance (agglomerative clustering) and cuts the tree at
     ``threshold``. Each group's model starts at θ⁰; then FedAvg inside each group. With "auto", each
     client trains θ⁰ on two halves of its data, for the same number of steps as all others. The
-    evidence is the grouping in which the change of the final layer on one half best predicts its
-    direction on the other half. A trial on validation data then decides whether clients train in
-    groups, and in which: in the first round if the evidence is decisive, otherwise after some
-    rounds with one model for all.
+    evidence is the grouping whose mean directions, in which the final layer changes on one half,
+    best predict the directions on the other half. A trial on validation data then decides whether
+    clients train in groups, and in which: in the first round if the evidence is decisive, otherwise
+    after some rounds with one model for all.
     Args:
         threshold: the height λ at which the tree is cut, 0 or more (inf is FedAvg, 0 is every
             client alone), or "auto": evidence and trial.
@@ -68,8 +68,8 @@ def fedclust(
     Server sees: each client's final layer, once (with "auto", those of two halves of its data, and
     the whole change if they show no groups); then means; in a trial each client's model.
     Travels: 1 model down, 1 up; before the first round θ⁰ down and a final layer up (with "auto"
-    two, and a number); in a trial at most one more model up, and the models of all a client's
-    candidate groups down.
+    two, and a number of steps); in a trial at most one more model up, and the models of all a
+    client's candidate groups down.
     Newcomers: do the same short training from θ⁰, send their final layer and join the group whose
     mean final layer is nearest; with "auto", the group whose mean direction is nearest.
     Departs: "auto" is ours: the paper leaves the choice of λ open. A client whose first reply was

@@ -18,7 +18,7 @@ from coterie.errors import ConfigError
 from coterie.seeds import numpy_generator, seed_for
 
 NO_MEAN = "lets clients mix models themselves: the server computes no mean"
-_ALL_STAY = Sharing(no_layer)  # a client keeps its whole model
+_NOTHING_SHARED = Sharing(no_layer)  # a client keeps its whole model
 
 
 @method
@@ -129,7 +129,7 @@ def picked(
 def mixed(client: Client, arrays: Mapping[str, Array]) -> tuple[Weights, dict[str, float]]:
     """The client's own model with the better ones mixed in, and the weight of each model."""
     refuse_without_validation(client)
-    last = _ALL_STAY.received(client, {})[1]
+    last = _NOTHING_SHARED.received(client, {})[1]
     others = {n: w.onto(last) for n, w in arrays.items() if isinstance(w, Weights)}
     weights: dict[str, float] = {}
     before = client.loss(last, "val") if others else 0.0
@@ -150,7 +150,7 @@ def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar
     """Train the mixture, keep it and send it, with the weights of the other models."""
     start, weights = mixed(client, arrays)
     fitted = client.fit(start)
-    _ALL_STAY.keep(client, fitted.weights)
+    _NOTHING_SHARED.keep(client, fitted.weights)
     metrics = {"loss": fitted.loss, **{f"weight.{n}": w for n, w in weights.items()}}
     return Upload({"model": fitted.weights.only(fitted.weights.layout.shareable)}, metrics)
 

@@ -44,9 +44,9 @@ from coterie.errors import ConfigError
 from coterie.methods.by_evidence import NO_NOISE
 from coterie.seeds import numpy_generator, seed_for
 
-_ALL_STAY = Sharing(no_layer)
-KEEPS = "keeps"  # in an order to train: the client may have to train again, on two halves
-BEGUN = "begun"  # the key under which a client keeps the model it began this round with
+_NOTHING_SHARED = Sharing(no_layer)
+MAY_HALVE = "keeps"  # in an order to train: the client may have to train again, on two halves
+ROUND_START = "begun"  # the key under which a client keeps the model it began this round with
 _OFFSET = 1e-6  # the constant that the paper adds to every difference of weights
 Matrix = np.ndarray[Any, Any]
 
@@ -71,8 +71,8 @@ def fedtsdp(
     is above ``hopkins``, DBSCAN groups clients by the Jensen-Shannon divergence of their outputs
     and then, inside each group, by the L2 distance of their weights; a client near no other is a
     cluster of its own. By default, a stage takes the groups that the evidence finds: the clients
-    repeat this round's training on each half of their data, and the groups are those in which the
-    outputs (or weights) of one half best predict those of the other. This happens at the first
+    repeat this round's training on each half of their data, and the groups are those whose mean
+    outputs (or weights) on one half best predict those on the other. This happens at the first
     clustering, and again after twice as many rounds. The samples of the batch then become likelier
     to be drawn again, and if the clusters have changed, the number of shared layers is multiplied
     by ``shrink``. Otherwise the clusters stay. The shared layers are the first ones, counted in
@@ -119,7 +119,7 @@ def fedtsdp(
     def round(fed: Federation, state: State, info: Round) -> State:
         cohort = [c for c in info.cohort if c in state.groups]
         may_halve = rule.asks and rule.due(state.memory, info.number)
-        config: dict[str, Scalar] = {KEEPS: True} if may_halve else {}
+        config: dict[str, Scalar] = {MAY_HALVE: True} if may_halve else {}
         replies = fed.gather([Order(c, "train", sends(state, c), config) for c in cohort])
         if not replies:
             return state
@@ -449,17 +449,17 @@ def sends(state: State, client: ClientId) -> Mapping[str, Array]:
 
 def received(client: Client, arrays: Mapping[str, Array]) -> Weights:
     """The received layers over the client's own model."""
-    return _ALL_STAY.received(client, arrays)[1]
+    return _NOTHING_SHARED.received(client, arrays)[1]
 
 
 def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """Train what was received over the client's own layers; keep it, and send what may travel."""
     begin = received(client, arrays)
     weights = client.fit(begin).weights
-    _ALL_STAY.keep(client, weights)
-    client.state.pop(BEGUN, None)
-    if config.get(KEEPS):
-        client.state[BEGUN] = begin.part(_ALL_STAY.staying(begin.layout))
+    _NOTHING_SHARED.keep(client, weights)
+    client.state.pop(ROUND_START, None)
+    if config.get(MAY_HALVE):
+        client.state[ROUND_START] = begin.part(_NOTHING_SHARED.staying(begin.layout))
     return Upload({"model": weights.only(weights.layout.shareable)})
 
 
@@ -467,8 +467,8 @@ def train_on_halves(
     client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]
 ) -> Upload:
     """Two models: this round's training repeated on each half of the data; none with one sample."""
-    rows, kept = client.shuffled("halves"), client.kept(BEGUN)
-    client.state.pop(BEGUN, None)
+    rows, kept = client.shuffled("halves"), client.kept(ROUND_START)
+    client.state.pop(ROUND_START, None)
     begin = client.base if kept is None else kept.onto(client.base)
     steps, models = client.steps(), dict[str, Array]()
     for name, half in zip(("first", "second"), rows.tensor_split(2), strict=True):

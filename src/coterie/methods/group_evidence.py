@@ -50,9 +50,9 @@ def group_evidence(
 
     Family: clustered.
     Rule: every client represents itself twice, from two halves of its data, and the evidence is the
-    grouping in which one half best predicts the other. This is repeated with other halves. If there
-    are groups, one model then trains for two rounds, and in a third round the same uploads are
-    averaged for each candidate grouping and scored on validation data. Then the run ends.
+    grouping whose means over one half best predict the other. This is repeated with other halves.
+    If there are groups, one model then trains for two rounds, and in a third round the same uploads
+    are averaged for each candidate grouping and scored on validation data. Then the run ends.
     Args:
         by: what is compared: the change of the final layer ("final-layer") or of the whole model
             ("model") after a short training, the gradient at the start ("gradient"), the
@@ -87,10 +87,10 @@ def group_evidence(
     def start(fed: Federation, setup: Setup) -> State:
         state = one_group(setup)
         if by == "all":
-            asked = _ask_everything(fed, how.probe, setup)
+            outcome = _ask_everything(fed, how.probe, setup)
         else:
-            asked = _Asked(probing.ask(fed, how.probe, setup.start, setup.clients))
-        answer = asked.answer
+            outcome = _Outcome(probing.ask(fed, how.probe, setup.start, setup.clients))
+        answer = outcome.answer
         # Under secure aggregation, a client's final layer is revealed only once.
         draws = [answer, *_drawn_again(fed, answer, setup, seeds if fed.min_group == 1 else 1)]
         state = how.decided(fed, state, answer)
@@ -99,8 +99,8 @@ def group_evidence(
             **state.notes,
             "grouping": {str(c): g for c, g in sorted(placed.items())},
             "stability": stability(draws),
-            "samples": asked.other_samples + sum(a.notes["samples"] for a in draws),
-            **asked.notes,
+            "samples": outcome.other_samples + sum(a.notes["samples"] for a in draws),
+            **outcome.notes,
         }
         state = replace(state, notes=notes)
         if "trial" in state.memory:
@@ -116,7 +116,8 @@ def group_evidence(
     tasks = {**probing.TASKS, "kinds": kinds_of_data}
     rule = Assign(start, how.admit, tasks=tasks, sees="each", check=check, regrouped=regrouped)
     shows = {**probing.SHOWS, "kinds": ("labels", "data")}
-    return grouped(NAME, replace(rule, no_noise=NO_NOISE, sums=how.sums, shows=shows))
+    rule = replace(rule, no_noise=NO_NOISE, sums=how.sums, same_steps=how.same_steps, shows=shows)
+    return grouped(NAME, rule)
 
 
 def kinds_of_data(
@@ -130,7 +131,7 @@ def kinds_of_data(
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _Outcome:
     """The answer that counts, and what the other representations cost and showed."""
 
     answer: Answer
@@ -138,7 +139,7 @@ class _Asked:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Asked:
+def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Outcome:
     """Try every representation in turn; the first that finds groups counts."""
     replies = fed.gather([Order(c, "kinds") for c in setup.clients])
     possible = {k: all(r.metrics[k] for r in replies) for k in IMPOSSIBLE}
@@ -164,7 +165,7 @@ def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Asked:
     notes = {"representations": shown, "meaning": meaning(groupings)}
     notes |= answers["model"].layer_notes
     others = sum(a.notes["samples"] for a in answers.values() if a is not chosen)
-    return _Asked(chosen, others, notes)
+    return _Outcome(chosen, others, notes)
 
 
 def _drawn_again(fed: Federation, answer: Answer, setup: Setup, seeds: int) -> list[Answer]:

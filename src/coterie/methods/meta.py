@@ -183,19 +183,19 @@ def apfl(alpha: Share = 0.5, learn: bool = True) -> Method:
         return float(client.state.get("apfl.alpha", alpha))  # type: ignore[arg-type]
 
     def mixture(client: Client, received: Weights) -> Weights:
-        own = client.kept("apfl") or received
-        return Weights(own.layout, torch.lerp(received.vector, own.vector, share(client)))
+        personal = client.kept("apfl") or received
+        return Weights(personal.layout, torch.lerp(received.vector, personal.vector, share(client)))
 
     def train(client: Client, start: Weights) -> Fit:
-        own = client.kept("apfl") or start
+        personal = client.kept("apfl") or start
         if learn:
             gradient = client.gradient(mixture(client, start)).parameters.double()
-            gap = (own.parameters - start.parameters).double()
+            gap = (personal.parameters - start.parameters).double()
             moved = share(client) - client.schedule().lr * float(gap @ gradient)
             client.state["apfl.alpha"] = min(max(moved, 0.0), 1.0)
         fitted = client.fit(start)
         along = Objective(gradient_rule=GradientRule(1, mixed_with(fitted.weights, share(client))))
-        client.state["apfl"] = client.fit(own, along).weights
+        client.state["apfl"] = client.fit(personal, along).weights
         return fitted
 
     return grouped("apfl", train=replace(keeping("apfl", train), uses=mixture))

@@ -48,9 +48,9 @@ def pacfl(
     each set, computes the angle in degrees between every two, clusters the clients (agglomerative
     clustering) and cuts the tree at ``threshold``. Each group's model starts at θ⁰; then FedAvg
     inside each group. With "auto", each client sends the vectors of two halves of its data. The
-    evidence is the grouping in which the projections onto the subspaces of one half best predict
-    those of the other. All clients first train one model; a trial on validation data decides
-    whether the groups are used, and they continue from this model.
+    evidence is the grouping whose mean projections (onto the subspaces) of one half best predict
+    the projections of the other. All clients first train one model; a trial on validation data
+    decides whether the groups are used, and they continue from this model.
     Args:
         threshold: the height of the cut in degrees, 0 or more, or "auto": evidence and trial.
             Differences in the labels alone, such as exchanged classes, do not show in the angles

@@ -65,9 +65,9 @@ def fl_hc(
     The server clusters their updates (agglomerative clustering) and cuts the tree at ``threshold``.
     Each group's model is the mean, weighted by n_i, of the models that its members have just
     trained; then FedAvg inside each group. With "auto", all clients train the model at that point
-    on two halves of their data, for as many steps as needed. The evidence is the grouping in which
-    the directions of one half best predict those of the other, and a trial on validation data
-    decides whether the groups are used.
+    on two halves of their data, for as many steps as needed. The evidence is the grouping whose
+    mean directions on one half best predict the directions on the other, and a trial on validation
+    data decides whether the groups are used.
     Args:
         rounds: rounds of FedAvg before the clustering, 0 or more; a run that ends before it is
             FedAvg.
@@ -123,8 +123,8 @@ def flis(
     probabilities of all classes for all samples, as one vector. The server clusters the clients by
     this similarity. Each group's model is the mean, weighted by n_i, of the models that its members
     have just trained; then FedAvg inside each group. With "auto", clients train on two halves of
-    their data. The evidence is the grouping in which the outputs of one half best predict those of
-    the other, and a trial on validation data decides whether the groups are used.
+    their data. The evidence is the grouping whose mean outputs on one half best predict the outputs
+    on the other, and a trial on validation data decides whether the groups are used.
     Args:
         threshold: the similarity at which clients are grouped, 0 to 1 (0 is one group), or "auto":
             evidence and trial.
@@ -189,8 +189,8 @@ def adaptive(
     (agglomerative clustering, average linkage) and cuts the tree at 1 − T. Each group's model is
     the mean, weighted by n_i, of the models that its members have just trained; then FedAvg inside
     each group. With "auto", the clients instead train on two halves of their data, all for the same
-    number of steps. The evidence is the grouping in which the directions of one half best predict
-    those of the other, and a trial on validation data decides whether the groups are used.
+    number of steps. The evidence is the grouping whose mean directions on one half best predict the
+    directions on the other, and a trial on validation data decides whether the groups are used.
     Args:
         threshold: T, the mean similarity down to which groups merge, -1 to 1; -1 is one group, and
             FedAvg to the bit if all clients have the same size. "auto" is evidence and trial.

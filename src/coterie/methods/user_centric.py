@@ -69,9 +69,9 @@ def user_centric(
     of that difference.
     Args:
         streams: how many different models the server sends, 1 or more; "all", one for each client;
-            "auto", the number of groups that best predicts the other half of each client's data, or
-            one if no grouping predicts better than a single mean. With "auto", a trial on
-            validation data then decides whether the groups are used.
+            "auto", the number of groups whose means over one half of the clients' data best predict
+            the other half, or one if no grouping predicts better than a single mean. With "auto", a
+            trial on validation data then decides whether the groups are used.
         parallel: whether every client trains every stream (the paper's exact variant; multiplies
             the upload by the number of streams).
         probe: "gradient", the paper's rule, which says little when clients have few samples, or
@@ -123,6 +123,7 @@ def user_centric(
         regrouped=weighing.regrouped,
         no_noise=NO_NOISE if compared == "update" else "",
         sums=how.sums,
+        same_steps=how.same_steps,
     )
     return grouped("user-centric", assign)
 
@@ -283,9 +284,9 @@ def terms_of(
     """
     counts = np.array([examples for *_, examples in probed.values()], float)
     fedavg_rows = np.tile(counts / counts.sum(), (len(counts), 1))
-    own = mixing_diagnostics(rows.weights, counts, rows.squares)
+    own_terms = mixing_diagnostics(rows.weights, counts, rows.squares)
     fedavg_discrepancy = mixing_diagnostics(fedavg_rows, counts, rows.squares).discrepancy
-    terms = {"samples": counts, **own._asdict(), "together": fedavg_discrepancy}
+    terms = {"samples": counts, **own_terms._asdict(), "together": fedavg_discrepancy}
     if shared is not None:
         in_streams = mixing_diagnostics(shared, counts, rows.squares)
         terms |= {f"stream_{name}": values for name, values in in_streams._asdict().items()}

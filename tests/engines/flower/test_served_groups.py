@@ -74,7 +74,7 @@ def test_members_that_the_file_does_not_name_are_said_before_anything_is_trained
     fed = Federation(tmp_path, known({"site0": "a", "site1": "b", "site9": "a"}), secure=True)
     with pytest.raises(ConfigError) as told:
         fed.serve(expect=2, watch=late(fed, 2))
-    assert "client 2 (site2) is missing; 'site9' is not known as a client" in str(told.value)
+    assert "client 2 (site2) is missing; 'site9' is not a known client" in str(told.value)
     assert fed.grid.orders() == []
 
 

@@ -309,7 +309,7 @@ def test_what_cannot_be_held_out_is_refused_before_anything_is_written(tmp_path)
     with pytest.raises(ConfigError, match="method closed has no way to admit newcomers"):
         execute(experiment(closed, settings={"holdout": 1}), tmp_path / "r")
     for count in (6, 7):
-        with pytest.raises(ConfigError, match=f"run.holdout = {count} leaves nobody of 6 clients"):
+        with pytest.raises(ConfigError, match=f"run.holdout = {count} leaves none of 6 clients"):
             execute(experiment(coterie.fedavg(), settings={"holdout": count}), tmp_path / "r")
     with pytest.raises(ConfigError, match=r"run\.cohort = 5 makes 5 of 4"):
         execute(experiment(coterie.fedavg(), settings={"holdout": 2, "cohort": 5}), tmp_path / "r")
@@ -430,7 +430,7 @@ def test_what_cannot_be_admitted():
 
     with pytest.raises(ConfigError, match="method fedavg has no way to admit newcomers"):
         admit_client(through(admit=None), data)
-    with pytest.raises(TrainingError, match="found no place"):
+    with pytest.raises(TrainingError, match="not assigned to a group"):
         admit_client(through(admit=lambda fed, state, info: state), data)
     with pytest.raises(ConfigError, match="epochs = -1: give 0 or more"):
         admit_client(result, data, epochs=-1)

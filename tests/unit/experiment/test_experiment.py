@@ -274,7 +274,7 @@ def test_models_that_cannot_be_drawn_anew_are_refused():
         def forward(self, x):
             return x.flatten(1) @ self.w
 
-    with pytest.raises(ConfigError, match="cannot be drawn anew"):
+    with pytest.raises(ConfigError, match="cannot be initialised again"):
         execute(experiment(coterie.ifca(k=2), model=Fixed))
 
 

@@ -1,4 +1,4 @@
-"""The question about groups: which, how sure, how stable, what it means, and does it pay."""
+"""Groups as a question: which ones, how sure, how stable, what they mean, whether they help."""
 
 import json
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_the_pool_gives_the_same_bits_as_the_loop():
 
 
 def skewed():
-    """Two groups of clients: one holds the digits 0 to 4 mostly, the other 5 to 9."""
+    """Two groups of clients: one has mostly the digits 0 to 4, the other 5 to 9."""
     rng = np.random.default_rng(0)
     pool = turned(clients=2, groups=1, seed=3)
     x = torch.cat([c.train.x for c in pool.clients])
@@ -123,7 +123,7 @@ def test_it_ends_by_itself_however_many_rounds_are_asked_for():
 
 
 def counted(method, task):
-    """The same method, and a list that grows with each order of this task."""
+    """The same method, and a list that grows with each order for this task."""
     calls = []
     inner = method.tasks[task]
 
@@ -342,9 +342,9 @@ def test_the_file_is_what_known_groups_reads(rotations, tmp_path):
 @pytest.mark.parametrize(
     ("by", "words"),
     [
-        ("labels", "So much for the labels; trained models may differ all the same."),
-        ("data", "So much for the inputs; trained models may differ all the same."),
-        ("gradient", "So much for the first gradients; trained models may differ all the same."),
+        ("labels", "This concerns the labels only; trained models may still differ."),
+        ("data", "This concerns the inputs only; trained models may still differ."),
+        ("gradient", "This concerns the first gradients only; trained models may still differ."),
         ("model", "Train one model for all."),
     ],
 )
@@ -393,10 +393,10 @@ def people(clients=4, samples=20):
 @pytest.mark.parametrize(
     ("clients", "settings", "error", "words"),
     [
-        (people(1), {}, ConfigError, "there is one client only"),
-        (people(4, 2), {}, DataError, "0 of 4 clients have two training samples or more"),
+        (people(1), {}, ConfigError, "there is only one client"),
+        (people(4, 2), {}, DataError, "0 of 4 clients have at least two training samples"),
         ([(x, 0 * y) for x, y in people()], {}, DataError, "all training samples are of one class"),
-        ([(0 * x, y) for x, y in people()], {}, DataError, "all inputs are the same"),
+        ([(0 * x, y) for x, y in people()], {}, DataError, "all inputs are identical"),
         (people(), {"by": "label"}, ConfigError, "did you mean 'labels'"),
         (people(), {"seeds": 0}, ConfigError, "seeds = 0: must be at least 1"),
         (people(), {"trial": "off"}, ConfigError, "trial = 'off': give True or False"),

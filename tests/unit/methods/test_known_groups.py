@@ -1,4 +1,4 @@
-"""Given groups in Python: where they come from, how the method travels, whom it admits."""
+"""Given groups in Python: their sources, how the method travels, and which clients it admits."""
 
 import json
 import warnings
@@ -56,7 +56,7 @@ def test_other_methods_say_their_own_parameters():
 
 
 def test_values_that_no_file_could_hold():
-    with pytest.raises(ConfigError, match="give plain numbers and texts"):
+    with pytest.raises(ConfigError, match="use plain numbers and texts"):
         coterie.known_groups(groups=[np.int64(1), np.int64(0)])
     with pytest.raises(ConfigError, match=r"known-groups: groups = 1\.5"):
         coterie.known_groups(groups=1.5)

@@ -1,4 +1,4 @@
-"""Personal methods on one client: buffers, second derivatives, what is kept and what is adapted."""
+"""Personal methods on one client: buffers, second derivatives, what is kept and adapted."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ LOSS = nn.functional.mse_loss
 
 
 def alone(module, train, val=None, state=None, round=0, loss=LOSS, **schedule):
-    """A client with its data and nobody else, and the model that it starts from."""
+    """A client with its data and no others, and the model that it starts from."""
     model = FlatModel(module)
     settings = Schedule(**{"batch_size": 1000, "lr": 0.1} | schedule)
     context = TrainingContext(model, model.weights(), loss, settings, seed=0)
@@ -52,7 +52,7 @@ def rows(n=12, seed=3):
 
 
 class Normalised(nn.Module):
-    """Inputs of mean 10 are normalised first: every pass shows in the running mean."""
+    """Inputs of mean 10 are normalised first, so every pass shows in the running mean."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,7 @@ def smooth(dropout=0.0):
 
 @pytest.mark.parametrize("order", ["first", "hessian-free"])
 def test_the_step_is_the_gradient_after_an_inner_step(order):
-    """Against automatic differentiation through the inner step, with all samples in a batch."""
+    """Compared with automatic differentiation through the inner step, with a single batch."""
     data, alpha, beta = rows(), 0.3, 0.1
     client = alone(smooth(), data)
     module = smooth()
@@ -131,7 +131,7 @@ def test_the_step_is_the_gradient_after_an_inner_step(order):
 
 
 def test_both_sides_of_a_difference_have_the_same_dropout():
-    """Else the difference of two masks, divided by 2δ, would drown the curvature."""
+    """Otherwise the difference of two masks, divided by 2δ, would hide the curvature."""
     alpha, beta = 0.3, 0.1
     ends = {}
     for delta in (0.1, 0.01):
@@ -392,7 +392,7 @@ def test_a_personal_model_never_travels(name, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_depends_on_data_held_out(name, tmp_path):
-    """With other validation and test samples clients have the same models, adapted ones too."""
+    """With other validation and test samples, clients have the same models, also when adapted."""
     people = digits()
     other = tuple(
         replace(c, val=d.test, test=d.val)

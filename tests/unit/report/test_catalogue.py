@@ -687,7 +687,7 @@ def test_without_test_data_there_is_no_map_of_scores():
     events = [{**e, "client_scores": nothing} if "event" not in e else e for e in finished().events]
     run = finished(events=events)
     assert "clients-over-rounds" not in drawn(run)
-    with pytest.raises(ConfigError, match="no round has each client's own score"):
+    with pytest.raises(ConfigError, match="no round has scores of single clients"):
         catalogue.draw("clients-over-rounds", run)
 
 
@@ -828,7 +828,7 @@ def test_divergence_of_labels_is_held_against_what_was_noted_with_its_correlatio
     near = [(t.name, list(t.y), t.marker.symbol) for t in clouds]
     assert near == [
         ("pairs of clients", [2, 4], "circle"),
-        ("pairs of one group", [1], "diamond"),
+        ("pairs in the same group", [1], "diamond"),
     ]
     # Of (0, d, d) and (1, 2, 4): deviations (−2, 1, 1)/3 and (−4, −1, 5)/3 give 12/√(6·42).
     assert f"over 3 pairs: {12 / (6 * 42) ** 0.5:.3f} (distance)." in each.words
@@ -956,7 +956,7 @@ def test_seconds_are_of_the_whole_run_by_what_they_went_into():
         "communication": [2, 0],
     }
     assert list(figure.layout.yaxis.ticktext) == ["a", "b"]
-    assert figure.layout.xaxis2.title.text == "seconds in all"
+    assert figure.layout.xaxis2.title.text == "seconds in total"
     (dots,) = [t for t in figure.data if t.name == "score at the end"]
     assert (list(dots.x), list(dots.y)) == ([0.6, 0.6], [0, 1])
     assert words == (
@@ -1079,7 +1079,7 @@ def test_values_far_apart_are_on_a_logarithmic_axis():
         ([with_value(1), with_value(1, seed=1)], "differ in nothing"),
         ([with_value(1), with_value(1, batch=3)], "differ in run.batch"),
         ([with_value(1), with_value(1, method="pacfl")], "differ in method.name"),
-        ([with_value(1), with_value("auto")], "two numbers or more for method.threshold.*is one"),
+        ([with_value(1), with_value("auto")], "two or more numbers for method.threshold.*is one"),
         ([with_value(1), finished("x", config={})], "whose configuration says what was run"),
     ],
 )

@@ -31,7 +31,7 @@ def test_the_headline_of_a_finished_run():
         "15 B were wasted. The probe took as much local training as 100 rounds of all clients.",
     ]
     assert headline(finished())[-1] == "Privacy: ε = 4 at δ = 1e-05."
-    assert "The server looked at every client's 'final'" in headline(finished())[-2]
+    assert "The server saw every client's 'final'" in headline(finished())[-2]
 
 
 def test_a_run_that_goes_on_or_broke_off_says_so_and_names_what_it_has():

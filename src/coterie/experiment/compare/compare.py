@@ -37,7 +37,7 @@ from coterie.experiment.compare.plan import (
     write_plan,
 )
 from coterie.experiment.compare.sweep import Asked, Assignments, every_method, method_list, of_table
-from coterie.experiment.config import assign, displace, parse, run_anew
+from coterie.experiment.config import assign, change_run_settings, displace, parse
 from coterie.experiment.experiment import Watch, execute, with_settings
 from coterie.experiment.user_code import admitted, digests_of
 from coterie.results.comparison import Comparison
@@ -247,7 +247,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def _changed(entry: Entry, changes: Mapping[str, Any]) -> Entry:
     tree = entry.config.model_dump()
-    run_anew(tree, changes)
+    change_run_settings(tree, changes)
     return replace(entry, config=parse(tree))
 
 
