@@ -1,25 +1,25 @@
 """Wang's control of local steps against fixed numbers of them, under the same budget of seconds.
 
-Two tasks whose clients hold few labels each: a linear SVM (squared hinges) on MNIST and a small CNN
-on Fashion-MNIST. A step takes 0.013 s and an aggregation about 0.13 s, as measured in Wang et al.
-(2019), whose budget for the SVM, 15 s, it is too; the CNN has 20 s. What counts is F, the loss over
-all clients' training data, of the model that a run returns. That of a fixed number of steps is the
-best model of all its rounds, looked for at no cost; the control pays for its measurements, and for
-the gradients that it sends, out of its budget.
+There are two tasks, whose clients hold few labels each: a linear SVM (squared hinges) on MNIST and
+a small CNN on Fashion-MNIST. A step takes 0.013 s and an aggregation about 0.13 s, as measured in
+Wang et al. (2019). The budget for the SVM is 15 s, as theirs; the CNN has 20 s. What counts is F,
+the loss over all clients' training data of the model that a run returns. For a fixed number of
+steps that is the best model of all its rounds, found at no cost; the control pays for its
+measurements, and for the gradients that it sends, out of its budget.
 
-φ and the learning rates were chosen on seed 1, which is not reported. The default φ is run beside
+φ and the learning rates were chosen on seed 1, which is not reported. The default φ runs as well
 ("default"): 0.025 for the SVM and 0.00005 for the CNN, as the paper's authors have it. The figures
-in ``results`` are of commit e515fad, whose default was 0.025 for both. On seed 1 the SVM ended
+in ``results`` are from commit e515fad, whose default was 0.025 for both. On seed 1 the SVM ended
 2.4 % above the best fixed number with φ = 0.005 and 4.6 % with 0.025; the CNN 1.7 % below with
-0.00001, 4 % above with 0.0001, 11 % with 0.001. Settings left behind: the SVM with lr = 0.001,
-where ηβ is near 1 and the bound grows fast, ended 12 % above with 0.025 and 5 to 7 % with less;
-links of 2 Mbit/s, where the gradients are dear, 16 to 39 %; the CNN with lr = 0.02, 34 to 55 %. In
+0.00001, 4 % above with 0.0001, 11 % with 0.001. Rejected settings: the SVM with lr = 0.001, where
+ηβ is near 1 and the bound grows fast, ended 12 % above with 0.025 and 5 to 7 % with less; links of
+2 Mbit/s, where the gradients are expensive, 16 to 39 %; the CNN with lr = 0.02, 34 to 55 %. In
 theory φ falls with the square of the distance to the optimum, which is long for a network.
 
     python benchmarks/adaptive_tau.py svm --folder DATA
     python benchmarks/adaptive_tau.py cnn --folder DATA
 
-``--keep FILE`` writes the figures there after every run, and takes up what it holds already.
+``--keep FILE`` writes the figures there after every run, and continues from what it holds already.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ CLOCK = {
     "latency": 0.05,
     "compute": "samples",
 }
-DEFAULT = "auto"  # phi, if nobody tunes it
+DEFAULT = "auto"  # the untuned value of phi
 ROUNDS = 5000  # never reached: the budget ends every run
 
 
@@ -159,7 +159,7 @@ if __name__ == "__main__":
         "torch": torch.__version__,
     }
     results: dict[str, dict] = {}
-    if kept and kept.exists():  # it stays what it was made by
+    if kept and kept.exists():  # a file keeps the settings that it began with
         before = json.loads(kept.read_text())
         results, about = before.pop("results"), before
     for seed in seeds:

@@ -1,9 +1,10 @@
-"""How fast codecs encode and decode, and how short what they make is, beside a copy of the memory.
+"""How fast codecs encode and decode, and how short their payloads are, beside a copy of the memory.
 
-One thread. In every repeat each codec encodes and decodes the same float32 numbers (a normal draw,
-as the changes of a model are more or less), in turn with a plain copy of them, so that a noisy
-machine disturbs all alike. MB are 10^6 bytes of float32 input. The first figure is the median by
-the clock, `min` the slowest repeat, `core` the median by the time for which the thread had a core.
+It uses one thread. In every repeat each codec encodes and decodes the same float32 numbers
+(normally distributed, roughly like the changes of a model), in turn with a plain copy of them, so
+that a noisy machine disturbs all alike. MB are 10^6 bytes of float32 input. The first figure is the
+median by the clock, `min` the slowest repeat, `core` the median by the time for which the thread
+had a core.
 
     python benchmarks/codecs.py [--json FILE] [--megabytes 16] [--repeats 15] [--codecs raw qsgd …]
 """
@@ -98,8 +99,8 @@ if __name__ == "__main__":
     parser.add_argument("--codecs", nargs="+", default=CODECS, metavar="CODEC")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # as a run does
-    code = commit()  # now: the checkout may move while this runs
+    torch.set_num_threads(1)  # as in a run
+    code = commit()  # read it now: the checkout may change while this runs
     found = measured(arguments.codecs, arguments.megabytes, arguments.repeats)
     columns = [f"{way} {what}" for way in ("encode", "decode") for what in ("", "min", "core")]
     print(f"{'MB/s of float32':36}" + "".join(f"{c:>12}" for c in columns) + "   shorter")

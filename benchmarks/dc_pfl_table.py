@@ -2,23 +2,23 @@
 
     python benchmarks/dc_pfl_table.py --folder DATA    # within an hour on two cores
 
-Fashion-MNIST, 50 clients of 300 samples each, a main and a second class for each client; everybody
-in every round, the 2-conv 3-FC network, 5 epochs of batches of 32 (scenarios ``dc-pfl/fmnist-…``).
-Low, mid and high are thirds of the range of label divergence over 100 drawn partitions. A run ends
-when the validation score has not risen by more than 0.1 point in 20 rounds, after 60 at the latest;
-its seconds are those until then, the 20 rounds included. Seconds are simulated: links of 2 Mbit/s
-both ways, and 1,000 samples a second, at which FedAvg's round is computation for about the same
-part as in the paper (nearly a half).
+Fashion-MNIST, 50 clients of 300 samples each, a main and a second class for each client; all
+clients in every round, the 2-conv 3-FC network, 5 epochs of batches of 32 (scenarios
+``dc-pfl/fmnist-…``). Low, mid and high are thirds of the range of label divergence over 100 drawn
+partitions. A run ends when the validation score has not risen by more than 0.1 point in 20 rounds,
+after 60 at the latest; its seconds are those until then, the 20 rounds included. Seconds are
+simulated: links of 2 Mbit/s both ways, and 1,000 samples a second, at which FedAvg's round is
+computation for about the same part as in the paper (nearly a half).
 
 What differs from the paper: a client has 300 samples, not up to 1,200, so a round has a quarter of
-the steps. The learning rate, which the paper does not tell, is therefore 0.05 and not the
+the steps. The learning rate, which the paper does not give, is therefore 0.05 and not the
 scenario's 0.01; Per-FedAvg's outer rate β is 0.05 too, and not its usual 0.001. Both were chosen by
 validation scores on seed 7, mid, which is not among the results: FedAvg after 20 rounds 0.644 with
 0.01 and 0.735 with 0.05; Per-FedAvg after 10 rounds 0.188 with its usual α = 0.01 and β = 0.001,
-0.808 with β = 0.05, 0.636 with both 0.05. No other method was tuned, DC-PFL neither.
+0.808 with β = 0.05, 0.636 with both 0.05. No other method was tuned, nor was DC-PFL.
 
-Each finished run is one file in the folder of the runs. What was killed goes on from its last round
-when the script is called again. The table goes to ``benchmarks/results/dc_pfl_table.json`` and
+Each finished run is one file in the folder of the runs. If the script is killed, call it again: it
+continues from the last round. The table goes to ``benchmarks/results/dc_pfl_table.json`` and
 ``.md``.
 """
 
@@ -52,7 +52,7 @@ Tree = dict[str, Any]
 
 LEVELS = ("low", "mid", "high")
 METHODS = "local,fedavg,per-fedavg:beta=0.05,clusterfl,dc-pfl"
-OURS = "dc-pfl"  # what ratios are taken to
+OURS = "dc-pfl"  # the method that ratios refer to
 NAMES = {
     "local": "Standalone",
     "fedavg": "FedAvg",
@@ -94,14 +94,14 @@ FIGURES = ("accuracy", "rounds", "communication", "total")  # the table's column
 
 
 def settings(level: str, name: str, parameters: Tree, asked: argparse.Namespace, seed: int) -> Tree:
-    """The scenario's tables with what is different here."""
+    """The scenario's tables with this benchmark's changes."""
     tree = scenario(f"dc-pfl/fmnist-{level}").tree(name)
     tree["data"] |= {"clients": CLIENTS, **({"folder": asked.folder} if asked.folder else {})}
     tree["partition"]["size"] = SAMPLES
     tree["method"] |= parameters
     tree["train"]["lr"] = LR
     tree["run"] |= {"rounds": asked.rounds, "seed": seed}
-    tree["evaluation"] = {"adapt_epochs": 0}  # who is judged by adapting has a step of its own
+    tree["evaluation"] = {"adapt_epochs": 0}  # Per-FedAvg adapts by its own step
     return {**tree, "clock": dict(CLOCK), "stop": dict(STOP)}
 
 
@@ -116,7 +116,7 @@ def decisive(tree: Mapping[str, Any]) -> Tree:
 
 
 def carry_out(place: Path, title: str, tree: Tree, people: Callable[[], Population]) -> Tree:
-    """What is kept of a run: from its file, or else it is done, or gone on with, before.
+    """The kept figures of a run: from its file, or from running or resuming it first.
 
     ``people`` are asked for only if anything is left to do.
     """
@@ -130,7 +130,7 @@ def carry_out(place: Path, title: str, tree: Tree, people: Callable[[], Populati
     if begun:
         same_settings(run.path, decisive(read_toml(run.config)), wanted)
     else:
-        run.discard()  # stopped before anything was saved there, if it was begun at all
+        run.discard()  # it was stopped before it saved anything, or never started
     print(f"{title}: {'going on' if begun else 'begins'}", flush=True)
     result = execute(experiment_of(parse(tree), people()), run.path, resume=begun)
     layout = result.plan.start.layout
@@ -149,7 +149,7 @@ def carry_out(place: Path, title: str, tree: Tree, people: Callable[[], Populati
 
 
 def same_settings(place: Path, kept: Tree, wanted: Tree) -> None:
-    """Refuse to mix runs that are not alike."""
+    """Refuse to mix runs with different settings."""
     flat = [
         {f"{table}.{key}": value for table, own in tree.items() for key, value in own.items()}
         for tree in (kept, wanted)
@@ -164,12 +164,12 @@ def same_settings(place: Path, kept: Tree, wanted: Tree) -> None:
 
 
 def slim(event: Mapping[str, Any]) -> Tree:
-    """A round without who took part and what the method noted."""
+    """A round without its cohort and the method's notes."""
     return {k: v for k, v in event.items() if k not in ("notes", "cohort", "client_bytes")}
 
 
 def content(event: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes of arrays alone that went down and up in a round."""
+    """Bytes of arrays that were sent down and up in a round, without headers."""
     moved = [b for kind, b in event.get("kinds", {}).items() if kind not in ("header", "losses")]
     return sum(down for down, _ in moved), sum(up for _, up in moved)
 
@@ -189,7 +189,7 @@ def published(table: str = TABLE) -> dict[tuple[str, str], dict[str, float | Non
 def figures(kept: Tree) -> dict[str, Any]:
     """What a run contributes to the table.
 
-    A round of communication is one in which anybody's weights travel to the server.
+    A round of communication is one in which any client's weights travel to the server.
     """
     summary, clock = kept["summary"], kept["summary"]["clock"]
     talked = sum(content(event)[1] > 0 for event in kept["history"])
@@ -208,7 +208,7 @@ def figures(kept: Tree) -> dict[str, Any]:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of what is known."""
+    """The mean of the values that are not None."""
     known = [v for v in values if v is not None]
     return statistics.fmean(known) if known else None
 
@@ -216,7 +216,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 def rows(runs: Sequence[tuple[str, str, str, Tree]]) -> list[Tree]:
     """A row for each level and method, its figures means over seeds.
 
-    ``runs`` are levels, titles, names and what is kept.
+    ``runs`` are levels, titles, names and kept figures.
     """
     paper, found = published(), dict[tuple[str, str], Tree]()
     for level, title in dict.fromkeys((level, title) for level, title, _, _ in runs):
@@ -303,7 +303,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def all_runs(asked: argparse.Namespace) -> list[tuple[str, str, str, Tree]]:
-    """Every run that is asked for, done if it is not; one population for a level and seed."""
+    """Every requested run, from its file or run now; one population for a level and seed."""
     found = []
     for level in asked.levels:
         for seed in asked.seeds:

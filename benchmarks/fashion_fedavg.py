@@ -1,4 +1,4 @@
-"""FedAvg on Fashion-MNIST: label skew 20 % and iid, 100 clients, 10 a round, 50 rounds.
+"""FedAvg on Fashion-MNIST: label skew 20 % and IID, 100 clients, 10 a round, 50 rounds.
 
 E=10, B=10, lr 0.01, momentum 0.9, LeNet-5. Prints the received accuracy (mean over clients), mean
 of rounds 41 to 50, which should lie in 70-82 % under label skew and above 87 % when iid.
@@ -52,7 +52,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--keep", type=Path, help="write the figures to this JSON file")
     arguments = parser.parse_args()
-    code = commit()  # now: the checkout may move while this runs
+    code = commit()  # read it now: the checkout may change while this runs
     found = {}
     for partition, (low, high) in EXPECTED.items():
         began = time.perf_counter()

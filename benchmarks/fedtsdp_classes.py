@@ -3,12 +3,12 @@
     python benchmarks/fedtsdp_classes.py --folder DATA
 
 20 clients with two shards of the sorted classes each (the paper's table 5), 10,000 samples in all,
-everybody in every round, trained as in the paper: 2 epochs of batches of 50, learning rate 0.05
+all clients in every round, trained as in the paper: 2 epochs of batches of 50, learning rate 0.05
 with a factor of 0.95 a round, momentum 0.5. Fashion-MNIST with LeNet-5 for 30 rounds, CIFAR-10 with
 the paper's CNN for 20. Public samples are the default: a tenth of the official test part. The
 defaults were fixed on seeds 0 and 1 before these runs.
 
-Rows are appended to a file as they come; what was stopped goes on when called again.
+Rows are appended to a file as they come; call the script again to continue after an interruption.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def run(cell: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
 
 
 def active(rows: Sequence[Mapping[str, Any]]) -> str:
-    """In how many rounds of each run the first stage, and the second, told clients apart."""
+    """In how many rounds of each run the first stage, and the second, distinguished clients."""
     if not any(r["stages"] for r in rows):
         return "–"
     counts = [

@@ -4,11 +4,11 @@
 
 Fashion-MNIST with LeNet-5, FedClust at its defaults, on three sets of clients:
 
-- four label permutations, 20 clients: the final layer tells the groups;
-- IID, 20 clients: the final layer tells nothing, and the whole change is asked for (the fallback);
-- four label permutations, 100 clients, 10 a round: the probe and the trial ask everybody.
+- four label permutations, 20 clients: the final layer shows the groups;
+- IID, 20 clients: the final layer shows nothing, and clients send the whole change (the fallback);
+- four label permutations, 100 clients, 10 a round: the probe and the trial ask all clients.
 
-The bytes are the ledger's. Those of the trial are what its round moved beyond an ordinary round.
+The bytes are the ledger's. Those of the trial are the bytes of its round beyond an ordinary round.
 The figures go to ``benchmarks/results/grouping_cost.json`` and ``.md``.
 """
 
@@ -76,8 +76,8 @@ def page(kept: Mapping[str, Any]) -> str:
     told = [
         f"- {ROUNDS} rounds, seed {SEED}, LeNet-5, Fashion-MNIST, 134 samples a client (60 of 100 "
         "clients), the default schedule.",
-        "- Shares are of all bytes of the run. Local training: what the probe takes, in rounds of "
-        "all clients.",
+        "- Shares are of all bytes of the run. Local training: the cost of the probe, in "
+        "rounds of all clients.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
     return as_page("What it costs to find groups", dict(kept), lines, told)

@@ -1,10 +1,10 @@
-"""Are the groups right at the defaults, and do they pay? Planted sets, seeds that chose nothing.
+"""Are the groups right at the defaults, and do they pay off? Planted groups, on unused seeds.
 
     python benchmarks/grouping_matrix.py                          # digits
     python benchmarks/grouping_matrix.py --set fashion-mnist --folder DATA
 
 A cell is a method on one set of 20 clients: a kind of difference between clients (four label
-permutations, four rotations, four label sets, a pair of labels exchanged by each of four groups,
+permutations, four rotations, four label sets, a pair of labels swapped in each of four groups,
 Dirichlet label skew, none, or even the same data), equal or unequal numbers of samples, a schedule
 and a seed. Methods run at their defaults. Beside them run oracle, FedAvg, local training, and fixed
 numbers of groups (2, 4, 8: k-means of the same directions of updates that fedclust compares, from
@@ -16,8 +16,8 @@ than a point. Exchanged pairs and Dirichlet sets have no right number and count 
 the received accuracy of the best of {FedAvg, local, 2, 4, 8 groups} minus the method's.
 ``flis`` gets a tenth of all images as public samples, of those that no client has.
 
-Results are appended to a file as they come; what was stopped goes on when called again. Seeds 0 to
-5 chose the defaults; the seeds reported are others.
+Results are appended to a file as they come; call the script again to continue after an
+interruption. Seeds 0 to 5 served to choose the defaults; the seeds reported are others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import coterie
 from coterie import data as coterie_data
-from coterie.client import client as client_module
+from coterie.client import stacked as client_module
 from coterie.client.fit import Fit
 from coterie.client.objectives import Objective
 from coterie.compose import probing
@@ -121,7 +121,7 @@ def sizes_and_groups(
 
 
 def dealt(y: np.ndarray, shares: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """``count`` different samples whose labels follow these shares, as far as there are so many."""
+    """``count`` different samples whose labels follow these shares, as far as the data suffice."""
     wanted = rng.multinomial(count, shares)
     rows = [rng.permutation(np.flatnonzero(y == c))[:n] for c, n in enumerate(wanted)]
     chosen = np.concatenate(rows)
@@ -175,9 +175,9 @@ def planted(
 
 
 def fixed(k: int, known: dict[str, Any]) -> Method:
-    """So many groups of the directions that fedclust compares, from the start.
+    """A fixed number of groups of the directions that fedclust compares, from the start.
 
-    What clients answered is ``known`` to all runs on the same set.
+    All runs on the same set of clients share their replies, ``known``.
     """
 
     def start(fed: Any, setup: Any) -> State:
@@ -287,7 +287,7 @@ def attempt(some: Sequence[Mapping[str, Any]], folder: str | None) -> list[dict[
 
 @contextmanager
 def training_once() -> Iterator[None]:
-    """Within this block, a training that repeats an earlier one to the bit takes its result.
+    """Within this block, a training that would repeat an earlier one reuses its result.
 
     Training is a pure function of its arguments, and the methods of one set share much of it: the
     probe's, and all rounds before groups differ.
@@ -338,7 +338,7 @@ def carry_out(asked: argparse.Namespace) -> None:
                     waiting.add(pool.submit(work, some))
 
 
-# --- what it comes to ---------------------------------------------------------------------------
+# --- the results ----------------------------------------------------------------------------------
 
 
 def by_set(

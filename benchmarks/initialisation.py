@@ -1,16 +1,16 @@
-"""What a model's first weights change: FedAvg after a few rounds, and whom user-centric trusts.
+"""What initial weights change: FedAvg after a few rounds, and the mixing weights of user-centric.
 
     python benchmarks/initialisation.py --folder DATA    # less than five minutes on one core
 
 20 clients, for each choice of ``model.init`` and each of some seeds:
 
-- FedAvg: the accuracy received after 5 rounds of one epoch, all clients alike (iid).
-- user-centric: the weights are fixed before round 1 by gradients at the first weights of the model.
-  Four groups of 5 clients have their labels permuted. Measured is the share of its row that a
-  client gives to its own group, the mean over clients: 0.25 tells nothing apart, 1 is perfect.
+- FedAvg: the received accuracy after 5 rounds of one epoch, with IID clients.
+- user-centric: the mixing weights follow before round 1 from gradients at the initial weights of
+  the model. Four groups of 5 clients have their labels permuted. The figure is the share of its row
+  that a client gives to its own group, averaged over clients: 0.25 separates nothing, 1 is perfect.
   Variances are taken over batches of a third of a client's data, which is the default.
 
-Digits with ``mlp``, batches of 10; Fashion-MNIST, if it is at hand, with ``lenet5``, 400 images a
+Digits with ``mlp``, batches of 10; Fashion-MNIST, if it is available, with ``lenet5``, 400 images a
 client, batches of 32. SGD, learning rate 0.05. The figures go to
 ``benchmarks/results/initialisation.json`` and ``.md``.
 """
@@ -52,7 +52,7 @@ SETS: dict[str, Tree] = {
         "train": {"batch_size": 32},
     },
 }
-# What is run, and on which clients: no training is needed to see the weights of a row.
+# Methods and partitions: the mixing weights need no training.
 MEASURED: dict[str, Tree] = {
     "fedavg": {"run": {"rounds": ROUNDS}, "evaluation": {"every": ROUNDS}},
     "user-centric": {
@@ -134,7 +134,7 @@ def page(kept: Mapping[str, Any]) -> str:
         "0.05.",
         f"- Weight of the own group: what clients give to their own of {GROUPS} permutations of "
         f"the labels by user-centric's rule, with `variance_batch` as it is by default; "
-        f"{1 / GROUPS:.2f} tells nothing apart.",
+        f"{1 / GROUPS:.2f} separates nothing.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
     return as_page("First weights", dict(kept), lines, told)

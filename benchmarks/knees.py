@@ -2,11 +2,11 @@
 
     python benchmarks/knees.py
 
-Artificial losses whose knee is known, with Gaussian noise of 2 % of the whole fall, 100 seeds each:
-softplus hinges of width 1.5 and logistic falls of width 5, each with its greatest convex curvature
-in the round of the knee. An end counts as found if the first detection is in the round of the knee
-or in one of the eight after it. Curves without a knee (flat, rising, straight) should have none
-within 60 rounds. The constants of the rule were chosen on seeds 0 to 99; these are others.
+It uses artificial losses with a known knee and Gaussian noise of 2 % of the whole fall, 100 seeds
+each: softplus hinges of width 1.5 and logistic falls of width 5, each with its greatest convex
+curvature in the round of the knee. An end counts as found if the first detection is in the round of
+the knee or in one of the eight after it. Curves without a knee (flat, rising, straight) should have
+none within 60 rounds. The constants of the rule were chosen on seeds 0 to 99; these are others.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ def page(kept: dict[str, Any]) -> str:
             "",
             f"```sh\n{kept['command']}\n```",
             "",
-            f"In how many of {len(seeds)} draws the end is found in the round of the knee or in "
-            f"one of the {LATEST} after it, and below in how many an end is found in 60 rounds of "
-            f"curves without one. Noise of 2 % of the whole fall, seeds {seeds[0]} to {seeds[-1]}. "
+            f"The first table gives in how many of {len(seeds)} draws the end is found in the "
+            f"round of the knee or in one of the {LATEST} after it, the second in how many an end "
+            "is found in 60 rounds of curves without a knee. Noise of 2 % of the whole fall, seeds "
+            f"{seeds[0]} to {seeds[-1]}. "
             f"Commit {kept['commit']}, {kept['date']}, {kept['machine']}.",
             "",
             *table(kept),

@@ -2,17 +2,17 @@
 
     python benchmarks/layers_at_rest.py --folder DATA
 
-Fashion-MNIST, 50 clients with a main and a second class each (``primary-secondary``), everybody in
-every round, 5 epochs of batches of 32 at a learning rate of 0.05. DC-PFL runs at its defaults and
-with ``alpha=1`` (the paper's NoLA); with ``--shares`` by the paper's rule, too. Bytes are all that
-travelled, probe and trial included, over those of FedAvg in as many rounds.
+Fashion-MNIST, 50 clients with a main and a second class each (``primary-secondary``), all of them
+in every round, 5 epochs of batches of 32 at a learning rate of 0.05. DC-PFL runs at its defaults
+and with ``alpha=1`` (the paper's NoLA); with ``--shares`` by the paper's rule, too. Bytes are all
+bytes sent, probe and trial included, divided by those of FedAvg in as many rounds.
 
-In a round in which layers rest, clients use layers of their own and score higher. Accuracies are
-therefore compared in rounds after which everybody has received all layers of its group's mean: the
-mean of the last three. The other rounds are shown beside them.
+In a round in which layers rest (skip averaging), clients use their own layers and score higher.
+Accuracies are therefore compared in rounds after which all clients have received all layers of
+their group's mean: the mean of the last three. The other rounds are shown beside them.
 
-Rows are appended to a file as they come; what was stopped goes on when called again. The rule was
-chosen on seeds 0 and 1; those reported are others.
+Rows are appended to a file as they come; call the script again to continue after an interruption.
+The rule was chosen on seeds 0 and 1; those reported are others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from methods import RESULTS, commit, machine
 from rows import carried_out
 
 CLIENTS, LR, EPOCHS, BATCH = 50, 0.05, 5, 32
-LAST = 3  # full rounds at the end that scores are averaged over
+LAST = 3  # scores are averaged over this many full rounds at the end
 
 
 def cells(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -4,16 +4,16 @@
     python benchmarks/methods.py --set digits     # digits in four rotations: some minutes
 
 Each is one ``coterie compare --methods all``: 20 clients, all of them in each of 20 rounds of 2
-epochs, SGD lr 0.05. There is no momentum, because SCAFFOLD has no place for it; as it diverges at
+epochs, SGD lr 0.05. There is no momentum, because SCAFFOLD does not allow for it; as it diverges at
 that rate where clients have few labels, it has a second row with lr 0.01.
 
 - fashion: FedClust's partition and model (LeNet-5), but 20,000 of the 60,000 images: with all of
   them FedAvg alone takes two minutes on two cores, and all methods two hours. 1,000 of the official
   test images, without labels, are the server's. Batches of 32.
-- digits: four groups see their images turned by another quarter, so the true groups are known;
-  an MLP. 200 images, without labels, are the server's. Batches of 10.
+- digits: four groups have their images rotated by different multiples of 90°, so the true groups
+  are known; an MLP. 200 images, without labels, are the server's. Batches of 10.
 
-The runs are kept in a folder; what was stopped goes on when the script is called again. The figures
+The runs are kept in a folder; call the script again to continue after an interruption. The figures
 go to ``benchmarks/results/methods_SET.json`` and ``.md``.
 """
 
@@ -46,7 +46,7 @@ SETS = {
     "digits": "--data digits --set data.public=200 --shift rotation --set shift.groups=4 "
     "--model mlp --batch-size 10",
 }
-# SCAFFOLD diverges at the others' rate where clients have two labels each: once more with less.
+# Where clients have two labels each, SCAFFOLD diverges at the common rate: run it again with less.
 METHODS = "all,scaffold:train.lr=0.01,per-fedavg:alpha=0.05"
 TITLES = {"fashion": "Fashion-MNIST, label skew 20 %", "digits": "Digits in four rotations"}
 COLUMNS = (
@@ -66,7 +66,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--methods", default=METHODS, help="as for coterie compare")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", type=Path, help="where to keep the runs (default: runs/bench-…)")
-    parser.add_argument("--resume", action="store_true", help="go on; never begin anew")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue; never start from the beginning"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
     asked = parser.parse_args()
     if asked.dir is None:
@@ -81,7 +83,7 @@ def begun(place: Path) -> bool:
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:
-    """Begin or go on; what is known of all the times that this was done, from a file beside."""
+    """Start or resume the comparison; settings, commits and time are kept in a file beside it."""
     note = asked.dir.with_suffix(".json")
     settings = f"{SETS[asked.name]} {COMMON} --seed {asked.seed} --methods {asked.methods}"
     about = {"settings": settings, "seed": asked.seed, "commits": [], "wall_seconds": 0.0}
@@ -94,7 +96,7 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     about["commits"] = list(dict.fromkeys([*about["commits"], commit()]))
     note.parent.mkdir(parents=True, exist_ok=True)
     before, began = about["wall_seconds"], time.perf_counter()
-    note.write_text(json.dumps({**about, "wall_seconds": None}))  # all that is left if it is killed
+    note.write_text(json.dumps({**about, "wall_seconds": None}))  # what remains if this is killed
     try:
         subprocess.run([sys.executable, "-m", "coterie", "compare", *words], check=True)
     finally:
@@ -112,12 +114,12 @@ def as_page(title: str, kept: dict, table: list[str], notes: list[str]) -> str:
 
 
 def ended(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What work gives that can be stopped and gone on with; or none, and the exit code."""
+    """The result of work that can be stopped and resumed; or None, and the exit code."""
     try:
         with stoppable():
             return work(), 0
     except KeyboardInterrupt:
-        print("stopped: call it again to go on", file=sys.stderr)
+        print("stopped: call it again to continue", file=sys.stderr)
         return None, 130
     except CoterieError as error:
         print(error, file=sys.stderr)
@@ -170,7 +172,7 @@ def main() -> int:
     try:
         about = run(asked)
     except subprocess.CalledProcessError as ended:
-        return ended.returncode  # it has said why
+        return ended.returncode  # the command has printed why
     except KeyboardInterrupt:
         return 130
     folder = " --folder DATA" * (asked.name == "fashion")

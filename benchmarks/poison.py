@@ -1,19 +1,19 @@
-"""What a poisoned update does under each setting of ``run.outliers``, and how long honest ones are.
+"""What a poisoned update does under each ``run.outliers``, and how long honest updates are.
 
     python benchmarks/poison.py    # about ten minutes on one core
 
-Digits, the default model. In the first table one client of ten sends, in every round, another model
-than the one that it trained:
+Digits, the default model. In the first table one client of ten sends, in every round, a different
+model from the one that it trained:
 
 - 1e30: every number is 1e30;
 - NaN: every number is NaN;
 - 100-fold: its change times 100;
 - sign-flipped: its change times -1; and times -10.
 
-In the second, nobody does. It has the longest change of an honest client over the limit of
-"reject", by which that is justified: clients of 25 and of 5,000 training samples,
-with one epoch and five, with momentum; clients that are nearly done beside one whose labels are
-others, or who comes seldom.
+In the second table all clients are honest. It gives the longest change of an honest client relative
+to the limit of "reject", which justifies that limit: clients of 25 and of 5,000 training samples,
+with one epoch and five, with momentum; clients that have nearly converged beside one that has other
+labels or takes part rarely.
 
 The figures go to ``benchmarks/results/poison.json`` and ``.md``.
 """
@@ -43,7 +43,7 @@ from coterie.methods import make
 from dc_pfl_table import write
 from methods import RESULTS, as_page, commit, machine
 
-SEEDS = (40, 41, 42)  # none of them chose the limit
+SEEDS = (40, 41, 42)  # the limit was not chosen on these
 CLIENTS, SAMPLES, ROUNDS, BAD = 10, 140, 15, 3
 SCHEDULE = {"epochs": 2, "batch_size": 16, "lr": 0.1}
 ATTACKED: Mapping[str, Mapping[str, Any]] = {
@@ -51,7 +51,7 @@ ATTACKED: Mapping[str, Mapping[str, Any]] = {
     "scaffold": {},
     "median": {},
 }
-Attack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of what it trained, and was sent
+Attack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # trained, received
 ATTACKS: Mapping[str, Attack | None] = {
     "none": None,
     "1e30": lambda trained, sent: torch.full_like(trained, 1e30),
@@ -104,7 +104,7 @@ def digits() -> coterie.data.RawData:
 
 
 def people(sizes: Sequence[int], seed: int, odd: bool = False) -> list[tuple[Any, Any]]:
-    """Clients of so many digits each, drawn with replacement; the first may have other labels."""
+    """Clients with these numbers of digits, drawn with replacement; the first may be odd."""
     raw, random = digits(), np.random.default_rng(seed)
     found = []
     for client, size in enumerate(sizes):
@@ -115,7 +115,7 @@ def people(sizes: Sequence[int], seed: int, odd: bool = False) -> list[tuple[Any
 
 
 def poisoned(method: coterie.Method, attack: Attack) -> coterie.Method:
-    """The same method, one of whose clients sends what the attack makes of its model."""
+    """The same method, in which one client sends its model as the attack changes it."""
     train = method.tasks["train"]
 
     def work(client: Any, arrays: Any, config: Any) -> coterie.Upload:
@@ -123,7 +123,7 @@ def poisoned(method: coterie.Method, attack: Attack) -> coterie.Method:
         model = upload.arrays.get("model")
         if client.id != BAD or not isinstance(model, Weights):
             return upload
-        # Past the client's own check: a malicious one has none.
+        # After the client's own check, which a malicious client would not have.
         base = arrays[upload.since["model"]].part(model.layout)
         wrong = Weights(model.layout, attack(model.vector, base.vector))
         return replace(upload, arrays={**upload.arrays, "model": wrong})
@@ -173,7 +173,7 @@ def attacked(name: str, attack: str, outliers: str, seed: int) -> dict[str, Any]
 
 
 def longest(kind: str, name: str, seed: int) -> dict[str, Any]:
-    """The longest honest change over its cohort's median, and what it was of."""
+    """The longest honest change relative to its cohort's median, with its task and array."""
     case = dict(HONEST[kind])
     clients = people(case.pop("sizes"), seed, case.pop("odd", False))
     worst: list[tuple[float, str]] = [(0.0, "")]
@@ -241,11 +241,11 @@ def page(kept: Mapping[str, Any]) -> str:
         f"finite or longer than {limit(CLIENTS):,.0f} times the median (for clients of the same "
         f'size), "clip" shortens to {BOUND:g} times. '
         "In brackets: rounds, of all seeds together, in which the client was left out.",
-        "- A length says nothing about a direction: what is below the limit gets through "
-        '"reject", and "clip" bounds how far it moves the mean, not where to.',
-        "- Second table: the longest change of an honest client over what its limit would have "
-        "been, over the same seeds; above 1 it would be left out. *: training diverged, whatever "
-        "is left out, and the run ended.",
+        "- A length says nothing about a direction: a change below the limit passes "
+        '"reject", and "clip" bounds how far it moves the mean, but not in which direction.',
+        "- Second table: the longest change of an honest client divided by its limit, over the "
+        "same seeds; above 1 it would be left out. *: training diverged, whatever is left out, and "
+        "the run ended.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
     return as_page("Poisoned updates", dict(kept), lines, told)

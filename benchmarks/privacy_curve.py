@@ -2,20 +2,21 @@
 
     python benchmarks/privacy_curve.py --folder DATA    # about a quarter of an hour on two cores
 
-70,000 images, 70 for each client, iid: 56 to train on, 7 to validate, 7 to test. FedAvg, each
-client drawn by a coin of q = 0.1 in each round, T = 60 rounds, δ = 1/1000^1.1. A perceptron with
-one hidden layer of 32 units: noise grows with the root of the number of weights, and larger models
-learn less under the same ε. Two epochs of batches of 10, learning rate 0.1. Changes are clipped to
-a fixed bound that was chosen on seed 9, which is not shown (the results name the bounds tried).
+70,000 images, 70 for each client, IID: 56 to train on, 7 to validate, 7 to test. FedAvg, each
+client selected with probability q = 0.1 in each round, T = 60 rounds, δ = 1/1000^1.1. A perceptron
+with one hidden layer of 32 units: noise grows with the root of the number of weights, and larger
+models learn less under the same ε. Two epochs of batches of 10, learning rate 0.1. Changes are
+clipped to a fixed bound that was chosen on seed 9, which is not shown (the results name the bounds
+tried).
 
 The noise of each ε is calibrated for T rounds. "∞" clips as well and adds noise that hides nothing
-(a multiplier of 0.01); "none" is FedAvg as it is. The score is the mean accuracy over the clients'
+(a multiplier of 0.01); "none" is plain FedAvg. The score is the mean accuracy over the clients'
 own test images of the model after the last round; every ε is that of the accountant's
 privacy loss distribution at the end.
 
-Each finished cell goes into ``cells.json`` in the folder of the runs; what was killed goes on when
-the script is called again. Figures and picture go to ``benchmarks/results/privacy_curve.json``,
-``.md`` and ``.svg`` (the last where kaleido and a browser are installed).
+Each finished cell goes into ``cells.json`` in the folder of the runs; if the script is killed, call
+it again to continue. Figures and picture go to ``benchmarks/results/privacy_curve.json``, ``.md``
+and ``.svg`` (the last where kaleido and a browser are installed).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ TUNING = "seed 9 at ε = 2 and 30 rounds: 0.25 gave 76.9 %, 0.5 79.4 %, 1 79.7 %
 
 
 def cells() -> dict[str, Tree]:
-    """What is run, by name: the table of privacy of each."""
+    """The runs by name, with the table ``[privacy]`` of each."""
     found: dict[str, Tree] = {f"{e:g}": {"epsilon": e, "clip": CLIP} for e in EPSILONS}
     return {**found, "∞": {"noise": UNNOISED, "clip": CLIP}, "none": {}}
 
@@ -73,12 +74,12 @@ def settings(privacy: Tree, seed: int, asked: argparse.Namespace) -> Tree:
 
 
 def decisive(tree: Tree) -> Tree:
-    """A configuration without what does not decide a result."""
+    """The part of a configuration that a result depends on."""
     return {**tree, "data": {k: v for k, v in tree["data"].items() if k != "folder"}}
 
 
 def all_runs(asked: argparse.Namespace) -> dict[str, Tree]:
-    """Every cell, done if it is not; all of one seed on one population."""
+    """Every cell, from the file or run now; all of one seed on one population."""
     file = asked.dir / "cells.json"
     done: dict[str, Tree] = json.loads(file.read_text()) if file.exists() else {}
     people: dict[int, Population] = {}
@@ -115,7 +116,7 @@ def all_runs(asked: argparse.Namespace) -> dict[str, Tree]:
     return {key: kept for key, kept in done.items() if key in wanted}
 
 
-# --- what is shown -------------------------------------------------------------------------------
+# --- the results ----------------------------------------------------------------------------------
 
 
 def rows(runs: Mapping[str, Tree]) -> list[Tree]:
@@ -154,7 +155,7 @@ def page(kept: Mapping[str, Any]) -> str:
         )
     own = kept["settings"]
     notes = [
-        f"- {own['clients']} clients of 70 images each, iid; {own['parameters']} weights; FedAvg, "
+        f"- {own['clients']} clients of 70 images each, IID; {own['parameters']} weights; FedAvg, "
         f"{own['rounds']} rounds; Poisson sampling with q = {own['cohort']:g}; δ = "
         f"{own['delta']:.3g}; add or remove one client.",
         f"- Changes are clipped to {own['clip']:g}, chosen on {own['tuning']}. That choice is not "
@@ -162,7 +163,7 @@ def page(kept: Mapping[str, Any]) -> str:
         f"- ∞ clips and adds noise of multiplier {UNNOISED:g}, which hides nothing; none is FedAvg "
         "with neither.",
         "- Scores and the choice of settings look at test and validation images without noise; "
-        "the noise is simulated, its seed is known: these runs protect nobody.",
+        "the noise is simulated, its seed is known: these runs protect no one.",
         "",
         "![accuracy against ε](privacy_curve.svg)",
         "",
@@ -172,7 +173,7 @@ def page(kept: Mapping[str, Any]) -> str:
 
 
 def figure(table: Sequence[Tree]) -> Any:
-    """Accuracy over ε, and what it is without noise and without clipping as two lines."""
+    """Accuracy over ε, with two lines for the accuracy without noise and without clipping."""
     import plotly.graph_objects as go
 
     noised = [row for row in table if row["epsilon"] is not None]

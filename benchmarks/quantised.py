@@ -1,12 +1,12 @@
-"""FedAvg with and without a codec on Fashion-MNIST, iid: bytes up, and what accuracy they cost.
+"""FedAvg with and without a codec on Fashion-MNIST, IID: bytes uploaded and accuracy lost.
 
 100 clients, 10 a round, LeNet-5, 5 epochs a round, batches of 10, lr 0.01, momentum 0.9. Each seed
-runs with `raw` and with the codec one after the other. Printed are the bytes up of the whole run,
-their ratio, and the received accuracy (mean of the last ten rounds) of both.
+runs with `raw` and with the codec one after the other. The script prints the bytes uploaded in the
+whole run, their ratio, and the received accuracy (mean of the last ten rounds) of both.
 
     python benchmarks/quantised.py --folder DATA [--codec qsgd:levels=7] [--keep FILE.json]
 
-``--keep`` writes the figures after every run and takes up what the file holds already.
+``--keep`` writes the figures after every run and continues from what the file holds already.
 """
 
 from __future__ import annotations

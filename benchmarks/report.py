@@ -1,10 +1,10 @@
 """How long a report of ten long runs takes, and how large it is.
 
-Ten run directories of 200 rounds and 100 clients are made up: groups that split, scores of every
-client in every round, bytes by kind and client, labels, exposure, the notes of a grouping method.
-Then ``coterie report`` runs on them as a process of its own, taking turns with a bare reference: a
-process that parses all lines of all events with ``json`` and loads plotly.js, which no report can
-do without. The bound is 10 seconds and 15 MB.
+The script generates ten run directories of 200 rounds and 100 clients: groups that split, scores of
+every client in every round, bytes by kind and client, labels, exposure, the notes of a grouping
+method. Then ``coterie report`` runs on them in its own process, in turn with a bare reference: a
+process that parses all lines of all events with ``json`` and loads plotly.js, which every report
+needs. The bound is 10 seconds and 15 MB.
 
     python benchmarks/report.py                  # prints; --keep writes results/report.md and .json
     python benchmarks/report.py --folder RUNS    # leaves the runs, and the report, there
@@ -114,7 +114,7 @@ def session(method: str, rounds: int) -> dict[str, Any]:
 
 
 def begun(truth: np.ndarray, clients: int, random: np.random.Generator) -> dict[str, Any]:
-    """What a method that groups by distance notes before the first round."""
+    """The notes of a method that groups by distance, before the first round."""
     apart = (truth[:, None] != truth[None, :]) + 0.2 * random.random((clients, clients))
     distances = np.round((apart + apart.T) / 2 * (1 - np.eye(clients)), 6)
     tree = agglomerate(distances)
@@ -313,7 +313,7 @@ def main() -> int:
     told = [word for key in changed for word in (f"--{key}", str(vars(given)[key]))]
     told += ["--keep"] * given.keep
     with tempfile.TemporaryDirectory() as temporary:
-        # A folder of its own for each size: what is there already is then what was asked for.
+        # Each size has its own folder, so runs that exist already have the requested size.
         size = f"{given.runs}x{given.rounds}x{given.clients}-seed-{given.seed}"
         folder = (given.folder or Path(temporary)) / size
         for number in range(given.runs):

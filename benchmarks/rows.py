@@ -1,4 +1,4 @@
-"""Runs that append a row of results each as they come, and go on where they were stopped."""
+"""Runs that each append a row of results to a file, and can be continued after an interruption."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def read(place: Path) -> list[Row]:
-    """The rows that are there; one that was cut off is left out."""
+    """The rows of a file; one that was cut off is left out."""
     rows = []
     for line in place.read_text().splitlines() if place.exists() else []:
         try:
@@ -28,7 +28,7 @@ def carried_out(
     place: Path,
     jobs: int,
 ) -> list[Row]:
-    """The row of every cell, which are the settings that a row begins with; runs what is missing.
+    """The row of every cell (the settings that it begins with), after running missing ones.
 
     ``run`` must be importable by other processes, as a ``partial`` of a function is.
     """

@@ -1,17 +1,17 @@
-"""Secure aggregation at full size: exact sums whoever drops out, and how long each side takes.
+"""Secure aggregation at full size: exact sums despite dropouts, and how long each side takes.
 
 For every number of dropouts and every step before which they happen, all clients take part in one
-whole run of the protocol, in turn, and the sum must equal the plain sum of the survivors' vectors
-exactly. A client's time is that of all its steps, the server's that of all of its own; messages
-are handed over in memory. In every run the same vectors are also summed plainly, as a reference
-for the machine. Randomness is simulated: it follows from the seed.
+complete run of the protocol, in turn, and the sum must equal the plain sum of the survivors'
+vectors exactly. The time of a client, or of the server, is that of all its steps; messages are
+passed in memory. In every run the same vectors are also summed plainly, as a reference for the
+machine. Randomness is simulated: it follows from the seed.
 
     python benchmarks/secagg.py [--json FILE] [--clients 100] [--parameters 1000000]
         [--dropouts 0 10 33] [--neighbours 0] [--threshold 0.6667] [--seed 0]
         [--base COMMIT [--repeats 5]]
 
-With ``--base`` the same is measured at another commit as well, each in a process of its own and in
-turn, with the order swapped from one repeat to the next. Printed are the ratios of the medians:
+With ``--base`` the same is measured at another commit as well, each in its own process and in turn,
+with the order swapped from one repeat to the next. The script prints the ratios of the medians:
 this checkout's, divided by the base's.
 """
 
@@ -40,7 +40,7 @@ from coterie.channel.privacy.secagg.crypto import public_identity
 from methods import commit, machine
 from two_commits import worktree
 
-STEPS = {  # what a client does, and what the server makes of it
+STEPS = {  # each step of a client, and the server's step that follows it
     "advertise": "keys",
     "share": "shares",
     "mask": "survivors",
@@ -51,7 +51,7 @@ Vectors = Mapping[int, NDArray[np.int64]]
 
 
 def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, NDArray[np.float64]]:
-    """What a call makes, and its seconds: of the clock, and of all cores together."""
+    """A call's result and its seconds: of the clock, and of all cores together."""
     clock, core = time.perf_counter(), time.process_time()
     made = call(*arguments)
     return made, np.array([time.perf_counter() - clock, time.process_time() - core])
@@ -94,7 +94,7 @@ def once(session: Session, vectors: Vectors, lost: set[int], before: str, seed: 
 
 
 def row(session: Session, vectors: Vectors, count: int, before: str, seed: int) -> dict[str, Any]:
-    """The figures of one run, whose sum has been found exact."""
+    """The figures of one run, after checking that its sum is exact."""
     order = np.random.default_rng(seed).permutation(len(vectors))
     lost = {int(c) for c in order[:count]}
     total, server, spent, steps, sizes = once(session, vectors, lost, before, seed)
@@ -147,11 +147,11 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 TIMES = ("client_mean", "client_slowest", "server", "plain_sum")
-Row = tuple[int, str]  # how many are lost, and before which step
+Row = tuple[int, str]  # how many clients drop out, and before which step
 
 
 def in_process(top: Path, arguments: argparse.Namespace, count: int) -> dict[Row, dict[str, float]]:
-    """What this benchmark, as it is in a checkout, measures there: seconds of the clock by row."""
+    """The seconds by row that a checkout's own version of this benchmark measures there."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
         asked = {
@@ -210,7 +210,7 @@ if __name__ == "__main__":
     parser.add_argument("--base", metavar="COMMIT", help="compare with this commit, in turn")
     parser.add_argument("--repeats", type=int, default=5, help="of each, with --base")
     arguments = parser.parse_args()
-    code = commit()  # now: the checkout may move while this runs
+    code = commit()  # read it now: the checkout may change while this runs
     worst: dict[str, Any]
     if arguments.base:
         found = compared(arguments)

@@ -3,10 +3,11 @@
     python benchmarks/split_rounds.py
 
 Digits, 20 clients whose labels differ by Dirichlet 0.3, an MLP, 90 rounds of 2 epochs, batches of
-16; ten runs, two seeds at five learning rates, so that the loss falls at another pace. DC-PFL at
-its defaults: groups that the evidence is decided about are tried after two rounds, others when the
-rapid decrease has ended. The paper's rule (``bend="absolute"``) is asked about the same losses.
-Losses of rounds with layers at rest do not count: received models are then partly clients' own.
+16; ten runs, two seeds at five learning rates, so that the loss falls at different speeds. DC-PFL
+at its defaults: it tries groups with clear evidence after two rounds, and others when the rapid
+decrease has ended. The paper's rule (``bend="absolute"``) is applied to the same losses. Losses of
+rounds in which layers skip averaging do not count, because received models are then partly the
+clients' own.
 
 Figures and picture go to ``benchmarks/results/split_rounds.json``, ``.md`` and ``.html``, and
 ``.svg`` where kaleido and a browser are installed. The HTML takes plotly from the network.

@@ -2,8 +2,8 @@
 
 Fashion-MNIST, LeNet-5, 100 clients, 10 a round, 2 epochs, batch 10, momentum 0.9. The reference is
 one process per core, each a bare single-threaded loop (nn.Module, torch.optim.SGD, tensors in RAM,
-no DataLoader) over its share of the same clients. All are measured in the same run, taking turns
-round by round, so that a noisy machine disturbs them alike. The last line is the ratio.
+no DataLoader) over its share of the same clients. All are measured in the same run, in turn round
+by round, so that a noisy machine disturbs them alike. The last line is the ratio.
 
     python benchmarks/throughput.py --folder DATA          # the ratio, and the cost of scoring
     python benchmarks/throughput.py --folder DATA --ray    # and Ray's samples against the pool's
@@ -48,7 +48,7 @@ def configuration(folder: str | None, clients: int, cohort_count: int, workers: 
 
 
 class PlainLeNet5(nn.Module):
-    """LeNet-5 as anybody would write it."""
+    """LeNet-5 in plain PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def bare_worker(pipe, population: Population) -> None:
 
 
 class Bare:
-    """The reference: as many bare loops as cores, clients dealt evenly."""
+    """The reference: as many bare loops as cores, with the clients divided evenly."""
 
     def __init__(self, population: Population, workers: int) -> None:
         self.pipes, self.processes = [], []
@@ -164,7 +164,7 @@ def throughput(folder: str | None, rounds: int, workers: int, with_ray: bool) ->
         for number in range(rounds + 1):
             people = cohort(experiment.settings, number, range(100))
             samples = EPOCHS * sum(len(population.clients[c].train) for c in people)
-            first = list(runners) if number % 2 else list(runners)[::-1]  # none always leads
+            first = list(runners) if number % 2 else list(runners)[::-1]  # take turns
             taken = {name: runners[name].round(people) for name in first}
             taken["score"] = pooled.score()
             if number == 0:  # warm up
@@ -233,7 +233,7 @@ if __name__ == "__main__":
     parser.add_argument("--memory", action="store_true", help="measure memory instead")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # as a run does
+    torch.set_num_threads(1)  # as in a run
     if arguments.memory:
         memory(arguments.folder, arguments.workers)
     else:

@@ -3,12 +3,12 @@
     python benchmarks/two_commits.py --base COMMIT
     python benchmarks/two_commits.py --base COMMIT --only fedavg --only noise --engines loop,pool
 
-The base commit is checked out into a second worktree, and a fixed set of runs is made with either:
+The base commit is checked out into a second worktree, and a fixed set of runs is done with each:
 every method on the loop, a covering dozen on the other engines, codecs, privacy, lost and late
-clients, runs that are broken off and resumed, newcomers. Compared are the tensors of every client's
-model by name, all scores, the groups, who took part, and the bytes of arrays by kind. Bytes of
-headers may differ, and are listed. Nothing is kept: two commits on one machine must agree, and no
-figures of one machine are a reference for another. It ends with exit code 1 if anything differs.
+clients, runs that are interrupted and resumed, newcomers. The script compares the tensors of every
+client's model by name, all scores, the groups, the cohorts, and the bytes of arrays by kind. Bytes
+of headers may differ, and are listed. Nothing is kept: two commits on one machine must agree, and
+no figures of one machine are a reference for another. The exit code is 1 if anything differs.
 
 Runs are described by configurations only, so that they mean the same to both commits.
 """
@@ -39,7 +39,7 @@ BASE: Tree = {
     "train": {"batch_size": 8, "lr": 0.1, "momentum": 0.5},
     "run": {"rounds": ROUNDS, "engine": "loop", "seed": 7},
 }
-# Every method once at its defaults or, where these would do nothing in so few rounds, with others.
+# Every method once, at its defaults or, where these would do nothing in so few rounds, with others.
 METHODS: Mapping[str, Tree] = {
     "local": {},
     "fedavg": {},
@@ -79,7 +79,7 @@ METHODS: Mapping[str, Tree] = {
     "adaptive-tau": {"tau_max": 5, "sample": 8},
     "ifca+ditto": {"k": 2},
 }
-# What a method needs beside its own parameters.
+# Settings that a method needs beside its own parameters.
 BESIDE: Mapping[str, Tree] = {
     "scaffold": {"train": {"momentum": 0.0}},
     "adaptive-tau": {"stop": {"bytes": 1e12}},
@@ -123,7 +123,7 @@ RESUMED = ("fedavg", "scaffold", "dc-pfl", "user-centric")
 
 
 def merged(tree: Mapping[str, Any], more: Mapping[str, Any]) -> Tree:
-    """The tables of one laid over those of the other; another name drops the old parameters."""
+    """One configuration's tables over the other's; another name drops the old parameters."""
     result = {key: dict(table) for key, table in tree.items()}
     for key, table in more.items():
         old = {} if "name" in table else result.get(key, {})
@@ -165,7 +165,7 @@ def cases(engines: Sequence[str], only: Sequence[str] = ()) -> list[Tree]:
 
 
 def outcome(case: Mapping[str, Any], folder: Path) -> Tree:
-    """What is compared of one run; an error is one, too."""
+    """What is compared of one run; an error is also an outcome."""
     if case["kind"] == "federation":
         return federated(case["config"], folder)
     import coterie
@@ -182,7 +182,7 @@ def outcome(case: Mapping[str, Any], folder: Path) -> Tree:
 
 
 def broken_off(config: Tree, directory: Path) -> None:
-    """A run that ends by an error after its second round."""
+    """A run that ends with an error after its second round."""
     import coterie
 
     class Off(Exception):
@@ -243,7 +243,7 @@ def of_directory(directory: Path) -> Tree:
 
 
 def untimed(value: Any) -> Any:
-    """Without what a clock on the wall has measured."""
+    """A result without measured wall-clock times."""
     if isinstance(value, Mapping):
         return {k: untimed(v) for k, v in value.items() if k not in TIMED}
     return [untimed(v) for v in value] if isinstance(value, list) else value
@@ -253,7 +253,7 @@ def untimed(value: Any) -> Any:
 
 
 def federated(config: Tree, folder: Path) -> Tree:
-    """The same with a server and clients in processes of their own."""
+    """The same with a server and clients in their own processes."""
     from safetensors.torch import load_file
 
     tree = {key: table for key, table in config.items() if key != "run"}
@@ -289,7 +289,7 @@ def federated(config: Tree, folder: Path) -> Tree:
 
 @contextmanager
 def processes(log: Path) -> Iterator[Any]:
-    """Commands of Coterie that are ended in the end."""
+    """Commands of Coterie that are terminated at the end of the block."""
     running: list[subprocess.Popen[bytes]] = []
     with log.open("ab") as file:
 
@@ -312,7 +312,7 @@ def processes(log: Path) -> Iterator[Any]:
 
 
 def toml(tree: Mapping[str, Any]) -> str:
-    """Tables of plain values; what is written as JSON is TOML as well, for these."""
+    """Tables of plain values as TOML; for such values JSON is valid TOML."""
     lines = []
     for table, values in tree.items():
         lines.append(f"[{table}]")
@@ -324,7 +324,7 @@ def toml(tree: Mapping[str, Any]) -> str:
 
 
 def made_with(tree: Path, case: Tree) -> Tree:
-    """The outcome of a run with the package in this tree."""
+    """The outcome of a run with the package in the given tree."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="two-commits-") as folder:
         done = subprocess.run(
@@ -343,7 +343,7 @@ def made_with(tree: Path, case: Tree) -> Tree:
 
 
 def differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
-    """Where two outcomes differ, by the way to it."""
+    """Where two outcomes differ, by path."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
             yield from differences(before.get(key), after.get(key), f"{place}.{key}")
@@ -376,7 +376,7 @@ def told(name: str, before: Tree, after: Tree) -> tuple[bool, list[str]]:
 
 @contextmanager
 def worktree(commit: str) -> Iterator[Path]:
-    """The tree of a commit, in a folder of its own."""
+    """The tree of a commit, in its own folder."""
     top = Path(__file__).resolve().parents[1]
     with tempfile.TemporaryDirectory(prefix="two-commits-") as folder:
         place = Path(folder) / "tree"

@@ -2,26 +2,27 @@
 
     python benchmarks/user_centric_figure.py --folder DATA    # a quarter of an hour on two cores
 
-Label and covariate shift, the scenario ``user-centric/covariate`` reduced: 20 users with 1,000
-samples each instead of 100, in four groups whose images are turned by another quarter; 60 rounds;
-Fashion-MNIST, at hand more often than EMNIST and about as hard. LeNet-5, its weights first drawn as
-by the authors (the scenario's ``model.init``), batches of 64, one epoch, momentum 0.9; a learning
-rate of 0.05 instead of 0.01, so that 60 rounds get somewhere: on seed 7, which is not shown, and
-with PyTorch's first weights it had the best validation score of 0.03 and 0.05 after 25 rounds.
+Label and covariate shift, a smaller version of the scenario ``user-centric/covariate``: 20 users
+with 1,000 samples each instead of 100 users, in four groups whose images are rotated by different
+multiples of 90°; 60 rounds; Fashion-MNIST, which is available more often than EMNIST and about as
+hard. LeNet-5, with initial weights as the authors' (the scenario's ``model.init``), batches of 64,
+one epoch, momentum 0.9; a learning rate of 0.05 instead of 0.01, so that 60 rounds are enough to
+learn: on seed 7, which is not shown, and with PyTorch's initial weights it had the better
+validation score of 0.03 and 0.05 after 25 rounds.
 
-A round takes T_dl·(m + ρN) + T_min + H_N/μ: m models sent down one after the other, a model that
-many hear counted once, N uploads, and the slowest of N users who compute. The three systems are the
-paper's: ρ = 4 and stragglers, ρ = 2, ρ = 1. What is sent and computed is the same in all of them,
-so each method is run once, with the first system's clock, and the rounds' parts are read off it;
-the other two times follow (``coterie.report.systems``). ``coterie report`` draws the same picture,
-``compare-systems``, of any runs with this clock. Before round 1 the user-centric rule asks for a
-gradient, FedFomo sends each client 5 models in a round. SCAFFOLD needs 5 epochs: --methods adds it,
-for more time.
+A round takes T_dl·(m + ρN) + T_min + H_N/μ: m models sent down one after the other, where a model
+that many users receive counts once, N uploads, and the slowest of N users that compute. The three
+systems are the paper's: ρ = 4 and stragglers, ρ = 2, ρ = 1. What is sent and computed is the same
+in all of them, so each method runs once, with the first system's clock, and the times in the other
+two follow from the parts of its rounds (``coterie.report.systems``). ``coterie report`` draws the
+same figure, ``compare-systems``, for any runs with this clock. Before round 1 the user-centric rule
+asks for a gradient; FedFomo sends each client 5 models in a round. SCAFFOLD needs 5 epochs:
+--methods adds it, for more time.
 
-Each finished run is one file in the folder of the runs; what was killed goes on when the script is
-called again. Figures and picture go to ``benchmarks/results/user_centric_figure.json``, ``.md`` and
-``.html``, and ``.svg`` where kaleido and a browser are installed. The HTML takes plotly from the
-network.
+Each finished run is one file in the folder of the runs; if the script is killed, call it again to
+continue. The figure and the table go to ``benchmarks/results/user_centric_figure.json``, ``.md``
+and ``.html``, and ``.svg`` where kaleido and a browser are installed. The HTML takes plotly from
+the network.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ OURS = "user-centric streams=4"
 
 
 def settings(name: str, parameters: Tree, asked: argparse.Namespace) -> Tree:
-    """The scenario's tables with what is different here."""
+    """The scenario's tables with this benchmark's changes."""
     tree = SCENARIO.tree(name, asked.data)
     folder = {"folder": asked.folder} if asked.folder else {}
     tree["data"] |= {"clients": USERS, "samples": USERS * SAMPLES, **folder}
@@ -72,7 +73,7 @@ def settings(name: str, parameters: Tree, asked: argparse.Namespace) -> Tree:
 
 
 def all_runs(asked: argparse.Namespace) -> dict[str, Tree]:
-    """Every run that is asked for, done if it is not, all on one population."""
+    """Every requested run, from its file or run now, all on one population."""
     people: list[Population] = []
     found = {}
     for title, name, parameters in method_list(asked.methods):
@@ -92,7 +93,7 @@ def all_runs(asked: argparse.Namespace) -> dict[str, Tree]:
 
 
 def reading(title: str, kept: Tree) -> Reading:
-    """What is kept of a run as reports read it: all users answer in every round."""
+    """The kept figures of a run in the form that reports read: all users answer in every round."""
     everybody = list(range(USERS))
     begun = {**kept["begun"], "event": "init", "groups": everybody}
     return Reading(
@@ -117,19 +118,19 @@ def scores(kept: Tree) -> list[float]:
 
 
 def reached(ends: Sequence[float], found: Sequence[float], time: float) -> float | None:
-    """The accuracy of the last round that is over by then; None before the first.
+    """The accuracy of the last round that has ended by a given time; None before the first.
 
-    A time that is missed by no more than rounding counts.
+    A round that misses the time by no more than rounding counts.
     """
     at = bisect.bisect_right(ends, time * (1 + 1e-9))
     return found[at - 1] if at else None
 
 
-# --- what is shown -------------------------------------------------------------------------------
+# --- the results ----------------------------------------------------------------------------------
 
 
 def rows(runs: Mapping[str, Tree]) -> list[Tree]:
-    """For each method and system: what a round takes, and the accuracy by two common times.
+    """For each method and system: the duration of a round, and the accuracy at two common times.
 
     These are the times that FedAvg takes for half of its rounds and for all of them.
     """
@@ -209,7 +210,7 @@ def share(value: float | None) -> str:
 
 
 def draw(target: Path, picture: Any) -> None:
-    """HTML; and SVG, if there is what it takes."""
+    """Write the figure as HTML, and as SVG if kaleido and a browser are installed."""
     picture.write_html(target.with_suffix(".html"), include_plotlyjs="cdn")
     try:
         picture.write_image(target.with_suffix(".svg"))

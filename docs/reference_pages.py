@@ -5,7 +5,7 @@
 
 commands.md comes from the command line itself, python.md from the docstrings of the public names.
 config.md and run-directory.md have words of their own around tables of the declarations in
-``coterie.core.schema`` and ``coterie.run.events``.
+``coterie.core.schema`` and ``coterie.core.events``.
 """
 
 from __future__ import annotations

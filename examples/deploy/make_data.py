@@ -1,6 +1,6 @@
-"""Made-up patients of four hospitals that see different people: a file each, in the folder NAME.
+"""Generate made-up patients for four hospitals that differ: a file each, in the folder NAME.
 
-north and east keep a CSV table, south NumPy arrays, west JSON lines of its own making.
+north and east keep a CSV table, south NumPy arrays, west JSON lines in a format of its own.
 """
 
 import csv
@@ -20,7 +20,7 @@ CENTRES = np.array(
     ]
 )
 SPREAD = np.array([15, 0.5, 10, 2, 3])
-MIXES = {  # how often each diagnosis is made; south never sees pneumonia, west no asthma
+MIXES = {  # number of patients, share of each diagnosis; south never sees pneumonia, west no asthma
     "north": (400, (0.1, 0.2, 0.5, 0.2)),
     "south": (150, (0.5, 0.2, 0.3, 0.0)),
     "west": (90, (0.0, 0.5, 0.2, 0.3)),
@@ -29,9 +29,9 @@ MIXES = {  # how often each diagnosis is made; south never sees pneumonia, west 
 
 for number, (name, (patients, mix)) in enumerate(MIXES.items()):
     rng = np.random.default_rng(number)
-    found = rng.choice(len(DIAGNOSES), patients, p=mix)
-    x = (CENTRES[found] + SPREAD * rng.normal(size=(patients, 5))).round(1)
-    y = np.array(DIAGNOSES)[found]
+    diagnoses = rng.choice(len(DIAGNOSES), patients, p=mix)
+    x = (CENTRES[diagnoses] + SPREAD * rng.normal(size=(patients, 5))).round(1)
+    y = np.array(DIAGNOSES)[diagnoses]
     rows = [[*values, label] for values, label in zip(x.tolist(), y.tolist(), strict=True)]
     folder = Path(name)
     folder.mkdir(exist_ok=True)

@@ -9,19 +9,20 @@ from safetensors.torch import load_file
 from coterie.models import make_model
 
 with open("member/model.json") as file:
-    about = json.load(file)
-kind = dict(about["model"])
-model = make_model(kind.pop("name"), tuple(about["shape"]), len(about["classes"]), **kind)
+    description = json.load(file)
+parameters = dict(description["model"])
+name, shape, classes = parameters.pop("name"), description["shape"], description["classes"]
+model = make_model(name, tuple(shape), len(classes), **parameters)
 model.load_state_dict(load_file("member/model.safetensors"))
 model.eval()
 
 with open(sys.argv[1]) as file:
     rows = list(csv.DictReader(file))
-x = torch.tensor([[float(row[name]) for name in about["features"]] for row in rows])
-if about["standardised"]:  # as this hospital's own training data were
-    mean, std = (torch.tensor(about["standardised"][which]) for which in ("mean", "std"))
+x = torch.tensor([[float(row[name]) for name in description["features"]] for row in rows])
+if description["standardised"]:  # in the same way as this hospital's training data
+    mean, std = (torch.tensor(description["standardised"][which]) for which in ("mean", "std"))
     x = (x - mean) / std
 with torch.no_grad():
-    shares, best = model(x).softmax(-1).max(-1)
-for share, place in zip(shares.tolist(), best.tolist(), strict=True):
-    print(about["classes"][place], f"{share:.2f}")
+    probabilities, predicted = model(x).softmax(-1).max(-1)
+for probability, number in zip(probabilities.tolist(), predicted.tolist(), strict=True):
+    print(classes[number], f"{probability:.2f}")

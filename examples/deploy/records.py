@@ -9,7 +9,7 @@ FEATURES = ("age", "temperature", "pulse", "saturation", "breaths")
 
 
 def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Samples and labels; what a function returns is not standardised, so it is done here."""
+    """Samples and labels. Coterie does not standardise what a loader returns, so do it here."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     x = np.array([[row[name] for name in FEATURES] for row in rows], dtype=np.float32)
     y = np.array([row["diagnosis"] for row in rows])

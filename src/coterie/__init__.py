@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 
 def _public_names() -> dict[str, str]:
-    """The modules of all public names, from the stub, which has them for editors as well."""
+    """The module of each public name, read from the stub file that editors use as well."""
     stub = _Path(__file__).with_suffix(".pyi").read_text()
     return {
         alias.name: node.module

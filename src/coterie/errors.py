@@ -1,17 +1,17 @@
-"""What can go wrong, as a tree; each branch has the exit code that the command line ends with.
+"""The errors of Coterie, with the exit codes of the command line.
 
 =============================  ====  =====================================================
 error                          exit  meaning
 =============================  ====  =====================================================
-``CoterieError``                  1  anything of ours not named below
+``CoterieError``                  1  any error of Coterie not listed below
 ``ConfigError``                   2  a wrong name, key or value in the configuration
-``DataError``                     3  data that is missing, damaged or cannot be split as asked
+``DataError``                     3  data that is missing, damaged or cannot be divided
 ``RunDirError``                   4  a run directory or checkpoint that cannot be used
-``LostHistory``                   4  one that can be used only with a loss that nobody accepted
-``TrainingError``                 5  training itself failed (diverged, no reply left)
+``LostHistory``                   4  a run that can only be resumed with some history lost
+``TrainingError``                 5  training failed (diverged, or no client replied)
 ``EngineError``                   6  the engine could not start or lost its workers
-``WireError``                     7  a message that was damaged or cut short on its way
-``Interrupted``                 130  stopped by the user (Ctrl-C); what was saved stays
+``WireError``                     7  a message that is damaged or truncated
+``Interrupted``                 130  stopped by the user (Ctrl-C); saved results are kept
 =============================  ====  =====================================================
 
 Messages say what happened, which client or key, and what to do.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CoterieError(Exception):
-    """Anything that Coterie refuses or gives up on, in words for the user."""
+    """The base class of all errors that Coterie reports to users."""
 
     exit_code = 1
 
@@ -40,7 +40,7 @@ class ConfigError(CoterieError):
 
 
 class DataError(CoterieError):
-    """Data that is missing, damaged, or cannot be divided as asked."""
+    """Data that is missing, damaged, or cannot be divided as requested."""
 
     exit_code = 3
 
@@ -52,21 +52,21 @@ class RunDirError(CoterieError):
 
 
 class LostHistory(RunDirError):
-    """A run that can be resumed only without a part of its history, unless that is accepted."""
+    """A run that can only be resumed without a part of its history, which was not accepted."""
 
 
 class TrainingError(CoterieError):
-    """Training failed: a model diverged, a task raised, or nobody replied."""
+    """Training failed: a model diverged, a task raised an error, or no client replied."""
 
     exit_code = 5
 
 
 class Diverged(TrainingError):
-    """An update that holds NaN or infinity, or numbers too large to be added up."""
+    """An update with NaN, infinity, or numbers that are too large to be summed."""
 
 
 class Abandoned(TrainingError):
-    """A round in which too few clients reported: it is as if it had not been."""
+    """A round in which too few clients replied, and which therefore has no effect."""
 
 
 class EngineError(CoterieError):
@@ -76,7 +76,7 @@ class EngineError(CoterieError):
 
 
 class WireError(CoterieError):
-    """A message that was damaged or cut short on its way, or is none of ours."""
+    """A message that is damaged, truncated, or not from Coterie."""
 
     exit_code = 7
 
@@ -88,7 +88,7 @@ class Interrupted(CoterieError):
 
 
 def unknown(what: str, name: object, known: Iterable[object]) -> str:
-    """A sentence for a name that is not known, offering the closest one.
+    """A sentence about an unknown name that suggests the closest known one.
 
     >>> unknown("method", "fedagv", ["fedavg", "local"])
     "unknown method 'fedagv'; did you mean 'fedavg'? Known: fedavg, local"
@@ -100,15 +100,15 @@ def unknown(what: str, name: object, known: Iterable[object]) -> str:
 
 
 def error_named(name: str) -> type[CoterieError]:
-    """The error of this name, for one that crossed a process boundary."""
-    kinds: list[type[CoterieError]] = [CoterieError]
-    for kind in kinds:
-        kinds.extend(kind.__subclasses__())
-    return next((k for k in kinds if k.__name__ == name), TrainingError)
+    """The error class of the given name, for errors that were sent by another process."""
+    classes: list[type[CoterieError]] = [CoterieError]
+    for error_class in classes:
+        classes.extend(error_class.__subclasses__())
+    return next((c for c in classes if c.__name__ == name), TrainingError)
 
 
 def reasons(error: ValidationError) -> str:
-    """Why a value will not do; of one that may be of several kinds, what each would have been.
+    """The conditions that a value violates; if it may be of several types, one for each type.
 
     >>> from typing import Annotated, Literal
     >>> from pydantic import Field, TypeAdapter, ValidationError
@@ -119,11 +119,11 @@ def reasons(error: ValidationError) -> str:
     ...     print(reasons(error))
     must be 'auto' or greater than 0
     """
-    found = []
-    for one in error.errors():
-        reason = one["msg"].lower().removeprefix("value error, ").replace("input should be ", "")
+    phrases = []
+    for detail in error.errors():
+        reason = detail["msg"].lower().removeprefix("value error, ").replace("input should be ", "")
         reason = reason.replace("greater than or equal to", "at least")
-        found.append(reason.replace("less than or equal to", "at most"))
-    words = " or ".join(dict.fromkeys(found))
-    plain = all("input should be" in e["msg"].lower() for e in error.errors())
-    return f"must be {words}" if plain else words
+        phrases.append(reason.replace("less than or equal to", "at most"))
+    sentence = " or ".join(dict.fromkeys(phrases))
+    only_conditions = all("input should be" in e["msg"].lower() for e in error.errors())
+    return f"must be {sentence}" if only_conditions else sentence

@@ -1,4 +1,4 @@
-"""Names that are imported when they are first asked for."""
+"""Lazy imports: names of a package that are imported on first use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 class _Lazy(ModuleType):
-    """A package that knows in which module each of its names is."""
+    """A package whose names are imported from their modules on first use."""
 
     def __getattr__(self, name: str) -> Any:
-        homes: Mapping[str, str] = vars(self)["__homes__"]
-        if name in homes:
-            value = getattr(importlib.import_module(homes[name]), name)
+        module_of_name: Mapping[str, str] = vars(self)["__module_of_name__"]
+        if name in module_of_name:
+            value = getattr(importlib.import_module(module_of_name[name]), name)
         elif name.startswith("_"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         else:
@@ -33,29 +33,29 @@ class _Lazy(ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Importing the module coterie.run binds it to the name run, which means the function.
-        if not (isinstance(value, ModuleType) and name in vars(self)["__homes__"]):
+        # Importing a module such as coterie.run must not replace the public name run, a function.
+        if not (isinstance(value, ModuleType) and name in vars(self)["__module_of_name__"]):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *vars(self)["__homes__"]})
+        return sorted({*vars(self), *vars(self)["__module_of_name__"]})
 
 
-def attach(package: str, homes: Mapping[str, str]) -> None:
-    """Let a package have these names, each imported from its module when it is first asked for.
+def attach(package: str, module_of_name: Mapping[str, str]) -> None:
+    """Give a package lazily imported names, each from the given module.
 
-    A name means what its module has, even where the package has a module of the same name.
+    These names take precedence over modules of the package with the same name.
     """
     module = sys.modules[package]
-    vars(module)["__homes__"] = dict(homes)
+    vars(module)["__module_of_name__"] = dict(module_of_name)
     module.__class__ = _Lazy
 
 
-def named(place: str) -> Any:
-    """What is called ``package.module:name``, for where the package is not to be known.
+def named(path: str) -> Any:
+    """Import ``package.module:name``, for callers that must not depend on the package.
 
     >>> named("fractions:Fraction")(1, 2)
     Fraction(1, 2)
     """
-    module, _, name = place.partition(":")
+    module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

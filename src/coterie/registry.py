@@ -1,14 +1,14 @@
-"""Registries: methods, data sets, models, codecs and other kinds of things, each by its name.
+"""Registries: methods, data sets, models, codecs and other kinds of objects, by name.
 
-A thing is registered by a decorator where it is defined. A name is found in this order: what comes
-with Coterie or was registered in this process, then what installed packages have under the entry
-point ``coterie.<kind>s``. A user's own function may also be given by its place, as
-``FILE.py:function`` or ``package.module:function``; ``admit`` loads it, and nothing else does:
-``find`` never imports a module or opens a file because of a name.
+Objects are registered by a decorator where they are defined. Names are looked up first among those
+built into Coterie or registered in this process, and then among those of installed packages under
+the entry point ``coterie.<kind>s``. Users can also refer to their own functions by location, as
+``FILE.py:function`` or ``package.module:function``. Only ``admit`` loads them: ``find`` never
+imports a module or opens a file because of a name.
 
-What comes with Coterie is listed in ``index.json``, made by ``docs/index_of_names.py`` from the
-decorators. So that a list of names can be shown without importing PyTorch, this module imports
-nothing heavy, and a thing's module is imported when it is first asked for.
+The built-in names are listed in ``index.json``, which ``docs/index_of_names.py`` makes from the
+decorators. So that names can be listed without importing PyTorch, this module imports nothing
+heavy, and the module of an object is imported on first use.
 """
 
 from __future__ import annotations
@@ -50,84 +50,84 @@ T = TypeVar("T")
 F = TypeVar("F")
 
 INDEX = Path(__file__).with_name("index.json")
-_FILE = "file:"  # how the name of a module begins that is a user's own file
+_FILE = "file:"  # the prefix of module names that stand for a user's own files
 
 
 # --- names ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Home:
-    """The module that registers a thing when it is imported."""
+class _NotLoaded:
+    """An object that is not loaded yet, and the module that registers it when imported."""
 
     module: str
 
 
 @dataclass(frozen=True)
 class Own:
-    """A user's own function: its place, and the SHA-256 of the file that it is defined in."""
+    """A user's own function: its location, and the SHA-256 of the file that defines it."""
 
     place: str
     digest: str
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
-    """Things of one kind by name, such as methods.
+    """Objects of one kind by name, such as methods.
 
-    As a mapping it holds what comes with Coterie and what was registered in this process. ``given``
-    are the arguments that Coterie fills in when it calls one; the others are parameters, for users
-    to set. ``values`` says whether their values are checked against the signature's hints.
+    As a mapping, it contains the built-in objects and those registered in this process. ``given``
+    are the arguments that Coterie itself passes when it calls an object; all others are parameters
+    for users. ``values`` says whether the parameters' values are checked against type hints.
     """
 
     def __init__(
         self, kind: str, group: str, given: Sequence[str] = (), values: bool = True
     ) -> None:
         self.kind, self.group, self.given, self.values_checked = kind, group, tuple(given), values
-        self.own: dict[str, Own] = {}  # names that stand for a user's own functions
-        self.registered: dict[str, tuple[str, str]] = {}  # module and words, by name
-        self._held: dict[str, T | _Home] = {}
+        self.own: dict[str, Own] = {}  # the users' own functions, by name
+        self.registered: dict[str, tuple[str, str]] = {}  # module and description, by name
+        self._things: dict[str, T | _NotLoaded] = {}
         for name, row in self.index.items():
-            self._held[name] = _Home(row["module"])
+            self._things[name] = _NotLoaded(row["module"])
 
     @property
     def index(self) -> Mapping[str, Mapping[str, str]]:
-        """What comes with Coterie: for each name its module, what it is, and more for lists."""
-        found: Mapping[str, Mapping[str, str]] = read_index().get(self.group, {})
-        return found
+        """The built-in names, each with its module, description, and other columns of lists."""
+        index: Mapping[str, Mapping[str, str]] = read_index().get(self.group, {})
+        return index
 
     def __getitem__(self, name: str) -> T:
-        held = self._held[name]
-        if isinstance(held, _Home):
-            importlib.import_module(held.module)
-            held = self._held[name]
-        if isinstance(held, _Home):
+        thing = self._things[name]
+        if isinstance(thing, _NotLoaded):
+            importlib.import_module(thing.module)
+            thing = self._things[name]
+        if isinstance(thing, _NotLoaded):
             raise RuntimeError(
-                f"index.json is out of date: {held.module} has no {self.kind} '{name}'. Make it "
-                "again with docs/index_of_names.py"
+                f"index.json is out of date: {thing.module} has no {self.kind} '{name}'. Run "
+                "docs/index_of_names.py to update it"
             )
-        return held
+        return thing
 
     def __setitem__(self, name: str, thing: T) -> None:
-        self._held[name] = thing
+        self._things[name] = thing
 
     def __delitem__(self, name: str) -> None:
-        del self._held[name]
+        del self._things[name]
         self.own.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
+        return iter(self._things)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._things)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._held
+        return name in self._things
 
     def register(self, name: str, about: str = "", module: str = "") -> Callable[[F], F]:
-        """A decorator that makes something known by this name.
+        """A decorator that registers an object under a name.
 
-        ``about`` is what lists say of it, by default the first paragraph of its docstring.
-        ``module`` is where it is defined, if it does not say so itself.
+        ``about`` is the description in lists, by default the first paragraph of the docstring.
+        ``module`` is the defining module, if the object itself does not have it.
 
         >>> shapes = Registry[Callable[..., str]]("shape", "shapes")
         >>> @shapes.register("square")
@@ -141,18 +141,18 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """
 
         def decorate(thing: F) -> F:
-            home = module or getattr(thing, "__module__", "")
-            row, before = self.index.get(name), self.registered.get(name)
-            ours = row is not None and row["module"] == home
-            # A module that is loaded again may bring its own again; one of ours may have moved.
-            again = before is not None and before[0] == home
-            moved = home.startswith("coterie.") and isinstance(self._held.get(name), _Home)
-            if name in self and not (ours or again or moved):
-                raise ConfigError(f"there is a {self.kind} '{name}' already: choose another name")
-            self.registered[name] = home, about or first_paragraph(inspect.getdoc(thing) or "")
-            # A built-in that somebody replaced before its module was imported stays replaced.
-            if not ours or isinstance(self._held.get(name), _Home):
-                self._held[name] = cast(T, thing)
+            source = module or getattr(thing, "__module__", "")
+            row, earlier = self.index.get(name), self.registered.get(name)
+            built_in = row is not None and row["module"] == source
+            # A reloaded module may register its objects again, and a built-in one may have moved.
+            reloaded = earlier is not None and earlier[0] == source
+            moved = source.startswith("coterie.") and isinstance(self._things.get(name), _NotLoaded)
+            if name in self and not (built_in or reloaded or moved):
+                raise ConfigError(f"there is already a {self.kind} '{name}': choose another name")
+            self.registered[name] = source, about or first_paragraph(inspect.getdoc(thing) or "")
+            # A built-in object that was replaced before its module was imported stays replaced.
+            if not built_in or isinstance(self._things.get(name), _NotLoaded):
+                self._things[name] = cast(T, thing)
             return thing
 
         return decorate
@@ -161,23 +161,23 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     @property
     def installed(self) -> dict[str, EntryPoint]:
-        """What installed packages bring, by name; nothing of theirs is imported."""
+        """The entry points of installed packages by name, without importing the packages."""
         return {e.name: e for e in entry_points(group=f"coterie.{self.group}")}
 
     def knows(self, name: object) -> bool:
-        """Whether there is something of this name; no code is imported to find out."""
-        return name in self._held or name in entry_points(group=f"coterie.{self.group}").names
+        """Whether a name is known; no code is imported to find out."""
+        return name in self._things or name in entry_points(group=f"coterie.{self.group}").names
 
     def find(self, name: str) -> T:
-        """What has this name, or a ``ConfigError`` that offers the closest one."""
-        if name in self._held:
+        """The named object, or a ``ConfigError`` that suggests the closest name."""
+        if name in self._things:
             return self[name]
         installed = self.installed
         if name not in installed:
-            raise ConfigError(unknown(self.kind, name, [*self._held, *installed]))
+            raise ConfigError(unknown(self.kind, name, [*self._things, *installed]))
         try:
             return cast(T, installed[name].load())
-        except Exception as error:  # whatever an installed package does when it is imported
+        except Exception as error:  # an installed package may raise anything on import
             raise ConfigError(
                 f"the {self.kind} '{name}' of an installed package ({installed[name].value}) "
                 f"cannot be loaded: {type(error).__name__}: {error}"
@@ -185,84 +185,84 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     @property
     def everything(self) -> list[T]:
-        """All of them, those of installed packages last."""
-        more = [name for name in self.installed if name not in self._held]
-        return [self.find(name) for name in (*self._held, *more)]
+        """All objects, those of installed packages last."""
+        installed_only = [name for name in self.installed if name not in self._things]
+        return [self.find(name) for name in (*self._things, *installed_only)]
 
     def checked(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """A user's parameters for the thing of this name; a ``ConfigError`` if one is wrong."""
+        """Check a user's parameters for the named object; a ``ConfigError`` if any is wrong."""
         thing: Any = self.find(name)
         what = f"{self.kind} '{name}'"
         return checked(what, thing, parameters, self.given, self.values_checked)
 
     def make(self, name: str, parameters: Mapping[str, Any], **given: Any) -> Any:
-        """What the thing of this name makes of a user's parameters.
+        """Call the named object with a user's parameters.
 
-        Of ``given``, Coterie's own arguments, it gets those that it takes.
+        Of ``given``, the arguments that Coterie passes, it receives those that it accepts.
         """
         thing: Any = self.find(name)
         values = self.checked(name, parameters)
-        takes = inspect.signature(thing).parameters
-        return thing(**{key: value for key, value in given.items() if key in takes}, **values)
+        accepted = inspect.signature(thing).parameters
+        return thing(**{key: value for key, value in given.items() if key in accepted}, **values)
 
     # --- a user's own functions -----------------------------------------------------------------
 
     def admit(self, text: str, option: str, digest: str | None = None) -> str:
-        """Load a user's own function from its place, and know it by that from now on.
+        """Load a user's own function from its location, and register it under that.
 
-        What comes back is the place with an absolute path, which means the same in any folder. A
-        text that is no place comes back as it is. ``option`` is what the user wrote it after. With
-        a ``digest``, a file that is not as it was then is refused before it is loaded.
+        Returns the location with an absolute path, which is valid in any folder; a text that is not
+        a location is returned unchanged. ``option`` is the user's option, for errors. With a
+        ``digest``, a file that has changed since is refused before it is loaded.
 
-        Only for what a user typed or wrote: never for what came from another machine.
+        Only for input of the user: never for messages from other machines.
         """
         if not is_place(text):
             return text
-        place = absolute(text)
-        now = digest_of(place, option)
-        if digest is not None and digest != now:
+        location = absolute(text)
+        current = digest_of(location, option)
+        if digest is not None and digest != current:
             raise ConfigError(
-                f"{place.rpartition(':')[0]} has changed since this began (its SHA-256 was "
-                f"{digest[:12]}…, and is {now[:12]}…): put it back as it was, or begin anew"
+                f"{location.rpartition(':')[0]} has changed since this began (its SHA-256 was "
+                f"{digest[:12]}…, and is {current[:12]}…): restore the file, or start again"
             )
-        if self.own.get(place) != Own(place, now) or place not in self._held:
-            self._held[place] = cast(T, function_at(place, option))
-            self.own[place] = Own(place, now)
-        return place
+        if self.own.get(location) != Own(location, current) or location not in self._things:
+            self._things[location] = cast(T, function_at(location, option))
+            self.own[location] = Own(location, current)
+        return location
 
     def split(self, text: str) -> tuple[str, str]:
-        """A name, or a place, and what is written after it.
+        """Split a text into a name or a location, and the parameters after it.
 
         >>> CODECS.split("qsgd:levels=7"), CODECS.split("mine.py:sign:levels=3")
         (('qsgd', 'levels=7'), ('mine.py:sign', 'levels=3'))
         """
         head, _, rest = text.partition(":")
-        function, _, after = rest.partition(":")
-        place = f"{head}:{function}"
-        return (place, after) if is_place(place) and not self.knows(head) else (head, rest)
+        function, _, tail = rest.partition(":")
+        location = f"{head}:{function}"
+        return (location, tail) if is_place(location) and not self.knows(head) else (head, rest)
 
-    def know(self, name: str, place: str) -> None:
-        """Load a user's own function under the name that it has in the process that sent it."""
-        self._held[name] = cast(T, function_at(place, self.kind))
-        self.own[name] = Own(place, digest_of(place, self.kind))
+    def know(self, name: str, location: str) -> None:
+        """Load a user's own function under the name that it has in the sending process."""
+        self._things[name] = cast(T, function_at(location, self.kind))
+        self.own[name] = Own(location, digest_of(location, self.kind))
 
     def map(self, text: str, option: str) -> str:
-        """Know a user's own function by a name: ``NAME=FILE.py:FUNCTION``; the name comes back."""
-        name, equals, place = (part.strip() for part in text.partition("="))
-        if not equals or not name or not place or any(sign in name for sign in ":/\\.+"):
+        """Register a user's own function by ``NAME=FILE.py:FUNCTION``, and return the name."""
+        name, equals, location = (part.strip() for part in text.partition("="))
+        if not equals or not name or not location or any(sign in name for sign in ":/\\.+"):
             raise ConfigError(
                 f"{option} {text}: write NAME=FILE.py:FUNCTION, as in mine=mine.py:mine"
             )
         if name in self.index:
-            raise ConfigError(f"{option} {text}: '{name}' comes with Coterie: choose another name")
-        if not is_place(place):
+            raise ConfigError(f"{option} {text}: '{name}' is built in: choose another name")
+        if not is_place(location):
             raise ConfigError(
-                f"{option} {place}: write package.module:function or FILE.py:function"
+                f"{option} {location}: write package.module:function or FILE.py:function"
             )
-        place = absolute(place)
-        digest = digest_of(place, option)
-        self._held[name] = cast(T, function_at(place, option))
-        self.own[name] = Own(place, digest)
+        location = absolute(location)
+        digest = digest_of(location, option)
+        self._things[name] = cast(T, function_at(location, option))
+        self.own[name] = Own(location, digest)
         return name
 
 
@@ -273,9 +273,9 @@ def first_paragraph(text: str) -> str:
 
 @cache
 def read_index() -> dict[str, Any]:
-    """What comes with Coterie, by kind and name."""
-    found: dict[str, Any] = json.loads(INDEX.read_text())
-    return found
+    """The index of the built-in objects, by kind and name."""
+    index: dict[str, Any] = json.loads(INDEX.read_text())
+    return index
 
 
 # --- parameters ----------------------------------------------------------------------------------
@@ -289,11 +289,11 @@ def checked(
     values: bool = True,
     hint: str = "",
 ) -> dict[str, Any]:
-    """A user's parameters for a function, or a ``ConfigError`` that says which one is wrong.
+    """Check a user's parameters for a function; a ``ConfigError`` says which one is wrong.
 
-    ``given`` are the arguments that are not the user's. ``values`` are checked against the hints of
-    the signature as if they came from a file: a list is as good as a tuple. ``hint`` says how to
-    give a parameter that is missing; ``{}`` stands for its name.
+    ``given`` are arguments that are not parameters. With ``values``, values are checked against the
+    type hints as if they were read from a file, so that lists are accepted as tuples. ``hint`` says
+    how to set a missing parameter; ``{}`` stands for its name.
 
     >>> def waves(height: float, count: int = 2): ...
     >>> checked("the sea", waves, {"height": 3, "count": 4})
@@ -303,21 +303,21 @@ def checked(
     coterie.errors.ConfigError: unknown parameter of the sea 'hight'; did you mean 'height'? ...
     """
     signature = inspect.signature(function).parameters
-    takes = {
+    accepted = {
         name: p
         for name, p in signature.items()
         if name not in given and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
-    anything = any(p.kind is p.VAR_KEYWORD for p in signature.values())
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in signature.values())
     for name in parameters:
-        if name not in takes and not (anything and name not in given):
-            if takes:
-                raise ConfigError(unknown(f"parameter of {what}", name, takes))
+        if name not in accepted and not (accepts_any and name not in given):
+            if accepted:
+                raise ConfigError(unknown(f"parameter of {what}", name, accepted))
             raise ConfigError(f"{what} takes no parameters, but '{name}' was given: remove it")
-    for name, parameter in takes.items():
+    for name, parameter in accepted.items():
         if parameter.default is parameter.empty and name not in parameters:
-            more = f": {hint.format(name)}" if hint else ""
-            raise ConfigError(f"{what} needs the parameter '{name}'{more}")
+            advice = f": {hint.format(name)}" if hint else ""
+            raise ConfigError(f"{what} needs the parameter '{name}'{advice}")
     if not (values and parameters):
         return dict(parameters)
     hints = _hints(function)
@@ -330,54 +330,54 @@ def checked(
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(inspect.unwrap(function), include_extras=True)
-    except (NameError, TypeError):  # of a user's own, perhaps imported for type checkers only
+    except (NameError, TypeError):  # a user's hint may be imported only for type checkers
         return {}
 
 
 def _value(what: str, hint: Any, value: Any) -> Any:
-    """A value as its hint wants it."""
+    """Convert a value to the type of its hint."""
     from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
     try:
-        wanted: TypeAdapter[Any] = TypeAdapter(hint)
-    except PydanticSchemaGenerationError:  # no type that a file could hold
+        adapter: TypeAdapter[Any] = TypeAdapter(hint)
+    except PydanticSchemaGenerationError:  # not a type that files can contain
         return value
     try:
-        # As JSON, in which configurations travel: a list is then as good as a tuple.
-        return wanted.validate_json(json.dumps(value), strict=True)
+        # As JSON, like in configurations, so that lists are accepted as tuples.
+        return adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{what}: {reasons(error)}") from None
-    except TypeError as error:  # json's: NumPy's numbers, say
-        raise ConfigError(f"{what}: {error}; give plain numbers and texts") from None
+    except TypeError as error:  # from json, for example for NumPy's numbers
+        raise ConfigError(f"{what}: {error}; use plain numbers and texts") from None
 
 
 # --- a user's own code ---------------------------------------------------------------------------
 
 
 def is_place(text: str) -> bool:
-    """Whether a text says where a function is: ``FILE.py:function`` or ``package.module:function``.
+    """Whether a text is a location, ``FILE.py:function`` or ``package.module:function``.
 
     >>> is_place("nets/mine.py:net"), is_place("my.nets:net"), is_place("qsgd:levels=7")
     (True, True, False)
     """
-    place, colon, function = text.rpartition(":")
+    location, colon, function = text.rpartition(":")
     if not colon or not function.isidentifier():
         return False
-    return place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    return location.endswith(".py") or all(part.isidentifier() for part in location.split("."))
 
 
-def absolute(place: str) -> str:
-    """The same place for a process that may be in another folder."""
-    file, colon, function = place.rpartition(":")
-    return f"{Path(file).resolve()}{colon}{function}" if file.endswith(".py") else place
+def absolute(location: str) -> str:
+    """The location with an absolute path, for processes in other folders."""
+    file, colon, function = location.rpartition(":")
+    return f"{Path(file).resolve()}{colon}{function}" if file.endswith(".py") else location
 
 
-def digest_of(place: str, option: str) -> str:
-    """The SHA-256 of the file that a place is in; the module is not imported."""
-    name = place.rpartition(":")[0]
+def digest_of(location: str, option: str) -> str:
+    """The SHA-256 of the file of a location; the module is not imported."""
+    name = location.rpartition(":")[0]
     try:
         if not name.endswith(".py"):
-            _look_in(os.getcwd())
+            _add_to_path(os.getcwd())
             spec = importlib.util.find_spec(name)
             if spec is None:
                 raise ModuleNotFoundError(f"No module named {name!r}")
@@ -385,35 +385,35 @@ def digest_of(place: str, option: str) -> str:
                 raise ImportError(f"{name} has no file of source code")
             name = spec.origin
         return hashlib.sha256(Path(name).read_bytes()).hexdigest()
-    except Exception as error:  # also whatever a parent package does when it is imported
-        raise ConfigError(f"{option} {place}: {type(error).__name__}: {error}") from None
+    except Exception as error:  # a parent package may raise anything on import
+        raise ConfigError(f"{option} {location}: {type(error).__name__}: {error}") from None
 
 
-def function_at(place: str, option: str) -> Callable[..., Any]:
-    """The user's own function, ``package.module:function`` or ``FILE.py:function``.
+def function_at(location: str, option: str) -> Callable[..., Any]:
+    """Load a user's own function, ``package.module:function`` or ``FILE.py:function``.
 
-    A module is found as Python finds modules, or in the folder that one is in.
+    Modules are searched on Python's path and in the current folder.
     """
-    name, _, function = place.rpartition(":")
-    if not is_place(place):
-        raise ConfigError(f"{option} {place}: write package.module:function or FILE.py:function")
+    name, _, function = location.rpartition(":")
+    if not is_place(location):
+        raise ConfigError(f"{option} {location}: write package.module:function or FILE.py:function")
     try:
         if name.endswith(".py"):
-            module = _from_file(Path(name))
+            module = _module_of_file(Path(name))
         else:
-            _look_in(os.getcwd())
+            _add_to_path(os.getcwd())
             module = importlib.import_module(name)
-        found = getattr(module, function)
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise ConfigError(f"{option} {place}: {type(error).__name__}: {error}") from None
-    if not callable(found):
-        raise ConfigError(f"{option} {place}: that is no function")
-    made: Callable[..., Any] = found
-    return made
+        attribute = getattr(module, function)
+    except Exception as error:  # the user's module may raise anything on import
+        raise ConfigError(f"{option} {location}: {type(error).__name__}: {error}") from None
+    if not callable(attribute):
+        raise ConfigError(f"{option} {location}: this is not a function")
+    loaded: Callable[..., Any] = attribute
+    return loaded
 
 
-def _from_file(path: Path) -> ModuleType:
-    """A file as a module, loaded again if it has changed; it can import what lies beside it."""
+def _module_of_file(path: Path) -> ModuleType:
+    """Import a file as a module, again if it has changed; it can import files next to it."""
     path = path.resolve()
     name = _FILE + str(path).replace("%", "%25").replace(".", "%2E")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -426,7 +426,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 class _FileLoader(SourceLoader):
-    """Reads a module from a file, and leaves no compiled copy beside it."""
+    """Load a module from a file, without writing a compiled copy next to it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -439,10 +439,10 @@ class _FileLoader(SourceLoader):
 
 
 class _FileFinder(MetaPathFinder):
-    """Finds a user's own file by the name of its module.
+    """Find a user's own file by the name of its module.
 
-    The name says where the file is, so that other processes of this run can import it as well: what
-    is pickled for a worker names a module, and so does the ``Source`` of a method.
+    The name contains the path of the file, so that other processes of the run can import it as
+    well: pickles for workers refer to modules by name, and so does the ``Source`` of a method.
     """
 
     def find_spec(
@@ -451,14 +451,14 @@ class _FileFinder(MetaPathFinder):
         if not fullname.startswith(_FILE):
             return None
         file = fullname.removeprefix(_FILE).replace("%2E", ".").replace("%25", "%")
-        _look_in(str(Path(file).parent))
+        _add_to_path(str(Path(file).parent))
         return importlib.util.spec_from_file_location(fullname, file, loader=_FileLoader(file))
 
 
 sys.meta_path.append(_FileFinder())
 
 
-def _look_in(folder: str) -> None:
+def _add_to_path(folder: str) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
@@ -496,14 +496,14 @@ REGISTRIES: tuple[Registry[Any], ...] = (
     *(METHODS, MODELS, SETS, PARTITIONS, SHIFTS, CODECS, CLOCKS, AVAILABILITIES, ENGINES),
     *(PICTURES, COMPARED, TRACKERS),
 )
-"""All of them; data, models and the like check the values of their parameters themselves."""
+"""All registries; data sets, models and others check the values of their parameters themselves."""
 
 
 def registry_of(group: str) -> Registry[Any]:
-    """The registry of this entry point, as in ``methods``."""
-    return next(each for each in REGISTRIES if each.group == group)
+    """The registry of an entry point, such as ``methods``."""
+    return next(registry for registry in REGISTRIES if registry.group == group)
 
 
 def own_places() -> list[tuple[str, str, str]]:
-    """A user's own functions that this process knows: the registry, the name and the place."""
+    """The users' own functions known to this process: registry, name and location."""
     return [(r.group, name, own.place) for r in REGISTRIES for name, own in r.own.items()]

@@ -1,7 +1,7 @@
-"""Derived randomness: every random choice has a seed of its own, computed from what it is for.
+"""Derived randomness: every random choice has its own seed, computed from its purpose.
 
-No generator is ever held between calls, so a result cannot depend on the number of workers, the
-order of replies, the engine, or on whether the run was interrupted.
+No generator is kept between calls, so that results do not depend on the number of workers, the
+order of replies, the engine, or interruptions of the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 def seed_for(
     run_seed: int, purpose: str, round: int = 0, client: int = -1, stream: str = ""
 ) -> int:
-    """A 63-bit seed for one purpose: a keyed hash of all five names, the same on every machine.
+    """A 63-bit seed for one purpose: a keyed hash of all arguments, the same on every machine.
 
     >>> seed_for(0, "order", round=3, client=7) == seed_for(0, "order", round=3, client=7)
     True
@@ -35,9 +35,9 @@ def torch_generator(seed: int) -> torch.Generator:
 
 
 def seed_layers(seed: int, device: torch.device) -> None:
-    """Seed what layers such as dropout draw from.
+    """Seed the generators that layers such as dropout use.
 
-    On a CPU ``torch.manual_seed`` would do the same, and look at every kind of accelerator before.
+    On a CPU, ``torch.manual_seed`` would do the same, but check all types of accelerators first.
     """
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":

@@ -167,5 +167,5 @@ def test_a_member_makes_no_room_for_more_clients_than_there_can_be(key, number, 
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert answer.kind == "refused"
-    assert "the server says that there are" in answer.told["text"]
+    assert "the server's terms are for" in answer.told["text"]
     assert peak < MOST

@@ -12,8 +12,8 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
-from coterie.channel import secure
 from coterie.channel.channel import Channel
+from coterie.channel.privacy import secure_sums as secure
 from coterie.channel.privacy.record import Part, Record
 from coterie.channel.privacy.secagg import Rejected
 from coterie.channel.privacy.secure_sums import Secure
@@ -105,6 +105,11 @@ def in_another_slot(orders, into):
     return rest, {o.client: {"other": 1.0} for o in rest}, alike
 
 
+def once_more_in_another_slot(orders, into):
+    """Everybody again, counting as before: one more view of the same uploads."""
+    return orders, {o.client: {"other": 1.0} for o in orders}, False
+
+
 def with_other_weights(orders, into):
     """Everybody again, in another slot, the victim by a little less than the others."""
     weights = {o.client: {"other": 1.0 - 2**-16 * (o.client == VICTIM)} for o in orders}
@@ -118,7 +123,7 @@ def by_samples_no_more(orders, into):
 
 ATTACKS = (
     *(without_victim, nearly_the_same, fewer_steps),
-    *(in_another_slot, with_other_weights, by_samples_no_more),
+    *(in_another_slot, once_more_in_another_slot, with_other_weights, by_samples_no_more),
 )
 
 
@@ -142,6 +147,7 @@ def test_a_method_that_declares_two_sums_does_not_get_two_sets_of_clients(tmp_pa
     """FedClust's trial sums models, then scores: of the same clients, each counted alike."""
     fed = federation(tmp_path, method="fedclust", fallback=False)
     fed.config["privacy"] = {**PRIVACY, "reveal": "final-layer"}
+    fed.config["train"] |= {"steps": 2}
     attack = Attack(monkeypatch, nearly_the_same)
     fed.serve()
     assert not attack.sums
@@ -223,22 +229,31 @@ def test_who_gave_values_without_signing_gives_none_to_more_clients(tmp_path, mo
 
 def hidden_in_a_mark(body):
     """The client would obey what stands under the mark, and sign the rest."""
-    real = {**body, "config": {**body["config"], "steps": 0}}
+    real = {**body, "config": {**body["config"], "steps": 1}}
     return {**body, "$dict": [[key, value] for key, value in real.items()]}
 
 
+def hidden_whole(body):
+    """Of what stands under the mark alone, nothing would be signed."""
+    real = {**body, "config": {**body["config"], "steps": 1}}
+    return {"$dict": [[key, value] for key, value in real.items()]}
+
+
 def hidden_deeper(body):
-    real = {**body["config"], "steps": 0}
+    real = {**body["config"], "steps": 1}
     return {**body, "config": {**body["config"], "$dict": [[k, v] for k, v in real.items()]}}
 
 
 def another_order(body):
-    return {**body, "config": {**body["config"], "steps": 0}}
+    return {**body, "config": {**body["config"], "steps": 1}}
 
 
-@pytest.mark.parametrize("lie", [hidden_in_a_mark, hidden_deeper, another_order])
+@pytest.mark.parametrize("lie", [hidden_in_a_mark, hidden_whole, hidden_deeper, another_order])
 def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path, monkeypatch):
-    """The others would send the model back as it was: the victim's change is all that is left."""
+    """What the others make of an order of theirs, a server may know: the victim is what is left.
+
+    They carry theirs out, so it is what members sign that stops the sum.
+    """
     fed, order = federation(tmp_path), Member._order
 
     def forged(member, packet, came):
@@ -252,6 +267,8 @@ def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path
     monkeypatch.setattr(Member, "_order", forged)
     (told,) = fed.serve().history
     assert "abandoned" in told
+    unread = lie in (hidden_in_a_mark, hidden_whole)
+    assert adverts(fed) == ({VICTIM} if unread else set(range(COUNT)))
 
 
 @pytest.mark.parametrize(
@@ -409,7 +426,7 @@ def test_a_record_that_is_gone_is_missed(tmp_path):
     joining = Joining("127.0.0.1:1", tmp_path / "site0", Source(simulated=True), None)
     _permit_run(joining, record, fed.heard.append)
     record.path.unlink()
-    with pytest.raises(CoterieError, match="which says what was signed, is gone"):
+    with pytest.raises(CoterieError, match=r"record of what it signed, .* is gone"):
         _permit_run(joining, record, fed.heard.append)
 
 
@@ -419,7 +436,7 @@ def test_keys_in_a_place_that_cannot_be_written_will_do_without_secure_sums(tmp_
     heard = []
     joining = Joining("127.0.0.1:1", tmp_path / "site", Source(simulated=True), None)
     _permit_run(joining, record, heard.append)
-    assert "no run with secure sums is possible" in heard[0]
+    assert "cannot take part in a run with secure sums" in heard[0]
     with pytest.raises(RunDirError):
         _permit_run(replace(joining, secure=True), record, heard.append)
 

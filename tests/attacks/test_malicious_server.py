@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
-from coterie.channel import secure
+from coterie.channel.privacy import secure_sums as secure
 from coterie.deploy import serve as serving
 from coterie.deploy.member import Member
 from coterie.errors import CoterieError, TrainingError

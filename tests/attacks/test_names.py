@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.channel.wire import Message
 from coterie.data import SETS
-from coterie.deploy import names
+from coterie.deploy import allowed_names as names
 from coterie.deploy import serve as serving
 from coterie.deploy.terms import agreement_of
 from coterie.engines.flower.messages import Digests, Packet, opened, sealed
@@ -238,7 +238,8 @@ def test_a_method_that_a_members_own_command_line_maps(lying_about, tmp_path):
         answer = told(fed, "enrol", asked)
     assert answer.kind == "refused"
     assert (
-        "the method mine of this client is of another file than the server's" in answer.told["text"]
+        "the method mine of this client comes from another file than the server's"
+        in answer.told["text"]
     )
     answer = told(fed, "enrol", asked)  # and without it
     assert answer.kind == "refused"
@@ -277,7 +278,7 @@ def test_a_run_does_not_get_other_code_under_way(lying_about, tmp_path):
         ("mynet=mine", "write package.module:function or FILE.py:function"),
         ("mynet=nowhere.py:net", "FileNotFoundError"),
         ("mynet=lying_about.py:other", "AttributeError"),
-        ("mynet=lying_about:__name__", "that is no function"),
+        ("mynet=lying_about:__name__", "this is not a function"),
         ("mlp=lying_about.py:net", "comes with Coterie"),
     ],
 )

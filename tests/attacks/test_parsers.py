@@ -605,7 +605,7 @@ def test_an_archive_that_says_that_it_is_encrypted(flag, tmp_path):
         at = data.find(b"PK\x01\x02", at + 1)
     path = tmp_path / "late.npz"
     path.write_bytes(data)
-    with pytest.raises(DataError, match="damaged or not what it should be"):
+    with pytest.raises(DataError, match="damaged or not the expected file"):
         load("npz", path)
 
 

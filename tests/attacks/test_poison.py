@@ -99,6 +99,29 @@ def test_a_rejected_reply_is_a_lost_reply(name, value, tmp_path):
     assert bad.channel.state.ledger.lost == gone.channel.state.ledger.lost == 3
 
 
+@pytest.mark.parametrize("outliers", ["reject", "clip"])
+@pytest.mark.parametrize("value", [1e30, -1e30, 1e5])
+def test_a_number_by_which_a_model_is_multiplied_is_a_part_of_the_update(value, outliers, tmp_path):
+    """FedNova's clients send a direction, and how far they went: either can be far too long."""
+
+    def train(client, arrays, config):
+        upload = honest.tasks["train"](client, arrays, config)
+        told = {"length": torch.tensor([value])} if client.id == BAD else {}
+        return replace(upload, arrays={**upload.arrays, **told})
+
+    honest = coterie.fednova()
+    settings = {"rounds": 1, "outliers": outliers}
+    made, bad = (
+        experiment(method, PEOPLE, settings=settings)
+        for method in (honest, replace(honest, tasks={"train": train}))
+    )
+    plain, found = outcome(made, tmp_path / "plain"), outcome(bad, tmp_path / "bad")
+    assert list(found.rejected) == ([BAD] if outliers == "reject" else [])
+    start = made.plan(tmp_path / "start").start.vector
+    moved = [(one.state.models[0].vector - start).norm() for one in (plain, found)]
+    assert moved[1] < 2 * moved[0]
+
+
 def test_it_is_named_in_the_events_and_at_the_end(tmp_path, monkeypatch):
     said = []
     made = experiment(coterie.fedavg(), PEOPLE, settings={"rounds": 2})
@@ -200,7 +223,7 @@ def test_runs_without_outliers_keep_their_bits(name, tmp_path):
     assert reject.rejected == {}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "ifca"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "ifca", "fednova"])
 def test_clients_of_25_and_of_5000_samples_go_together(name):
     """The large one makes 157 steps, the others one: its update is longer by two orders."""
     random = torch.Generator().manual_seed(3)

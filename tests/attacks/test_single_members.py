@@ -140,6 +140,7 @@ def test_the_usual_options_of_an_optimiser_are_taken(tmp_path):
 
 WARM_UP = {"method": {"name": "fedclust", "clusters": 2, "warmup_steps": 1}}
 REVEALING = {**WARM_UP, "privacy": {"reveal": REVEAL}}
+TRIALS = {"method": {"name": "fedclust"}, "train": {"steps": 2}, "privacy": {"reveal": REVEAL}}
 
 
 def test_a_run_that_reveals_takes_the_owners_own_word(tmp_path):
@@ -164,6 +165,30 @@ def test_who_has_revealed_something_enters_another_run_with_permission_only(tmp_
     assert list(server.enrol("cc33", **REVEALING)) == [VICTIM]
     server.permit()
     assert not server.enrol("dd44", **REVEALING)
+
+
+def test_a_member_reveals_its_final_layer_once_in_a_run(tmp_path):
+    # Of other models it would say more, in a later round as in this one.
+    server = Server(tmp_path, reveal=REVEAL)
+    assert not server.enrol("bb22", **REVEALING)
+    first = server.ask(VICTIM, "warm-up", {"model": server.start}, name="first")
+    again = server.ask(VICTIM, "warm-up", {"model": server.start}, name="first")
+    for final in (answer["arrays"]["final"].vector for answer in (first, again)):
+        assert torch.equal(final, first["arrays"]["final"].vector)
+    for round in (0, 1):
+        other = {"model": server.model(0.0)}
+        assert refused(server.ask(VICTIM, "warm-up", other, round=round))
+
+
+@pytest.mark.parametrize("by", ["model", "gradient", "labels", "data"])
+def test_more_than_a_final_layer_is_not_revealed(by, tmp_path):
+    # The task can do more than a method asks of it when sums are secure; the server says by what.
+    server = Server(tmp_path, reveal=REVEAL, **TRIALS)
+    told = {"by": by, "probe_steps": 1, "draw": 0, "round": 0, "vectors": 1}
+    assert refused(server.ask(VICTIM, "halves", {"model": server.start}, config=told))
+    told |= {"by": REVEAL}
+    final = server.ask(VICTIM, "halves", {"model": server.start}, round=1, config=told)["arrays"]
+    assert {array.layout.layers for array in final.values()} == {("head",)}
 
 
 def test_a_final_layer_that_is_the_whole_model_is_not_revealed(tmp_path):
@@ -216,6 +241,26 @@ def test_who_found_its_values_too_large_for_a_sum_is_in_no_other_of_the_round(tm
     assert server.sum({"0": server.start}) is None
     assert server.sum({"0": server.start}, clients=(0, 1, VICTIM)) is None
     assert server.sum({"0": server.start}, round=1) is not None
+
+
+def losing(monkeypatch, client, step):
+    """Let the server say from now on that this client did not answer this step."""
+    honest = Secure._carry
+
+    def carry(server, call, at, running, said):
+        answers = honest(server, call, at, running, said)
+        return [a for a in answers if at != step or a.client != client]
+
+    monkeypatch.setattr(Secure, "_carry", carry)
+
+
+def test_who_has_signed_a_sum_signs_none_of_a_part_of_it(tmp_path, monkeypatch):
+    # The sum of four, asked for again: one gave its values as before, and is said to be lost.
+    server = Server(tmp_path)
+    assert server.sum({"0": server.start}).clients == (0, 1, 2, 3)
+    losing(monkeypatch, VICTIM, "shares")
+    assert server.sum({"0": server.start}) is None
+    assert server.sum({"0": server.start}, round=1).clients == (0, 1, 3)
 
 
 # --- C7: which model fits better ------------------------------------------------------------------
@@ -285,7 +330,7 @@ def test_a_sum_has_noise_of_its_own_in_each_run_and_with_each_set_of_members(
 )
 def test_an_order_that_goes_into_no_sum_leaves_a_clients_state_alone(more, tmp_path, monkeypatch):
     # A control variate of 2^58 would drown all gradients of this client in rounding.
-    server = Server(tmp_path, method={"name": "scaffold"}, train={"momentum": 0.0})
+    server = Server(tmp_path, method={"name": "scaffold"}, train={"steps": 1})
     trained = trained_in(monkeypatch)
     zero = torch.zeros(server.start.layout.size)
     asked = {"0": server.start, "correction": zero + 2.0**58}
@@ -310,8 +355,7 @@ def test_an_order_that_goes_into_no_sum_leaves_a_clients_state_alone(more, tmp_p
 def test_a_method_with_two_sums_a_round_gets_one_of_each_task(
     task, offers, config, other, tmp_path
 ):
-    told = {"method": {"name": "fedclust"}, "privacy": {"reveal": REVEAL}}
-    server = Server(tmp_path, reveal=REVEAL, **told)
+    server = Server(tmp_path, reveal=REVEAL, **TRIALS)
     models = {name: server.model(head_bias=float(name)) for name in offers}
     first = server.sum(models, task, **config)
     assert values(server.sum(models, task, **config)) == values(first)
@@ -341,8 +385,7 @@ def test_a_sum_of_another_run_than_the_members_own_is_refused(tmp_path):
 
 def test_a_client_that_was_led_to_a_state_of_its_own_is_in_no_sum_of_scores(tmp_path):
     # Those who have kept no copy in this round would give zeros, and leave the victim's losses.
-    told = {"method": {"name": "fedclust"}, "privacy": {"reveal": REVEAL}}
-    server = Server(tmp_path, reveal=REVEAL, **told)
+    server = Server(tmp_path, reveal=REVEAL, **TRIALS)
     offers = {"0": server.start}
     told = {"run": server._secure.run, "attempt": "a" * 32, "by_examples": False, "slot": 0}
     led = server.ask(VICTIM, "train", offers, config={"trial_steps": 1}, beside=told)

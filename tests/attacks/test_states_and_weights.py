@@ -4,6 +4,7 @@ Members are as ``coterie join --secure`` starts them; the server says what it li
 """
 
 import contextlib
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,13 +14,13 @@ import coterie
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
-from coterie.channel import secure
+from coterie.channel.privacy import secure_sums as secure
 from coterie.channel.privacy.client import ClientPrivacy
 from coterie.channel.privacy.record import Part
 from coterie.channel.privacy.secagg import Rejected
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.tasks import SCORE
-from coterie.core.messages import Order, chosen
+from coterie.core.messages import Order, Upload, chosen
 from coterie.deploy import member as module
 from coterie.errors import ConfigError, CoterieError
 from faked_grid import population_of
@@ -27,7 +28,11 @@ from malicious import Server, in_a_run, refused, trained_in
 
 VICTIM = 2
 REVEAL = "final-layer"
-FEDCLUST = {"method": {"name": "fedclust"}, "privacy": {"reveal": REVEAL}}
+FEDCLUST = {
+    "method": {"name": "fedclust"},
+    "privacy": {"reveal": REVEAL},
+    "train": {"steps": 2},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +93,47 @@ def test_no_other_order_takes_the_place_of_a_state(tmp_path):
     assert server.sum(offers, "score-cuts", cuts="0 own", on="train") is not None
 
 
+def test_nor_does_one_whose_name_only_looks_another(tmp_path):
+    # On disk "s1-0" was the file of "s1.0"; where letters' cases are one, so is "S1.0".
+    server = Server(tmp_path, reveal=REVEAL, **FEDCLUST)
+    assert server.sum({"0": server.start}, trial_steps=1) is not None
+    told = {"keep": True, "round": 0, "draw": 0}
+    for name in ("s1-0", "S1.0", "s1.0 ", "ſ1.0"):
+        more = {"name": name, "config": told, "keep": ["s1.0"]}
+        assert refused(server.ask(VICTIM, "steps", {"model": server.start}, **more))
+
+
+def renamed(server, field, value):
+    """Let the server say this to all but the victim, in its orders for a sum from now on."""
+
+    def order(client, message):
+        header = json.loads(message.header)
+        if client != VICTIM and field in header["body"] and "slot" in header["body"]["beside"]:
+            header["body"][field] = value
+            message = replace(message, header=json.dumps(header).encode())
+        return Server.order(server, client, message)
+
+    server.order = order
+
+
+def test_no_state_is_called_as_the_one_that_everybody_begins_with(tmp_path):
+    # The others' models would be in no version, and they would give zeros.
+    server = Server(tmp_path, reveal=REVEAL, **FEDCLUST)
+    renamed(server, "order", "")
+    assert server.sum({"0": server.start}, trial_steps=1) is None
+    assert [c for c, body in server.answers if body.get("arrays")] == [VICTIM]
+
+
+@pytest.mark.parametrize("nothing", [0, 0.0])
+def test_a_version_that_is_no_name_is_not_the_first_state(nothing, tmp_path):
+    # The member would remember a version called "0", and go on from no state at all.
+    server = Server(tmp_path, reveal=REVEAL, **FEDCLUST)
+    renamed(server, "order", str(nothing))
+    assert server.sum({"0": server.start}, trial_steps=1) is not None
+    renamed(server, "expects", nothing)
+    assert server.sum({"0": server.start}, "score-cuts", cuts="0 own", on="train") is None
+
+
 def test_an_order_is_not_carried_out_again_from_another_state(tmp_path):
     # The difference of both sums would be what the victim's state makes of its upload.
     told = {**FEDCLUST, "method": {"name": "fedclust+moon"}}
@@ -106,7 +152,8 @@ def test_a_choice_is_not_made_again_from_another_state(tmp_path):
     offers = {"0": server.start.only(shared), "1": half.only(shared)}
     assert chooses(server, offers)
     (kept,) = {path.stem for path in tmp_path.glob(f"site{VICTIM}/**/*.state")}
-    assert server.ask(VICTIM, "pick", offers, round=1, name="a", expects=kept)["metrics"]
+    told = {"name": "a", "expects": kept.replace("-", ".")}
+    assert server.ask(VICTIM, "pick", offers, round=1, **told)["metrics"]
     assert refused(server.ask(VICTIM, "pick", offers, round=1, name="b"))
 
 
@@ -158,6 +205,42 @@ def test_the_terms_of_a_run_go_with_the_key_and_not_with_the_folder(tmp_path):
     assert set(server.enrol(server.run)) == set(range(server.count))
 
 
+# --- one upload, two sums -------------------------------------------------------------------------
+
+
+def one_makes_more_steps(server):
+    """The batch size with which one client makes two steps, and all others one."""
+    sizes = [len(m._runtime.plan.population.clients[c].train) for c, m in members(server)]
+    return sorted(sizes)[-2]
+
+
+def members(server):
+    return server.fed.grid.members.items()
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedclust", "fedclust+ditto", "group-evidence"])
+@pytest.mark.parametrize("weights", ["samples", "equal"])
+def test_an_upload_goes_into_two_sums_only_where_all_make_as_many_steps(method, weights, tmp_path):
+    # SCAFFOLD: the sum of changes, and that of changes by steps. A trial: of models, and of copies
+    # that are the models of all who made enough steps. In both cases one client is what remains.
+    server = Server(tmp_path, reveal=REVEAL)
+    told = {"method": {"name": method}, "privacy": {"weights": weights}}
+    told["privacy"]["reveal"] = "" if method == "scaffold" else REVEAL
+    train = {"batch_size": one_makes_more_steps(server)}
+    refusals = server.enrol("bb22", train=train, **told)
+    assert len(refusals) == server.count
+    assert all("Set train.steps" in why for why in refusals.values())
+    assert not server.enrol("cc33", train={**train, "steps": 2}, **told)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedclust"])
+def test_simulations_do_not_show_it_either(method):
+    data = [(torch.randn(20, 3), torch.arange(20) % 2) for _ in range(3)]
+    privacy = {"secure": True, "reveal": "" if method == "scaffold" else REVEAL}
+    with pytest.raises(ConfigError, match=r"Set train\.steps"):
+        coterie.simulate(data, "mlp", method, privacy=privacy)
+
+
 # --- one answer -----------------------------------------------------------------------------------
 
 
@@ -193,7 +276,7 @@ def test_clients_that_do_not_choose_do_not_choose_for_a_sum(tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "fednova", "scaffold", "feddyn", "adaptive-tau"])
 def test_who_did_not_move_is_in_no_sum(method, tmp_path):
-    told = {"method": {"name": method}, "train": {"lr": 1e-30}}
+    told = {"method": {"name": method}, "train": {"lr": 1e-30, "steps": 2}}
     if method == "adaptive-tau":
         told["stop"] = {"bytes": 10**9}
     server = Server(tmp_path, **told)
@@ -206,7 +289,7 @@ def test_who_did_not_move_is_in_no_sum(method, tmp_path):
 
 def test_a_metric_that_is_no_number_is_in_no_sum(tmp_path, monkeypatch):
     # Else one client's own would be all there is in the sum of a metric.
-    from coterie.client import client as trains
+    from coterie.client import stacked as trains
 
     honest = trains.fit
 
@@ -231,6 +314,16 @@ def test_a_task_that_is_not_declared_is_refused_before_it_is_begun(tmp_path):
     with pytest.raises(ConfigError, match="asks each client by itself"):
         sealing.begin(0, {"task": "train"})
     ClientPrivacy(Privacy(), 0, tmp_path, None, None, "mine").begin(0, {"task": "train"})
+
+
+def test_a_number_that_is_not_declared_is_not_shown_whatever_the_task_makes(tmp_path):
+    sealing = ClientPrivacy(
+        Privacy(secure=True), 0, tmp_path, None, None, "mine", shows={"size": ("n",)}
+    )
+    sealing.may_show(0, Upload(metrics={"n": 1.0}), "size", "an order")
+    for task, metrics in (("size", {"n": 1.0, "loss": 0.5}), ("other", {"n": 1.0})):
+        with pytest.raises(ConfigError, match="which it does not declare as shown"):
+            sealing.may_show(0, Upload(metrics=metrics), task, "an order")
 
 
 def test_what_is_revealed_is_revealed_once_in_a_run(tmp_path):
@@ -274,6 +367,16 @@ def test_weights_that_grow_with_every_step_are_refused(lr, decay, taken, tmp_pat
     server = Server(tmp_path)
     refusals = server.enrol("bb22", train={"lr": lr, "weight_decay": decay})
     assert len(refusals) == (0 if taken else server.count)
+
+
+def test_a_learning_rate_that_grows_with_the_rounds_is_refused(tmp_path):
+    # 1e-8 x 1e8 is no more than 1, and a round later a million: whoever made two steps is the sum.
+    server = Server(tmp_path)
+    growing = {"lr": 1e-8, "weight_decay": 1e8, "lr_decay": 1e6}
+    refusals = server.enrol("bb22", train=growing)
+    assert len(refusals) == server.count
+    assert all("train.lr_decay" in why for why in refusals.values())
+    assert not server.enrol("cc33", train={**growing, "lr_decay": 0.99})
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "RMSprop", "Adagrad"])

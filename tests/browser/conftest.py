@@ -1,25 +1,15 @@
-"""One browser for all tests of pages, and a few small runs to look at."""
+"""A few small runs to look at."""
 
 import json
 import shutil
 
 import pytest
 
-from browsing import browser as a_browser
-from browsing import why_not
 from coterie.experiment.api import run
 from coterie.results.checksums import read_json
 from coterie.results.rundir import RunDir
 
 HOSTILE = "<img src=x onerror='window.hacked=1'></script><b>bold</b>"
-
-
-@pytest.fixture(scope="session")
-def browser():
-    if reason := why_not():
-        pytest.skip(reason)
-    with a_browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -25,13 +25,28 @@ TRIAL = "fl-hc by trial"
 PROBED = (TRIAL, "dc-pfl")  # in the second round
 ROWS = GIVEN | {TRIAL: lambda: coterie.fl_hc(rounds=1, trial="always")}
 every_method = pytest.mark.parametrize("name", ROWS)
-# One row for each way in which a method talks to its clients and lets them keep something: what the
-# transport promises does not depend on more.
-COVERING = (
-    *("fedavg", "fedper", "ifca", "group-evidence", "dc-pfl", "fedtsdp", "user-centric all"),
-    *("scaffold", "fedfomo", "cfl+fedrep+fedadam", "ditto layer-wise", "adaptive-tau", TRIAL),
-)
+# What the transport promises (the same bits on every engine, lost replies, codecs) depends only on
+# how a method talks to its clients and what they keep. One row for each way; the others are e2e.
+COVERING = {
+    "fedavg": "one model down, one up, averaged; clients keep nothing",
+    "fedper": "layers that never leave their client",
+    "ifca": "several models down to each client, which chooses among them",
+    "group-evidence": "questions before the first round, and a trial in a later one",
+    "dc-pfl": "questions in the second round; layers that rest are not sent; groups that divide",
+    "fedtsdp": "public data at the server; whole models up, fewer and fewer layers down",
+    "user-centric all": "gradients before the first round; a mean of its own for each client",
+    "scaffold": "control variates: two slots each way, and state at the server and at clients",
+    "fedfomo": "models of other clients down; the client remembers its last one",
+    "cfl+fedrep+fedadam": "single replies of everybody, personal layers, a server optimiser",
+    "ditto layer-wise": "a whole model that stays at its client; layers that rest",
+    "adaptive-tau": "gradients and numbers beside the model, and a closing exchange",
+    TRIAL: "questions and a trial in one round, of models of two kinds",
+}
 each_kind = pytest.mark.parametrize("name", COVERING)
+each_kind_others_e2e = pytest.mark.parametrize(
+    "name",
+    [name if name in COVERING else pytest.param(name, marks=pytest.mark.e2e) for name in ROWS],
+)
 each_kind_with_codecs = pytest.mark.parametrize(
     "name", [name for name in COVERING if not ROWS[name]().needs_exact]
 )
@@ -78,16 +93,21 @@ def test_any_order_of_replies(name, tmp_path):
     assert same(state.to_tree()["models"], turned_state.to_tree()["models"])
 
 
-@pytest.mark.parametrize(
-    ("name", "workers"),
-    # How many workers there are is the engine's affair: three for some, two for every method.
-    [(name, 2) for name in ROWS] + [(name, 3) for name in ("fedavg", "ifca", "scaffold", "apfl")],
-)
-def test_same_bits_on_the_pool(name, workers, tmp_path):
+def on_the_pool(name, workers, folder):
     _, loop_door, loop = undisturbed_cohorts(name)
-    _, pool_door, pool = outcome(name, tmp_path, lambda p: Pool(p, workers), settings=PARTIAL)
+    _, pool_door, pool = outcome(name, folder, lambda p: Pool(p, workers), settings=PARTIAL)
     assert same_bits(loop, pool)
     assert loop_door.state.ledger.method == pool_door.state.ledger.method
+
+
+@each_kind_others_e2e
+def test_same_bits_on_the_pool(name, tmp_path):
+    on_the_pool(name, 2, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ifca", "scaffold"])
+def test_same_bits_with_another_number_of_workers(name, tmp_path):
+    on_the_pool(name, 3, tmp_path)
 
 
 @every_method
@@ -98,7 +118,7 @@ def test_state_round_trips_exactly(name, tmp_path):
     assert same(back.to_tree(), state.to_tree())
 
 
-@every_method
+@each_kind_others_e2e
 @pytest.mark.parametrize("hits", [[(3, "2.0")], [(0, "1.0"), (5, "1.0")]], ids=["one", "two"])
 def test_a_lost_reply_is_as_if_the_order_had_been_lost(name, hits, tmp_path):
     def hit(c, o):

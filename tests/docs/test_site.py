@@ -16,7 +16,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 
-from browsing import browser, opened, why_not
+from browsing import opened, why_not
 from fenced import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -160,13 +160,13 @@ def test_the_site_loads_nothing_from_elsewhere(built, pages):
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_a_browser_finds_what_is_searched_for_and_asks_nobody_else(built):
+def test_a_browser_finds_what_is_searched_for_and_asks_nobody_else(built, browser):
     folder, _ = built
     served = partial(Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), served) as server, browser() as chromium:
+    with ThreadingHTTPServer(("127.0.0.1", 0), served) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            with opened(chromium, f"http://127.0.0.1:{server.server_port}/index.html") as seen:
+            with opened(browser, f"http://127.0.0.1:{server.server_port}/index.html") as seen:
                 seen.page.get_by_role("link", name="Tutorial").first.click()
                 seen.page.wait_for_url("**/tutorial.html")
                 seen.page.keyboard.press("/")

@@ -249,7 +249,7 @@ def test_who_cannot_be_admitted(cli, small, monkeypatch):
     words = ("--shift", "rotation", "--set", "shift.groups=2", "--rounds", 1, "-q")
     assert cli("run", *small, *words, "--method", "oracle", "--dir", "o").code == 0
     ended = cli("admit", "o", "--client", "new.npz")
-    ended.says(2, "method oracle cannot admit client 4: nobody told it the true group")
+    ended.says(2, "method oracle cannot admit client 4: its true group is unknown")
     monkeypatch.setitem(METHODS, "closed", closed)
     assert cli("run", *small, *words, "--method", "closed", "--dir", "c").code == 0
     cli("admit", "c", "--client", "new.npz").says(2, "closed has no way to admit newcomers")
@@ -288,8 +288,8 @@ BAD = {
     "no y": ({"x": "x"}, "there is no array 'y' in it, only ['x']"),
     "length": ({"x": "x[:7]", "y": "y"}, "7 samples but 120 labels"),
     "empty": ({"x": "x[:0]", "y": "y[:0]"}, "there are no samples in it"),
-    "size": ({"x": "x[:, :, :7]", "y": "y"}, "the run's samples make (N, 1, 8, 8)"),
-    "float": ({"x": "x / 255", "y": "y"}, "multiply by 255"),
+    "size": ({"x": "x[:, :, :7]", "y": "y"}, "the run's samples have the shape (N, 1, 8, 8)"),
+    "float": ({"x": "x / 255", "y": "y"}, "multiply them by 255"),
     "label": ({"x": "x", "y": "y + 1"}, "unknown label '10'"),
     "name": ({"x": "x", "y": "np.where(y, 'one', '0')"}, "unknown label 'one'"),
     "half": ({"x": "x", "y": "y + .5"}, "unknown label"),
@@ -315,11 +315,11 @@ def test_bad_files_are_a_sentence(cli, run):
     np.save("half/x.npy", some_digits()[0])
     cli("admit", run, "--client", "half").says(3, "there is no y.npy in it")
     Path("notes.txt").write_text("x")
-    cli("admit", run, "--client", "notes.txt").says(3, "labelled samples come in")
+    cli("admit", run, "--client", "notes.txt").says(3, "labelled samples must be in")
     Path("broken.npz").write_text("x")
     cli("admit", run, "--client", "broken.npz").says(3, "broken.npz: damaged")
     Path("t.csv").write_text("a,label\n1,2\n")
-    cli("admit", run, "--client", "t.csv").says(3, "images come as arrays")
+    cli("admit", run, "--client", "t.csv").says(3, "images must be in an .npy")
 
 
 @pytest.mark.parametrize("target", ["kind", "target"])

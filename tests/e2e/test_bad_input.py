@@ -62,7 +62,7 @@ def test_a_wrong_name_leaves_no_folder_behind(cli, small):
     [
         ("--clients 2000", 3, "use fewer clients"),
         ("--clients 150", 3, "with 1 samples"),  # of 200 samples: some would have one
-        ("--set data.samples=99999", 3, "samples = 99999, but only 1797"),
+        ("--set data.samples=99999", 3, "samples = 99999, but there are only 1797"),
         ("--set data.public=99999", 3, "lower public"),
         ("--partition shards --set partition.per_client=99", 3, "need 396 samples"),
         ("--partition column --set partition.by=site", 3, "unknown column 'site'"),
@@ -186,7 +186,7 @@ def test_a_client_or_samples_that_are_not_there(cli, small):
     Path("x.txt").touch()
     cli("predict", "r", "x.txt", "--client", 0).says(3, ".npy, .npz, .csv")
     Path("x.csv").write_text("a,b\n1,2\n")
-    cli("predict", "r", "x.csv", "--client", 0).says(3, "images come as arrays")
+    cli("predict", "r", "x.csv", "--client", 0).says(3, "images must be in an .npy")
     for bad, told in (
         (x[:, :, :4], "shape (4, 1, 4, 8)"),
         (x[:0], "no samples"),

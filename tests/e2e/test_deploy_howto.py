@@ -84,7 +84,7 @@ def test_the_python_of_the_page_is_in_the_files():
 def test_the_sentences_of_the_troubleshooting_table_are_said():
     files = [
         p
-        for d in ("deploy", "engines/flower", "run", "experiment/observers")
+        for d in ("deploy", "engines/flower", "experiment", "experiment/observers", "results")
         for p in (SOURCE / d).glob("*.py")
     ]
     source = "".join(path.read_text() for path in files)
@@ -272,4 +272,4 @@ def _again_with_secure_sums(
     assert machines.running["fl.example.org"].wait(600) == 0, machines.running[
         "fl.example.org"
     ].text
-    assert "The server saw sums only, of 4 clients" in machines.running["fl.example.org"].text
+    assert "The server saw only sums of 4 clients" in machines.running["fl.example.org"].text

@@ -90,7 +90,7 @@ def sets(*texts):
             "method fedfomo groups or mixes clients",
         ),
         (["--epsilon", 4, "--method", "scaffold"], "method scaffold sends 'c"),
-        (["--epsilon", 4, *sets("privacy.mechanism=nbafl")], "between 0 and 1 only"),
+        (["--epsilon", 4, *sets("privacy.mechanism=nbafl")], "between 0 and 1"),
         (["--epsilon", 4, *sets("privacy.delta=2")], "privacy.delta"),
         (["--epsilon", 4, "--secure", "--reveal", "final-layer"], "shows what the noise"),
         (["--epsilon", 4, *sets("privacy.mechanism=middle")], "unknown privacy.mechanism"),
@@ -104,10 +104,10 @@ def sets(*texts):
         (sets("privacy.mechanism=local"), "privacy.mechanism = 'local' is about noise"),
         (sets("privacy.clip=2"), "privacy.clip = 2.0 is about noise, and there is none"),
         (sets("privacy.delta=1e-5"), "give --epsilon or privacy.noise"),
-        (["--epsilon", 4, *sets("privacy.exposures=3")], "means nothing to this mechanism"),
+        (["--epsilon", 4, *sets("privacy.exposures=3")], "has no effect with this mechanism"),
         (
             ["--epsilon", 0.5, *sets("privacy.mechanism=nbafl", "privacy.noise=1")],
-            "privacy.noise = 1.0 means nothing to this mechanism",
+            "privacy.noise = 1.0 has no effect with this mechanism",
         ),
         (
             ["--epsilon", 0.5, "--cohort", 1, *sets("privacy.mechanism=nbafl")],

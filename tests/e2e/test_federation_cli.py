@@ -53,7 +53,7 @@ def test_keys_are_made_once_and_added_to(cli, keys):
         ("renew --host h --dir nowhere", "nowhere"),
         ("make --host h --client A/B", "cannot be a client's name"),
         ("make --host h --client a --client a", "given twice"),
-        ("make --host h:80 --client a", "is no host"),
+        ("make --host h:80 --client a", "is not a valid host"),
         ("make --host h --client a --days 0", "0 days"),
     ],
 )
@@ -71,7 +71,10 @@ def test_keys_that_cannot_be(cli, words, told):
         ("--keys nowhere", "nowhere"),
         ("--insecure --host 0.0.0.0", "--insecure is for loopback (127.0.0.1) only"),
         ("--insecure --host 192.0.2.7", "--insecure is for loopback (127.0.0.1) only"),
-        ("--insecure --host no.such.host.invalid", "is no address to listen on"),
+        (
+            "--insecure --host no.such.host.invalid",
+            "8443: invalid address",
+        ),
         ("--insecure --set clock.name=links", "clock.name = links simulates"),
         ("--insecure --set availability.name=random", "availability.name = random simulates"),
         ("--insecure --set run.holdout=1", "run.holdout is for simulations"),
@@ -154,11 +157,11 @@ def test_what_cannot_join(cli, words, code, told):
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ("", 2, "say where this client's data is"),
+        ("", 2, "give this client's data with --data PATH"),
         ("--data nowhere.npz", 3, "there is no file or folder"),
         ("--data-loader nowhere", 2, "write package.module:function"),
         ("--data-loader nowhere:load", 2, "No module named 'nowhere'"),
-        ("--simulated --form csv", 2, "--simulated takes the experiment's own data"),
+        ("--simulated --form csv", 2, "--simulated uses the experiment's own data"),
         ("--simulated --option label", 2, "--option label: write key=value"),
     ],
 )

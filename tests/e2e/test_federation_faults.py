@@ -237,8 +237,8 @@ def test_wrong_answers_are_rejected_by_name(fed):
     words = {
         "nan": "no longer finite",
         "diverge": "no longer finite",
-        "cut": "unlike those of the others",
-        "layers": "unlike those of the others",
+        "cut": "differ in form from those of the others",
+        "layers": "differ in form from those of the others",
         "many": "counts 1000000000 samples",
     }
     for kind, round in faults.items():
@@ -261,7 +261,7 @@ def test_a_superlink_that_is_killed_is_brought_back(fed):
     fed.held("a", 2)
     (link,) = named(server.process.pid, "flower-superlink")
     os.kill(link, signal.SIGKILL)
-    server.says("the SuperLink was started again")
+    server.says("the SuperLink was restarted")
     release()
     assert server.wait(500) == 0, server.text
     same_models(fed, loop)
@@ -383,8 +383,8 @@ def test_strangers_are_refused_and_told_why(fed, tmp_path):
     }
     try:
         strangers["unregistered"].says("its key is not registered there")
-        strangers["another"].says("its certificate does not fit ca.pem")
-        strangers["no-tls"].says("wants TLS and keys: leave out --insecure")
+        strangers["another"].says("its certificate does not match ca.pem")
+        strangers["no-tls"].says("requires TLS and keys: leave out --insecure")
         assert strangers["no-key"].wait() != 0
         strangers["plain"].says("Connection attempt failed")
         ca = (own / "ca.pem").read_bytes()

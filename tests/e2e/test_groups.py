@@ -27,7 +27,7 @@ def test_the_answer_is_said_in_words_and_can_be_used(cli):
     assert re.search(
         r"cost  .* MB down, .* up; [\d,]+ samples gone through .* 3 rounds .* \d+ steps", ended.out
     )
-    shown = "exposed  The server looked at every client's models trained on two halves of its data"
+    shown = "exposed  The server saw every client's models trained on two halves of its data"
     assert shown in ended.out
     html = Path("p.html").read_text()
     assert verdict.split(" (")[0] in html
@@ -117,5 +117,5 @@ def test_under_secure_sums_the_final_layer_is_shown_by_consent_and_once(cli):
     ended = cli(*words, "--set", "privacy.reveal=final-layer")
     assert ended.code == 0, ended.err
     assert "There are 2 groups (reproducibility 1.00, one draw)" in ended.out
-    assert "exposed  By consent (--reveal final-layer) the server saw" in ended.out
-    assert "Otherwise the server saw sums only" in ended.out
+    assert "exposed  With consent (--reveal final-layer), the server saw" in ended.out
+    assert "Otherwise the server saw only sums" in ended.out

@@ -64,7 +64,7 @@ def test_a_combination_reads_the_file_too(cli, small):
         ('{"0": "a", "0": "b"}', ["g.json: '0' is named more than once"]),
         (
             '{"0": "a", "1": "b", "2": "a", "x": "b"}',
-            ["client 3 is missing; 'x' is not known as a client"],
+            ["client 3 is missing; 'x' is not a known client"],
         ),
     ],
 )
@@ -218,7 +218,7 @@ def test_epsilon_does_not_cover_what_was_given(cli, small):
     column = ("--shift", "rotation", *KNOWN, "method.groups=group")
     told = cli("run", *small, *NOISE, *column, "--dir", "c")
     assert told.err.count("ε does not cover the metadata column 'group'") == 1
-    assert "if it was found on the data" in told.err
+    assert "if it was derived from the data" in told.err
     quiet = cli("run", *small, *NOISE, "--dir", "f")
     assert "does not cover" not in quiet.err
     plain = cli("run", *small, "--rounds", 1, "-q", *KNOWN, "method.groups=g.json", "--dir", "p")

@@ -119,7 +119,7 @@ def test_wrong_addresses_and_tokens_are_sentences(cli, small, monkeypatch):
     token.parent.mkdir()
     token.write_text("0" * 64)
     token.chmod(0o644)
-    cli(*run, "--engine", "ray").says(6, f"run chmod 600 {token}")
+    cli(*run, "--engine", "ray").says(6, f"run `chmod 600 {token}`")
     token.chmod(0o600)
 
 

@@ -32,7 +32,7 @@ def test_a_secure_run_says_what_was_exposed_and_keeps_it(cli, tmp_path):
     ended = cli("run", *SIX, "--method", "ditto", "--dir", "kept")
     assert ended.code == 0, ended.err
     assert "secure aggregation; simulated" in ended.out
-    assert "The server saw sums only, of 6 clients, in 2 rounds." in ended.out
+    assert "The server saw only sums of 6 clients, in 2 rounds." in ended.out
     result = json.loads((tmp_path / "kept" / "result.json").read_text())
     assert result["privacy"] == {"secure": True, "randomness": "simulated"}
     assert result["exposure"]["single"] == {}
@@ -45,7 +45,7 @@ def test_a_secure_run_says_what_was_exposed_and_keeps_it(cli, tmp_path):
     told = json.loads((tmp_path / "plain" / "result.json").read_text())
     assert "privacy" not in told
     assert told["exposure"]["single"]
-    assert "saw sums only" not in plain.out
+    assert "saw only sums" not in plain.out
     with (tmp_path / "plain" / "exposure.csv").open() as file:
         assert list(csv.DictReader(file))
 

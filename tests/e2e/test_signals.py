@@ -77,6 +77,19 @@ def test_stopped_before_the_run_began(cli, small, monkeypatch, number):
     assert not Path("r").exists()
 
 
+def test_these_tests_pass_as_a_background_job():
+    """A shell starts such a job with SIGINT ignored, and what a job starts inherits that."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", f"{__file__}::test_stopped_before_the_run_began"],
+        cwd=Path(__file__).parents[2],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
 def test_a_signal_that_gets_lost_is_heeded_after_the_round(cli, small, monkeypatch):
     """Python drops an exception that a signal raises inside a callback, such as a fork's."""
     from coterie.report import progress

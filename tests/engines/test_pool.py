@@ -172,7 +172,7 @@ def test_a_model_that_fails_while_scoring_says_why(engine):
 
 
 def test_a_pool_needs_workers(tmp_path):
-    with pytest.raises(coterie.CoterieError, match="give 1 or more"):
+    with pytest.raises(coterie.CoterieError, match="must be 1 or more"):
         Pool(experiment(coterie.fedavg()).plan(tmp_path), -1)
 
 
@@ -460,7 +460,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("times", "said"), [(1, "same bits"), (99, "3 worker processes, one after another, were")]
+    ("times", "said"), [(1, "same bits"), (99, "3 worker processes in a row were")]
 )
 def test_a_spawned_worker_killed_while_it_imports_is_replaced(times, said, tmp_path):
     """It dies before it has read what it was sent: nobody may wait for it to do so."""

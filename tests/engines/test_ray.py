@@ -19,8 +19,8 @@ from coterie.data import Population
 from coterie.engines import ray as engine_module
 from coterie.engines.loop import Loop
 from coterie.engines.ray import RayEngine, check_token
-from coterie.engines.shared_plan import laid_out, unloaded
-from coterie.engines.workers import travelling
+from coterie.engines.shared_plan import load, share
+from coterie.engines.workers import portable
 from coterie.errors import ConfigError, EngineError
 from coterie.experiment.experiment import execute
 from deadly import __file__ as deadly_file
@@ -39,7 +39,7 @@ def ray(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setenv("PYTHONPATH", str(Path(deadly_file).parent))
+        patch.setenv("PYTHONPATH", str(Path(deadly_file).parent), prepend=os.pathsep)
         check_token(None)
         ray.init(
             address="local",
@@ -255,8 +255,8 @@ def test_what_cannot_come_up_or_has_no_room_is_said(ray, tmp_path, monkeypatch):
 def test_the_plan_travels_whole_and_each_storage_once(tmp_path):
     made = experiment(ROWS["fedper"]())
     plan = made.plan(tmp_path)
-    shared = laid_out(travelling(plan), pickle.dumps)
-    there = unloaded(shared)
+    shared = share(portable(plan), pickle.dumps)
+    there = load(shared)
     assert len(shared.arrays) < 5  # all clients' samples, all labels, public ones
     for ours, theirs in zip(plan.population.clients, there.population.clients, strict=True):
         for split in ("train", "val", "test"):
@@ -293,7 +293,7 @@ def test_a_token_that_others_can_read_is_refused(home, monkeypatch):
     token.write_text("secret")
     for mode in (0o644, 0o640, 0o604):
         token.chmod(mode)
-        with pytest.raises(EngineError, match=f"run chmod 600 {token}"):
+        with pytest.raises(EngineError, match=f"run `chmod 600 {token}"):
             check_token(None)
     token.chmod(0o600)
     check_token(None)
@@ -303,7 +303,7 @@ def test_a_token_that_others_can_read_is_refused(home, monkeypatch):
     elsewhere.write_text("secret")
     elsewhere.chmod(0o644)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(elsewhere))
-    with pytest.raises(EngineError, match=f"run chmod 600 {elsewhere}"):
+    with pytest.raises(EngineError, match=f"run `chmod 600 {elsewhere}"):
         check_token("auto")
 
 

@@ -130,7 +130,7 @@ def pretend(monkeypatch, tmp_path):
         made.mkdir()
         return made
 
-    monkeypatch.setattr(engine_module, "_own_folder", folder)
+    monkeypatch.setattr(engine_module, "_worker_folder", folder)
 
     def with_fate(fatal=lambda actor, name, call: False):
         ray = Pretended(fatal)
@@ -287,7 +287,7 @@ def test_workers_folders_are_cleared_away(tmp_path, monkeypatch):
     dead.mkdir()
     other = tmp_path / "coterie-def-999999999"
     other.mkdir()
-    own = engine_module._own_folder("abc")
+    own = engine_module._worker_folder("abc")
     assert own.stat().st_mode & 0o777 == 0o700
     assert not dead.exists()
     assert other.exists()

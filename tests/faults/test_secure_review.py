@@ -457,14 +457,14 @@ def test_a_run_of_which_every_round_was_abandoned_says_that_nothing_was_learned(
     result = execute(secured(coterie.fedavg(), settings={"rounds": 2, "adapt_epochs": 0}))
     assert result.summary["abandoned"] == 2
     seen = result.summary["exposure"]
-    assert sentences(seen) == ["The server learned no sum: what it received was masked."]
+    assert sentences(seen) == ["The server learned no sum: everything it received was masked."]
     assert "2 of the 3 clients" in result.history[0]["abandoned"]
 
 
 def test_a_mean_of_one_is_told_apart_from_what_a_method_looks_at():
     result = execute(secured(coterie.fedavg(), Privacy(), settings={"rounds": 1, "cohort": 1}))
     said = sentences(result.summary["exposure"])[0]
-    assert said.startswith("A mean of one client is what it sent: so the method saw ")
+    assert said.endswith(", unprotected: a mean of one client is its update.")
 
 
 def test_a_refusal_counts_rounds_as_people_do(tmp_path):

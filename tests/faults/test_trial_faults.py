@@ -80,7 +80,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("moment", ["_begin", "_go_on", "_scores"])
+@pytest.mark.parametrize("moment", ["_first_round", "_further_round", "_scores"])
 def test_killed_inside_a_trial_and_resumed(moment, whole, tmp_path):
     parts, marks = tmp_path / "parts", tmp_path / "marks"
     script = ("-c", DEADLY, moment, str(marks))

@@ -216,7 +216,7 @@ class Hub:
     def close(self) -> None:
         pass
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         self.grid.mend()
 
     def admit(self, keys: Any) -> dict[int, int]:

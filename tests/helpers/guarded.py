@@ -46,6 +46,8 @@ def secured(method: Method, privacy: Privacy = SECURE, **changes: Any) -> Experi
     """A quick experiment under secure aggregation."""
     settings = {"privacy": privacy, **changes.pop("settings", {})}
     people = changes.pop("population", None) or uneven()
+    if method.same_steps:
+        changes["schedule"] = {"steps": 4, **changes.get("schedule", {})}
     return experiment(method, people, settings=settings, **changes)
 
 

@@ -13,11 +13,11 @@ from torch import nn
 
 import coterie
 from coterie import Method, Order, State, Upload, Weights
-from coterie.channel import central as dp
-from coterie.channel import local
 from coterie.channel.channel import Channel
 from coterie.channel.policy import Policy, select
+from coterie.channel.privacy import central_noise as dp
 from coterie.channel.privacy import client as client_side
+from coterie.channel.privacy import local_noise as local
 from coterie.channel.privacy.accounting import Mechanism, Sampling, epsilon, gaussian_epsilon
 from coterie.channel.privacy.noise import split_noise
 from coterie.channel.privacy.settings import Privacy
@@ -553,7 +553,7 @@ REFUSED = {
     "krum": EACH,
     "fednova": NOTHING,
     "scaffold": NOTHING,
-    "scaffold n": "asks for single clients' replies",
+    "scaffold n": "uses single clients' replies",
     "feddyn": NOTHING,
     "adaptive-tau": NOTHING,
     "ifca+adaptive-tau": NOTHING,
@@ -588,13 +588,15 @@ def twice(fed, on, people):
 
 def test_two_means_in_a_round_and_means_before_the_first_are_refused(tmp_path):
     on = opened(on_quadratics(spoken(), TARGETS, settings=central()), tmp_path)
-    with pytest.raises(ConfigError, match="method spoken asks for means before the first round"):
+    with pytest.raises(
+        ConfigError, match="method spoken asks for means of all clients before the first round"
+    ):
         twice(on.fed, on, range(4))
     people = begin(on)
     with pytest.raises(ConfigError, match="method spoken asks for means 2 times in one round"):
         twice(on.fed, on, people)
     assert on.guard.spending.releases == 1
-    with pytest.raises(ConfigError, match="method spoken asks for single clients' replies"):
+    with pytest.raises(ConfigError, match="method spoken uses single clients' replies"):
         on.fed.gather([Order(0, "train", {"model": on.plan.start})])
     begin(on, number=1)
     orders = [Order(c, "train", {"model": on.plan.start}) for c in range(4)]
@@ -645,8 +647,8 @@ def test_shared_statistics_of_batch_normalisation_are_refused(mechanism):
     ("privacy", "words"),
     [
         ({"secure": True, "reveal": "final-layer"}, "shows what the noise should hide"),
-        ({"secure": True, "mechanism": "local"}, "does not go with --secure"),
-        ({"mechanism": "nbafl", "noise": None, "epsilon": 1.0}, "between 0 and 1 only, not 1"),
+        ({"secure": True, "mechanism": "local"}, "cannot be used with --secure"),
+        ({"mechanism": "nbafl", "noise": None, "epsilon": 1.0}, "between 0 and 1, not 1"),
         ({"mechanism": "nbafl", "epsilon": 0.5}, "privacy.noise = 1e-06 means nothing to this"),
         ({"mechanism": "nbafl", "noise": None}, "there is none: give --epsilon"),
         ({"mechanism": "middle"}, "unknown privacy.mechanism"),
@@ -672,7 +674,7 @@ def test_nbafl_is_for_everybody_and_for_one_mean():
 def test_noise_of_each_client_does_not_hide_its_choice_of_group(mechanism):
     noise = {"noise": 0.5} if mechanism == "local" else {"noise": None, "epsilon": 0.5}
     made = experiment(coterie.ifca(k=2), PEOPLE, settings=central(mechanism=mechanism, **noise))
-    with pytest.raises(ConfigError, match="method ifca has each client say which group"):
+    with pytest.raises(ConfigError, match="method ifca has each client report its group"):
         execute(made)
 
 

@@ -283,7 +283,7 @@ def test_numbers_of_single_clients_are_not_gathered_before_admission(tmp_path):
     assert method.sees != "each"
     settings = {"privacy": Privacy(noise=0.5)}
     on = Driven(on_quadratics(method, [[1.0]] * 4, settings=settings), tmp_path, engine=Spy)
-    with pytest.raises(ConfigError, match=r"asks for single clients' replies \(task 'count'\)"):
+    with pytest.raises(ConfigError, match=r"uses single clients' replies \(task 'count'\)"):
         on.round(0)
     assert not on.engine.seen  # nobody was asked
     local = with_settings(on.made, privacy=Privacy(noise=0.5, mechanism="local"))
@@ -337,10 +337,10 @@ def test_nbafl_is_for_one_mean_of_everybody(tmp_path):
             }.items()
         ),
         ({"secure": True, "clip": 2.0}, "privacy.clip = 2.0 is about noise"),
-        ({"noise": 0.5, "exposures": 3}, "privacy.exposures = 3 means nothing to this mechanism"),
+        ({"noise": 0.5, "exposures": 3}, "privacy.exposures = 3 has no effect with this mechanism"),
         (
             {"noise": 0.5, "epsilon": 0.5, "mechanism": "nbafl"},
-            "privacy.noise = 0.5 means nothing to this mechanism",
+            "privacy.noise = 0.5 has no effect with this mechanism",
         ),
         *(
             ({"noise": 0.5, key: bad}, f"privacy.{key} = {bad}: must be a finite number")
@@ -444,7 +444,7 @@ def test_a_method_that_is_set_up_by_more_than_the_budget_is_refused():
         fed.gather(orders)
         fed.gather(orders)
 
-    with pytest.raises(ConfigError, match="more uploads than the privacy budget has room for"):
+    with pytest.raises(ConfigError, match="more uploads than the privacy budget allows"):
         execute(budgeted(1, asking(stepping, init=init)))
     result = execute(budgeted(3, asking(stepping, init=init)))
     assert result.rounds == 1

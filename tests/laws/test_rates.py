@@ -3,7 +3,7 @@
 import pytest
 
 from coterie.channel.channel import Channel
-from coterie.client import client as client_module
+from coterie.client import stacked as client_module
 from support import ROWS, drive, experiment
 
 PER_FEDAVG_BETA = 0.1  # its row's own outer rate

@@ -345,7 +345,7 @@ def test_a_value_too_large_for_the_ring_ends_the_run_with_a_remedy(tmp_path):
 
     made = replace(made, method=replace(made.method, tasks={"train": huge}))
     with pytest.raises(
-        coterie.errors.TrainingError, match=r"40 bits .* Lower privacy\.bits"
+        coterie.errors.TrainingError, match=r"40 fractional bits. Lower privacy\.bits"
     ) as why:
         Driven(made, tmp_path).all()
     # The server reads this: how large the client's value is, is none of its business.
@@ -451,7 +451,7 @@ def test_sums_of_one_round_in_which_clients_count_otherwise_are_refused(tmp_path
     moved = [replace(o, arrays={"0": o.arrays["0"] * 1.5}) for o in orders]
     words = "sums of one round in which client 7 has different weights"
     refused(driven, moved, {c: {0: 1.0 - 2**-16 * (c == 7)} for c in range(8)}, words)
-    with pytest.raises(ConfigError, match="count by samples, and each alike"):
+    with pytest.raises(ConfigError, match="with weights by samples and with equal weights"):
         driven.fed.reduce(moved, {c: {0: 1.0} for c in range(8)}, by_examples=False)
 
 

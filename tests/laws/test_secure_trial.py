@@ -6,7 +6,7 @@ import torch
 import coterie
 from coterie.errors import ConfigError
 
-SETTINGS = {"rounds": 5, "engine": "loop", "lr": 0.1, "batch_size": 8, "epochs": 2}
+SETTINGS = {"rounds": 5, "engine": "loop", "lr": 0.1, "batch_size": 8, "steps": 14}
 
 
 def people(groups=2, each=4):

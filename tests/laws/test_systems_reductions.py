@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.client import client as client_module
+from coterie.client import stacked as client_module
 from coterie.engines.loop import Loop
 from coterie.experiment.experiment import execute
 from faulty import Faulty

@@ -435,7 +435,7 @@ def test_a_method_that_sends_no_model_is_refused(tmp_path):
         adaptive_steps(coterie.fednova())
     unknown = replace(coterie.fednova(), name="theirs")  # one that nobody has heard of
     made = experiment(adaptive_steps(unknown), digits(**SMALL))
-    with pytest.raises(ConfigError, match="take another method"):
+    with pytest.raises(ConfigError, match="choose another method"):
         run(made, tmp_path, rounds=1)
 
 

@@ -51,13 +51,13 @@ def test_a_name_stands_for_one_thing():
     known.register("square", module="a")(print)
     known.register("square", module="a")(repr)  # a's module, loaded again
     assert known.find("square") is repr
-    with pytest.raises(ConfigError, match="there is a shape 'square' already"):
+    with pytest.raises(ConfigError, match="there is already a shape 'square'"):
         known.register("square", module="b")(print)
     assert known.find("square") is repr
 
 
 def test_nobody_registers_in_the_place_of_what_comes_with_coterie():
-    with pytest.raises(ConfigError, match="there is a codec 'raw' already"):
+    with pytest.raises(ConfigError, match="there is already a codec 'raw'"):
         CODECS.register("raw", module="mine")(print)
 
 
@@ -190,7 +190,7 @@ def waves(
         ({"height": "1"}, "the sea: height = '1': must be a valid number"),
         ({"height": 1, "kind": "wide"}, "kind = 'wide': must be 'long' or 'short'"),
         ({"height": 1, "sizes": [1, 2.5]}, "sizes = .1, 2.5.: must be a valid integer"),
-        ({"height": 1j}, "height = 1j: .* give plain numbers and texts"),
+        ({"height": 1j}, "height = 1j: .* use plain numbers and texts"),
     ],
 )
 def test_the_checker_says_which_parameter_is_wrong(parameters, why):
@@ -268,7 +268,7 @@ def test_another_process_imports_a_file_by_the_name_of_its_module(tmp_path):
         ("nowhere.py:net", "FileNotFoundError"),
         ("nowhere:net", "ModuleNotFoundError"),
         ("mine.py:other", "AttributeError"),
-        ("mine.py:nn", "that is no function"),
+        ("mine.py:nn", "this is not a function"),
         ("sys:exit", "no file of source code"),
         ("broken.py:net", "ZeroDivisionError"),
     ],
@@ -314,7 +314,7 @@ def test_a_server_calls_its_own_functions_by_their_names(tmp_path):
     assert by_name(tree, said.append) == {"method": {"name": "my-method"}}
     assert "coterie join --method my-method=FILE.py:FUNCTION" in said[0]
     assert METHODS.own["my-method"] == Own(tree["method"]["name"], METHODS.own["my-method"].digest)
-    with pytest.raises(ConfigError, match="'ditto' comes with Coterie: choose another name"):
+    with pytest.raises(ConfigError, match="'ditto' is built in: choose another name"):
         by_name(admitted({"method": {"name": "mine.py:ditto"}}), said.append)
     with pytest.raises(ConfigError, match=r"entry point coterie\.codecs"):
         by_name(admitted({"wire": {"up": "mine.py:ditto"}}), said.append)

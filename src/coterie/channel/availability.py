@@ -1,7 +1,7 @@
 """Availability: when each client is on, from a file or from a model of day and night.
 
-Like clocks, these are values: a question is answered from the file, or from derived seeds, and
-the order of the questions changes nothing. Time is in simulated seconds since the run began.
+Like clocks, these have no state: results come from the file or from derived seeds, and do not
+depend on the order of calls. Time is in simulated seconds since the run began.
 """
 
 from __future__ import annotations
@@ -25,60 +25,60 @@ from coterie.seeds import seed_for
 
 DAY = 86_400.0
 MONTH = 30 * DAY
-MOST_SLOTS = 5000  # that anybody looks ahead
+MOST_SLOTS = 5000  # slots to look ahead
 
 
 class Availability(Protocol):
-    """Says when clients are on. A stretch includes its start and not its end."""
+    """Determines when clients are on. An interval includes its start but not its end."""
 
     def on(self, client: ClientId, time: float) -> bool:
         """Whether the client can be reached."""
         ...
 
     def until(self, client: ClientId, time: float) -> float:
-        """The end of the present stretch, infinite if never; the time itself if it is off."""
+        """When the client goes off next: infinite if never, the given time if it is off now."""
         ...
 
     def share(self, client: ClientId) -> float:
-        """Which share of the time the client is on, in the long run."""
+        """The share of time for which the client is on, in the long run."""
         ...
 
     def next_change(self, time: float) -> float:
-        """The next moment at which anybody's state may change; infinite if there is none."""
+        """The next time at which any client may go on or off; infinite if there is none."""
         ...
 
 
 @dataclass(frozen=True)
 class Trace:
-    """On-times as given, repeated every ``period`` (infinite: never; then all are off for good).
+    """Given intervals, repeated every ``period``; if that is infinite, all are off at the end.
 
-    ``edges`` are each client's times of going on, off, on, off and so forth.
+    ``edges`` are the times at which each client goes on and off, alternately.
     """
 
     edges: tuple[tuple[float, ...], ...]
     period: float = math.inf
 
     def on(self, client: ClientId, time: float) -> bool:
-        """After an odd number of edges."""
+        """Whether the number of edges up to this time is odd."""
         return self._passed(client, time) % 2 == 1
 
     def until(self, client: ClientId, time: float) -> float:
-        """The next edge, unless the next period goes on where this one ends."""
+        """The next edge, unless the interval continues into the next period."""
         passed, edges, lap = self._passed(client, time), self.edges[client], self._lap(time)
         if passed % 2 == 0:
             return time
-        if passed < len(edges) - 1 or not self._goes_round(edges):
+        if passed < len(edges) - 1 or not self._wraps(edges):
             return self._at(lap, edges[passed])
         return math.inf if len(edges) == 2 else self._at(lap + 1, edges[1])
 
     def share(self, client: ClientId) -> float:
-        """Of the period; of the time to the last edge of all if there is none."""
+        """The share of the period or, without one, of the time until the last edge."""
         edges = self.edges[client]
-        whole = self.period if math.isfinite(self.period) else max(e[-1] for e in self.edges)
-        return sum(off - on for on, off in zip(edges[::2], edges[1::2], strict=True)) / whole
+        duration = self.period if math.isfinite(self.period) else max(e[-1] for e in self.edges)
+        return sum(off - on for on, off in zip(edges[::2], edges[1::2], strict=True)) / duration
 
     def next_change(self, time: float) -> float:
-        """The first edge of anybody after this moment."""
+        """The first edge of any client after this time."""
         if not self._changes:
             return math.inf
         lap = self._lap(time)
@@ -89,13 +89,13 @@ class Trace:
 
     @cached_property
     def _changes(self) -> list[float]:
-        """All edges at which a state changes: not those at which a stretch goes round."""
-        found = set[float]()
+        """All edges, except the ends of a period at which a client stays on."""
+        changes = set[float]()
         for edges in self.edges:
-            found |= set(edges[1:-1] if self._goes_round(edges) else edges)
-        return sorted(found)
+            changes |= set(edges[1:-1] if self._wraps(edges) else edges)
+        return sorted(changes)
 
-    def _goes_round(self, edges: tuple[float, ...]) -> bool:
+    def _wraps(self, edges: tuple[float, ...]) -> bool:
         return edges[0] == 0 and edges[-1] == self.period
 
     def _passed(self, client: ClientId, time: float) -> int:
@@ -106,7 +106,7 @@ class Trace:
         return 0 if math.isinf(self.period) else steps_in(time, self.period)
 
     def _at(self, lap: int, edge: float) -> float:
-        """An edge's moment. A period's end and the next one's start are the same to the bit."""
+        """The time of an edge; a period ends at exactly the time at which the next one starts."""
         if lap == 0:
             return edge
         return (lap + 1) * self.period if edge == self.period else lap * self.period + edge
@@ -114,10 +114,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class Diurnal:
-    """On by chance in each slot of time, with a probability that swings once a day.
+    """Clients are on at random in each time slot, with a probability that follows the day.
 
-    It is between the client's ``low`` and ``high``, a cosine with its top at the client's own
-    ``peak`` (a share of the day), taken at the middle of the slot.
+    The probability is a cosine between the client's ``low`` and ``high`` with its maximum at the
+    client's ``peak`` (a fraction of the day), taken at the middle of the slot.
     """
 
     low: Drawn
@@ -128,11 +128,11 @@ class Diurnal:
     seed: int
 
     def on(self, client: ClientId, time: float) -> bool:
-        """As drawn for the present slot."""
+        """Whether the client is on in the slot of this time, as drawn."""
         return self._drawn(client, steps_in(time, self.slot))
 
     def until(self, client: ClientId, time: float) -> float:
-        """The first slot that is off; one of thirty days, or many slots, is taken as endless."""
+        """The start of the next slot that is off; infinite if none comes within thirty days."""
         if self.low[client] == 1:
             return math.inf
         slot = first = steps_in(time, self.slot)
@@ -143,28 +143,29 @@ class Diurnal:
         return time if slot == first else slot * self.slot
 
     def share(self, client: ClientId) -> float:
-        """A cosine is as often above its mean as below."""
+        """The mean of the cosine."""
         return (self.low[client] + self.high[client]) / 2
 
     def next_change(self, time: float) -> float:
-        """The next slot."""
+        """The start of the next slot."""
         return (steps_in(time, self.slot) + 1) * self.slot
 
     def probability(self, client: ClientId, slot: int) -> float:
-        """How likely the client is on in a slot."""
+        """The probability that the client is on in a slot."""
         turn = (slot + 0.5) * self.slot / self.day - self.peak[client]
         low, high = self.low[client], self.high[client]
         return low + (high - low) * (1 + math.cos(2 * math.pi * turn)) / 2
 
     def _drawn(self, client: ClientId, slot: int) -> bool:
-        name = seed_for(self.seed, "availability", slot, client, "slot")
-        return uniform(name) < self.probability(client, slot)
+        seed = seed_for(self.seed, "availability", slot, client, "slot")
+        return uniform(seed) < self.probability(client, slot)
 
 
 def steps_in(time: float, step: float) -> int:
-    """How many whole steps have passed, such that steps · step ≤ time < (steps + 1) · step.
+    """The number of completed steps, such that steps · step ≤ time < (steps + 1) · step.
 
-    To the bit: who asks again at the moment that an answer named is then a step further.
+    This holds exactly in floating point, so that at the time ``(steps + 1) · step`` the result is
+    one more.
 
     >>> steps_in(1199.9, 600.0), steps_in(1200.0, 600.0)
     (1, 2)
@@ -178,18 +179,20 @@ def steps_in(time: float, step: float) -> int:
 def make_availability(
     name: str, parameters: Mapping[str, Any], seed: int, clients: int
 ) -> Availability | None:
-    """The availability of this name, None for "always"."""
-    made: Availability | None = AVAILABILITIES.make(name, parameters, seed=seed, clients=clients)
-    return made
+    """The availability with this name; None for "always"."""
+    availability: Availability | None = AVAILABILITIES.make(
+        name, parameters, seed=seed, clients=clients
+    )
+    return availability
 
 
 @AVAILABILITIES.register("always", "every client is on all the time")
 def _always() -> None:
-    """Nothing to ask."""
+    """No availability to simulate."""
 
 
 @AVAILABILITIES.register(
-    "trace", "on-times of each client from a CSV file of client,start,end: file, period"
+    "trace", "when each client is on, from a CSV file of client,start,end: file, period"
 )
 def _trace(clients: int, file: str, period: Positive | None = None) -> Trace:
     return read_trace(Path(file), clients, math.inf if period is None else period)
@@ -211,13 +214,13 @@ def _diurnal(
 ) -> Diurnal:
     if low[1] > high[0] or high[0] == 0:
         raise ConfigError(
-            f"availability 'diurnal': low = {low[1]:g} and high = {high[0]:g}: high must be above "
-            "0 and not below low"
+            f"availability 'diurnal': low = {low[1]:g} and high = {high[0]:g}, but high must be "
+            "above 0 and at least low"
         )
     if slot > day / 2:
         raise ConfigError(
-            f"availability 'diurnal': slot = {slot:g} is more than half a day of {day:g} seconds: "
-            "give shorter slots"
+            f"availability 'diurnal': slot = {slot:g} is more than half of day = {day:g}: use "
+            "shorter slots"
         )
     peak = drawn_between((0.0, 1.0), seed, "availability", "peak", clients)
     return Diurnal(
@@ -231,9 +234,9 @@ def _diurnal(
 
 
 def read_trace(path: Path, clients: int, period: float = math.inf) -> Trace:
-    """A trace from a CSV file with the columns client, start and end, in any order of rows.
+    """Read a trace from a CSV file with the columns client, start and end, rows in any order.
 
-    Stretches that touch are one; those that overlap are refused, for the file then says two things.
+    Intervals that touch are joined. Intervals of a client that overlap are refused.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -244,21 +247,21 @@ def read_trace(path: Path, clients: int, period: float = math.inf) -> Trace:
         raise DataError(f"the availability trace {path} cannot be read: {error}") from None
     if header != ["client", "start", "end"]:
         raise DataError(f"{path}, line 1: the header must be client,start,end")
-    stretches: dict[ClientId, list[tuple[float, float, int]]] = {c: [] for c in range(clients)}
+    intervals: dict[ClientId, list[tuple[float, float, int]]] = {c: [] for c in range(clients)}
     for line, row in rows:
-        client, start, end = _stretch(f"{path}, line {line}", row, clients, period)
-        stretches[client].append((start, end, line))
-    missing = [c for c, found in stretches.items() if not found]
+        client, start, end = _interval(f"{path}, line {line}", row, clients, period)
+        intervals[client].append((start, end, line))
+    missing = [c for c, of_client in intervals.items() if not of_client]
     if missing:
         raise DataError(
             f"{path} has no line for client {missing[0]} ({len(missing)} of {clients} clients are "
-            "missing): give each client at least one stretch"
+            "missing): give each client at least one interval"
         )
-    return Trace(tuple(_edges(path, c, sorted(s)) for c, s in stretches.items()), period)
+    return Trace(tuple(_edges(path, c, sorted(i)) for c, i in intervals.items()), period)
 
 
-def _stretch(
-    place: str, row: list[str], clients: int, period: float
+def _interval(
+    where: str, row: list[str], clients: int, period: float
 ) -> tuple[ClientId, float, float]:
     try:
         client, start, end = int(row[0]), float(row[1]), float(row[2])
@@ -266,31 +269,31 @@ def _stretch(
             raise ValueError
     except (ValueError, IndexError):
         raise DataError(
-            f"{place}: '{','.join(row)}' is not a client's number and two times in seconds"
+            f"{where}: '{','.join(row)}' is not a client's number and two times in seconds"
         ) from None
     if not 0 <= client < clients:
-        raise DataError(f"{place}: there is no client {client}; clients are 0 to {clients - 1}")
+        raise DataError(f"{where}: there is no client {client}; clients are 0 to {clients - 1}")
     if start < 0:
-        raise DataError(f"{place}: starts at {start:g}, before the run: times begin at 0")
+        raise DataError(f"{where}: starts at {start:g}, before the run: times start at 0")
     if end <= start:
-        raise DataError(f"{place}: ends at {end:g}, not after its start at {start:g}")
+        raise DataError(f"{where}: ends at {end:g}, not after its start at {start:g}")
     if end > period:
         raise DataError(
-            f"{place}: ends at {end:g}, after the period of {period:g} seconds: divide the stretch"
+            f"{where}: ends at {end:g}, after the period of {period:g} seconds: split the interval"
         )
     return client, start, end
 
 
 def _edges(
-    path: Path, client: ClientId, stretches: list[tuple[float, float, int]]
+    path: Path, client: ClientId, intervals: list[tuple[float, float, int]]
 ) -> tuple[float, ...]:
     edges: list[float] = []
     before = 0
-    for start, end, line in stretches:
+    for start, end, line in intervals:
         if edges and start < edges[-1]:
             raise DataError(
                 f"{path}, line {line}: client {client} is on from {start:g}, but line {before} has "
-                f"it on until {edges[-1]:g}: make one stretch of the two"
+                f"it on until {edges[-1]:g}: merge the two intervals"
             )
         edges = [*edges[:-1], end] if edges and start == edges[-1] else [*edges, start, end]
         before = line

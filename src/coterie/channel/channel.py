@@ -21,7 +21,7 @@ from coterie.channel.piggyback import Piggyback, Scores, Sends, scoring
 from coterie.channel.release import Plain, Release
 from coterie.channel.selection import Selection
 from coterie.channel.stack import stages
-from coterie.channel.stage import Stage
+from coterie.channel.stage import Stage, Stages
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import FETCH, kind_of
 from coterie.channel.timing import Timing
@@ -60,7 +60,7 @@ class Channel:
     selection: Selection | None = None
     phase: Phase = field(default_factory=Phase)
     release: Release = field(init=False)
-    stages: Sequence[Stage] = field(init=False)
+    stages: Stages = field(init=False)
 
     def __post_init__(self) -> None:
         self.release = Plain(self)
@@ -68,7 +68,7 @@ class Channel:
 
     def stage(self, kind: type[S]) -> S:
         """The stage of this kind."""
-        return next(stage for stage in self.stages if isinstance(stage, kind))
+        return self.stages.of(kind)
 
     # --- what a method may use ------------------------------------------------------------------
 
@@ -126,8 +126,8 @@ class Channel:
         self.phase = Phase(round, stage or str(round + 1), cohort, enough, least)
         self.phase.began = dict(self.state.versions) if cohort else {}
         self.phase.samples = self.samples
-        for each in self.stages:
-            each.begin(self.phase)
+        for begin in self.stages.begin:
+            begin(self.phase)
 
     def open(self, number: int) -> Sequence[ClientId]:
         """Begin a round with those selected for it; meanwhile select the next."""
@@ -180,8 +180,8 @@ class Channel:
         with closing(self.engine.exchange(requests, exchange.until)) as arriving:
             for client, message in arriving:
                 self._arrived(exchange, exchange.outgoing[client], message)
-        for stage in reversed(self.stages):
-            stage.inward(exchange)
+        for inward in self.stages.inward:
+            inward(exchange)
         return answers(exchange)
 
     def prepare(
@@ -195,8 +195,8 @@ class Channel:
         exchange = Exchange(phase, by_client, told, adopt)
         exchange.outgoing = {o.client: Outgoing(o, phase.round) for o in orders}
         phase.exchanges += 1
-        for stage in self.stages:
-            stage.outward(exchange)
+        for outward in self.stages.outward:
+            outward(exchange)
         return exchange, [self._request(exchange, out) for out in exchange.outgoing.values()]
 
     def _request(self, exchange: Exchange, out: Outgoing) -> Request:
@@ -251,13 +251,13 @@ class Channel:
         """The body of an answer, its arrays as the client meant them; its errors are raised."""
         if message is None:
             raise WireError("it was lost")
-        for stage in reversed(self.stages):
-            stage.vet(exchange, out, message)
+        for vet in self.stages.vet:
+            vet(exchange, out, message)
         body = cast(ReplyBody, self.wire.unpack(message))
         if "error" in body:
             raise error_named(body["error"])(body["text"])
-        for stage in reversed(self.stages):
-            stage.read(exchange, out, body)
+        for read in self.stages.read:
+            read(exchange, out, body)
         return body
 
 

@@ -1,7 +1,7 @@
-"""Clocks: how long an exchange takes in simulated seconds, computation and communication apart.
+"""Clocks: the simulated time of an exchange, divided into computation and communication.
 
-A clock holds nothing that changes: what it draws is derived from the run's seed, so that neither
-the order of the questions nor an interruption can change an answer.
+A clock has no state: what it draws at random is derived from the run's seed, so that its results
+depend neither on the order of calls nor on interruptions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Drawn = tuple[float, ...]  # a number for each client
 
 @dataclass(frozen=True)
 class Leg:
-    """One order and its answer, as a clock sees them.
+    """The facts about an order and its answer that a clock needs.
 
-    ``down`` and ``up`` are the bytes of the two messages, ``content_down`` and ``content_up``
-    those of their arrays alone. Clients with the same ``stream`` hear one broadcast. ``seconds``
-    is what the client's work was measured to take, ``samples`` how many samples it went through,
-    each pass over one counted.
+    ``down`` and ``up`` are the bytes of the two messages, ``content_down`` and ``content_up`` those
+    of their arrays alone. Clients with the same ``stream`` receive the same broadcast. ``seconds``
+    is the measured time of the client's work, ``samples`` the number of samples it processed, each
+    pass counted.
     """
 
     client: ClientId
@@ -45,7 +45,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Simulated time by what it went into.
+    """Simulated time, divided into computation, communication and waiting.
 
     >>> (Seconds(2.0, 1.0) + Seconds(1.0, 0.5, 0.25)).total
     4.75
@@ -64,34 +64,34 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of the three parts."""
         return self.computation + self.communication + self.waiting
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Which exchange of which round: what draws are derived from."""
+    """The number of a round and of an exchange in it, from which random draws are derived."""
 
     round: int
     exchange: int
 
 
 class Clock(Protocol):
-    """Says when each client's answer has arrived."""
+    """Computes when each client's answer arrives."""
 
     @property
     def reproducible(self) -> bool:
-        """Whether its times are the same in every run; those of measured work are not."""
+        """Whether the times are the same in every run, which measured times are not."""
         ...
 
     def finishes(self, legs: Sequence[Leg], moment: Moment) -> dict[ClientId, Seconds]:
-        """How each client spent the time from the start of the exchange to its answer."""
+        """The time from the start of the exchange to the arrival of each client's answer."""
         ...
 
 
 @dataclass(frozen=True)
 class Links:
-    """A link and a speed for each client: rates in Mbit/s, latency in seconds for each message.
+    """A link and a speed for each client: rates in Mbit/s, latency in seconds per message.
 
     >>> clock = make_clock("links", {"rate_up": 2.0, "rate_down": 4.0}, 0, 1, 1)
     >>> leg = Leg(0, down=1_000_000, up=1_000_000, content_down=0, content_up=0, stream=())
@@ -103,29 +103,29 @@ class Links:
     rate_down: Drawn
     latency: Drawn
     speed: Drawn
-    samples_per_second: float | None  # None: the seconds that the work was measured to take
+    samples_per_second: float | None  # None: use the measured seconds
 
     @property
     def reproducible(self) -> bool:
-        """Measured seconds differ from run to run."""
+        """False if computation is measured, since measured seconds differ from run to run."""
         return self.samples_per_second is not None
 
     def finishes(self, legs: Sequence[Leg], moment: Moment) -> dict[ClientId, Seconds]:
-        """Links do not share anything, so each client's time is its own."""
-        return {leg.client: Seconds(self._works(leg), self._sends(leg)) for leg in legs}
+        """The times of the clients, which do not depend on each other."""
+        return {leg.client: Seconds(self._computing(leg), self._sending(leg)) for leg in legs}
 
-    def _works(self, leg: Leg) -> float:
+    def _computing(self, leg: Leg) -> float:
         rate = self.samples_per_second
         return (leg.seconds if rate is None else leg.samples / rate) / self.speed[leg.client]
 
-    def _sends(self, leg: Leg) -> float:
+    def _sending(self, leg: Leg) -> float:
         latency = self.latency[leg.client] * ((leg.down > 0) + (leg.up > 0))
         down = 8 * leg.down / (MEGABIT * self.rate_down[leg.client])
         return latency + down + 8 * leg.up / (MEGABIT * self.rate_up[leg.client])
 
 
 class System(NamedTuple):
-    """A system of the user-centric paper: T_ul/T_dl, T_min/T_dl and 1/(μT_dl)."""
+    """A system of the paper on user-centric learning: T_ul/T_dl, T_min/T_dl and 1/(μT_dl)."""
 
     says: str
     rho: float
@@ -142,14 +142,14 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Wireless:
-    """One channel for all: a round takes T_dl·(m + ρN) + T_min + H_N/μ.
+    """One channel shared by all clients: a round takes T_dl·(m + ρN) + T_min + H_N/μ.
 
-    m is the length of all distinct downlink streams in models and N that of all uploads; who
-    hears a stream waits for all of them. Uploads take turns as clients finish computing, and the
-    k-th is in when the k-th client has computed and k uploads have passed: so the first k
-    reports take what a round of k reports takes. Who computes nothing is not charged for it.
-    With ``draw`` each client's T_min + Exp(μ) is drawn; else all take the expected maximum, and
-    H_N runs over those who compute.
+    m is the length of all distinct downlink streams, measured in models, and N that of all uploads;
+    a client that receives a stream waits for all streams. Uploads take turns in the order in which
+    clients finish computing. The k-th has arrived once the k-th client has computed and k uploads
+    are done, so the first k reports take as long as a round of k reports. Clients that compute
+    nothing take no computing time. With ``draw``, each client's T_min + Exp(μ) is drawn; otherwise
+    all take the expected maximum, with H_N over the clients that compute.
     """
 
     rho: float
@@ -162,30 +162,30 @@ class Wireless:
 
     @property
     def reproducible(self) -> bool:
-        """Nothing is measured."""
+        """Always true: nothing is measured."""
         return True
 
     def finishes(self, legs: Sequence[Leg], moment: Moment) -> dict[ClientId, Seconds]:
-        """In the order in which clients finish computing; ties by id."""
+        """The clients' times, in the order in which they finish computing; ties by id."""
         streams: dict[tuple[int, ...], int] = {}
         for leg in legs:
             streams[leg.stream] = max(leg.content_down, streams.get(leg.stream, 0))
-        heard = sum(streams.values()) / self.model_bytes
+        download = sum(streams.values()) / self.model_bytes
         working = sum(leg.samples > 0 for leg in legs)
-        starts = {leg.client: heard if leg.content_down else 0.0 for leg in legs}
-        works = {leg.client: self._works(leg, working, moment) for leg in legs}
+        starts = {leg.client: download if leg.content_down else 0.0 for leg in legs}
+        computing = {leg.client: self._computing(leg, working, moment) for leg in legs}
         turns = sorted(
-            legs, key=lambda g: (self.t_dl * starts[g.client] + works[g.client], g.client)
+            legs, key=lambda g: (self.t_dl * starts[g.client] + computing[g.client], g.client)
         )
-        found, sent = dict[ClientId, Seconds](), 0
+        times, sent = dict[ClientId, Seconds](), 0
         for leg in turns:
             sent += leg.content_up
             uploads = self.rho * (sent / self.model_bytes) if leg.content_up else 0.0
             channel = self.t_dl * (starts[leg.client] + uploads)
-            found[leg.client] = Seconds(works[leg.client], channel)
-        return found
+            times[leg.client] = Seconds(computing[leg.client], channel)
+        return times
 
-    def _works(self, leg: Leg, working: int, moment: Moment) -> float:
+    def _computing(self, leg: Leg, working: int, moment: Moment) -> float:
         if not leg.samples:
             return 0.0
         if self.draw:
@@ -200,20 +200,20 @@ class Wireless:
 def make_clock(
     name: str, parameters: Mapping[str, Any], seed: int, clients: int, model_bytes: int
 ) -> Clock | None:
-    """The clock of this name, None for "none".
+    """The clock with this name; None for "none".
 
     >>> make_clock("wirless", {}, 0, 1, 1)
     Traceback (most recent call last):
     coterie.errors.ConfigError: unknown clock 'wirless'; did you mean 'wireless'? ...
     """
-    made: Clock | None = CLOCKS.make(
+    clock: Clock | None = CLOCKS.make(
         name, parameters, seed=seed, clients=clients, model_bytes=model_bytes
     )
-    return made
+    return clock
 
 
 def uniform(seed: int) -> float:
-    """A number in [0, 1) from a derived seed, with no generator: the seed is a hash already.
+    """A number in [0, 1) from a derived seed, which is a hash and so needs no generator.
 
     >>> uniform(0), uniform(2**62)
     (0.0, 0.5)
@@ -222,7 +222,7 @@ def uniform(seed: int) -> float:
 
 
 def drawn_between(spread: tuple[float, float], seed: int, what: str, name: str, n: int) -> Drawn:
-    """One number for each of n clients, uniformly between two bounds."""
+    """A number for each of n clients, drawn uniformly between two bounds."""
     low, high = spread
     if low == high:
         return (low,) * n
@@ -231,8 +231,8 @@ def drawn_between(spread: tuple[float, float], seed: int, what: str, name: str, 
 
 
 def _spread(above: float, at: bool, most: float = math.inf) -> PlainValidator:
-    """Takes a number, or [low, high] to draw from, within bounds."""
-    says = f"{'at least' if at else 'above'} {above:g}" + (
+    """Validates a number, or [low, high] to draw from, within bounds."""
+    limits = f"{'at least' if at else 'above'} {above:g}" + (
         f" and at most {most:g}" if math.isfinite(most) else ""
     )
 
@@ -240,9 +240,9 @@ def _spread(above: float, at: bool, most: float = math.inf) -> PlainValidator:
         pair = list(value) if isinstance(value, list | tuple) else [value, value]
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in pair)
         if len(pair) != 2 or not numbers or not all(math.isfinite(v) for v in pair):
-            raise ValueError(f"must be a number or [low, high], {says}")
+            raise ValueError(f"must be a number or [low, high], {limits}")
         if not all((v >= above if at else v > above) and v <= most for v in pair):
-            raise ValueError(f"must be {says}")
+            raise ValueError(f"must be {limits}")
         if pair[0] > pair[1]:
             raise ValueError("the first of [low, high] must not be above the second")
         return float(pair[0]), float(pair[1])
@@ -291,8 +291,8 @@ def _links(
 
 @CLOCKS.register(
     "wireless",
-    "one shared channel, streams broadcast, uploads in turn: system (1, 2, 3) or rho, t_min, "
-    "inverse_mu; t_dl (1 s), draw (false)",
+    "one shared channel with broadcast downloads and uploads in turn: system (1, 2, 3) or rho, "
+    "t_min, inverse_mu; t_dl (1 s), draw (false)",
 )
 def _wireless(
     seed: int,
@@ -304,11 +304,11 @@ def _wireless(
     draw: bool = False,
     system: Literal[1, 2, 3] | None = None,
 ) -> Wireless:
-    own = {"rho": rho, "t_min": t_min, "inverse_mu": inverse_mu}
-    twice = [k for k, v in own.items() if v is not None]
+    single = {"rho": rho, "t_min": t_min, "inverse_mu": inverse_mu}
+    twice = [k for k, v in single.items() if v is not None]
     if system is not None and twice:
         raise ConfigError(
-            f"clock 'wireless': system = {system} says what {twice[0]} is: give one of the two"
+            f"clock 'wireless': system = {system} also sets {twice[0]}: set only one of the two"
         )
     chosen = SYSTEMS[system or 1]
     return Wireless(

@@ -1,9 +1,9 @@
-"""The exposure ledger: whose vectors reached the server by themselves, and which sums it learned.
+"""The exposure ledger: which single clients' vectors, and which sums, the server has seen.
 
-It is about what reached the server, whatever the method looked at: without secure aggregation each
-reply does, even if only its mean is used. Rounds are numbered as in the events, 0 being before the
-first. What an abandoned round showed was seen, and stays; what was seen between the last
-checkpoint and a crash is not in it.
+It records what reached the server, whether the method used it or not: without secure aggregation,
+every reply does, even if only a mean is used. Rounds are numbered as in the events, 0 being before
+the first. What the server saw in an abandoned round stays in the ledger; what it saw between the
+last checkpoint and a crash is missing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from coterie.errors import CoterieError, unknown
 
 PLAIN = "none"
 CONSENT = "revealed by consent"
-LOCAL_NOISE = "local noise"  # the client added it
+LOCAL_NOISE = "local noise"  # added by the client
 AVERAGED = "none, averaged on arrival"  # the method used only the mean
-CENTRAL_NOISE = "central noise"  # the server added it to what it released
-OF_ONE_ALONE = "none, a mean of one"  # such a mean is that client's vector
+CENTRAL_NOISE = "central noise"  # added by the server to what it released
+OF_ONE_ALONE = "none, a mean of one"  # a mean of one client is that client's vector
 SECURE = "secure"
 SECURE_NOISED = "secure, noised"
 OF_ONE = (PLAIN, OF_ONE_ALONE, CONSENT, LOCAL_NOISE, AVERAGED, CENTRAL_NOISE)
 OF_SUMS = (PLAIN, SECURE, SECURE_NOISED)
 
-EXAMPLES = 5  # pairs of sums that a summary names
-_PAIRS = 1000  # that are kept; all are counted
+EXAMPLES = 5  # pairs of sums that a summary lists
+_PAIRS = 1000  # pairs that are stored; all are counted
 
 Arrays = Mapping[str, Iterable[str]]  # array -> its layers, none for a plain tensor
 _Parts = frozenset[tuple[str, str]]  # array and layer
@@ -37,7 +37,7 @@ _Parts = frozenset[tuple[str, str]]  # array and layer
 
 @dataclass(frozen=True)
 class Near:
-    """Two sums of nearly the same clients; ``clients`` are those in one of them only."""
+    """Two sums over nearly the same clients; ``clients`` are those in only one of the sums."""
 
     task: str
     rounds: tuple[int, int]
@@ -47,7 +47,7 @@ class Near:
 
 @dataclass(slots=True)
 class _Span:
-    """In how many rounds, the first and the last of them. Rounds never go back."""
+    """The number of rounds in which something was seen, and the first and the last of them."""
 
     rounds: int = 0
     first: int = 0
@@ -55,11 +55,11 @@ class _Span:
 
     @property
     def span(self) -> tuple[int, int, int]:
-        """The three numbers."""
+        """The three numbers as a tuple."""
         return self.rounds, self.first, self.last
 
     def note(self, round: int) -> bool:
-        """Count a round; false if it was counted already."""
+        """Count a round, which must not precede the last one; False if it was counted already."""
         if self.rounds and round == self.last:
             return False
         self.first = self.first if self.rounds else round
@@ -69,22 +69,22 @@ class _Span:
 
 @dataclass(slots=True)
 class _Client(_Span):
-    """When one client's array was seen, and in how many rounds with which set of layers."""
+    """When an array of one client was seen, and in how many rounds with which set of layers."""
 
-    now: int = 0  # the set of the last round
+    now: int = 0  # the number of the last round's set
     sets: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Array(_Span):
-    """When an array was seen of anybody, and of whom."""
+    """When an array was seen of any client, and of which clients."""
 
     clients: dict[ClientId, _Client] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Sums(_Span):
-    """How many sums of one protection, and of how many clients."""
+    """The number of sums with one protection, and the smallest and largest numbers of clients."""
 
     count: int = 0
     smallest: int = 0
@@ -98,7 +98,7 @@ class _Sums(_Span):
 
 @dataclass
 class _Held:
-    """The sums of one task and the same parts in one round, found by client."""
+    """The sums of one round, task and set of parts, indexed by client."""
 
     round: int
     parts: _Parts
@@ -113,32 +113,34 @@ class _Held:
         self.sums.append((slot, clients))
 
     def has(self, clients: frozenset[ClientId]) -> bool:
-        """Whether a sum of the same clients is there."""
+        """Whether there is a sum over the same clients."""
         return clients in self._known
 
     def near(
         self, clients: frozenset[ClientId], least: int
     ) -> list[tuple[Slot, frozenset[ClientId]]]:
-        """Sums that have somebody in common with these clients, and few not: slot, who those are.
+        """The sums that share clients with these and differ in fewer than ``least``.
 
-        It takes as long as there are clients, however many sums there are without them.
+        Returns their slots and the clients in which they differ. The time depends on the number of
+        clients, not on the number of sums without them.
         """
         common = Counter(i for c in clients for i in self._of.get(c, ()))
-        found = []
+        near = []
         for i, shared in sorted(common.items()):
             slot, others = self.sums[i]
             if 0 < len(clients) + len(others) - 2 * shared < least:
-                found.append((slot, clients ^ others))
-        return found
+                near.append((slot, clients ^ others))
+        return near
 
 
 @dataclass
 class Exposure:
-    """What the server came to see.
+    """The ledger of what the server has seen of the clients' updates.
 
-    ``layers`` are all that the model shares, and ``members`` how many clients there are: with them
-    it can say "all layers" and "every client". Sums whose clients differ by fewer than ``least``
-    are noted as near; ``reveals`` is what the user let through, as in "final-layer".
+    ``layers`` are all shared layers of the model and ``members`` is the number of clients, from
+    which sentences such as "all layers of every client" are made. Sums whose clients differ in
+    fewer than ``least`` are recorded as near. ``reveals`` is what the user allows to be shown, such
+    as "final-layer".
     """
 
     layers: Sequence[str] = ()
@@ -161,15 +163,15 @@ class Exposure:
     # --- what happens ---------------------------------------------------------------------------
 
     def begin(self, round: int) -> None:
-        """Another round."""
+        """Begin a round."""
         self.round = round
 
     def abandon(self) -> None:
-        """The present round came to nothing; what it showed was seen all the same, and stays."""
+        """Note that the round was abandoned; what the server has seen in it stays recorded."""
         self.abandoned += self._latest == self.round
 
     def single(self, client: ClientId, round: int, arrays: Arrays, protection: str) -> None:
-        """Vectors of this client alone reached the server."""
+        """Record that vectors of a single client reached the server."""
         if protection not in OF_ONE:
             raise CoterieError(unknown("protection of a client's vector", protection, OF_ONE))
         if not arrays:
@@ -179,12 +181,12 @@ class Exposure:
         for name, layers in arrays.items():
             array = self._seen.setdefault((name, protection), _Array())
             array.note(round)
-            seen, found = array.clients.setdefault(client, _Client()), self._number(tuple(layers))
-            if not seen.note(round):  # once more in this round: it is one set of layers
+            seen, number = array.clients.setdefault(client, _Client()), self._number(tuple(layers))
+            if not seen.note(round):  # a second time in this round: count the union of layers
                 seen.sets[seen.now] -= 1
-                found = self._union(seen.now, found)
-            seen.now = found
-            seen.sets[found] = seen.sets.get(found, 0) + 1
+                number = self._union(seen.now, number)
+            seen.now = number
+            seen.sets[number] = seen.sets.get(number, 0) + 1
 
     def sum(
         self,
@@ -195,81 +197,85 @@ class Exposure:
         arrays: Arrays,
         protection: str,
     ) -> None:
-        """A sum over these clients was learned, and nothing finer; a sum of one is its vector."""
+        """Record that the server learned a sum over these clients; for one client, its vector."""
         if protection not in OF_SUMS:
             raise CoterieError(unknown("protection of a sum", protection, OF_SUMS))
-        people = frozenset(clients)
-        if not people or not arrays:
+        summed = frozenset(clients)
+        if not summed or not arrays:
             return
         self._latest, layers = round, {name: tuple(of) for name, of in arrays.items()}
-        if len(people) == 1:
-            bare = LOCAL_NOISE if protection == SECURE_NOISED else PLAIN
-            self.single(next(iter(people)), round, layers, bare)
+        if len(summed) == 1:
+            of_one = LOCAL_NOISE if protection == SECURE_NOISED else PLAIN
+            self.single(next(iter(summed)), round, layers, of_one)
         else:
-            self._sums.setdefault(protection, _Sums()).add(round, len(people))
-        parts = frozenset((name, each) for name, of in layers.items() for each in of or ("",))
-        self._compare(round, task, slot, people, parts)
+            self._sums.setdefault(protection, _Sums()).add(round, len(summed))
+        parts = frozenset((name, layer) for name, of in layers.items() for layer in of or ("",))
+        self._compare(round, task, slot, summed, parts)
 
     def _compare(
-        self, round: int, task: str, slot: Slot, people: frozenset[ClientId], parts: _Parts
+        self, round: int, task: str, slot: Slot, summed: frozenset[ClientId], parts: _Parts
     ) -> None:
-        """Note the sums that this one can be subtracted from, and keep it for those to come."""
-        own = self._held.setdefault(task, {}).setdefault(parts, [])
-        if not own or own[-1].round != round:
-            own.append(_Held(round, parts))
-            del own[:-2]
-        if own[-1].has(people):
-            return  # it shows nothing new
+        """Record the sums that this one can be subtracted from, and keep it for later ones."""
+        same_parts = self._held.setdefault(task, {}).setdefault(parts, [])
+        if not same_parts or same_parts[-1].round != round:
+            same_parts.append(_Held(round, parts))
+            del same_parts[:-2]
+        if same_parts[-1].has(summed):
+            return  # the server has learned this sum already
         for held in self._before(task, round, parts):
-            for other, clients in held.near(people, self.least):
+            for other, clients in held.near(summed, self.least):
                 pair = Near(task, (held.round, round), (other, slot), tuple(sorted(clients)))
                 self._counts[len(clients)] += 1
                 if len(self._near) < _PAIRS:
                     self._near.append(pair)
-        own[-1].add(slot, people)
+        same_parts[-1].add(slot, summed)
 
     def _before(self, task: str, round: int, parts: _Parts) -> list[_Held]:
         """This round's sums, and for each part those of the last earlier round that had it."""
-        every = [held for kept in self._held[task].values() for held in kept]
-        every.sort(key=lambda held: held.round)
-        last = {p: held.round for held in every if held.round < round for p in held.parts & parts}
+        all_held = [held for kept in self._held[task].values() for held in kept]
+        all_held.sort(key=lambda held: held.round)
+        earlier = [held for held in all_held if held.round < round]
+        last = {p: held.round for held in earlier for p in held.parts & parts}
         return [
             held
-            for held in every
+            for held in all_held
             if any(held.round >= last.get(p, held.round) for p in held.parts & parts)
         ]
 
     def _number(self, layers: tuple[str, ...]) -> int:
-        """Each set of layers is kept once, under its number."""
-        found = self._numbers.get(layers)
-        if found is None:
-            found = self._numbers[layers] = len(self._sets)
+        """The number of a set of layers; each set is stored once."""
+        number = self._numbers.get(layers)
+        if number is None:
+            number = self._numbers[layers] = len(self._sets)
             self._sets.append(layers)
-        return found
+        return number
 
     def _union(self, one: int, other: int) -> int:
         if one == other:
             return one
         return self._number(tuple(dict.fromkeys(self._sets[one] + self._sets[other])))
 
-    # --- what is told ---------------------------------------------------------------------------
+    # --- what is reported -----------------------------------------------------------------------
 
     def near(self, least: int) -> list[Near]:
-        """Pairs of sums whose clients differ, but by fewer than ``least``; at most a thousand.
+        """Pairs of sums whose clients differ, but in fewer than ``least``; at most 1000 pairs.
 
-        A sum is compared with those of its round and of the last round that had the same arrays:
-        taking the difference of two leaves those clients that are in one of them only.
+        A sum is compared with those of its round and of the last round that had the same arrays.
+        The difference of a pair involves only the clients that are in one of the two sums.
         """
         if least > self.least:
-            raise CoterieError(f"pairs were noted that differ by fewer than {self.least}")
+            raise CoterieError(
+                f"only pairs of sums that differ in fewer than {self.least} clients were recorded"
+            )
         return [pair for pair in self._near if len(pair.clients) < least]
 
     def rows(self) -> list[dict[str, Any]]:
-        """As a table: a row for each client, array and protection.
+        """The ledger as a table, with a row for each client, array and protection.
 
-        ``layer_rounds`` are in how many rounds each of its ``layers`` was seen, in their order.
+        ``layer_rounds`` holds, for each of the ``layers``, the number of rounds in which it was
+        seen.
         """
-        found = []
+        rows = []
         for (name, protection), array in self._seen.items():
             for client, seen in array.clients.items():
                 counts: dict[str, int] = defaultdict(int)
@@ -286,14 +292,14 @@ class Exposure:
                     "first": seen.first,
                     "last": seen.last,
                 }
-                found.append(row)
-        return sorted(found, key=lambda r: (r["client"], r["array"], r["protection"]))
+                rows.append(row)
+        return sorted(rows, key=lambda r: (r["client"], r["array"], r["protection"]))
 
     def summary(self) -> dict[str, Any]:
-        """In short, as JSON."""
+        """A summary of the ledger, as values for JSON."""
         single = {p: self._single(p, self._spans[p]) for p in OF_ONE if p in self._spans}
         revealed = single.get(CONSENT, {}).get("arrays", {})
-        # First those that show a vector itself, then those that leave the fewest.
+        # Pairs that differ in the fewest clients first, and pairs within a round before others.
         pairs = sorted(self._near, key=lambda n: (len(n.clients), n.rounds[0] != n.rounds[1]))
         return {
             "clients": self.members,
@@ -320,10 +326,10 @@ class Exposure:
         }
 
     def _single(self, protection: str, span: _Span) -> dict[str, Any]:
-        arrays, everybody = {}, set[ClientId]()
-        for (name, how), array in self._seen.items():
-            if how == protection:
-                everybody |= set(array.clients)
+        arrays, clients = {}, set[ClientId]()
+        for (name, array_protection), array in self._seen.items():
+            if array_protection == protection:
+                clients |= set(array.clients)
                 arrays[name] = {
                     "layers": self._layers(array),
                     "clients": len(array.clients),
@@ -331,23 +337,23 @@ class Exposure:
                     "first": array.first,
                     "last": array.last,
                 }
-        return {"clients": len(everybody), **asdict(span), "arrays": arrays}
+        return {"clients": len(clients), **asdict(span), "arrays": arrays}
 
     def _layers(self, array: _Array) -> list[str]:
-        """All that were seen of anybody, in the model's order."""
+        """All layers that were seen of any client, in the model's order."""
         numbers = dict.fromkeys(n for seen in array.clients.values() for n in seen.sets)
-        found = dict.fromkeys(layer for number in numbers for layer in self._sets[number])
-        known = [layer for layer in self.layers if layer in found]
-        return list(dict.fromkeys([*known, *found]))
+        layers = dict.fromkeys(layer for number in numbers for layer in self._sets[number])
+        known = [layer for layer in self.layers if layer in layers]
+        return list(dict.fromkeys([*known, *layers]))
 
     def sentences(self) -> list[str]:
-        """What a run says of it at its end."""
+        """The ledger in words, as shown at the end of a run."""
         return sentences(self.summary())
 
-    # --- what is kept ---------------------------------------------------------------------------
+    # --- what is saved --------------------------------------------------------------------------
 
     def to_tree(self) -> dict[str, Tree]:
-        """For a checkpoint."""
+        """Convert to plain values for a checkpoint."""
         return {
             "settings": (tuple(self.layers), self.members, self.least, self.reveals, self.secure),
             "abandoned": self.abandoned,
@@ -376,43 +382,43 @@ class Exposure:
 
     @staticmethod
     def from_tree(tree: Mapping[str, Tree]) -> Exposure:
-        """From a checkpoint."""
-        made = Exposure(*tree["settings"])
-        made.round, made.abandoned = tree["round"], tree["abandoned"]
-        made._latest = tree["latest"]
+        """Restore a ledger from a checkpoint."""
+        ledger = Exposure(*tree["settings"])
+        ledger.round, ledger.abandoned = tree["round"], tree["abandoned"]
+        ledger._latest = tree["latest"]
         for layers in tree["sets"]:
-            made._number(tuple(layers))
+            ledger._number(tuple(layers))
         for name, protection, span, clients in tree["seen"]:
-            array = made._seen[name, protection] = _Array(*span)
+            array = ledger._seen[name, protection] = _Array(*span)
             for client, (*numbers, sets) in clients.items():
                 array.clients[client] = _Client(*numbers)
                 array.clients[client].sets.update(sets)
-        made._spans.update({p: _Span(*s) for p, s in tree["spans"].items()})
-        made._sums.update({p: _Sums(*s) for p, s in tree["sums"].items()})
+        ledger._spans.update({p: _Span(*s) for p, s in tree["spans"].items()})
+        ledger._sums.update({p: _Sums(*s) for p, s in tree["sums"].items()})
         for task, round, parts, sums in tree["held"]:
             held = _Held(round, frozenset((name, layer) for name, layer in parts))
             for slot, clients in sums:
                 held.add(slot, frozenset(clients))
-            made._held.setdefault(task, {}).setdefault(held.parts, []).append(held)
-        made._near.extend(Near(*near) for near in tree["near"])
-        made._counts.update(tree["counts"])
-        return made
+            ledger._held.setdefault(task, {}).setdefault(held.parts, []).append(held)
+        ledger._near.extend(Near(*near) for near in tree["near"])
+        ledger._counts.update(tree["counts"])
+        return ledger
 
 
 # --- in words ------------------------------------------------------------------------------------
 
-_SAID = {
-    PLAIN: "The server looked at {what}, unprotected: the method needs each by itself.",
-    OF_ONE_ALONE: "A mean of one client is what it sent: so the method saw {what}, unprotected.",
-    CONSENT: "By consent{by} the server saw {what}.",
+_SENTENCES = {
+    PLAIN: "The server saw {what}, unprotected: the method uses each of them.",
+    OF_ONE_ALONE: "The server saw {what}, unprotected: a mean of one client is its update.",
+    CONSENT: "With consent{by}, the server saw {what}.",
     LOCAL_NOISE: "The server saw {what}, with noise that each client had added.",
     AVERAGED: "The server received {what}, unprotected; the method used only their means.",
-    CENTRAL_NOISE: "The server received {what}; only what it released from them was noised.",
+    CENTRAL_NOISE: "The server received {what}; only what it released from them has noise.",
 }
 
 
 def sentences(seen: Mapping[str, Any]) -> list[str]:
-    """A summary in plain words.
+    """Put a summary into words.
 
     >>> ledger = Exposure(layers=["in", "out"], members=2)
     >>> for client in (0, 1):
@@ -420,26 +426,26 @@ def sentences(seen: Mapping[str, Any]) -> list[str]:
     >>> ledger.sentences()[0]
     "The server received every client's model (all 2 layers) once, in round 1, unprotected; the ..."
     """
-    single, found = seen["single"], []
-    by = next((f" (--reveal {each['by']})" for each in seen["revealed"] if each["by"]), "")
-    for protection, words in _SAID.items():
+    single, texts = seen["single"], []
+    by = next((f" (--reveal {array['by']})" for array in seen["revealed"] if array["by"]), "")
+    for protection, text in _SENTENCES.items():
         if protection in single:
-            found.append(words.format(what=_what(seen, single[protection]["arrays"]), by=by))
+            texts.append(text.format(what=_what(seen, single[protection]["arrays"]), by=by))
     if AVERAGED in single and PLAIN not in single and OF_ONE_ALONE not in single:
-        found[-1] += " --secure would show it sums alone."
-    found += _of_sums(seen) + _of_pairs(seen)
-    if not found and seen.get("secure"):
-        return ["The server learned no sum: what it received was masked."]
-    if not found:
+        texts[-1] += " With --secure it would see only sums."
+    texts += _of_sums(seen) + _of_pairs(seen)
+    if not texts and seen.get("secure"):
+        return ["The server learned no sum: everything it received was masked."]
+    if not texts:
         return ["Nothing left the clients."]
     if seen["abandoned"]:
         were = "One round was" if seen["abandoned"] == 1 else f"{seen['abandoned']} rounds were"
-        found.append(f"{were} abandoned: what had arrived by then was seen all the same.")
-    return found
+        texts.append(f"{were} abandoned: the server saw what had arrived by then.")
+    return texts
 
 
 def sees(seen: Mapping[str, Any]) -> str:
-    """The most that the server saw, in a word.
+    """The most revealing thing that the server saw, in one word.
 
     >>> sees(Exposure().summary())
     'nothing'
@@ -451,37 +457,35 @@ def sees(seen: Mapping[str, Any]) -> str:
 
 
 def server_sees(summary: Mapping[str, Any]) -> str:
-    """The same for a run's summary; an older run has only what its method looks at."""
+    """The same for a run's summary; older runs only recorded what their method looks at."""
     seen = summary.get("exposure")
     return str(summary["sees"]) if seen is None else sees(seen)
 
 
 def _what(seen: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which arrays with which layers, of whom and when."""
+    """Which arrays with which layers, of which clients, and when."""
     alike: dict[tuple[int, ...], dict[tuple[str, ...], list[str]]] = {}
     for name, array in arrays.items():
-        who_and_when = alike.setdefault((array["clients"], array["rounds"], array["first"]), {})
-        who_and_when.setdefault(tuple(array["layers"]), []).append(name)
-    found = []
-    for (clients, rounds, first), things in alike.items():
-        titles = [_and(_titles(n)) + _which(of, seen["layers"]) for of, n in things.items() if of]
-        what = _and([*titles, *_titles(things.get((), []))])
+        by_layers = alike.setdefault((array["clients"], array["rounds"], array["first"]), {})
+        by_layers.setdefault(tuple(array["layers"]), []).append(name)
+    texts = []
+    for (clients, rounds, first), names in alike.items():
+        titles = [_and(_titles(n)) + _which(of, seen["layers"]) for of, n in names.items() if of]
+        what = _and([*titles, *_titles(names.get((), []))])
         share = f" of {seen['clients']}" if clients < seen["clients"] else ""
-        everybody = clients == seen["clients"]
-        whose = (
-            f"every client's {what}" if everybody else f"the {what} of {_people(clients, share)}"
-        )
-        found.append(f"{whose} {_when(rounds, first)}")
-    return _and(found)
+        every = clients == seen["clients"]
+        whose = f"every client's {what}" if every else f"the {what} of {_clients(clients, share)}"
+        texts.append(f"{whose} {_when(rounds, first)}")
+    return _and(texts)
 
 
-# What arrays that many methods have in common are called; others stand in quotes.
+# The words for arrays that many methods send; other names are quoted.
 _TITLES = {
     "model": "model",
     "scored": "longer-trained model",
     "scores": "validation losses",
 }
-# What a probe asks of both halves of a client's data, by the second word of the arrays' names.
+# What a probe asks for on both halves of a client's data, by the second word of the arrays' names.
 _HALVES = {
     "": "models trained on two halves of its data",
     "gradient": "gradients on two halves of its data",
@@ -491,7 +495,7 @@ _HALVES = {
 
 
 def _titles(names: Sequence[str]) -> list[str]:
-    """Arrays as they are called in a sentence.
+    """The names of arrays as used in a sentence.
 
     >>> _titles(["first", "second", "model"]), _titles(["first"])
     (['models trained on two halves of its data', 'model'], ["'first'"])
@@ -508,7 +512,7 @@ def _titles(names: Sequence[str]) -> list[str]:
 
 
 def _which(layers: Sequence[str], of: Sequence[str]) -> str:
-    """Layers in brackets: by number if it is all, by name if they are few."""
+    """Layers in brackets: their number if these are all, their names if they are few."""
     if not layers:
         return ""
     if set(layers) == set(of) and len(of) > 1:
@@ -520,8 +524,8 @@ def _which(layers: Sequence[str], of: Sequence[str]) -> str:
 
 
 def _of_sums(seen: Mapping[str, Any]) -> list[str]:
-    """The sums, unless they are of replies that had been seen before."""
-    found: list[str] = []
+    """Sentences about the sums, unless the server has seen their terms anyway."""
+    texts: list[str] = []
     single = seen["single"]
     for protection, of in seen["sums"].items():
         if protection == PLAIN and {AVERAGED, CENTRAL_NOISE, PLAIN} & set(single):
@@ -529,13 +533,13 @@ def _of_sums(seen: Mapping[str, Any]) -> list[str]:
         low, high = of["smallest"], of["largest"]
         size = f"{low} clients" if low == high else f"{low} to {high} clients"
         what = {PLAIN: "unprotected sums", SECURE_NOISED: "noised sums"}.get(protection, "sums")
-        begin = "Otherwise the server" if single or found else "The server"
-        found.append(f"{begin} saw {what} only, of {size}, {_when(of['rounds'], of['first'])}.")
-    return found
+        begin = "Otherwise the server" if single or texts else "The server"
+        texts.append(f"{begin} saw only {what} of {size}, {_when(of['rounds'], of['first'])}.")
+    return texts
 
 
 def _of_pairs(seen: Mapping[str, Any]) -> list[str]:
-    """Sums that leave few clients when one is subtracted from another; the worst is named."""
+    """A sentence about pairs of sums that differ in few clients, with the worst pair."""
     near = seen["near"]
     if not near["count"]:
         return []
@@ -555,7 +559,7 @@ def _of_pairs(seen: Mapping[str, Any]) -> list[str]:
 
 
 def _when(rounds: int, first: int) -> str:
-    """In which rounds; 0 is before the first.
+    """The rounds in words; round 0 is before the first.
 
     >>> _when(1, 0), _when(1, 3), _when(2, 0), _when(4, 1)
     ('before round 1', 'once, in round 3', 'before round 1 and in 1 round', 'in 4 rounds')
@@ -567,12 +571,12 @@ def _when(rounds: int, first: int) -> str:
     return f"before round 1 and in {rounds - 1} round{'s' * (rounds > 2)}"
 
 
-def _people(clients: int, share: str) -> str:
+def _clients(clients: int, share: str) -> str:
     return f"{clients}{share} client{'s' * (clients > 1 or bool(share))}"
 
 
 def _and(words: Iterable[str]) -> str:
-    """In a row.
+    """Join words by commas and "and".
 
     >>> _and(["a"]), _and(["a", "b", "c"])
     ('a', 'a, b and c')

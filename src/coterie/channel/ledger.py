@@ -1,4 +1,4 @@
-"""The ledger: every byte that went through the door, by client, round, kind and purpose."""
+"""The ledger of communication: all bytes sent, by client, round and kind."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        """Both ways together."""
+        """The bytes of both directions together."""
         return self.down + self.up
 
     def to_json(self) -> Way:
-        """As events have it."""
+        """Convert to the form that events use."""
         return {"down": self.down, "up": self.up}
 
     @staticmethod
     def from_json(way: Way | None) -> Bytes:
-        """From an event."""
+        """Read from the form that events use."""
         return Bytes() if way is None else Bytes(way["down"], way["up"])
 
 
@@ -46,13 +46,13 @@ def _counts() -> dict[Any, Bytes]:
 
 @dataclass
 class Tally:
-    """Real encoded lengths, headers included.
+    """Counts of bytes: the real lengths of the encoded messages, headers included.
 
-    ``method`` is what the method costs, by client; ``kinds`` the same by what it is for;
-    ``wasted`` what went to and came from clients whose reports did not count, because they were
-    lost, late or of an abandoned round; ``unmetered`` is what only a simulation or a report costs
-    (scoring, and orders that a real client would give itself). ``entries``, of the present round
-    only, are by client and kind together.
+    ``method`` is what the method costs, by client; ``kinds`` is the same by kind of content.
+    ``wasted`` is what was sent to and from clients whose reports did not count, because they were
+    lost, late, or part of an abandoned round. ``unmetered`` is what only a simulation or a report
+    needs (scoring, and orders that a real client would give itself). ``entries`` are by client and
+    kind, for the current round only.
     """
 
     method: dict[ClientId, Bytes] = field(default_factory=_counts)
@@ -65,29 +65,29 @@ class Tally:
 
     @property
     def total(self) -> Bytes:
-        """What the method has cost, all clients together."""
+        """The method's bytes, summed over all clients."""
         return sum(self.method.values(), Bytes())
 
     @property
     def total_wasted(self) -> Bytes:
-        """What was wasted, all clients together."""
+        """The wasted bytes, summed over all clients."""
         return sum(self.wasted.values(), Bytes())
 
 
 @dataclass
 class Ledger(Tally):
-    """All since the start, and ``now`` the present round alone."""
+    """The bytes since the start of the run; ``now`` counts those of the current round."""
 
     now: Tally = field(default_factory=Tally)
 
     def begin(self) -> None:
-        """Another round begins."""
+        """Begin a round."""
         self.now = Tally()
 
     def record(
         self, client: ClientId, moved: Bytes, kinds: Mapping[str, Bytes], unmetered: bool = False
     ) -> None:
-        """An order and the reply that counts."""
+        """Count an order and its accepted reply."""
         for tally in (self, self.now):
             if unmetered:
                 tally.unmetered += moved
@@ -101,7 +101,7 @@ class Ledger(Tally):
     def waste(
         self, client: ClientId, moved: Bytes, unmetered: bool = False, late: bool = False
     ) -> None:
-        """An order whose reply never came, or came too late."""
+        """Count an order whose reply was lost or came too late."""
         for tally in (self, self.now):
             if unmetered:
                 tally.unmetered += moved
@@ -111,7 +111,7 @@ class Ledger(Tally):
             tally.lost += not late
 
     def abandon(self) -> None:
-        """The present round came to nothing: what it cost was wasted."""
+        """Count the bytes of the current round as wasted, since it was abandoned."""
         for client, moved in self.now.method.items():
             self.method[client] -= moved
             for tally in (self, self.now):
@@ -123,15 +123,15 @@ class Ledger(Tally):
         self.now.entries.clear()
 
     def rows(self, round: int) -> list[dict[str, int | str]]:
-        """The present round as a table: a row for each client and kind, and for what was wasted."""
-        found = {**self.now.entries, **{(c, "wasted"): b for c, b in self.now.wasted.items()}}
+        """The current round as a table: a row for each client and kind, ``wasted`` included."""
+        entries = {**self.now.entries, **{(c, "wasted"): b for c, b in self.now.wasted.items()}}
         return [
             {"round": round, "client": c, "kind": kind, "down": b.down, "up": b.up}
-            for (c, kind), b in sorted(found.items())
+            for (c, kind), b in sorted(entries.items())
         ]
 
     def to_tree(self) -> dict[str, Tree]:
-        """For a checkpoint."""
+        """Convert to plain values for a checkpoint."""
         return {
             "method": {c: (b.down, b.up) for c, b in self.method.items()},
             "kinds": {k: (b.down, b.up) for k, b in self.kinds.items()},
@@ -143,7 +143,7 @@ class Ledger(Tally):
 
     @staticmethod
     def from_tree(tree: Mapping[str, Tree]) -> Ledger:
-        """From a checkpoint."""
+        """Restore a ledger from a checkpoint."""
         ledger = Ledger(unmetered=Bytes(*tree["unmetered"]), lost=tree["lost"], late=tree["late"])
         for name in ("method", "kinds", "wasted"):
             getattr(ledger, name).update({k: Bytes(*b) for k, b in tree[name].items()})

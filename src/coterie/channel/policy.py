@@ -1,8 +1,8 @@
-"""Round policy: who is asked, whose report counts, and when a round is given up.
+"""The round policy: which clients are selected, whose reports count, when a round is abandoned.
 
-The rules of Bonawitz et al. (2019): more clients are asked than needed, the first reports count,
-a deadline ends the round, and a round with too few reports is abandoned. Functions only; the
-run holds the time.
+The rules are those of Bonawitz et al. (2019): more clients are selected than needed, the first
+reports count, a deadline ends the round, and a round with too few reports is abandoned. This module
+has only functions; the simulated time is kept elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coterie.seeds import numpy_generator, seed_for
 
 @dataclass(frozen=True)
 class Accepted:
-    """Whose reports count, first come first; whose do not, by id; and how long it took."""
+    """Clients whose reports count, in order of arrival; the others, by id; and the time taken."""
 
     reported: tuple[ClientId, ...]
     late: tuple[ClientId, ...]
@@ -31,7 +31,7 @@ class Accepted:
 
 
 def cohort_size(asked: int | float, clients: int) -> int:
-    """How many clients take part in a round.
+    """The number of clients in a round's cohort.
 
     >>> cohort_size(0.1, 100), cohort_size(10, 100), cohort_size(1.0, 20)
     (10, 10, 20)
@@ -39,14 +39,14 @@ def cohort_size(asked: int | float, clients: int) -> int:
     count = round(asked * clients) if isinstance(asked, float) and asked <= 1 else int(asked)
     if not 1 <= count <= clients:
         raise ConfigError(
-            f"run.cohort = {asked} makes {count} of {clients} clients; give a number from 1 to "
-            f"{clients} or a fraction up to 1.0"
+            f"run.cohort = {asked} means {count} of {clients} clients: set it to a number from 1 "
+            f"to {clients}, or to a fraction up to 1.0"
         )
     return count
 
 
 def orders(policy: Policy, clients: int) -> int:
-    """How many clients are asked.
+    """The number of clients to send orders to, over-selection included.
 
     >>> orders(Policy(cohort=10, over_selection=1.3), 100)
     13
@@ -55,50 +55,50 @@ def orders(policy: Policy, clients: int) -> int:
 
 
 def least(policy: Policy, clients: int) -> int:
-    """How many reports a round needs in order not to be abandoned.
+    """The number of reports below which a round is abandoned.
 
     >>> least(Policy(cohort=10, min_reports=0.75), 100)
     8
     """
-    asked = policy.min_reports
-    if isinstance(asked, float) and asked <= 1:
-        return _up(asked * cohort_size(policy.cohort, clients))
-    return int(asked)
+    minimum = policy.min_reports
+    if isinstance(minimum, float) and minimum <= 1:
+        return _up(minimum * cohort_size(policy.cohort, clients))
+    return int(minimum)
 
 
 def _up(number: float) -> int:
-    """Rounded up, but not because 1.1 · 50 is a little above 55 in binary."""
+    """Round up, ignoring floating-point errors such as 1.1 · 50 > 55."""
     return math.ceil(round(number, 9))
 
 
 def check(
     policy: Policy, clients: int, clock: Clock | None, availability: Availability | None = None
 ) -> None:
-    """Refuse a policy that cannot work with so many clients, or that needs a clock and has none."""
+    """Refuse a policy that cannot work with this number of clients, or without a clock."""
     cohort = cohort_size(policy.cohort, clients)
     if policy.sampling == "poisson" and (policy.over_selection > 1 or policy.weighted):
         raise ConfigError(
-            "run.sampling = 'poisson' draws each client by a coin: leave out run.over_selection "
-            "and run.weighted"
+            "run.sampling = 'poisson' selects each client independently: leave out "
+            "run.over_selection and run.weighted"
         )
     for key in ("cohort", "min_reports"):
         value = getattr(policy, key)
         if value > 1 and value != int(value):
-            raise ConfigError(f"run.{key} = {value:g}: give a whole number, or a share up to 1.0")
+            raise ConfigError(f"run.{key} = {value:g}: it must be a whole number or at most 1.0")
     if orders(policy, clients) > clients:
         raise ConfigError(
-            f"run.over_selection = {policy.over_selection:g} asks {orders(policy, clients)} of "
+            f"run.over_selection = {policy.over_selection:g} selects {orders(policy, clients)} of "
             f"{clients} clients for a cohort of {cohort}: lower it, or run.cohort"
         )
     if not 1 <= least(policy, clients) <= cohort:
         raise ConfigError(
-            f"run.min_reports = {policy.min_reports} of a cohort of {cohort}: give a number from 1 "
-            f"to {cohort}, or a share up to 1.0"
+            f"run.min_reports = {policy.min_reports} with a cohort of {cohort}: set it to a number "
+            f"from 1 to {cohort}, or to a fraction up to 1.0"
         )
     if policy.weighted and availability is None:
         raise ConfigError(
-            "run.weighted draws by the time that clients are on, and all are always on: give an "
-            "availability, or leave it out"
+            "run.weighted selects clients by the time that they are on, but all are always on: set "
+            "availability.name, or leave out run.weighted"
         )
     timed = {
         "run.over_selection": policy.over_selection > 1,
@@ -109,7 +109,7 @@ def check(
     needs = [key for key, used in timed.items() if used]
     if needs and clock is None:
         raise ConfigError(
-            f"{needs[0]} is about simulated time, and there is no clock: choose one, as in "
+            f"{needs[0]} uses simulated time, but there is no clock: choose one, as in "
             "clock.name = links"
         )
 
@@ -123,30 +123,30 @@ def select(
     time: float = 0.0,
     present: Collection[ClientId] | None = None,
 ) -> list[ClientId]:
-    """Whom to ask in a round, drawn from a seed of its own among those who are on, and present.
+    """Select the clients of a round at random among the members that are on and present.
 
-    If fewer are on than should be asked, all of them are. A cohort is of all members, whoever is
-    there: so the rate of a coin, which privacy is counted by, does not change.
+    If fewer are on than should be selected, all of them are. The cohort size refers to all members,
+    whether they are on or not, so that the sampling rate that privacy is accounted for is constant.
     """
-    there = [
+    candidates = [
         c
         for c in members
         if (availability is None or availability.on(c, time)) and (present is None or c in present)
     ]
-    count = min(orders(policy, len(members)), len(there))
+    count = min(orders(policy, len(members)), len(candidates))
     if not count:
         return []
     if policy.sampling == "poisson":
-        coins = numpy_generator(seed_for(seed, "cohort", round)).random(len(there))
+        coins = numpy_generator(seed_for(seed, "cohort", round)).random(len(candidates))
         rate = cohort_size(policy.cohort, len(members)) / len(members)
-        return sorted(c for c, coin in zip(there, coins, strict=True) if coin < rate)
+        return sorted(c for c, coin in zip(candidates, coins, strict=True) if coin < rate)
     weights = None
     if policy.weighted and availability is not None:
-        shares = np.array([availability.share(c) for c in there])
+        shares = np.array([availability.share(c) for c in candidates])
         weights = shares / shares.sum()
     generator = numpy_generator(seed_for(seed, "cohort", round))
-    drawn = generator.choice(len(there), count, replace=False, p=weights)
-    return sorted(int(there[i]) for i in drawn)
+    drawn = generator.choice(len(candidates), count, replace=False, p=weights)
+    return sorted(int(candidates[i]) for i in drawn)
 
 
 def ready(
@@ -155,9 +155,9 @@ def ready(
     availability: Availability | None,
     time: float,
 ) -> float:
-    """The first moment from now on at which enough clients are on for a round not to be abandoned.
+    """The earliest time, from ``time`` on, at which enough clients are on for a round.
 
-    If none comes within thirty days, a ``TrainingError`` says so.
+    Raises TrainingError if there is none within thirty days.
     """
     if availability is None:
         return time
@@ -173,7 +173,7 @@ def ready(
 
 
 def selecting(policy: Policy, before: float | None) -> float:
-    """The seconds of selection that the round before, which lasted so long, does not hide.
+    """The seconds of selection that do not overlap with the round before, which lasted ``before``.
 
     >>> [selecting(Policy(selection=5.0), before) for before in (None, 2.0, 9.0)]
     [5.0, 3.0, 0.0]
@@ -187,14 +187,14 @@ def accept(
     left: float | None,
     gone: Mapping[ClientId, float] | None = None,
 ) -> Accepted:
-    """Whose reports count, and how long the exchange lasts.
+    """Determine whose reports count, and how long the exchange lasts.
 
-    Those count that come within the ``left`` seconds (None: no deadline) and before their client
-    goes off, ``gone[client]`` seconds from now; in order of time, then of id, until there are
-    ``enough`` (None: as many as come). A lost reply never finishes: its time is infinite.
+    A report counts if it arrives within ``left`` seconds (None: no deadline) and before its client
+    goes off, ``gone[client]`` seconds from now. Reports are taken in order of time, then of id,
+    until there are ``enough`` (None: all). The time of a lost reply is infinite.
 
-    The exchange ends with the last report that counts if there are enough or nobody is missing;
-    otherwise at the deadline, or without one when the last of the missing is known to be gone.
+    The exchange ends with the last report that counts if there are enough or none is missing;
+    otherwise at the deadline or, without one, when the last missing client has gone off.
 
     >>> accept({0: Seconds(3.0), 1: Seconds(1.0), 2: Seconds(9.0)}, enough=2, left=5.0)
     Accepted(reported=(1, 0), late=(2,), lasted=Seconds(computation=3.0, ...))
@@ -206,8 +206,8 @@ def accept(
         total = finishes[client].total
         return total <= limit and total < leaves.get(client, math.inf)
 
-    coming = sorted(filter(counts, finishes), key=lambda c: (finishes[c].total, c))
-    reported = coming[:enough]
+    in_time = sorted(filter(counts, finishes), key=lambda c: (finishes[c].total, c))
+    reported = in_time[:enough]
     late = sorted(set(finishes) - set(reported))
     slowest = finishes[reported[-1]] if reported else Seconds()
     if not late or len(reported) == enough:

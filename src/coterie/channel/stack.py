@@ -24,7 +24,7 @@ from coterie.channel.disclosure import Disclosure
 from coterie.channel.exchange import Terms
 from coterie.channel.metering import Metering
 from coterie.channel.piggyback import Piggyback
-from coterie.channel.stage import Stage
+from coterie.channel.stage import Stages
 from coterie.channel.state import ChannelState
 from coterie.channel.timing import Reports, Timing
 from coterie.channel.versions import Versions
@@ -32,16 +32,18 @@ from coterie.channel.vetting import Outliers, Vetting
 from coterie.channel.wire import Wire
 
 
-def stages(wire: Wire, terms: Terms, state: ChannelState) -> list[Stage]:
+def stages(wire: Wire, terms: Terms, state: ChannelState) -> Stages:
     """All stages, outermost first."""
-    return [
-        Reports(terms),
-        Piggyback(terms, state),
-        Versions(state),
-        Metering(wire, state),
-        Disclosure(state),
-        Timing(terms, state),
-        Outliers(terms),
-        Vetting(wire),
-        Compression(wire, terms, state),
-    ]
+    return Stages(
+        [
+            Reports(terms),
+            Piggyback(terms, state),
+            Versions(state),
+            Metering(wire, state),
+            Disclosure(state),
+            Timing(terms, state),
+            Outliers(terms),
+            Vetting(wire),
+            Compression(wire, terms, state),
+        ]
+    )

@@ -1,12 +1,12 @@
-"""What travels: a checksum, a JSON header and the arrays' bytes.
+"""The wire format: messages of a checksum, a JSON header and the bytes of the arrays.
 
 A message is ``u32 header length | u32 checksum | header | payloads``. The header holds the body (a
-tree with numbered places for arrays) and each array's type, shape, length and codec, so it
-describes itself and no pickle is needed. The checksum is a CRC-32 of everything else.
+tree in which arrays are replaced by their numbers) and each array's type, shape, length and codec,
+so it describes itself and no pickle is needed. The checksum is a CRC-32 of everything else.
 
-Whoever wrote a header may have lied: what it says is checked before any array is decoded. All
-arrays of a message together may have eight numbers for each byte that came, more than any plain
-codec packs into one, and beyond that, for ``topk`` and ``zstd``, as many as 64 models and 2^24.
+A header may come from a dishonest sender, so it is checked before any array is decoded. All arrays
+of a message together may have eight numbers for each byte received, which is more than any plain
+codec packs into one, plus, for ``topk`` and ``zstd``, as many as 64 models and 2^24.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from coterie.core.tree import Tree, pack, unpack
 from coterie.core.weights import Layout
 from coterie.errors import CoterieError, WireError
 
-SMALL = 1 << 24  # numbers that an array may hold which is no model
+SMALL = 1 << 24  # the numbers that arrays other than models may hold
 _START = 8  # bytes before the header
-_PACKED, _MODELS = 8, 64  # numbers that a byte may stand for; models that may be of hardly any
+_PACKED, _MODELS = 8, 64  # numbers for each byte; models' worth of numbers beyond that
 _ARRAYS, _AXES, _LONGEST = 10_000, 8, 1 << 40
-NOT_MODELS = ("gradient", "direction")  # weights of this name are as large as a model, but none
+NOT_MODELS = ("gradient", "direction")  # names of weights that have a model's size but are not one
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an answer cost its client: seconds as measured, and samples gone through.
+    """The work that an answer took: measured seconds, and samples processed.
 
-    It is known beside the message, for a clock; no byte of it travels.
+    Clocks use it. It accompanies the message and is not counted in its bytes.
     """
 
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Message:
-    """One message, its arrays still apart so that equal ones need to be moved only once."""
+    """A message whose arrays are kept separate, so that equal ones are moved only once."""
 
     header: bytes
     payloads: tuple[Payload, ...]
@@ -55,16 +55,16 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Its exact length in bytes."""
+        """The exact length in bytes."""
         return _START + len(self.header) + self.content
 
     @property
     def content(self) -> int:
-        """The bytes of its arrays alone."""
+        """The length of the arrays alone, in bytes."""
         return sum(len(p) for p in self.payloads)
 
     def to_bytes(self) -> bytes:
-        """The message in one piece."""
+        """Encode the whole message as bytes."""
         length = len(self.header).to_bytes(4, "little")
         checksum = zlib.crc32(length)
         for part in (self.header, *self.payloads):
@@ -73,20 +73,20 @@ class Message:
 
     @staticmethod
     def from_bytes(data: Payload, work: Work | None = None) -> Message:
-        """A message from one piece; refused if a byte of it is wrong or missing."""
+        """Decode a message; refused if a byte is wrong or missing."""
         view = memoryview(data)
         end = _START + int.from_bytes(view[:4], "little")
         if len(view) < _START or end > len(view):
-            raise WireError(f"a message was cut short: there are {len(view)} bytes of it")
+            raise WireError(f"a message was cut short: only {len(view)} bytes of it arrived")
         if zlib.crc32(view[_START:], zlib.crc32(view[:4])) != int.from_bytes(view[4:8], "little"):
             raise WireError(f"a message of {len(view)} bytes is damaged: its checksum is wrong")
         header = bytes(view[_START:end])
         payloads = []
         try:
-            described = _Header.of(header).arrays
+            arrays = _Header.of(header).arrays
         except CoterieError as error:
             raise WireError(str(error)) from None
-        for array in described:
+        for array in arrays:
             payloads.append(view[end : end + array.length])
             end += array.length
         if end != len(view):
@@ -95,9 +95,10 @@ class Message:
 
 
 def received(data: Payload, work: Work | None = None) -> Message | None:
-    """A message that came over a network.
+    """Decode a message that came over a network.
 
-    One that was damaged on its way has its length still, but no header: reading it is refused.
+    A message that was damaged on the way becomes one of the same length without a header, which
+    ``Wire.unpack`` refuses.
     """
     try:
         return Message.from_bytes(data, work)
@@ -107,7 +108,7 @@ def received(data: Payload, work: Work | None = None) -> Message | None:
 
 @dataclass(frozen=True)
 class _Described:
-    """What a header says of one array."""
+    """A header's description of one array."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -115,13 +116,13 @@ class _Described:
     spec: str = "raw"
 
     @staticmethod
-    def of(said: Any) -> _Described:
-        dtype, shape, length, *spec = said
+    def of(description: Any) -> _Described:
+        dtype, shape, length, *spec = description
         texts, numbers = [dtype, *spec], [length, *shape]
         if not all(type(text) is str for text in texts) or len(spec) > 1:
-            raise TypeError("its type and codec are no names")
+            raise TypeError("an array's type or codec is not a name")
         if not all(type(n) is int and 0 <= n <= _LONGEST for n in numbers) or len(shape) > _AXES:
-            raise ValueError("no array is of that size")
+            raise ValueError("an array's shape or length is impossible")
         return _Described(dtype, tuple(shape), length, *spec)
 
     @property
@@ -131,53 +132,53 @@ class _Described:
 
 @dataclass(frozen=True)
 class _Header:
-    """A message's header, taken apart and made of what it should be made of."""
+    """A message's header, parsed and checked."""
 
     body: dict[str, Any]
     arrays: tuple[_Described, ...]
 
     @staticmethod
     def of(text: bytes) -> _Header:
-        with _making_sense("header"):
+        with _parsing("header"):
             tree = json.loads(text)
             body, arrays = tree["body"], tree["arrays"]
             if not isinstance(body, dict) or not isinstance(arrays, list):
                 raise TypeError("it has no body")
-            if any(key.startswith("$") for key in body):  # what it says must be what is signed
-                raise ValueError("its body is not made of plain names")
+            if any(key.startswith("$") for key in body):  # signatures cover plain names only
+                raise ValueError("its body has reserved names")
             if len(arrays) > _ARRAYS:
                 raise ValueError(f"it has {len(arrays)} arrays")
-            return _Header(body, tuple(_Described.of(said) for said in arrays))
+            return _Header(body, tuple(_Described.of(description) for description in arrays))
 
     def check(self, payloads: tuple[Payload, ...], most: int) -> None:
-        """Refuse lengths that are not those of the payloads, and more numbers than there can be."""
+        """Refuse lengths that do not match the payloads, and more numbers than allowed."""
         if len(payloads) != len(self.arrays):
             raise CoterieError(f"a message has {len(payloads)} arrays, not {len(self.arrays)}")
         for payload, array in zip(payloads, self.arrays, strict=True):
             if len(payload) != array.length:
                 raise WireError(f"an array of {array.length} bytes came with {len(payload)}")
-        # One that is decoded once for several places counts once.
-        came = {id(p): len(p) for p in payloads}
+        # An array that is decoded once and used several times counts once.
+        sizes = {id(p): len(p) for p in payloads}
         decoded = {(id(p), a): a.count for p, a in zip(payloads, self.arrays, strict=True)}
-        left = most + _PACKED * sum(came.values())
-        if sum(decoded.values()) > left:
+        allowed = most + _PACKED * sum(sizes.values())
+        if sum(decoded.values()) > allowed:
             raise CoterieError(
-                f"a message of {sum(came.values())} bytes of arrays says that these hold "
-                f"{sum(decoded.values())} numbers, and {left} is the most that it may"
+                f"the header of a message with {sum(sizes.values())} bytes of arrays claims "
+                f"{sum(decoded.values())} numbers; at most {allowed} are allowed"
             )
 
 
 @contextmanager
-def _making_sense(part: str) -> Iterator[None]:
-    """What goes wrong in here is the fault of whoever made the message."""
+def _parsing(part: str) -> Iterator[None]:
+    """Report errors in here as those of an invalid message."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {str(error)[:200]}"
-        raise CoterieError(f"a message whose {part} makes no sense ({why})") from None
+        raise CoterieError(f"a message has an invalid {part} ({why})") from None
 
 
-Choice = tuple[Codec, int]  # how one array is encoded, and the seed of that
+Choice = tuple[Codec, int]  # the codec of an array, and the seed for encoding it
 Encoded = dict[tuple[int, str], tuple[Tensor, Payload]]
 Decoded = dict[tuple[int, str, tuple[int, ...]], tuple[Payload, Tensor]]
 
@@ -186,8 +187,8 @@ Decoded = dict[tuple[int, str, tuple[int, ...]], tuple[Payload, Tensor]]
 class Wire:
     """Packs and unpacks messages for one model.
 
-    An array that goes to many clients is encoded, and decoded, once for all of them when the
-    caller passes a dict to remember it in for as long as the exchange lasts.
+    An array that is sent to many clients is encoded, and decoded, only once if the caller passes a
+    dict that serves as a cache for the exchange.
     """
 
     layout: Layout
@@ -199,50 +200,50 @@ class Wire:
         encoded: Encoded | None = None,
         choices: Mapping[int, Choice] | None = None,
     ) -> Message:
-        """A message with this body; ``choices`` say how tensors, by identity, are encoded."""
+        """Encode a body as a message; ``choices`` give codecs for tensors, by ``id``."""
         packed, tensors = pack(body, self.layout)
-        memory: Encoded = {} if encoded is None else encoded
+        cache: Encoded = {} if encoded is None else encoded
         payloads, arrays = [], list[list[Any]]()
         for tensor in tensors:
             chosen, seed = (choices or {}).get(id(tensor), (self.plain, 0))
             key = id(tensor), chosen.spec
-            if key not in memory:
-                memory[key] = (tensor, chosen.encode(tensor, seed))
-            payloads.append(memory[key][1])
-            told = [] if chosen.spec == "raw" else [chosen.spec]
-            arrays.append([dtype_name(tensor), list(tensor.shape), len(payloads[-1]), *told])
+            if key not in cache:
+                cache[key] = (tensor, chosen.encode(tensor, seed))
+            payloads.append(cache[key][1])
+            spec = [] if chosen.spec == "raw" else [chosen.spec]
+            arrays.append([dtype_name(tensor), list(tensor.shape), len(payloads[-1]), *spec])
         header = json.dumps({"body": packed, "arrays": arrays}, separators=(",", ":"))
         return Message(header.encode(), tuple(payloads))
 
     def unpack(self, message: Message, decoded: Decoded | None = None) -> dict[str, Any]:
-        """The body of a message."""
+        """Decode the body of a message."""
         if not message.header:
             raise WireError(f"a message of {message.size} bytes was damaged on its way")
         header = _Header.of(message.header)
         header.check(message.payloads, _MODELS * self.layout.size + SMALL)
-        memory = {} if decoded is None else decoded
+        cache = {} if decoded is None else decoded
         tensors = []
         for payload, array in zip(message.payloads, header.arrays, strict=True):
             # Python shares short bytes objects, so their identity is not enough.
             key = (id(payload), array.dtype + array.spec, array.shape)
-            if key not in memory:
-                made = codec(array.spec).decode(payload, array.dtype, array.shape)
-                memory[key] = (payload, made)
-            tensors.append(memory[key][1])
-        with _making_sense("body"):
+            if key not in cache:
+                tensor = codec(array.spec).decode(payload, array.dtype, array.shape)
+                cache[key] = (payload, tensor)
+            tensors.append(cache[key][1])
+        with _parsing("body"):
             body: dict[str, Any] = unpack(header.body, tensors, self.layout)
             if not isinstance(body, dict) or not all(isinstance(key, str) for key in body):
-                raise TypeError("it says nothing by name")
+                raise TypeError("it is not a mapping with names")
         return body
 
     def kinds(self, message: Message) -> dict[str, int]:
-        """A message's bytes by what they are for; together they are its size.
+        """A message's bytes by kind; they add up to its size.
 
-        ``model/<layer>`` are weights. A codec that packs layers together has its bytes shared out
-        by their numbers of weights. Other arrays go by their names, ``losses`` are the numbers
-        beside them, ``header`` is the rest.
+        ``model/<layer>`` are weights. If a codec packs several layers together, its bytes are
+        divided in proportion to their numbers of weights. Other arrays count under their names,
+        metrics as ``losses``, and the rest as ``header``.
         """
-        header, found = _Header.of(message.header), dict[str, int]()
+        header, sizes = _Header.of(message.header), dict[str, int]()
         body, lengths = header.body, [array.length for array in header.arrays]
 
         def add(name: str, packed: Any) -> None:
@@ -252,23 +253,23 @@ class Wire:
             elif "$weights" in packed and name not in NOT_MODELS:
                 part = self.layout.only(packed["of"]) if "of" in packed else self.layout
                 for layer, share in shared_out(lengths[packed["$weights"]], part).items():
-                    found[f"model/{layer}"] = found.get(f"model/{layer}", 0) + share
+                    sizes[f"model/{layer}"] = sizes.get(f"model/{layer}", 0) + share
             else:
                 number = packed["$weights" if "$weights" in packed else "$tensor"]
-                found[name] = found.get(name, 0) + lengths[number]
+                sizes[name] = sizes.get(name, 0) + lengths[number]
 
-        with _making_sense("body"):
+        with _parsing("body"):
             for name, packed in body.get("arrays", {}).items():
                 add(name, packed)
         if metrics := body.get("metrics"):
-            found["losses"] = len(json.dumps(metrics, separators=(",", ":")))
-        found["header"] = message.size - sum(found.values())
-        return found
+            sizes["losses"] = len(json.dumps(metrics, separators=(",", ":")))
+        sizes["header"] = message.size - sum(sizes.values())
+        return sizes
 
 
 def without(message: Message, field: str) -> Message:
-    """The same message without a field of its body that holds no arrays."""
-    if not message.header:  # it was damaged
+    """Remove from a message a field of its body that holds no arrays."""
+    if not message.header:  # it was damaged on its way
         return message
     header = json.loads(message.header)
     header["body"].pop(field, None)
@@ -276,18 +277,18 @@ def without(message: Message, field: str) -> Message:
 
 
 def digest_of(message: Message) -> str:
-    """A short name for an order with all that it says; which versions to keep is no part of it."""
+    """A digest of an order, except for the versions of state that it says to keep."""
     return _digest(message, lambda key: key != "keep")
 
 
 def content_of(message: Message) -> str:
-    """A short name for what an order asks for: its task, config and arrays, whoever gets it."""
+    """A digest of what an order asks for: its task, config and arrays, but not its client."""
     return _digest(message, lambda key: key in ("task", "config", "arrays"))
 
 
-def _digest(message: Message, counts: Callable[[str], bool]) -> str:
+def _digest(message: Message, includes: Callable[[str], bool]) -> str:
     header = json.loads(message.header)
-    body = {key: said for key, said in header["body"].items() if counts(key)}
+    body = {key: value for key, value in header["body"].items() if includes(key)}
     digest = hashlib.sha256(json.dumps([body, header["arrays"]]).encode())
     for payload in message.payloads:
         digest.update(payload)
@@ -295,7 +296,7 @@ def _digest(message: Message, counts: Callable[[str], bool]) -> str:
 
 
 def shared_out(length: int, layout: Layout) -> dict[str, int]:
-    """A payload's bytes by layer, in proportion to their weights; they add up exactly.
+    """Divide a payload's bytes among the layers by their numbers of weights; they add up exactly.
 
     >>> from torch import nn
     >>> shared_out(53, Layout.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))))
@@ -304,9 +305,9 @@ def shared_out(length: int, layout: Layout) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for entry in layout.entries:
         sizes[entry.layer] = sizes.get(entry.layer, 0) + entry.size
-    found, passed, given = {}, 0, 0
+    shares, weights, start = {}, 0, 0
     for layer, size in sizes.items():
-        passed += size
-        until = length * passed // max(layout.size, 1)
-        found[layer], given = until - given, until
-    return found
+        weights += size
+        end = length * weights // max(layout.size, 1)
+        shares[layer], start = end - start, end
+    return shares

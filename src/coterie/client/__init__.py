@@ -1,4 +1,4 @@
-"""The client's half: training, state, tasks."""
+"""The client side: training, client state, scores, and what a task may use."""
 
 from coterie.client.client import Client, Task
 from coterie.client.fit import Fit, FlatModel

@@ -1,16 +1,18 @@
-"""All that a task may touch: one client's own data, its own state, and training."""
+"""The client as a task sees it: its own data, its own state, and training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.client.fit import Criterion, Fit, FlatModel, data_gradient, fit, outputs
+from coterie.client.fit import Criterion, Fit, FlatModel, data_gradient, outputs
 from coterie.client.objectives import Objective, erm
+from coterie.client.stacked import FitCall
+from coterie.client.together import Together
 from coterie.core.messages import Array, ClientId, Scalar, Upload
 from coterie.core.schema import Schedule
 from coterie.core.weights import Weights
@@ -19,11 +21,11 @@ from coterie.errors import ConfigError, TrainingError
 from coterie.seeds import seed_for, torch_generator
 
 StateValue = Array | Scalar
-FORWARD = 1 / 3  # of the work of a gradient: the backward pass takes about twice the forward's
+FORWARD = 1 / 3  # of a gradient's work, since a backward pass takes about twice a forward pass
 
 
 class StagedState(MutableMapping[str, StateValue]):
-    """A client's state as one task sees it: what it writes counts only once acknowledged."""
+    """A client's state during one task; changes count only once the server acknowledges them."""
 
     def __init__(self, values: Mapping[str, StateValue]) -> None:
         self._values = dict(values)
@@ -49,23 +51,27 @@ class StagedState(MutableMapping[str, StateValue]):
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What every client on a machine trains with: the resident model and the run's settings."""
+    """What all clients on a machine share for training: the model and the run's settings."""
 
     model: FlatModel
     start: Weights
     criterion: Criterion
     schedule: Schedule
     seed: int
-    equal: bool = False  # whether clients count equally, whatever their samples
+    equal: bool = False  # whether clients count equally, however many samples they have
+    together: Together = field(init=False)  # where clients train, alone or several at once
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "together", Together(self.model, self.criterion))
 
 
 class Client:
-    """One client while it carries out one order.
+    """A client while it runs a task: its data, its state, and methods for training.
 
-    ``base`` is the model that everybody starts from; ``state`` is what this client keeps between
-    rounds and leaves it only if a task sends it; ``told`` is the order's config; ``samples`` counts
-    those that it has gone through, a mere forward pass as a third, ``trained`` those of them that
-    training took. Test data is out of reach of any task.
+    ``base`` is the initial model, the same for all clients. ``state`` is what this client keeps
+    between rounds; it leaves the client only if a task sends it. ``told`` is the order's config.
+    ``samples`` counts the samples processed, a forward pass alone as a third of one; ``trained``
+    counts those processed in training. Tasks have no access to the test data.
     """
 
     def __init__(
@@ -90,40 +96,41 @@ class Client:
 
     @property
     def base(self) -> Weights:
-        """The model that everybody starts from, θ⁰."""
+        """The initial model, θ⁰, the same for all clients."""
         return self._context.start
 
     @property
     def weight(self) -> int:
-        """What this client counts in means by samples: as many, or 1 where all count equally."""
+        """This client's weight in means by samples; 1 where all clients count equally."""
         return 1 if self._context.equal else len(self.train)
 
     def kept(self, name: str) -> Weights | None:
-        """Weights that this client keeps under ``name``, if any."""
+        """The weights in this client's state under ``name``; None if there are none."""
         value = self.state.get(name)
         return value if isinstance(value, Weights) else None
 
     def schedule(self, **changes: Any) -> Schedule:
-        """This round's schedule: the run's, with the learning rate decayed, and ``changes``.
+        """The training schedule of this round: the run's with the decayed learning rate.
 
-        An order may say in its config how many ``steps`` to make, in place of the run's.
+        ``changes`` replace its settings. An order may set the number of ``steps`` in its config.
         """
         base = self._context.schedule
-        own: dict[str, Any] = {"lr": base.lr * base.lr_decay**self.round}
+        settings: dict[str, Any] = {"lr": base.lr * base.lr_decay**self.round}
         if "steps" in self.told:
-            own["steps"] = int(self.told["steps"])
-            if own["steps"] < 0:
-                raise TrainingError(f"client {self.id} was told to make {own['steps']} steps")
-        return replace(base, **(own | changes))
+            settings["steps"] = int(self.told["steps"])
+            if settings["steps"] < 0:
+                steps = settings["steps"]
+                raise TrainingError(f"client {self.id} was ordered to make {steps} steps")
+        return replace(base, **(settings | changes))
 
     def steps(self) -> int:
-        """How many steps this order's training takes."""
-        now = self.schedule()
-        batches = -(-len(self.train) // now.batch_size) * now.epochs
-        return batches if now.steps is None else now.steps
+        """The number of steps that this order's training takes."""
+        schedule = self.schedule()
+        batches = -(-len(self.train) // schedule.batch_size) * schedule.epochs
+        return batches if schedule.steps is None else schedule.steps
 
     def aside(self, steps: int) -> Client:
-        """This client for a training of so many steps that leaves nothing in its state."""
+        """A copy of this client that makes so many steps and leaves the client's state as it is."""
         told = {**self.told, "steps": steps}
         state = StagedState(self.state)
         return Client(self.id, self.train, self.val, state, self.round, self._context, told)
@@ -139,29 +146,29 @@ class Client:
     ) -> Fit:
         """Train ``start``, or only this ``part`` of its layers, on this client's training data.
 
-        With ``rows`` it is trained on these rows of the data only.
-        ``changes`` replace settings of the schedule; a second training in the same round names a
-        ``stream`` of its own, so that it does not repeat the first one's batches.
+        With ``rows``, only these rows of the data are used. ``changes`` replace settings of the
+        schedule. A second training in the same round needs its own ``stream``, so that it does not
+        repeat the batches of the first.
         """
         order, dropout = (
             seed_for(self._context.seed, purpose, self.round, self.id, stream)
             for purpose in ("order", "dropout")
         )
         try:
-            found = fit(
-                self._context.model,
-                start,
-                self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
-                self._context.criterion,
-                objective or erm(),
-                self.schedule(**changes),
-                order,
-                dropout,
-                None if part is None else start.layout.only(part),
+            trained = self._context.together.fit(
+                FitCall(
+                    start,
+                    self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
+                    objective or erm(),
+                    self.schedule(**changes),
+                    order,
+                    dropout,
+                    None if part is None else start.layout.only(part),
+                )
             )
-            self.samples += found.samples
-            self.trained += found.samples
-            return found
+            self.samples += trained.samples
+            self.trained += trained.samples
+            return trained
         except TrainingError as error:
             raise type(error)(
                 f"client {self.id}, round {self.round + 1}: {error}. Lower the learning rate "
@@ -169,7 +176,7 @@ class Client:
             ) from error
 
     def adapt(self, model: Weights, epochs: int) -> Weights:
-        """A model after so many epochs on this client's training data, kept by nobody."""
+        """Fine-tune a model for some epochs on this client's training data."""
         return self.fit(model, stream="adapt", epochs=epochs, steps=None).weights
 
     def loss(self, model: Weights, split: str = "train", rows: Tensor | None = None) -> float:
@@ -183,9 +190,10 @@ class Client:
             return float(self._context.criterion(out, data.y))
 
     def losses(self, model: Weights, split: str = "val", most: int = 200) -> Tensor:
-        """The losses of a model on single samples, or on at most ``most`` blocks of about one size.
+        """The losses of a model on single samples or, with many samples, on ``most`` blocks.
 
-        They come in float64; the mean of blocks of one size is the loss.
+        Blocks have about the same size; if it is exactly the same, the mean of their losses is the
+        loss. The losses are in float64.
         """
         data = self._split(split)
         self.samples += FORWARD * len(data)
@@ -198,28 +206,28 @@ class Client:
             return torch.stack([self._context.criterion(o, y).double() for o, y in pairs])
 
     def gradient(self, model: Weights, rows: Tensor | None = None) -> Weights:
-        """The gradient of the mean training loss over this client's data, or these rows of it."""
+        """The gradient of the mean loss on this client's training data, or on these rows of it."""
         return self.slope(model, rows)[0]
 
     def slope(self, model: Weights, rows: Tensor | None = None) -> tuple[Weights, float]:
-        """The gradient and the loss itself, in one pass."""
+        """The same gradient and the mean loss, computed in one pass."""
         data = self.train if rows is None else Split(self.train.x[rows], self.train.y[rows])
         self.samples += len(data)
         return data_gradient(self._context.model, model, data, self._context.criterion)
 
     def shuffled(self, stream: str) -> Tensor:
-        """The rows of this client's training data in a random order of its own."""
+        """The row numbers of this client's training data in a random order."""
         seed = seed_for(self._context.seed, "order", self.round, self.id, stream)
         return torch.randperm(len(self.train), generator=torch_generator(seed))
 
     def outputs(self, model: Weights, x: Tensor) -> Tensor:
-        """What a model answers to ``x``."""
+        """The outputs of a model for the inputs ``x``."""
         self.samples += FORWARD * len(x)
         return outputs(self._context.model, model, x)
 
     def _split(self, name: str) -> Split:
         if name not in ("train", "val"):
-            raise ConfigError(f"a task may use 'train' or 'val', not '{name}'")
+            raise ConfigError(f"a task can use the splits 'train' and 'val', not '{name}'")
         return self.train if name == "train" else self.val
 
 

@@ -1,4 +1,4 @@
-"""The one training loop: in place, on one flat vector and one flat gradient."""
+"""The training loop, which works in place on one flat vector and one flat gradient."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from coterie.registry import checked
 from coterie.seeds import seed_for, seed_layers, torch_generator
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
-_CHUNK = 512  # samples decoded at a time: amortises the cost, bounds the memory
+_CHUNK = 512  # samples to decode at a time, to save calls and to limit memory
 _SCORE_BATCH = 250
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What training gave: the new weights, how many steps it took, the mean loss of its batches.
+    """The result of training: the new weights, the number of steps, and the batches' mean loss.
 
-    ``samples`` are those that it computed gradients of, each time.
+    ``samples`` counts the samples of all batches for which gradients were computed.
     """
 
     weights: Weights
@@ -39,7 +39,7 @@ class Fit:
 
 
 class FlatModel:
-    """A module whose tensors are views of one vector and whose gradients are views of another."""
+    """A module whose tensors are views of one vector, and whose gradients are views of another."""
 
     def __init__(self, module: nn.Module, device: str = "cpu", bn: str = "shared") -> None:
         self.module = module.to(device)
@@ -68,37 +68,37 @@ class FlatModel:
                 parameter.grad = self.gradient[span].view(entry.shape)
 
     def load(self, weights: Weights) -> None:
-        """Take these weights."""
+        """Load these weights into the model."""
         if weights.layout is not self.layout and weights.layout != self.layout:
-            raise ConfigError("these weights are of another model")
+            raise ConfigError("these weights belong to a model with other layers")
         self.vector.copy_(weights.vector)
 
     def weights(self) -> Weights:
-        """A copy of the present weights, on the CPU."""
+        """A copy of the current weights, on the CPU."""
         return Weights(self.layout, self.vector.detach().cpu().clone())
 
     def represent(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs, and the representation: what the last layer gets, a row for each sample."""
-        seen: list[Tensor] = []
+        """The outputs, and the representations: the inputs of the last layer, a row a sample."""
+        inputs: list[Tensor] = []
         head = self.module.get_submodule(self.layout.layers[-1])
         hook = head.register_forward_pre_hook(
-            lambda _, given, named: seen.extend(t.flatten(1) for t in (*given, *named.values())),
+            lambda _, args, named: inputs.extend(t.flatten(1) for t in (*args, *named.values())),
             with_kwargs=True,
         )
         try:
             out = self.module(x)
         finally:
             hook.remove()
-        if len(seen) != 1:
+        if len(inputs) != 1:
             raise ConfigError(
-                f"the model's last layer ({self.layout.layers[-1]}) is not called once, with one "
-                "input: there is no representation to compare. Register the layers in the order "
-                "in which they are used"
+                f"the model's last layer ({self.layout.layers[-1]}) is not called exactly once "
+                "with one input, so there is no representation to compare. Register the layers in "
+                "the order in which they are used"
             )
-        return out, seen[0]
+        return out, inputs[0]
 
     def twin(self, number: int, weights: Weights) -> FlatModel:
-        """A second model of the same kind with these weights, in evaluation mode."""
+        """Another model of the same architecture with these weights, in evaluation mode."""
         while len(self._twins) <= number:
             twin = FlatModel(copy.deepcopy(self.module), str(self.device))
             twin.layout = self.layout
@@ -109,7 +109,7 @@ class FlatModel:
 
 
 def decode(x: Tensor) -> Tensor:
-    """What the model sees: bytes become floats in [−1, 1], everything else stays as it is."""
+    """Convert samples to the model's input: bytes become floats in [−1, 1], the rest stays."""
     return x.to(torch.float32).mul_(1 / 127.5).sub_(1.0) if x.dtype == torch.uint8 else x
 
 
@@ -124,17 +124,17 @@ def fit(
     dropout_seed: int,
     part: Layout | None = None,
 ) -> Fit:
-    """Train ``start`` on ``data``; every random choice comes from the two seeds.
+    """Train ``start`` on ``data``; all randomness comes from the two seeds.
 
-    With ``part`` only its tensors change, whatever the optimiser; the rest is as it was.
+    With ``part``, only its tensors change, whatever the optimiser does.
     """
     model.load(start)
     model.module.train()
     theta, gradient = model.vector[: model.layout.trainable], model.gradient
     origin = theta.clone() if objective.penalties or part else theta
-    rest = None if part is None else _outside(model, part)
+    rest = None if part is None else outside(model, part)
     plain = objective == Objective() and part is None
-    clear, step = _optimiser(theta, gradient, schedule, plain)
+    clear, step = optimiser(theta, gradient, schedule, plain)
     terms = [term(model) for term in objective.terms]
     losses: list[Tensor] = []
     samples = 0
@@ -152,11 +152,12 @@ def fit(
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def anew(batch: Batch) -> Tensor:
+    def replace_gradient(batch: Batch) -> Tensor:
         gradient.zero_()
         return backward(batch)
 
-    gradient_rule, slope = objective.gradient_rule, StepContext(model.vector, theta, gradient, anew)
+    gradient_rule = objective.gradient_rule
+    context = StepContext(model.vector, theta, gradient, replace_gradient)
     seeds = [order_seed] + [
         seed_for(order_seed, "batches", stream=str(i))
         for i in range(1, gradient_rule.batches if gradient_rule else 1)
@@ -166,11 +167,11 @@ def fit(
         seed_layers(dropout_seed, model.device)
         for batches in zip(*streams, strict=True):
             clear()
-            loss = gradient_rule.look(slope, batches) if gradient_rule else backward(batches[0])
+            loss = gradient_rule.look(context, batches) if gradient_rule else backward(batches[0])
             for penalty in objective.penalties:
                 penalty.add_gradient(gradient, theta, origin)
             if rest is not None:
-                gradient.masked_fill_(rest, 0.0)  # what rests counts in no norm
+                gradient.masked_fill_(rest, 0.0)  # so that it does not count in the norm below
             if schedule.clip is not None:
                 norm = torch.linalg.vector_norm(gradient)
                 gradient.mul_(torch.clamp(schedule.clip / (norm + 1e-12), max=1.0))
@@ -182,26 +183,26 @@ def fit(
     if not (math.isfinite(mean_loss) and bool(torch.isfinite(model.vector).all())):
         raise Diverged("the training loss or the weights are no longer finite")
     trained = model.weights()
-    whole = trained.part(part).onto(start) if part else trained
-    return Fit(whole, len(losses), mean_loss, samples)
+    weights = trained.part(part).onto(start) if part else trained
+    return Fit(weights, len(losses), mean_loss, samples)
 
 
-def _outside(model: FlatModel, part: Layout) -> Tensor:
-    """Which parameters are not of this part."""
+def outside(model: FlatModel, part: Layout) -> Tensor:
+    """A mask of the parameters that do not belong to this part."""
     rest = torch.ones(model.layout.size, dtype=torch.bool, device=model.device)
-    for here, _ in model.layout.runs(part):
-        rest[here] = False
+    for span, _ in model.layout.runs(part):
+        rest[span] = False
     return rest[: model.layout.trainable]
 
 
-def _optimiser(
+def optimiser(
     theta: Tensor, gradient: Tensor, schedule: Schedule, plain: bool
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """What to do before a backward pass and after it, to make one step over the flat vector."""
+    """The functions to call before and after each backward pass, which make one step together."""
     if schedule.optimizer.lower() == "sgd" and not schedule.options:
         lr, momentum, decay = schedule.lr, schedule.momentum, schedule.weight_decay
         if plain and momentum and not decay and schedule.clip is None:
-            # Backward passes add to the gradient, so it can be the velocity itself: v ← ρv + g.
+            # Backward passes add to the gradient, so it can serve as the velocity: v ← ρv + g.
             gradient.zero_()
             return lambda: gradient.mul_(momentum), lambda: theta.add_(gradient, alpha=-lr)
         velocity = torch.zeros_like(theta) if momentum else gradient
@@ -221,17 +222,18 @@ def _optimiser(
 
 
 def optimiser_class(name: str) -> Any:
-    """The optimiser of ``torch.optim`` with this name, in any case."""
-    kinds = {
+    """The optimiser of ``torch.optim`` with this name, in upper or lower case."""
+    classes = {
         n.lower(): c
         for n, c in vars(torch.optim).items()
         if isinstance(c, type) and issubclass(c, torch.optim.Optimizer) and n != "Optimizer"
     }
-    for impossible in ("lbfgs", "sparseadam", "muon"):  # closures; sparse gradients; matrices
-        kinds.pop(impossible, None)
-    if name.lower() not in kinds:
-        raise ConfigError(unknown("optimizer", name, kinds))
-    return kinds[name.lower()]
+    # These need closures, sparse gradients or matrices.
+    for unsupported in ("lbfgs", "sparseadam", "muon"):
+        classes.pop(unsupported, None)
+    if name.lower() not in classes:
+        raise ConfigError(unknown("optimizer", name, classes))
+    return classes[name.lower()]
 
 
 def _arguments(kind: Any, schedule: Schedule) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def _arguments(kind: Any, schedule: Schedule) -> dict[str, Any]:
 def _batches(
     model: FlatModel, data: Split, schedule: Schedule, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shuffled batches, epoch after epoch; the last one of an epoch may be smaller."""
+    """Shuffled batches, epoch after epoch; the last batch of an epoch may be smaller."""
     left = schedule.steps if schedule.steps is not None else -1
     if not (schedule.epochs and len(data)):
         return
@@ -263,16 +265,17 @@ def _batches(
 
 
 def _chunks(order: Tensor, batch_size: int, pairs: bool) -> Iterator[list[Tensor]]:
-    """The order cut into batches, several at a time.
+    """Divide the order into batches, and yield several batches at a time.
 
-    Batch normalisation needs two samples: a last batch of one joins the batch before it.
+    With ``pairs``, a last batch of one sample joins the batch before it, because batch
+    normalisation needs at least two samples.
     """
     batches = list(torch.split(order, batch_size))
     if pairs and len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
-    together = max(1, _CHUNK // batch_size)
-    for i in range(0, len(batches), together):
-        yield batches[i : i + together]
+    count = max(1, _CHUNK // batch_size)
+    for i in range(0, len(batches), count):
+        yield batches[i : i + count]
 
 
 def outputs(model: FlatModel, weights: Weights, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Losses by name."""
+"""Loss functions and their names in the configuration."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def l1(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def huber(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Huber's loss: squared near zero, absolute beyond one."""
+    """The Huber loss: squared for errors up to one, absolute beyond."""
     return torch.nn.functional.huber_loss(out.reshape(y.shape), y)
 
 
 def hinge(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """An SVM's loss, smooth: squared hinges, each class against the rest, summed over classes.
+    """The squared hinge loss of an SVM, one class against the rest, summed over the classes.
 
     >>> float(hinge(torch.tensor([[2.0, 0.5, -1.0]]), torch.tensor([0])))  # only 0.5 is too high
     2.25
     """
-    side = torch.nn.functional.one_hot(y, out.shape[1]) * 2 - 1
-    return torch.relu(1 - side * out).square().sum(dim=1).mean()
+    sign = torch.nn.functional.one_hot(y, out.shape[1]) * 2 - 1
+    return torch.relu(1 - sign * out).square().sum(dim=1).mean()
 
 
 LOSSES: dict[str, Criterion] = {
@@ -39,4 +39,4 @@ LOSSES: dict[str, Criterion] = {
     "l1": l1,
     "huber": huber,
 }
-FOR_CLASSES = {"cross-entropy", "hinge"}  # the others are for numbers
+FOR_CLASSES = {"cross-entropy", "hinge"}  # the others are for regression

@@ -1,7 +1,8 @@
-"""Local objectives: the loss of the data, plus penalties on the parameters.
+"""Local objectives: the loss on the client's data, plus penalties and further terms.
 
-A penalty works on one vector or on a matrix of rows alike, and adds its gradient in place. A term
-looks at what the model makes of a batch, and a descent replaces the gradient by one of its own.
+A penalty depends on the parameters only; it works on one vector or on a matrix of rows, and adds
+its gradient in place. A term depends on the inputs of a batch and their representations. A gradient
+rule replaces the gradient of the loss by another direction.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from coterie.client.fit import FlatModel
 
 Batch = tuple[Tensor, Tensor]
-# Of the inputs of a batch and their representation, the input of the model's last layer.
+# A function of a batch's inputs and their representations, the inputs of the model's last layer.
 Term = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """A term of the parameters θ, given the parameters that training started from."""
+    """A penalty on the parameters θ, which may depend on those that training started from."""
 
     value: Callable[[Tensor, Tensor], Tensor]
     add_gradient: Callable[[Tensor, Tensor, Tensor], None]
@@ -33,10 +34,10 @@ class Penalty:
 
 @dataclass(frozen=True)
 class StepContext:
-    """Where one step stands: the model's vector, its parameters θ, and the gradient to fill.
+    """What a gradient rule works on: the model's vector, its parameters θ, and the gradient.
 
-    ``at(batch)`` replaces the gradient by that of the batch's loss at the present θ, and gives the
-    loss.
+    ``at(batch)`` replaces the gradient by that of the batch's loss at the current θ, and returns
+    the loss.
     """
 
     vector: Tensor
@@ -47,10 +48,10 @@ class StepContext:
 
 @dataclass(frozen=True)
 class GradientRule:
-    """A gradient of one's own: of so many batches, each from a shuffle of its own.
+    """A rule that replaces the gradient, using several independently shuffled batches each step.
 
-    ``look(slope, batches)`` leaves the direction to descend in ``slope.gradient``, θ as it was,
-    and gives the loss.
+    ``look(context, batches)`` writes the gradient to descend into ``context.gradient``, leaves θ
+    unchanged, and returns the loss.
     """
 
     batches: int
@@ -59,7 +60,7 @@ class GradientRule:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a client minimises: the mean loss of its training data, these penalties and terms."""
+    """What a client minimises: the mean loss on its training data, plus penalties and terms."""
 
     penalties: tuple[Penalty, ...] = ()
     terms: tuple[Callable[[FlatModel], Term], ...] = ()
@@ -74,14 +75,14 @@ class Objective:
 
 
 def erm() -> Objective:
-    """Empirical risk: the loss of the data and nothing else."""
+    """The empirical risk: the mean loss on the data, with nothing added."""
     return Objective()
 
 
 def proximal(mu: float, anchor: Weights | None = None) -> Objective:
-    """Pull towards an anchor, μ/2·‖θ − anchor‖²; the anchor is the model received unless given.
+    """Add μ/2·‖θ − anchor‖², which pulls the model towards an anchor, by default the one received.
 
-    With ``mu=0`` there is no term at all, so the bits are those of ``erm()``.
+    With ``mu=0`` nothing is added, so results are bitwise those of ``erm()``.
     """
     if mu == 0:
         return erm()
@@ -99,31 +100,32 @@ def proximal(mu: float, anchor: Weights | None = None) -> Objective:
 
 
 def linear(slope: Weights) -> Objective:
-    """A tilt, ⟨slope, θ⟩: its gradient is the same everywhere (control variates, duals)."""
-    tilt = slope.parameters
+    """Add ⟨slope, θ⟩, whose gradient is constant, as for control variates and dual variables."""
+    constant = slope.parameters
 
     def add_gradient(gradient: Tensor, theta: Tensor, start: Tensor) -> None:
-        gradient.add_(tilt.to(gradient.device))
+        gradient.add_(constant.to(gradient.device))
 
-    return Objective((Penalty(lambda theta, _: theta @ tilt.to(theta.device), add_gradient),))
+    return Objective((Penalty(lambda theta, _: theta @ constant.to(theta.device), add_gradient),))
 
 
 def contrastive(mu: float, temperature: float, towards: Weights, away: Weights) -> Objective:
-    """Pull representations to those of one model and away from those of another (MOON).
+    """Pull representations towards those of one model and away from those of another (MOON).
 
-    μ·−log[exp(cos(z, z₊)/T) / (exp(cos(z, z₊)/T) + exp(cos(z, z₋)/T))], mean over the batch. The
-    two other models are run in evaluation mode on copies: buffers and dropout are left alone.
-    With ``mu=0`` there is no term at all, so the bits are those of ``erm()``.
+    Adds μ·−log[exp(cos(z, z₊)/T) / (exp(cos(z, z₊)/T) + exp(cos(z, z₋)/T))], averaged over the
+    batch. The two other models run in evaluation mode on copies, so buffers and dropout of the
+    trained model are not affected. With ``mu=0`` nothing is added, so results are bitwise those of
+    ``erm()``.
     """
     if mu == 0:
         return erm()
 
     def term(model: FlatModel) -> Term:
-        good, bad = (model.twin(i, w) for i, w in enumerate((towards, away)))
+        positive, negative = (model.twin(i, w) for i, w in enumerate((towards, away)))
 
         def value(x: Tensor, hidden: Tensor) -> Tensor:
             with torch.no_grad():
-                others = [twin.represent(x)[1] for twin in (good, bad)]
+                others = [twin.represent(x)[1] for twin in (positive, negative)]
             near, far = (torch.cosine_similarity(hidden, z) / temperature for z in others)
             return mu * torch.nn.functional.softplus(far - near).mean()
 

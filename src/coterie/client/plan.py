@@ -1,4 +1,4 @@
-"""All that the clients' side needs to know of a run."""
+"""The plan of a run: everything that the client side needs to know of it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,23 @@ Metric = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class Training:
-    """What clients minimise, how, and what else they are scored by."""
+    """The clients' loss, their training schedule, and further metrics for scoring.
+
+    ``batch_clients`` is the number of clients that train as one stacked model.
+    """
 
     criterion: Criterion
     schedule: Schedule
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    batch_clients: int = 1
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a real client knows and nobody else: nothing, in a simulation.
+    """The secrets of a real client; empty in a simulation.
 
-    ``salts`` are secrets of clients' random streams, ``record`` is where a client remembers what it
-    has signed, ``agreement`` names what it was told of the run.
+    ``salts`` are secrets that enter the clients' random streams, ``record`` is the file with what a
+    client has signed, and ``agreement`` is a digest of the terms that it was told.
     """
 
     salts: Mapping[ClientId, str] = field(default_factory=dict)
@@ -49,7 +53,7 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that clients need to know of a run; ``folder`` holds their states."""
+    """Everything that clients need to know of a run; ``folder`` holds their states."""
 
     population: Population
     module: nn.Module
@@ -72,10 +76,10 @@ class Plan:
 
     @property
     def train_sizes(self) -> dict[ClientId, int]:
-        """Training samples of each client."""
+        """The number of training samples of each client."""
         return {i: len(c.train) for i, c in enumerate(self.population.clients)}
 
     @property
     def held_sizes(self) -> dict[ClientId, int]:
-        """Validation and test samples of each client."""
+        """The number of validation and test samples of each client."""
         return {i: len(c.val) + len(c.test) for i, c in enumerate(self.population.clients)}

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from coterie.channel.compression.coding import Coded
@@ -46,7 +47,10 @@ class Asked:
     @property
     def version(self) -> str:
         """The name of the state that the task makes, if it changes any."""
-        return str(self.body["order"])
+        name = str(self.body["order"])
+        if not name:
+            raise WireError("an order without a name, as the state has that everybody begins with")
+        return name
 
 
 @dataclass
@@ -107,13 +111,18 @@ class ClientRuntime:
     def answer(self, requests: Sequence[tuple[ClientId, Message]]) -> list[Message]:
         """Carry out a unit of work; what a client does wrong is an answer too.
 
-        A unit is one order of one client, or scoring of several clients with one model. Were an
-        engine to hand in training of several clients, it would arrive here as one unit.
+        A unit is one order of one client, orders of several clients that train together, or
+        scoring of several clients with one model.
         """
         orders = [Asked(id, m, {**self._opened(m), "message": m}) for id, m in requests]
         if orders[0].body["task"] == SCORE:
             return self.scoring.answer([(o.id, o.body) for o in orders])
-        return [self.guarded(order.id, order.body, self._carry_out, order) for order in orders]
+        tasks = [partial(self.guarded, o.id, o.body, self._carry_out, o) for o in orders]
+        if len(tasks) == 1:
+            return [tasks[0]()]
+        began = time.perf_counter()
+        replies = self.context.together.run(tasks)
+        return in_shares(replies, time.perf_counter() - began)
 
     def _opened(self, message: Message) -> dict[str, Any]:
         """What an order says; one that makes no sense is the fault of whoever sent it."""
@@ -145,10 +154,7 @@ class ClientRuntime:
         return self._finish(prepared, self._run(prepared))
 
     def _run(self, prepared: Prepared) -> Upload:
-        """Run the method's task. Nothing before or after it trains: this is the seam for batches.
-
-        ``answer`` has all orders of a unit, so tasks of several clients may be run here together.
-        """
+        """Run the method's task."""
         body, arrays, client = prepared.asked.body, prepared.arrays, prepared.client
         method, name = self.plan.method, body["task"]
         task = method.tasks.get(name)
@@ -319,6 +325,16 @@ class ClientRuntime:
             return str(why)
         lost = "it no longer has its state" if isinstance(why, RunDirError) else str(why)
         return f"{lost if isinstance(why, RunDirError | str) else 'it failed'}; its log says more"
+
+
+def in_shares(replies: Sequence[Message], seconds: float) -> list[Message]:
+    """Replies of clients that worked at the same time: each took its share, by its samples."""
+    samples = sum(reply.work.samples for reply in replies)
+    shares = [reply.work.samples / samples if samples else 0.0 for reply in replies]
+    return [
+        replace(reply, work=replace(reply.work, seconds=seconds * share))
+        for reply, share in zip(replies, shares, strict=True)
+    ]
 
 
 def _place(error: Exception) -> str:

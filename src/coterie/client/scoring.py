@@ -1,4 +1,4 @@
-"""Scores of clients: on their own validation and test data, several clients in one pass."""
+"""Scoring: evaluates models on the clients' own validation and test data."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _ORDER = {"task": SCORE}
 
 @dataclass(frozen=True)
 class Scoring:
-    """Carries out the orders to score."""
+    """Carries out the orders to score, for several clients at a time."""
 
     runtime: ClientRuntime
 
     def answer(self, orders: Sequence[tuple[ClientId, Mapping[str, Any]]]) -> list[Message]:
-        """Score clients; those that use the very same model share one pass over their data."""
+        """Score clients; those that use the same weights share one pass over their data."""
         answers: dict[int, Message] = {}
-        sharing: dict[int, list[tuple[int, Client, Weights]]] = {}
-        for place, (id, body) in enumerate(orders):
+        by_model: dict[int, list[tuple[int, Client, Weights]]] = {}
+        for index, (id, body) in enumerate(orders):
             prepared = self.runtime.guarded(id, body, self._model, id, body)
             if isinstance(prepared, Message):
-                answers[place] = prepared
+                answers[index] = prepared
             else:
-                same_vector = prepared[1].vector.data_ptr()
-                sharing.setdefault(same_vector, []).append((place, *prepared))
-        for sharers in sharing.values():
-            answers |= self._together(sharers)
-        return [answers[place] for place in range(len(orders))]
+                address = prepared[1].vector.data_ptr()
+                by_model.setdefault(address, []).append((index, *prepared))
+        for clients in by_model.values():
+            answers |= self._score_together(clients)
+        return [answers[index] for index in range(len(orders))]
 
     def _model(self, id: ClientId, body: Mapping[str, Any]) -> tuple[Client, Weights]:
-        """A client and the model it is scored with: as received, adapted, or trained alone."""
+        """A client and the model to score: the one received, a fine-tuned one, or a local one."""
         runtime, config = self.runtime, body["config"]
         client, alone = runtime.client(id, body), int(config.get("alone", 0))
         arrays = runtime.compression.received(client, body["arrays"])
@@ -53,19 +53,19 @@ class Scoring:
         runtime.privacy.begin_score(id, body, offers)
         method = runtime.plan.method
         model = client.base if alone else method.assemble(client, arrays)
-        for round in range(alone):  # as method `local` would
+        for round in range(alone):  # the same as method `local`
             client.round = round
             model = client.fit(model).weights
         epochs = int(config.get("adapt_epochs", 0))
         if epochs:
-            own = None if alone else method.adapt
-            model = (own or Client.adapt)(client, model, epochs)
+            adapt = None if alone else method.adapt
+            model = (adapt or Client.adapt)(client, model, epochs)
         return client, model
 
-    def _together(self, sharers: Sequence[tuple[int, Client, Weights]]) -> dict[int, Message]:
-        """The scores of clients that use one model."""
-        runtime, (_, first, model) = self.runtime, sharers[0]
-        data = [runtime.plan.population.clients[client.id] for _, client, _ in sharers]
+    def _score_together(self, clients: Sequence[tuple[int, Client, Weights]]) -> dict[int, Message]:
+        """Score clients that use the same model, in one pass."""
+        runtime, (_, first, model) = self.runtime, clients[0]
+        data = [runtime.plan.population.clients[client.id] for _, client, _ in clients]
         parts = [s for d in data for s in (d.val, d.test)]
 
         def forward() -> Tensor:
@@ -73,25 +73,25 @@ class Scoring:
 
         out = runtime.guarded(first.id, _ORDER, forward)
         if isinstance(out, Message):
-            return {place: out for place, _, _ in sharers}
+            return {index: out for index, _, _ in clients}
         pieces = iter(torch.split(out, [len(s) for s in parts]))
         return {
-            place: runtime.guarded(
-                client.id, _ORDER, self._scored, client, {"val": next(pieces), "test": next(pieces)}
+            index: runtime.guarded(
+                client.id, _ORDER, self._reply, client, {"val": next(pieces), "test": next(pieces)}
             )
-            for place, client, _ in sharers
+            for index, client, _ in clients
         }
 
-    def _scored(self, client: Client, held: Mapping[str, Tensor]) -> Message:
-        """The scores of one client, from its model's outputs."""
+    def _reply(self, client: Client, outputs: Mapping[str, Tensor]) -> Message:
+        """The reply with one client's scores, from its model's outputs on each split."""
         plan, metrics = self.runtime.plan, dict[str, float]()
         data, classes = plan.population.clients[client.id], plan.population.classes
-        for name, out in held.items():
-            y = getattr(data, name).y
-            found = scores(
+        for split, out in outputs.items():
+            y = getattr(data, split).y
+            values = scores(
                 out, y, plan.training.criterion, None if classes is None else len(classes)
             )
             if len(y):
-                found |= {name: float(f(out, y)) for name, f in plan.training.metrics.items()}
-            metrics |= {f"{name}_{k}": v for k, v in found.items()}
+                values |= {name: float(f(out, y)) for name, f in plan.training.metrics.items()}
+            metrics |= {f"{split}_{name}": value for name, value in values.items()}
         return self.runtime.reply(len(client.train), Upload(metrics=metrics))

@@ -1,4 +1,4 @@
-"""Client state on disk, in versions: memory-mapped files, each written once."""
+"""Client state on disk: a memory-mapped file for each version, written once."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from coterie.core.tree import read_tree, sync, write_atomic, write_tree
 from coterie.core.weights import Layout
 from coterie.errors import RunDirError, WireError
 
-_NAME = re.compile(r"[\w. -]{0,64}")
+_NAME = re.compile(r"[a-z0-9_.]{0,64}")  # no two of these are one file, on any disk
 
 
 class Store:
-    """Versions of each client's state, a folder a client, a file a version.
+    """The versions of the clients' states: a folder for each client, a file for each version.
 
-    A version is named after the order that made it and is never changed. ``""`` is the empty state
-    that everybody begins with. With a version go a digest of its order and the reply to it, so
-    that an order which arrives twice is answered, not carried out, again.
+    A version is named after the order that made it and never changes. ``""`` is the empty state
+    that every client begins with. A version is stored with a digest of its order and the reply to
+    it, so that an order that arrives twice is answered again but not carried out again.
     """
 
     def __init__(self, folder: Path, layout: Layout) -> None:
@@ -32,56 +32,57 @@ class Store:
         self.layout = layout
 
     def read(self, client: ClientId, version: str) -> dict[str, Any]:
-        """The state at this version."""
-        if not version:
+        """Read the state of a client at this version."""
+        if version == "":  # no other false value: it would be the name of another version
             return {}
         path = self._path(client, version)
         if not path.exists():
             raise RunDirError(
-                f"client {client} no longer holds version {version} of its state (in "
-                f"{path.parent}): the run cannot go on from there. Start it again in a new folder"
+                f"client {client} no longer has version {version} of its state (in "
+                f"{path.parent}), so the run cannot continue from there. Start it again in a new "
+                "folder"
             )
         state: dict[str, Any] = read_tree(path, self.layout)["state"]
         return state
 
     def holds(self, client: ClientId, version: str) -> bool:
-        """Whether there is such a version, good or not."""
+        """Whether there is a file for this version, even a damaged one."""
         return self._path(client, version).exists()
 
     def answered(self, client: ClientId, version: str, order: str) -> Message | None:
-        """The reply already given to the order with this digest, if it made this version.
+        """The reply stored with this version, if the order with this digest made the version.
 
-        What another order of the same name left, or a crash damaged, is no answer.
+        None if the file is damaged or was made by another order of the same name.
         """
         try:
-            found = read_tree(self._path(client, version), self.layout)
+            stored = read_tree(self._path(client, version), self.layout)
         except RunDirError:
             return None
-        if found["order"] != order:
+        if stored["order"] != order:
             return None
-        return Message.from_bytes(bytes(found["reply"].numpy()), Work(*found["work"]))
+        return Message.from_bytes(bytes(stored["reply"].numpy()), Work(*stored["work"]))
 
     def write(
         self, client: ClientId, version: str, state: Mapping[str, Any], order: str, reply: Message
     ) -> None:
-        """Add a version, made by the order with this digest."""
+        """Add the version that the order with this digest made."""
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
         sent = torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8)
-        # What the work cost goes with it: an order that came twice must not mislead a clock.
+        # Stored as well, so that the reply to a repeated order reports the same work to a clock.
         work = (reply.work.seconds, reply.work.samples)
         tree = {"state": dict(state), "order": order, "reply": sent, "work": work}
         write_tree(path, tree, self.layout, durable=False)
 
     def keep(self, client: ClientId, versions: Collection[str]) -> None:
-        """Drop every other version."""
-        wanted = {self._path(client, v) for v in versions if v}
+        """Keep these versions of a client's state and delete all others."""
+        kept = {self._path(client, v) for v in versions if v}
         for path in self._path(client, "x").parent.glob("*"):
-            if path not in wanted:
+            if path not in kept:
                 path.unlink(missing_ok=True)
 
     def copy(self, client: ClientId, version: str) -> bytes | None:
-        """A version as it lies on disk, to be put into another store; None if there is none."""
+        """The bytes of a version's file, for another store; None if there is no such version."""
         path = self._path(client, version)
         return path.read_bytes() if version and path.exists() else None
 
@@ -92,12 +93,12 @@ class Store:
         write_atomic(path, bytes(copy), durable=False)
 
     def stamp(self, client: ClientId, version: str) -> tuple[int, int] | None:
-        """Something that is another when the version was written anew."""
+        """A value that changes when the version's file is written again; None without a file."""
         try:
-            found = self._path(client, version).stat()
+            status = self._path(client, version).stat()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def flush(self, versions: Mapping[ClientId, str]) -> None:
         """Wait until these versions are on disk."""
@@ -107,6 +108,6 @@ class Store:
                 sync(self._path(client, version).parent)
 
     def _path(self, client: ClientId, version: str) -> Path:
-        if not _NAME.fullmatch(version):  # orders come from elsewhere: they name no files
-            raise WireError(f"'{version}' is no name of a version")
+        if not _NAME.fullmatch(version):  # names come with orders and must not lead to other files
+            raise WireError(f"'{version}' is not a valid name of a version")
         return self.folder / str(client) / f"{version.replace('.', '-')}.state"

@@ -1,7 +1,8 @@
-"""Who is like whom: distances between clients and the groups that follow from them.
+"""Clustering of clients: distances between them, groups, and the evidence for the groups.
 
-Pure functions of arrays, one row (or basis, or block of probabilities) per client. Nothing here
-knows of models, rounds or messages. Labels are always canonical: group 0 is client 0's.
+All functions are pure functions of arrays with one row (or basis, or block of probabilities) per
+client, independent of models, rounds and messages. Group labels are always canonical: group 0 is
+the group of client 0.
 """
 
 from __future__ import annotations

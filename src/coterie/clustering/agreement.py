@@ -1,4 +1,4 @@
-"""How far two groupings of the same clients agree."""
+"""The agreement between two groupings of the same clients."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from math import comb
 
 
 def adjusted_rand(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
-    """The adjusted Rand index: 1 if two groupings agree wholly, 0 if no more than by chance.
+    """The adjusted Rand index: 1 for identical groupings, about 0 for independent ones.
 
-    By itself, because scikit-learn's takes a second to import.
+    Implemented here because importing scikit-learn takes a second.
 
     >>> adjusted_rand("aabb", "yyxx"), adjusted_rand("aabb", "xyxy")
     (1.0, -0.5)
     """
-    both = _pairs(list(zip(one, other, strict=True)))
-    a, b, every = _pairs(one), _pairs(other), comb(len(one), 2)
-    # Over what chance gives, a · b / every, as a share of what there could be at most.
-    most = (a + b) * every - 2 * a * b
-    return 2 * (both * every - a * b) / most if most else 1.0
+    joint_pairs = _pairs(list(zip(one, other, strict=True)))
+    one_pairs, other_pairs, all_pairs = _pairs(one), _pairs(other), comb(len(one), 2)
+    # The pairs beyond those expected by chance (one_pairs · other_pairs / all_pairs), relative to
+    # the largest possible excess.
+    maximum = (one_pairs + other_pairs) * all_pairs - 2 * one_pairs * other_pairs
+    return 2 * (joint_pairs * all_pairs - one_pairs * other_pairs) / maximum if maximum else 1.0
 
 
 def _pairs(labels: Sequence[Hashable]) -> int:
-    """How many pairs have the same label."""
+    """The number of pairs with the same label."""
     return sum(comb(n, 2) for n in Counter(labels).values())

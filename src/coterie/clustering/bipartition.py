@@ -1,4 +1,4 @@
-"""Two parts that resemble each other as little as possible: CFL's split."""
+"""CFL's split of a group of clients into the two most dissimilar parts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from coterie.errors import ConfigError
 
 @dataclass(frozen=True)
 class Halves:
-    """Two parts, and the largest similarity between members of different ones.
+    """Two parts of a group, and the largest similarity between members of different parts.
 
-    Members are positions in the matrix, not clients: whoever takes some clients' rows of a larger
-    one must look them up.
+    Members are row numbers of the similarity matrix. If its rows are only some of the clients, the
+    caller has to translate them into clients.
     """
 
     parts: tuple[tuple[int, ...], tuple[int, ...]]
@@ -25,9 +25,9 @@ class Halves:
 
 
 def bipartition(similarity: ArrayLike) -> Halves:
-    """The two parts whose largest similarity across the cut is the smallest there is.
+    """Split in two such that the largest similarity between the parts is as small as possible.
 
-    Pairs are merged by descending similarity until two parts are left; the first holds position 0.
+    Pairs are merged by descending similarity until two parts are left; the first contains row 0.
 
     >>> bipartition([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.2], [0.9, -0.2, 1.0]])
     Halves(parts=((0, 2), (1,)), cross=-0.2)
@@ -35,10 +35,10 @@ def bipartition(similarity: ArrayLike) -> Halves:
     matrix = table(similarity).astype(np.float64)
     if matrix.shape[0] != matrix.shape[1] or len(matrix) < 2:
         raise ConfigError(
-            f"two parts need a square matrix of two or more clients, not shape {matrix.shape}"
+            f"a split needs a square matrix of at least two clients, not shape {matrix.shape}"
         )
-    gaps = matrix.max() - matrix  # single linkage on these merges the most similar pair first
-    np.fill_diagonal(gaps, 0.0)
-    labels = agglomerate(gaps, "single").cut_count(2)
-    one, two = (tuple(np.flatnonzero(labels == part).tolist()) for part in (0, 1))
-    return Halves((one, two), float(matrix[np.ix_(one, two)].max()))
+    distances = matrix.max() - matrix  # single linkage on these merges the most similar pair first
+    np.fill_diagonal(distances, 0.0)
+    labels = agglomerate(distances, "single").cut_count(2)
+    first, second = (tuple(np.flatnonzero(labels == part).tolist()) for part in (0, 1))
+    return Halves((first, second), float(matrix[np.ix_(first, second)].max()))

@@ -1,4 +1,4 @@
-"""Groups as dense regions, and whether there are any."""
+"""Density-based clustering, and a statistic that tells whether there are clusters at all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from coterie.errors import ConfigError
 def dbscan(distances: ArrayLike, eps: float, min_points: int = 2) -> Labels:
     """DBSCAN of a distance matrix; a noise point is a group of its own.
 
-    A client counts among its own ``min_points`` neighbours at ``eps`` or less. One that is on the
-    border of two groups joins that of the nearest dense client: DBSCAN leaves it to the order of
-    the clients.
+    A client counts as one of its own ``min_points`` neighbours within ``eps``. A client on the
+    border of two groups joins the group of the nearest dense client; plain DBSCAN lets the order
+    of the clients decide.
 
-    >>> at = np.array([[0.0], [1.0], [2.0], [9.0]])
-    >>> dbscan(abs(at - at.T), eps=1.0)
+    >>> points = np.array([[0.0], [1.0], [2.0], [9.0]])
+    >>> dbscan(abs(points - points.T), eps=1.0)
     array([0, 0, 0, 1])
     """
     if not eps > 0 or min_points < 1:
@@ -43,10 +43,10 @@ def dbscan(distances: ArrayLike, eps: float, min_points: int = 2) -> Labels:
 def hopkins(points: ArrayLike, generator: np.random.Generator, draws: int = 10) -> float:
     """The Hopkins statistic: about 0.5 without clusters, towards 1 with them.
 
-    A fifth of the points (at least two), drawn without replacement, against as many uniform ones
-    in the points' bounding box: u is a uniform point's L2 distance to the nearest point, w a drawn
-    point's to the nearest other one; the mean of Σu / (Σu + Σw) over ``draws``. Fewer than three
-    points, or identical ones, cannot tell: 0.5.
+    A fifth of the points (at least two), drawn without replacement, is compared with as many
+    uniform random points in the bounding box. With u the L2 distance of a uniform point to the
+    nearest point, and w that of a drawn point to the nearest other point, the statistic is the
+    mean of Σu / (Σu + Σw) over ``draws``. It is 0.5 for fewer than three points or identical ones.
 
     >>> hopkins([[0.0], [0.001], [1.0], [1.001]], np.random.default_rng(0)) > 0.9
     True
@@ -57,9 +57,9 @@ def hopkins(points: ArrayLike, generator: np.random.Generator, draws: int = 10) 
     low, high = array.min(axis=0), array.max(axis=0)
     if len(array) < 3 or (low == high).all():
         return 0.5
-    apart = cdist(array, array)
-    np.fill_diagonal(apart, np.inf)
-    return float(np.mean([_draw(array, apart.min(axis=1), generator) for _ in range(draws)]))
+    distances = cdist(array, array)
+    np.fill_diagonal(distances, np.inf)
+    return float(np.mean([_draw(array, distances.min(axis=1), generator) for _ in range(draws)]))
 
 
 def _draw(points: Array, nearest: Array, generator: np.random.Generator) -> float:

@@ -1,7 +1,7 @@
-"""Distances between clients: each function gives a whole matrix, in float64.
+"""Distances between clients: each function returns a full float64 matrix.
 
-A side is never copied to float64 as a whole: columns go by in blocks, so that a thousand models
-cost little more memory than they hold.
+The input is never copied to float64 as a whole but converted a block of columns at a time, so that
+comparing a thousand models takes little more memory than the models themselves.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from scipy.special import rel_entr
 from coterie.clustering.arrays import Array, Labels, Real, one_thread, pair, table
 from coterie.errors import ConfigError
 
-_COLUMNS = 2048  # of one block of a matrix product
+_COLUMNS = 2048  # in a block of a matrix product
 _COLUMNS_L1 = 1024  # a block of 1,000 rows stays in the cache: the fastest width measured
-_NUMBERS = 2**21  # in one temporary array of an elementwise loop: 16 MB
-_CLOSE = 1e-8  # of the squared norms: below it, a difference of products has lost its digits
+_NUMBERS = 2**21  # in a temporary array of an elementwise loop: 16 MB
+_CLOSE = 1e-8  # of the squared norms: a difference of products below this is inaccurate
 
 
 def euclidean(rows: ArrayLike, others: ArrayLike | None = None, offset: float = 0.0) -> Array:
-    """L2 distances between all rows, or from ``rows`` to ``others``.
+    """L2 distances between all rows, or from every row to every one of ``others``.
 
     ``offset`` is the small constant that FedTSDP (as torch's ``pairwise_distance``) adds to every
-    coordinate of the difference. ‖a − b + offset‖ is not symmetric; this is the root mean square
-    of both orientations, √(‖a − b‖² + d·offset²), for distinct rows (bit-identical ones too) and
-    0 on the diagonal. Between ``rows`` and ``others`` it applies everywhere.
+    coordinate of the difference. ‖a − b + offset‖ is not symmetric, so its root mean square over
+    both directions, √(‖a − b‖² + d·offset²), is returned, also for two rows with equal values. The
+    diagonal is 0; between ``rows`` and ``others`` the offset always applies.
 
     >>> euclidean(np.array([[0.0, 0.0], [3.0, 4.0]]))
     array([[0., 5.],
@@ -39,22 +39,23 @@ def euclidean(rows: ArrayLike, others: ArrayLike | None = None, offset: float = 
     """
     left, right = pair(rows, others)
     exponent = _exponent(max(_largest(left).max(), _largest(right).max()))
-    unit = np.full(1, math.ldexp(1.0, exponent))  # a power of two changes no digit
+    unit = np.full(1, math.ldexp(1.0, exponent))  # dividing by a power of two is exact
     a = _Side(left, (unit,) if exponent else ())
     squares = _squares(a, None if others is None else a._replace(rows=right))
-    found: Array = np.ldexp(np.sqrt(squares), exponent)
+    distances: Array = np.ldexp(np.sqrt(squares), exponent)
     if offset:
-        found = np.hypot(found, offset * math.sqrt(left.shape[1]))
+        distances = np.hypot(distances, offset * math.sqrt(left.shape[1]))
         if others is None:
-            np.fill_diagonal(found, 0.0)
-    return found
+            np.fill_diagonal(distances, 0.0)
+    return distances
 
 
 def cosine(rows: ArrayLike, others: ArrayLike | None = None) -> Array:
     """Cosine distances 1 − cos, in [0, 2].
 
-    They are half the squared distances of the unit vectors: nearly parallel rows keep their
-    digits. A zero vector is at distance 1 from everything but another zero vector (0).
+    They are computed as half the squared distances between unit vectors, which is accurate for
+    nearly parallel rows. A zero vector is at distance 1 from all other vectors, and at distance 0
+    from another zero vector.
 
     >>> cosine(np.array([[2.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
     array([[0., 1., 2.],
@@ -62,11 +63,11 @@ def cosine(rows: ArrayLike, others: ArrayLike | None = None) -> Array:
            [2., 1., 0.]])
     """
     left, right = pair(rows, others)
-    a, void = _units(left)
-    b, other_void = (a, void) if others is None else _units(right)
-    found = np.minimum(_squares(a, None if others is None else b) / 2, 2.0)
-    found[void[:, None] ^ other_void] = 1.0
-    return found
+    a, zero = _units(left)
+    b, other_zero = (a, zero) if others is None else _units(right)
+    distances = np.minimum(_squares(a, None if others is None else b) / 2, 2.0)
+    distances[zero[:, None] ^ other_zero] = 1.0
+    return distances
 
 
 def manhattan(rows: ArrayLike) -> Array:
@@ -77,13 +78,13 @@ def manhattan(rows: ArrayLike) -> Array:
            [7., 0.]])
     """
     array = table(rows)
-    blocks = (array[:, at].astype(np.float64) for at in _blocks(array.shape[1], _COLUMNS_L1))
-    found: Array = squareform(sum(pdist(block, "cityblock") for block in blocks))
-    return found
+    blocks = (array[:, c].astype(np.float64) for c in _blocks(array.shape[1], _COLUMNS_L1))
+    distances: Array = squareform(sum(pdist(block, "cityblock") for block in blocks))
+    return distances
 
 
 def min_max(rows: ArrayLike) -> Array:
-    """Each row scaled to [0, 1] by its own minimum and maximum; a constant row becomes zeros.
+    """Scale each row to [0, 1] by its own minimum and maximum; a constant row becomes zeros.
 
     >>> min_max(np.array([[1.0, 2.0, 5.0], [7.0, 7.0, 7.0]]))
     array([[0.  , 0.25, 1.  ],
@@ -102,20 +103,20 @@ def scaled_l1(rows: ArrayLike, others: ArrayLike | None = None) -> Array:
     """
     left, right = pair(rows, others)
     extent = _extent(left)
-    other = extent if others is None else _extent(right)
+    other_extent = extent if others is None else _extent(right)
     total: Array | float = 0.0
-    for at in _blocks(left.shape[1], _COLUMNS_L1):
-        x = _scaled(left[:, at], extent)
+    for columns in _blocks(left.shape[1], _COLUMNS_L1):
+        scaled = _scaled(left[:, columns], extent)
         if others is None:
-            total = total + pdist(x, "cityblock")
+            total = total + pdist(scaled, "cityblock")
         else:
-            total = total + cdist(x, _scaled(right[:, at], other), "cityblock")
+            total = total + cdist(scaled, _scaled(right[:, columns], other_extent), "cityblock")
     mean: Array = np.asarray(total) / max(left.shape[1], 1)
     return _symmetric(mean, len(left)) if others is None else mean
 
 
 def jensen_shannon(p: ArrayLike, others: ArrayLike | None = None) -> Array:
-    """Jensen–Shannon divergences (natural log, not its root), averaged over the samples.
+    """Jensen–Shannon divergences (natural logarithm, no square root), averaged over samples.
 
     ``p`` has the shape (clients, samples, classes) and holds probabilities; each result lies in
     [0, ln 2].
@@ -128,18 +129,18 @@ def jensen_shannon(p: ArrayLike, others: ArrayLike | None = None) -> Array:
     left, right = pair(p, others, dimensions=3)
     for side in (left,) if others is None else (left, right):
         _check_probabilities(side)
-    found = np.zeros((len(left), len(right)))
+    divergences = np.zeros((len(left), len(right)))
     step = max(1, _NUMBERS // max(left[0].size, 1))
-    for i, one in enumerate(left):
+    for i, client in enumerate(left):
         for start in range(i + 1 if others is None else 0, len(right), step):
-            found[i, start : start + step] = _divergence(one, right[start : start + step])
+            divergences[i, start : start + step] = _divergence(client, right[start : start + step])
     if others is None:
-        found += found.T
-    return np.clip(found, 0.0, math.log(2))
+        divergences += divergences.T
+    return np.clip(divergences, 0.0, math.log(2))
 
 
 class _Side(NamedTuple):
-    """Rows and what each is divided by, one divisor after another, when a block is taken."""
+    """Rows, and the divisors that are applied to them, in order, whenever a block is read."""
 
     rows: Real
     divisors: tuple[Array, ...] = ()
@@ -158,73 +159,74 @@ class _Side(NamedTuple):
 def _squares(a: _Side, b: _Side | None = None) -> Array:
     """Squared L2 distances by matrix products of centred blocks.
 
-    Bit-identical rows are computed once and have a distance of exactly 0. Pairs much closer to
-    each other than to the mean are computed again from their difference.
+    Bit-identical rows are computed once, at a distance of exactly 0. Pairs that are much closer to
+    each other than to the mean are recomputed from their difference, which is more accurate.
     """
-    alone = b is None
-    a, back = _distinct(a)
-    b, forth = (a, back) if b is None else _distinct(b)
+    symmetric = b is None
+    a, left_rows = _distinct(a)
+    b, right_rows = (a, left_rows) if b is None else _distinct(b)
     product = np.zeros((len(a.rows), len(b.rows)))
-    left, right = np.zeros(len(a.rows)), np.zeros(len(b.rows))
+    left_norms, right_norms = np.zeros(len(a.rows)), np.zeros(len(b.rows))
     with one_thread():
-        for at in _blocks(a.rows.shape[1], _COLUMNS):
-            x = a.block(at)
-            y = x if alone else b.block(at)
-            # Far from the origin, products are so large that their differences are noise.
-            middle = x.mean(axis=0) if alone else (x.mean(axis=0) + y.mean(axis=0)) / 2
-            x -= middle
-            if not alone:
-                y -= middle
+        for columns in _blocks(a.rows.shape[1], _COLUMNS):
+            x = a.block(columns)
+            y = x if symmetric else b.block(columns)
+            # Without centring, rows far from the origin have products so large that the differences
+            # between them are rounding noise.
+            centre = x.mean(axis=0) if symmetric else (x.mean(axis=0) + y.mean(axis=0)) / 2
+            x -= centre
+            if not symmetric:
+                y -= centre
             product += x @ y.T
-            left += np.einsum("ij,ij->i", x, x)
-            right += np.einsum("ij,ij->i", y, y)
-    norms = left[:, None] + right
+            left_norms += np.einsum("ij,ij->i", x, x)
+            right_norms += np.einsum("ij,ij->i", y, y)
+    norms = left_norms[:, None] + right_norms
     squares: Array = norms - 2 * product
     close = squares < _CLOSE * norms  # negative ones too
-    one, two = np.nonzero(np.triu(close, 1) if alone else close)
-    squares[one, two] = _direct(a, b, one, two)
-    if alone:
+    i, j = np.nonzero(np.triu(close, 1) if symmetric else close)
+    squares[i, j] = _direct(a, b, i, j)
+    if symmetric:
         squares = np.triu(squares, 1)
         squares += squares.T
-    return squares[np.ix_(back, forth)]
+    return squares[np.ix_(left_rows, right_rows)]
 
 
-def _direct(a: _Side, b: _Side, one: Labels, two: Labels) -> Array:
-    """The squared distances of some pairs, from their differences."""
-    found = np.zeros(len(one))
-    for start in range(0, len(one), _NUMBERS // _COLUMNS):
+def _direct(a: _Side, b: _Side, i: Labels, j: Labels) -> Array:
+    """The squared distances of the pairs ``(i, j)``, computed from their differences."""
+    squares = np.zeros(len(i))
+    for start in range(0, len(i), _NUMBERS // _COLUMNS):
         pairs = slice(start, start + _NUMBERS // _COLUMNS)
-        for at in _blocks(a.rows.shape[1], _COLUMNS):
-            gap = a.block(at, one[pairs]) - b.block(at, two[pairs])
-            found[pairs] += np.einsum("ij,ij->i", gap, gap)
-    return found
+        for columns in _blocks(a.rows.shape[1], _COLUMNS):
+            difference = a.block(columns, i[pairs]) - b.block(columns, j[pairs])
+            squares[pairs] += np.einsum("ij,ij->i", difference, difference)
+    return squares
 
 
 def _distinct(side: _Side) -> tuple[_Side, Labels]:
-    """The rows that differ in some bit, and for every row which of these it is."""
+    """The distinct rows (compared bit by bit), and the position of every row among them."""
     digests = [hashlib.blake2b(np.ascontiguousarray(r).data).digest() for r in side.rows]
     firsts = {digest: i for i, digest in reversed(list(enumerate(digests)))}
-    kept = np.array(sorted(firsts.values()))
-    back = np.searchsorted(kept, [firsts[digest] for digest in digests])
-    return (side if len(kept) == len(digests) else side.only(kept)), back
+    distinct = np.array(sorted(firsts.values()))
+    position = np.searchsorted(distinct, [firsts[digest] for digest in digests])
+    return (side if len(distinct) == len(digests) else side.only(distinct)), position
 
 
 def _units(rows: Real) -> tuple[_Side, NDArray[np.bool_]]:
-    """Rows as unit vectors, and which of them are zero (those stay zero)."""
+    """The rows as unit vectors, and a mask of the zero rows (which stay zero)."""
     largest = _largest(rows)
-    void = largest == 0
-    side = _Side(rows, (np.where(void, 1.0, largest),))  # first, so that no square overflows
+    zero = largest == 0
+    side = _Side(rows, (np.where(zero, 1.0, largest),))  # before squaring, which could overflow
     length = np.zeros(len(rows))
-    for at in _blocks(rows.shape[1], _COLUMNS):
-        block = side.block(at)
+    for columns in _blocks(rows.shape[1], _COLUMNS):
+        block = side.block(columns)
         length += np.einsum("ij,ij->i", block, block)
-    return _Side(rows, (*side.divisors, np.where(void, 1.0, np.sqrt(length)))), void
+    return _Side(rows, (*side.divisors, np.where(zero, 1.0, np.sqrt(length)))), zero
 
 
 def _largest(rows: Real) -> Array:
     """Each row's largest magnitude."""
-    found: Array = np.maximum(rows.max(axis=1, initial=0), -rows.min(axis=1, initial=0))
-    return found.astype(np.float64)
+    magnitudes: Array = np.maximum(rows.max(axis=1, initial=0), -rows.min(axis=1, initial=0))
+    return magnitudes.astype(np.float64)
 
 
 def _exponent(largest: float) -> int:
@@ -235,7 +237,7 @@ def _exponent(largest: float) -> int:
 
 
 class _Extent(NamedTuple):
-    """Each row's minimum and span, both times ``factor``: a half where the span would overflow."""
+    """Each row's minimum and span, multiplied by ``factor`` (½ where the span would overflow)."""
 
     low: Array
     span: Array
@@ -260,15 +262,18 @@ def _scaled(block: Real, extent: _Extent) -> Array:
 
 def _check_probabilities(p: Real) -> None:
     if p.min(initial=0.0) < 0 or not np.allclose(p.sum(axis=2, dtype=np.float64), 1.0, atol=1e-3):
-        raise ConfigError("Jensen–Shannon compares probabilities: each row must sum to 1, none < 0")
+        raise ConfigError(
+            "the Jensen–Shannon divergence needs probabilities: no negative values, and rows that "
+            "sum to 1"
+        )
 
 
-def _divergence(one: Real, many: Real) -> Array:
-    p, q = one.astype(np.float64), many.astype(np.float64)
-    middle = (p + q) / 2
-    terms = rel_entr(p, middle) + rel_entr(q, middle)
-    found: Array = terms.sum(axis=(1, 2)) / (2 * max(len(one), 1))
-    return found
+def _divergence(client: Real, others: Real) -> Array:
+    p, q = client.astype(np.float64), others.astype(np.float64)
+    mean = (p + q) / 2
+    terms = rel_entr(p, mean) + rel_entr(q, mean)
+    divergences: Array = terms.sum(axis=(1, 2)) / (2 * max(len(client), 1))
+    return divergences
 
 
 def _blocks(columns: int, width: int) -> Iterator[slice]:
@@ -278,5 +283,5 @@ def _blocks(columns: int, width: int) -> Iterator[slice]:
 def _symmetric(condensed: Array, clients: int) -> Array:
     if clients == 1:
         return np.zeros((1, 1))
-    whole: Array = squareform(condensed)
-    return whole
+    matrix: Array = squareform(condensed)
+    return matrix

@@ -1,4 +1,4 @@
-"""K-means without a seed: several starts, the same groups whatever the order of the clients."""
+"""K-means without a random seed: the groups do not depend on the order of the clients."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from coterie.clustering.distances import euclidean
 from coterie.clustering.hierarchy import Dendrogram, canonical
 from coterie.errors import ConfigError
 
-STARTS = 10  # Ward's groups, farthest-first, and eight drawn as k-means++ does
-_FEW_STARTS = 4  # of tables with many rows, where a start takes long and seldom ends badly
+STARTS = 10  # Ward's groups, farthest-first, and eight draws as in k-means++
+_FEW_STARTS = 4  # for tables with many rows, where a start takes long and rarely ends badly
 _MANY = 300  # rows
 _TIE = 1e-12  # scores this close are equal: rounding must not choose the number of groups
 _ROUNDS = 300
-_LARGEST_TREE = 3000  # rows; a larger tree takes seconds, and memory with the square of the rows
+_LARGEST_TREE = 3000  # rows; a larger tree takes seconds, and memory quadratic in the rows
 
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """The groups chosen, their centres, their silhouette (0 for one group), and that of every k."""
+    """The chosen groups, their centres, their silhouette (0 for one group), and those of all k."""
 
     labels: Labels
     centres: Array
@@ -34,9 +34,9 @@ class Streams:
 
 
 def kmeans(rows: ArrayLike, k: int, weights: ArrayLike | None = None) -> tuple[Labels, Array]:
-    """``k`` groups and their centres: of ten starts, the one that ends with the lowest inertia.
+    """Group rows into ``k`` clusters: the labels and centres with the lowest inertia of ten starts.
 
-    ``weights`` are how much each row counts; a row of weight 2 is two rows.
+    ``weights`` say how much each row counts: a row of weight 2 equals two rows.
 
     >>> labels, centres = kmeans([[9.0], [0.0], [11.0], [1.0]], 2)
     >>> labels, centres.ravel()
@@ -46,12 +46,12 @@ def kmeans(rows: ArrayLike, k: int, weights: ArrayLike | None = None) -> tuple[L
         raise ConfigError(f"k-means needs at least 1 group, not {k}")
     search = Search(rows, k, weights)
     if k > search.distinct:
-        raise ConfigError(f"{k} groups were asked of {search.distinct} distinct rows")
+        raise ConfigError(f"k-means cannot form {k} groups from {search.distinct} distinct rows")
     return search.groups(k)
 
 
 def kmeans_up_to(rows: ArrayLike, k: int) -> tuple[Labels, Array]:
-    """The same with as many groups as there can be, at most ``k``: copies of a row are one.
+    """Group rows into ``k`` clusters, or fewer if there are fewer distinct rows.
 
     >>> kmeans_up_to([[1.0], [9.0], [1.0]], 5)[0]
     array([0, 1, 0])
@@ -63,10 +63,10 @@ def kmeans_up_to(rows: ArrayLike, k: int) -> tuple[Labels, Array]:
 def best_k(
     rows: ArrayLike, floor: float = 0.1, penalty: float = 0.0, most: int | None = None
 ) -> Streams:
-    """The k from 2 to n − 1 (or ``most``) with the highest silhouette − ``penalty``·k.
+    """Choose the k from 2 to n − 1 (or ``most``) with the highest silhouette − ``penalty``·k.
 
-    Only silhouettes above ``floor`` count; without one, with fewer than three rows or with
-    identical ones, there is one group and its centre is the mean. Ties go to fewer groups.
+    Only silhouettes above ``floor`` count. If there is none, or fewer than three rows, or if all
+    rows are identical, there is one group whose centre is the mean. Ties go to fewer groups.
 
     >>> best_k([[0.0], [0.1], [5.0], [5.1], [9.0], [9.1]]).labels
     array([0, 0, 1, 1, 2, 2])
@@ -87,24 +87,25 @@ def best_k(
 
 
 class Search:
-    """K-means of one table for several numbers of groups; what they share is computed once.
+    """K-means of one table for several numbers of groups, which share their preparations.
 
-    ``most`` is the largest number that will be asked for (all rows when not given). Rows are put in
-    an order of their own and copies are counted, not kept, so the groups are the same, to the bit,
-    for any order of the clients, and when every client is there twice.
+    ``most`` is the largest number of groups that will be requested (by default, the number of
+    rows). Rows are sorted and duplicates are counted instead of kept, so the groups are the same,
+    to the bit, for any order of the clients, and if every client is duplicated.
     """
 
     def __init__(
         self, rows: ArrayLike, most: int | None = None, weights: ArrayLike | None = None
     ) -> None:
-        array = table(rows).astype(np.float64) + 0.0  # −0 and 0 are one number
+        array = table(rows).astype(np.float64) + 0.0  # −0 and 0 count as equal
         self.order: Labels = np.array(sorted(range(len(array)), key=lambda i: array[i].tobytes()))
         self.rows: Array = array[self.order]
         counts = np.ones(len(array)) if weights is None else np.asarray(weights, np.float64)
         self.weights: Array = counts[self.order]
-        # Products of rows far from the origin are so large that their differences are noise.
-        middle = self.weights @ self.rows / self.weights.sum()
-        points, copies = np.unique(self.rows - middle, axis=0, return_inverse=True)
+        # Without centring, rows far from the origin have products so large that the differences
+        # between them are rounding noise.
+        mean = self.weights @ self.rows / self.weights.sum()
+        points, copies = np.unique(self.rows - mean, axis=0, return_inverse=True)
         self._copies: Labels = copies.reshape(-1)
         self._points: Array = points
         self._mass: Array = np.bincount(self._copies, self.weights).astype(np.float64)
@@ -112,18 +113,20 @@ class Search:
 
     @property
     def distinct(self) -> int:
-        """How many different rows there are."""
+        """The number of distinct rows."""
         return len(self._points)
 
     def groups(self, k: int) -> tuple[Labels, Array]:
-        """Canonical labels in the clients' own order, and each group's weighted mean row."""
+        """Canonical labels in the order of the clients, and each group's weighted mean row."""
         ordered = self.sorted_groups(k)
         labels = np.empty_like(ordered)
         labels[self.order] = ordered
         labels = canonical(labels)
-        back = labels[self.order]
+        sorted_labels = labels[self.order]
         means = [
-            np.average(self.rows[back == g], axis=0, weights=self.weights[back == g])
+            np.average(
+                self.rows[sorted_labels == g], axis=0, weights=self.weights[sorted_labels == g]
+            )
             for g in range(labels.max() + 1)
         ]
         return labels, np.stack(means)
@@ -141,7 +144,7 @@ class Search:
         return best[self._copies]
 
     def _starts(self, k: int) -> Iterator[Array]:
-        """Centres to start from, for each start."""
+        """The initial centres of each start."""
         if self._tree is not None:
             labels = self._tree.cut_count(k)
             yield _means(self._points, self._mass, labels, k)
@@ -156,31 +159,31 @@ class Search:
 
     @cached_property
     def _sequences(self) -> list[Labels]:
-        """Rows to start from, one after another: farthest-first, then drawn as k-means++ does.
+        """Sequences of initial rows: one farthest-first, the others drawn as in k-means++.
 
-        A start of k groups takes the first k of them. The draws have seeds of their own.
+        A start with k groups takes the first k rows of a sequence. The draws have fixed seeds.
         """
         starts = STARTS if self.distinct <= _MANY else _FEW_STARTS
         drawn = [self._sequence(np.random.Generator(np.random.PCG64(i))) for i in range(starts - 2)]
         return [self._sequence(None), *drawn]
 
     def _sequence(self, random: np.random.Generator | None) -> Labels:
-        """Row after row: the farthest from those before it, or drawn by that distance squared."""
+        """Rows that are each farthest from the earlier ones, or drawn by that distance squared."""
         nearest = np.einsum("ij,ij->i", self._points, self._points)
         first = nearest if random is None else np.ones(len(nearest))
         taken, chances = list[int](), first
         while len(taken) < self._most:
             if taken:
-                gap = self._points - self._points[taken[-1]]
-                away = np.einsum("ij,ij->i", gap, gap)
-                nearest = away if len(taken) == 1 else np.minimum(nearest, away)
+                differences = self._points - self._points[taken[-1]]
+                squares = np.einsum("ij,ij->i", differences, differences)
+                nearest = squares if len(taken) == 1 else np.minimum(nearest, squares)
                 nearest[taken] = 0.0
                 chances = nearest
             if random is None:
                 taken.append(int(chances.argmax()))
                 continue
             steps = np.cumsum(chances * self._mass)
-            if not steps[-1] > 0:  # the rest are closer than rounding can tell
+            if not steps[-1] > 0:  # the remaining rows differ by less than rounding errors
                 taken.append(next(i for i in range(self.distinct) if i not in set(taken)))
                 continue
             taken.append(int(np.searchsorted(steps, random.random() * steps[-1], side="right")))
@@ -188,16 +191,16 @@ class Search:
 
 
 def _lloyd(points: Array, mass: Array, centres: Array) -> tuple[Labels, float]:
-    """Lloyd's iterations from these centres: the groups, and the weighted sum of their squares."""
+    """Lloyd's iterations from the given centres: the groups and their weighted inertia."""
     k = len(centres)
     norms = np.einsum("ij,ij->i", points, points)
     labels: Labels | None = None
     for _ in range(_ROUNDS):
-        away = norms[:, None] - 2 * points @ centres.T + np.einsum("ij,ij->i", centres, centres)
-        nearest = away.argmin(axis=1)
+        squares = norms[:, None] - 2 * points @ centres.T + np.einsum("ij,ij->i", centres, centres)
+        nearest = squares.argmin(axis=1)
         sizes = np.bincount(nearest, minlength=k)
-        if not sizes.all():  # a group that lost everybody takes the row that is worst served
-            worst = np.argsort(-away[np.arange(len(points)), nearest], kind="stable")
+        if not sizes.all():  # an empty group takes the row farthest from its centre
+            worst = np.argsort(-squares[np.arange(len(points)), nearest], kind="stable")
             for g in np.flatnonzero(sizes == 0):
                 row = next(i for i in worst if sizes[nearest[i]] > 1)
                 sizes[nearest[row]] -= 1
@@ -207,8 +210,8 @@ def _lloyd(points: Array, mass: Array, centres: Array) -> tuple[Labels, float]:
         labels = nearest
         centres = _means(points, mass, labels, k)
     assert labels is not None
-    gaps = points - centres[labels]
-    return labels, float(mass @ np.einsum("ij,ij->i", gaps, gaps))
+    differences = points - centres[labels]
+    return labels, float(mass @ np.einsum("ij,ij->i", differences, differences))
 
 
 def _means(points: Array, mass: Array, labels: Labels, k: int) -> Array:

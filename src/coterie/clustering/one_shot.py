@@ -1,6 +1,6 @@
-"""Clustering all clients' points in one exchange (k-FED): clients send centres, never points.
+"""One-shot clustering of all clients' points (k-FED): clients send centres, never points.
 
-Nothing is drawn at random, and neither the order of the points nor that of the clients counts.
+Nothing is random, and the result depends neither on the order of the points nor of the clients.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from coterie.errors import ConfigError
 
 
 def local_centres(points: ArrayLike, k: int) -> tuple[Labels, Array]:
-    """The client's half: k-means of its own points, with fewer centres if fewer points differ.
+    """The client's half: k-means of its points, with fewer centres if fewer points are distinct.
 
-    Points are first projected on their ``k`` strongest singular vectors, which keeps the centres
-    apart and leaves most of the noise behind; centres are means of the points themselves.
+    Points are clustered after a projection onto their ``k`` strongest singular vectors, which
+    separates the centres and removes most of the noise; centres are means of the original points.
 
     >>> local_centres([[1.0], [9.0], [1.0]], 5)
     (array([0, 1, 0]), array([[1.],
@@ -30,12 +30,12 @@ def local_centres(points: ArrayLike, k: int) -> tuple[Labels, Array]:
     rows = table(points).astype(np.float64)
     distinct, copy_of = np.unique(rows, axis=0, return_inverse=True)
     copy_of = copy_of.reshape(-1)
-    order = np.argsort(copy_of, kind="stable")  # the same however the points came
+    order = np.argsort(copy_of, kind="stable")  # does not depend on the order of the points
     rows = rows[order]
     strongest = basis(rows.T, min(k, *rows.shape))
     with one_thread():
-        flat = (distinct @ strongest)[copy_of]
-    labels = kmeans_up_to(flat, min(k, len(distinct)))[0]
+        projected = (distinct @ strongest)[copy_of]
+    labels = kmeans_up_to(projected, min(k, len(distinct)))[0]
     groups = labels[order]
     return labels, np.stack([rows[groups == g].mean(axis=0) for g in range(labels.max() + 1)])
 
@@ -43,16 +43,16 @@ def local_centres(points: ArrayLike, k: int) -> tuple[Labels, Array]:
 def seed_centres(centres: Sequence[ArrayLike], k: int) -> Array:
     """The server's half: one client's centres, then farthest-first among all up to ``k``.
 
-    ``centres`` holds those of each client. The paper begins with any client's; this is the one
-    that has most of them, and of several the one whose closest two are farthest apart. Fewer than
-    ``k`` when no more differ.
+    ``centres`` has one array per client. The paper starts from the centres of any client; here, it
+    is the client with the most centres and, of several, the one whose closest two centres are the
+    farthest apart. There are fewer than ``k`` seeds if fewer centres are distinct.
 
     >>> seed_centres([[[0.0], [1.0]], [[2.0], [9.0]], [[5.0]]], 4).ravel()
     array([2., 9., 5., 0.])
     """
-    # Sorted, so that neither ties nor the seeds' numbers depend on the order of anything.
+    # Sorted, so that ties and the numbering of the seeds do not depend on the order of the input.
     clients = [np.unique(table(c).astype(np.float64), axis=0) for c in centres]
-    first = max(clients, key=lambda own: (len(own), _closest(own), own.tobytes()))
+    first = max(clients, key=lambda rows: (len(rows), _closest(rows), rows.tobytes()))
     if len(first) > k:
         raise ConfigError(f"{k} groups cannot begin with the {len(first)} centres of one client")
     rows = np.unique(np.concatenate(clients), axis=0)
@@ -65,13 +65,13 @@ def seed_centres(centres: Sequence[ArrayLike], k: int) -> Array:
 
 
 def nearest_seed(centres: ArrayLike, seeds: ArrayLike) -> Labels:
-    """The group of each centre: that of the nearest seed (ties: the first)."""
-    found: Labels = cdist(table(centres), table(seeds)).argmin(axis=1)
-    return found
+    """The group of each centre: the number of the nearest seed (ties: the first)."""
+    labels: Labels = cdist(table(centres), table(seeds)).argmin(axis=1)
+    return labels
 
 
 def _closest(rows: Array) -> float:
-    """The distance of the closest two rows."""
-    apart = cdist(rows, rows)
-    np.fill_diagonal(apart, np.inf)
-    return float(apart.min())
+    """The distance between the closest two rows."""
+    distances = cdist(rows, rows)
+    np.fill_diagonal(distances, np.inf)
+    return float(distances.min())

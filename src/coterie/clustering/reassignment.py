@@ -1,4 +1,4 @@
-"""Where clients go when their groups change without them."""
+"""New groups for clients that were absent when the groups changed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ G = TypeVar("G", bound=Hashable)
 
 
 def with_most(before: Mapping[C, Hashable], after: Mapping[C, G]) -> dict[C, G]:
-    """The new groups, with everybody who is missing from them where most of its old group went.
+    """Add the clients missing from ``after`` to the group that most of their old group moved to.
 
-    Of equally many, those whose first client comes first. Who is the last of an old group of which
-    nobody is left stays missing.
+    Ties go to the group whose first client comes first in ``before``. A client stays missing if
+    no member of its old group is in ``after``.
 
     >>> with_most({0: "a", 1: "a", 2: "a", 3: "b"}, {0: "x", 1: "y"})
     {0: 'x', 1: 'y', 2: 'x'}
     """
-    went: dict[Hashable, Counter[G]] = {}
-    for client, old in before.items():
+    moves: dict[Hashable, Counter[G]] = {}
+    for client, group in before.items():
         if client in after:
-            went.setdefault(old, Counter())[after[client]] += 1
-    missing = {c: went[old] for c, old in before.items() if c not in after and old in went}
+            moves.setdefault(group, Counter())[after[client]] += 1
+    missing = {c: moves[g] for c, g in before.items() if c not in after and g in moves}
     return {**after, **{c: max(n, key=n.__getitem__) for c, n in missing.items()}}

@@ -1,4 +1,4 @@
-"""Methods from pieces: who learns together, how clients train, what is shared; and wrappers."""
+"""Composing methods: grouping rules, local training, shared layers, and wrappers of methods."""
 
 from coterie.compose.assign import Assign, alone, by_loss, everyone, true_groups
 from coterie.compose.grouped import Pieces, combined, grouped

@@ -1,7 +1,7 @@
-"""How many local steps a round should have, so that a budget buys the lowest loss (Wang 2019).
+"""Adaptive numbers of local steps, chosen for the lowest loss within a budget (Wang et al. 2019).
 
-The control is a few pure functions; the wrapper brings it to any averaging method: it adds the
-number of steps to the orders that train, and what clients measure to their uploads.
+The control itself consists of a few pure functions. The wrapper applies it to any averaging method:
+it adds the number of steps to training orders, and clients' measurements to their uploads.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from coterie.core.weights import Layout, Weights
 from coterie.errors import ConfigError
 
 Phi = float | Literal["auto"]
-CONVEX, NETWORK = 0.025, 5e-5  # φ, as the paper's authors chose it for an SVM and for networks
-KEY = "tau"  # its place in memory, in a client's state, in an order's config and among arrays
+CONVEX, NETWORK = 0.025, 5e-5  # φ as chosen by the paper's authors for an SVM and for networks
+KEY = "tau"  # the key in the server's memory, client state, orders and uploads
 GRADIENT = f"{KEY}.gradient"
-LOSS = f"{KEY}.loss"  # the task that only asks for a loss
+LOSS = f"{KEY}.loss"  # the task that only evaluates the loss
 Row = np.ndarray[Any, np.dtype[np.float64]]
 
 # --- the control --------------------------------------------------------------------------------
@@ -36,10 +36,10 @@ Row = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Resource:
-    """A budget, what of it is spent, and what a step and an aggregation cost of it.
+    """A budget, how much of it is spent, and the costs of a local step and of an aggregation.
 
-    Means over rounds say what is best; the dearest round yet (``worst``) says what still fits, as a
-    round takes as long as its slowest client.
+    The best number of steps follows from mean costs. Whether a round still fits is judged by the
+    most expensive round so far (``worst``), as a round takes as long as its slowest client.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Resource:
     worst_exchange: float = 0.0
 
     def most(self) -> float:
-        """The steps that the next round can have, one more and another aggregation kept back."""
+        """The most steps that the next round can afford, reserving one step and an aggregation."""
         step, exchange = self._dear
         room = self.budget - self.spent - 2 * exchange
         if room < 0 or self.spent >= self.budget:
@@ -59,7 +59,7 @@ class Resource:
         return max(0, math.floor(room / step) - 1) if step > 0 else math.inf
 
     def short(self, steps: int) -> bool:
-        """Whether after a round of so many steps there may be no room for another."""
+        """Whether a round of this many steps may leave too little for another round."""
         step, exchange = self._dear
         return self.spent + step * (steps + 1) + 2 * exchange >= self.budget
 
@@ -70,54 +70,60 @@ class Resource:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Of the loss: its slope ρ, how fast its gradient changes β, how far clients' differ δ."""
+    """Estimates of the loss's slope ρ, its smoothness β and the clients' gradient divergence δ."""
 
     rho: float
     beta: float
     delta: float
 
 
-def drift(steps: Row, lr: float, seen: Estimates) -> Row:
-    """h(τ) = δ/β·((ηβ+1)^τ − 1) − ηδτ: how far τ local steps may lead from τ common ones.
+def drift(steps: Row, lr: float, estimates: Estimates) -> Row:
+    """h(τ) = δ/β·((ηβ+1)^τ − 1) − ηδτ: how far τ local steps may deviate from τ common ones.
 
     >>> drift(np.array([1.0, 2.0]), 0.5, Estimates(1.0, 2.0, 3.0)).tolist()
     [0.0, 1.5]
     """
-    if not (seen.beta > 0 and seen.delta > 0):
+    if not (estimates.beta > 0 and estimates.delta > 0):
         return np.zeros_like(steps)
     with np.errstate(over="ignore"):
-        grown = np.expm1(steps * math.log1p(lr * seen.beta)) / seen.beta
-        found = seen.delta * np.maximum(grown - lr * steps, 0.0)
-    return np.where(steps == 1, 0.0, found)  # exactly, whatever rounding says
+        growth = np.expm1(steps * math.log1p(lr * estimates.beta)) / estimates.beta
+        gap = estimates.delta * np.maximum(growth - lr * steps, 0.0)
+    return np.where(steps == 1, 0.0, gap)  # exactly zero, despite rounding errors
 
 
-def bound(steps: Row, lr: float, phi: float, seen: Estimates, resources: Sequence[Resource]) -> Row:
-    """G(τ), which bounds how far the loss stays above its least when the budget is used up."""
+def bound(
+    steps: Row, lr: float, phi: float, estimates: Estimates, resources: Sequence[Resource]
+) -> Row:
+    """G(τ), a bound on the excess of the loss over its minimum when the budget is used up."""
     cost = np.zeros_like(steps)
     for r in resources:
-        left = r.budget - r.exchange - r.step
-        each = r.step + r.exchange / steps
-        cost = np.maximum(cost, each / left if left > 0 else math.inf)
+        available = r.budget - r.exchange - r.step
+        cost_per_step = r.step + r.exchange / steps
+        cost = np.maximum(cost, cost_per_step / available if available > 0 else math.inf)
     with np.errstate(over="ignore"):
-        rise = seen.rho * drift(steps, lr, seen) if seen.rho > 0 else np.zeros_like(steps)
-        half = cost / (2 * lr * phi)
-        found: Row = half + np.sqrt(half**2 + rise / (lr * phi * steps)) + rise
-    return found
+        rise = (
+            estimates.rho * drift(steps, lr, estimates)
+            if estimates.rho > 0
+            else np.zeros_like(steps)
+        )
+        halved = cost / (2 * lr * phi)
+        bounds: Row = halved + np.sqrt(halved**2 + rise / (lr * phi * steps)) + rise
+    return bounds
 
 
 def best_steps(
-    most: int, lr: float, phi: float, seen: Estimates, resources: Sequence[Resource]
+    most: int, lr: float, phi: float, estimates: Estimates, resources: Sequence[Resource]
 ) -> int:
-    """The τ of 1 to ``most`` with the least G; of equal ones the smallest."""
-    return 1 + int(bound(np.arange(1.0, most + 1), lr, phi, seen, resources).argmin())
+    """The τ from 1 to ``most`` with the lowest G (ties: the smallest)."""
+    return 1 + int(bound(np.arange(1.0, most + 1), lr, phi, estimates, resources).argmin())
 
 
 def weight_of(phi: Phi, layout: Layout) -> tuple[float, str]:
-    """φ and why: as given, or with "auto" the authors' value for a model of this kind.
+    """φ and the reason for it: as given, or with "auto" the authors' value for this kind of model.
 
-    A model is convex if all that is trained of it is one weight, and its bias, of the last layer:
-    linear and logistic regression, a linear SVM, a classifier on top of frozen layers. Anything
-    else counts as a network.
+    A model is convex if only the weight and the bias of its last layer are trained: linear and
+    logistic regression, a linear SVM, or a classifier on top of frozen layers. Any other model
+    counts as a network.
 
     >>> from torch import nn
     >>> weight_of("auto", Layout.of(nn.Linear(2, 1)))
@@ -140,19 +146,19 @@ def weight_of(phi: Phi, layout: Layout) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Costs:
-    """What rounds have cost so far: sums, from which come the costs of a step and a round."""
+    """The total costs of the rounds so far, which yield the mean costs of a step and of a round."""
 
     rounds: int = 0
     steps: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    training: float = 0.0  # seconds of these
+    training: float = 0.0  # the seconds of training
     worst_step: float = 0.0
     worst_rest: float = 0.0
     worst_bytes: int = 0
 
     def plus(self, steps: int, share: float, spent: Spent) -> Costs:
-        """With one more round of so many steps, which took this share of its computing."""
+        """Add a round of ``steps`` steps, which took ``share`` of the round's computing time."""
         training = share * spent.computation
         return Costs(
             self.rounds + 1,
@@ -166,16 +172,16 @@ class Costs:
         )
 
     def resources(self, spent: Spent, budget: Budget) -> list[Resource]:
-        """What is bounded; a cost not known yet counts as nothing."""
-        rounds, step = max(1, self.rounds), self.training / max(1, self.steps)
-        rest, sent = (self.seconds - self.training) / rounds, self.bytes / rounds
-        found = [
+        """The limited resources, with their costs so far; unknown costs count as zero."""
+        rounds, step_seconds = max(1, self.rounds), self.training / max(1, self.steps)
+        overhead, volume = (self.seconds - self.training) / rounds, self.bytes / rounds
+        resources = [
             Resource(
                 f"{budget.seconds:g} s",
                 budget.seconds,
                 spent.seconds,
-                step,
-                rest,
+                step_seconds,
+                overhead,
                 self.worst_step,
                 self.worst_rest,
             ),
@@ -184,11 +190,11 @@ class Costs:
                 budget.bytes,
                 spent.bytes,
                 0.0,
-                sent,
+                volume,
                 worst_exchange=self.worst_bytes,
             ),
         ]
-        return [r for r in found if math.isfinite(r.budget)]
+        return [r for r in resources if math.isfinite(r.budget)]
 
 
 # --- around a method ----------------------------------------------------------------------------
@@ -197,17 +203,17 @@ class Costs:
 def adaptive_steps(
     inner: Method, phi: Phi = "auto", gamma: int = 10, tau_max: int = 100, sample: int = 64
 ) -> Method:
-    """The same method, the number of local steps of each round chosen for the run's budget.
+    """Wrap a method so that each round's number of local steps is chosen for the run's budget.
 
-    Clients measure their loss and gradient at the model they receive and at the one they sent
-    last, on ``sample`` of their training rows (0: all), the same in every round. From the means of
-    these come ρ, β and δ, from what rounds cost the costs; the next round's steps are the least of
-    G over 1 to ``gamma`` times the last, at most ``tau_max``. ``phi`` is G's φ; "auto" takes it by
-    the kind of model, and the notes of the beginning say which (``weight_of``). Before the budget
-    is exceeded the method ends, with the best models that it has seen.
+    Clients measure their loss and gradient at the model they receive and at the one they last sent,
+    on the same ``sample`` training rows in every round (0: all rows). The server estimates ρ, β and
+    δ from the means, and the costs from past rounds. The next number of steps minimises G from 1 to
+    ``gamma`` times the last number, but at most ``tau_max``. ``phi`` is φ in G; "auto" chooses it
+    by the kind of model and records the choice in the first round's notes (``weight_of``). The
+    method ends before the budget is exceeded, with the best models so far.
     """
     if reason := _unfit(inner):
-        raise ConfigError(f"{inner.name} {reason}: adaptive-tau cannot go around it")
+        raise ConfigError(f"{inner.name} {reason}: adaptive-tau cannot wrap it")
 
     def init(fed: Federation, setup: Setup) -> State:
         state, schedule = inner.init(fed, setup), setup.schedule
@@ -226,19 +232,19 @@ def adaptive_steps(
         short = [r for r in resources if r.short(steps)]
         steps = int(min([steps, *[r.most() for r in short]]))
         if not steps:
-            afford = all(r.spent + r.exchange + r.step <= r.budget for r in resources)
-            asked = fed if afford and control.costs.rounds else None
-            return _ended(asked, inner, state, info, control, short[0])
+            affordable = all(r.spent + r.exchange + r.step <= r.budget for r in resources)
+            evaluating = fed if affordable and control.costs.rounds else None
+            return _ended(evaluating, inner, state, info, control, short[0])
         asking = _Asking(fed, steps)
         after = inner.round(asking, state, info)
         measured = Measured.of(asking.means)
-        # What a round of evidence or of a trial costs says nothing of the rounds to come.
+        # The costs of a round with evidence or a trial are not typical of the rounds to come.
         known = None if asking.unhurried else info.spent
         control = control.moved(steps, known, measured, state)
         after = replace(_remembering(after, control), notes={**after.notes, **control.notes})
         if short and fed.min_group == 1:
             return _ended(fed, inner, after, info, control, short[0])
-        return after  # of secure sums there is one a round: the next round ends it
+        return after  # secure sums allow one sum per round, so the next round ends the run
 
     def check(setup: Setup) -> None:
         if inner.check is not None:
@@ -247,13 +253,13 @@ def adaptive_steps(
             raise ConfigError(f"method {inner.name} needs a budget: set stop.seconds or stop.bytes")
         shared = inner.pieces and inner.pieces.shared
         if not Sharing(shared or all_layers).travelling(setup.start.layout).size:
-            raise ConfigError(f"{inner.name} shares no layer: adaptive-tau cannot go around it")
+            raise ConfigError(f"{inner.name} shares no layer: adaptive-tau cannot wrap it")
 
     def loss(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        taken = Sharing().best if inner.chooses else Sharing().received
-        model, rows = taken(client, arrays)[1], _rows(client, sample)
-        found = client.loss(model, rows=rows) if len(client.train) else 0.0
-        return Upload({KEY: torch.tensor([found], dtype=torch.float64)})
+        receive = Sharing().best if inner.chooses else Sharing().received
+        model, rows = receive(client, arrays)[1], _rows(client, sample)
+        loss_value = client.loss(model, rows=rows) if len(client.train) else 0.0
+        return Upload({KEY: torch.tensor([loss_value], dtype=torch.float64)})
 
     tasks = {**inner.tasks, "train": _measuring(inner.tasks["train"], sample), LOSS: loss}
     known = {"phi": phi, "gamma": gamma, "tau_max": tau_max, "sample": sample}
@@ -274,22 +280,22 @@ def adaptive_steps(
 
 
 def again(inner: Mapping[str, Any], **known: Any) -> Method:
-    """Such a method again, from where the one inside comes from: so it travels by name."""
+    """Rebuild the method from the source of the inner one, so that it can be sent by name."""
     return adaptive_steps(Source(**inner).make(), **known)
 
 
 def _unfit(inner: Method) -> str:
-    """Why this cannot go around a method, if so."""
+    """Why a method cannot be wrapped, or an empty string."""
     if inner.sees == "nothing":
         return "shares nothing"
     if inner.no_step:
         return inner.no_step
     if inner.name == "fednova":
-        return "sends directions, not the model that it trained"
+        return "sends directions instead of the trained model"
     if "train" not in inner.tasks or (inner.pieces is None and set(inner.tasks) - _PLAIN):
-        return "trains in a conversation of its own"
+        return "trains in an exchange of its own"
     if inner.pieces is not None and inner.pieces.assign and inner.pieces.assign.mixes:
-        return "mixes models in shares"
+        return "mixes models with weights"
     return ""
 
 
@@ -298,11 +304,11 @@ _PLAIN = {"train", "pick", "size"}  # training, and questions that need no train
 
 @dataclass(frozen=True)
 class Measured:
-    """What a round's clients measured of the models that they received.
+    """The means of what a round's clients measured at the models that they received.
 
-    ``known`` is the share of clients, by samples, that had a model of their own to compare with;
-    ``rho`` and ``beta`` are means over these. ``work`` is the share of training in what they
-    computed; the rest was measuring and choosing.
+    ``known`` is the share of clients, by samples, that had an earlier model to compare with;
+    ``rho`` and ``beta`` are means over these. ``work`` is the share of training in clients'
+    computations; the remainder is measuring and choosing models.
     """
 
     known: float
@@ -314,7 +320,7 @@ class Measured:
 
     @staticmethod
     def of(means: Sequence[Mean]) -> Measured | None:
-        """The means of several models together, each counting by its samples."""
+        """Combine the means of several models, weighted by their samples."""
         total = sum(m.examples for m in means)
         if not total:
             return None
@@ -327,23 +333,24 @@ class Measured:
             sums += share * values
             square += share * _spread(float(values[4]), gradient)
         known, rho, beta, loss, _, work = (float(v) for v in sums)
-        each = known or 1.0
-        return Measured(known, rho / each, beta / each, math.sqrt(square), loss, work)
+        divisor = known or 1.0
+        return Measured(known, rho / divisor, beta / divisor, math.sqrt(square), loss, work)
 
 
 def _spread(square: float, mean: Tensor) -> float:
-    """Σp‖g_i − ḡ‖² = Σp‖g_i‖² − ‖ḡ‖²; less than ḡ's own rounding can make is nothing."""
-    gap = square - float(mean.double().square().sum())
-    return gap if gap > 2 * torch.finfo(torch.float32).eps * square else 0.0
+    """Σp‖g_i − ḡ‖² = Σp‖g_i‖² − ‖ḡ‖²; 0 if it is within the rounding error of ḡ."""
+    spread = square - float(mean.double().square().sum())
+    return spread if spread > 2 * torch.finfo(torch.float32).eps * square else 0.0
 
 
 @dataclass(frozen=True)
 class Control:
-    """What the server remembers: what rounds cost, what was measured, the best models.
+    """The server's memory between rounds: costs, estimates and the best models.
 
-    ``fresh`` says whether the last round brought estimates; ``spent`` is what the run had cost
-    before it, none before the first and after a round with more in it than training; ``work`` the
-    share of training in what it computed; ``best`` is a state and its ``loss``.
+    ``fresh`` says whether the last round provided estimates. ``spent`` is what the run had cost
+    before that round; None before the first round, and after a round that did more than training.
+    ``work`` is the share of training in the round's computations; ``best`` is the state with the
+    lowest ``loss``, and that loss.
     """
 
     lr: float = 0.0
@@ -359,22 +366,22 @@ class Control:
 
     @staticmethod
     def remembered(state: State) -> Control:
-        """From the server's memory."""
-        kept = state.memory[KEY]
+        """Restore the control from the server's memory."""
+        memory = state.memory[KEY]
         return Control(
-            kept["lr"],
-            kept["decay"],
-            kept["steps"],
-            Spent(**kept["spent"]) if kept["spent"] else None,
-            kept["work"],
-            Costs(**kept["costs"]),
-            Estimates(**kept["seen"]) if kept["seen"] else None,
-            kept["fresh"],
-            kept["best"],
+            memory["lr"],
+            memory["decay"],
+            memory["steps"],
+            Spent(**memory["spent"]) if memory["spent"] else None,
+            memory["work"],
+            Costs(**memory["costs"]),
+            Estimates(**memory["seen"]) if memory["seen"] else None,
+            memory["fresh"],
+            memory["best"],
         )
 
     def to_tree(self) -> dict[str, Any]:
-        """For the server's memory."""
+        """The control as a tree for the server's memory."""
         return {
             "lr": self.lr,
             "decay": self.decay,
@@ -388,31 +395,33 @@ class Control:
         }
 
     def after(self, spent: Spent) -> Control:
-        """With the cost of the last round, now that it is known."""
+        """Add the cost of the last round, once it is known."""
         if self.spent is None:
             return self
-        now, then = asdict(spent), asdict(self.spent)
-        cost = Spent(**{k: now[k] - then[k] for k in now})
+        after, before = asdict(spent), asdict(self.spent)
+        cost = Spent(**{k: after[k] - before[k] for k in after})
         return replace(self, costs=self.costs.plus(self.steps, self.work, cost), spent=None)
 
     def moved(
-        self, steps: int, spent: Spent | None, found: Measured | None, state: State
+        self, steps: int, spent: Spent | None, measured: Measured | None, state: State
     ) -> Control:
-        """After a round of so many steps, in which this was measured of this state."""
+        """The control after a round of ``steps`` steps with the given measurements of ``state``."""
         moved = replace(self, steps=steps, spent=spent, fresh=False, notes={"tau": steps})
-        if found is None:
+        if measured is None:
             return moved
-        seen = self.seen
-        if found.known:
-            seen = Estimates(found.rho, found.beta, found.delta)
-        elif seen is not None or not found.delta:  # with δ = 0 the others do not matter
-            seen = replace(seen or Estimates(0.0, 0.0, 0.0), delta=found.delta)
-        notes = {"tau": steps, **(asdict(seen) if seen else {}), "loss": found.loss}
-        moved = replace(moved, seen=seen, fresh=seen is not None, work=found.work, notes=notes)
-        return moved.kept(found.loss, state)
+        estimates = self.seen
+        if measured.known:
+            estimates = Estimates(measured.rho, measured.beta, measured.delta)
+        elif estimates is not None or not measured.delta:  # with δ = 0, ρ and β do not matter
+            estimates = replace(estimates or Estimates(0.0, 0.0, 0.0), delta=measured.delta)
+        notes = {"tau": steps, **(asdict(estimates) if estimates else {}), "loss": measured.loss}
+        moved = replace(
+            moved, seen=estimates, fresh=estimates is not None, work=measured.work, notes=notes
+        )
+        return moved.kept(measured.loss, state)
 
     def kept(self, loss: float, state: State) -> Control:
-        """With this state as the best one, if its loss is the lowest so far."""
+        """Keep the state as the best one if its loss is the lowest so far."""
         if self.best and not loss < self.best["loss"]:
             return self
         memory = {k: v for k, v in state.memory.items() if k != KEY}
@@ -433,33 +442,33 @@ def _ended(
     control: Control,
     short: Resource,
 ) -> State:
-    """The best state seen, and why it is the last; the present one is judged too, if ``fed``."""
+    """End with the best state, and say why; with ``fed``, evaluate the current state first."""
     if fed is not None:
         orders = [Order(c, LOSS, inner.sends(state, c)) for c in info.cohort]
         means = fed.reduce(orders, {c: {KEY: 1.0} for c in info.cohort})
         for mean in means.values():
             control = control.kept(float(mean.arrays[KEY]), state)  # type: ignore[arg-type]
-    over, best = f"the budget of {short.name} has no room for another round", control.best
+    reason, best = f"the budget of {short.name} has no room for another round", control.best
     if best:
-        # Whoever joined a group of the best models since then stays in it.
+        # Clients that have joined a group of the best models since then stay in it.
         joined = {c: s for c, s in state.groups.items() if s in best["models"]}
-        # What clients keep stays as it is, and so does the server's mean of it.
+        # Clients' own state is not rolled back, so neither is the server's mean of it.
         memory = best["memory"] | {name: state.memory[name] for name in inner.mirrors}
         groups = joined | best["groups"]
         state = replace(state, models=best["models"], groups=groups, memory=memory)
-    ended = replace(control, best={}, fresh=False)  # it is the state itself now
+    ended = replace(control, best={}, fresh=False)  # the state itself is now the best one
     notes = {**state.notes, "best_loss": best["loss"]} if best else state.notes
-    return replace(_remembering(state, ended), over=over, notes=notes)
+    return replace(_remembering(state, ended), over=reason, notes=notes)
 
 
 @dataclass
 class _Asking:
-    """A federation that tells those who train how many steps to make, and what to measure."""
+    """A federation that adds a number of steps to training orders, and requests measurements."""
 
     fed: Federation
     steps: int
     means: list[Mean] = field(default_factory=list)
-    unhurried: bool = False  # whether anybody was asked for what takes longer than a round
+    unhurried: bool = False  # whether any order may exceed a round's deadline
 
     @property
     def clients(self) -> Sequence[ClientId]:
@@ -476,9 +485,9 @@ class _Asking:
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         replies = self.fed.gather([self._order(o) for o in orders])
         offered = {o.client: _models(o) for o in orders}
-        sent = [r for r in replies if KEY in r.arrays]
-        into = {r.client: {_slot(r, offered[r.client]): 1.0} for r in sent}
-        self.means += mix(sent, into).values()
+        measured = [r for r in replies if KEY in r.arrays]
+        into = {r.client: {_slot(r, offered[r.client]): 1.0} for r in measured}
+        self.means += mix(measured, into).values()
         return [replace(r, arrays=_without(r.arrays)) for r in replies]
 
     def reduce(
@@ -505,7 +514,7 @@ def _models(order: Order) -> list[str]:
 
 
 def _slot(reply: Reply, offered: Sequence[str]) -> Slot:
-    """The model that a client trained: the one that it was offered, or its choice among many."""
+    """The model that a client trained: the only one offered, or the client's choice."""
     return offered[0] if len(offered) == 1 else int(reply.metrics["slot"])
 
 
@@ -517,10 +526,10 @@ def _without(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _measuring(task: Task, sample: int) -> Task:
-    """The task, its upload with what the client measured of the model it received."""
+    """Wrap a task so that its upload includes measurements at the received model."""
 
     def run(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        own = client.kept("own")  # training replaces it
+        personal = client.kept("own")  # before training replaces it
         upload = task(client, arrays, {k: v for k, v in config.items() if k != KEY})
         model = upload.arrays.get("model")
         if KEY not in config or not isinstance(model, Weights):
@@ -528,14 +537,14 @@ def _measuring(task: Task, sample: int) -> Task:
         received = arrays.get(upload.delta_of.get("model", ""))
         if not isinstance(received, Weights):
             raise ConfigError(
-                "adaptive-tau compares the model that a client sends with the one it received, "
-                "and this method's upload does not say which that is: take another method"
+                "adaptive-tau compares the model that a client sends with the one it received, but "
+                "this method's upload does not say which one that is; choose another method"
             )
-        whole = received.onto(client.base if own is None else own.onto(client.base))
+        full = received.onto(client.base if personal is None else personal.onto(client.base))
         last = client.state.get(KEY)
         client.state[KEY] = model.parameters.clone()
-        before = last if isinstance(last, Tensor) else None
-        numbers, gradient = measured(client, whole, received, before, _rows(client, sample))
+        last_sent = last if isinstance(last, Tensor) else None
+        numbers, gradient = measured(client, full, received, last_sent, _rows(client, sample))
         numbers[5] = client.trained / max(client.samples, 1.0)
         return replace(
             upload,
@@ -546,44 +555,44 @@ def _measuring(task: Task, sample: int) -> Task:
 
 
 def _rows(client: Client, sample: int) -> Tensor | None:
-    """The rows that the client measures on; none for all.
+    """The training rows that the client measures on, the same in every round; None for all rows.
 
-    They are the same in every round: other rows would change the loss more than a round does, and
-    the best model would be the luckiest.
+    Different rows would change the loss more than a round of training does, and the best model
+    would be the one with the luckiest rows.
     """
     if not 0 < sample < len(client.train):
         return None
-    now, client.round = client.round, 0
+    current_round, client.round = client.round, 0
     rows = client.shuffled(KEY)[:sample]
-    client.round = now
+    client.round = current_round
     return rows
 
 
 def measured(
-    client: Client, whole: Weights, shared: Weights, last: Tensor | None, rows: Tensor | None
+    client: Client, full: Weights, shared: Weights, last: Tensor | None, rows: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Six numbers and the gradient of the parameters that travel, at the model received.
+    """Measure six numbers, and the gradient of the shared parameters, at the received model.
 
-    The numbers: 1 if the client has sent parameters before, which differ (else the next two are
-    0), ρ_i, β_i, the loss, ‖gradient‖², and a place for the share of training in its work. Both
-    models have the buffers, and the layers that do not travel, of ``whole``; ``shared`` is what of
-    it does.
+    The numbers are: 1 if the client sent different parameters before (otherwise, this and the next
+    two are 0), ρ_i, β_i, the loss, ‖gradient‖², and a placeholder for the share of training in the
+    client's computations. Both models have the buffers and the unshared layers of ``full``;
+    ``shared`` is its shared part.
     """
     numbers = torch.zeros(6, dtype=torch.float64)
     if not len(client.train):
         return numbers, torch.zeros_like(shared.parameters)
-    found, loss = client.slope(whole, rows)
-    here = found.part(shared.layout).parameters
-    numbers[3], numbers[4] = loss, here.double().square().sum()
+    gradient, loss = client.slope(full, rows)
+    shared_gradient = gradient.part(shared.layout).parameters
+    numbers[3], numbers[4] = loss, shared_gradient.double().square().sum()
     gap = 0.0 if last is None else _distance(last, shared.parameters)
     if last is not None and gap > 0:
         vector = shared.vector.clone()
         vector[: shared.layout.trainable] = last
-        there = Weights(shared.layout, vector).onto(whole)
-        other, height = client.slope(there, rows)
-        bend = _distance(other.part(shared.layout).parameters, here)
-        numbers[0], numbers[1], numbers[2] = 1.0, abs(height - loss) / gap, bend / gap
-    return numbers, here.clone()
+        model_sent = Weights(shared.layout, vector).onto(full)
+        other_gradient, other_loss = client.slope(model_sent, rows)
+        change = _distance(other_gradient.part(shared.layout).parameters, shared_gradient)
+        numbers[0], numbers[1], numbers[2] = 1.0, abs(other_loss - loss) / gap, change / gap
+    return numbers, shared_gradient.clone()
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

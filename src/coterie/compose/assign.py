@@ -1,4 +1,4 @@
-"""Who learns together: the rules by which clients are assigned to groups."""
+"""Grouping rules: how clients are assigned to the groups that learn together."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ Sorts = Callable[[State, Round, list[Reply], More], tuple[State, list[Reply]]]
 
 @dataclass(frozen=True)
 class Assign:
-    """A grouping rule: the models and groups to begin with, and where newcomers go.
+    """A grouping rule: the initial models and groups, and the assignment of clients to groups.
 
-    A client gets the model of its group and trains it; or, if it ``picks``, it is offered every
-    model and takes the one that fits its training data best; or, if ``parallel``, it trains every
-    model. What it sends goes into its group's mean, or where ``mixes(state, client)`` says, in
-    those shares. Without ``admit`` a newcomer picks. ``tasks`` are what the rule asks of clients,
-    ``tells(state)`` what it has to say to those who train; ``check`` refuses what does not fit,
-    ``takes_as_public``, ``needs_public`` and ``shows`` are as in ``Method``.
+    By default, a client receives and trains the model of its group. If it ``picks``, it receives
+    all models and trains the one that fits its training data best; if ``parallel``, it trains all
+    models. Its update is added to its group's mean, or to several means with the weights
+    ``mixes(state, client)``. ``admit`` assigns newcomers; by default, they pick a model.
+    ``tasks`` are the rule's own client tasks, ``tells(state)`` is added to the configuration of
+    training orders, and ``check`` raises an error for setups that do not fit. ``takes_as_public``,
+    ``needs_public``, ``same_steps`` and ``shows`` are as in ``Method``.
 
-    A rule that ``sorts`` looks at single replies, in the rounds in which ``looks(state, info)``:
-    from the state, what the cohort sent, and a way to have ``more`` clients train as well, come the
-    state with the new groups, and the replies that go into their means.
+    ``sorts`` forms groups from single replies, in the rounds in which ``looks(state, info)`` is
+    true. It receives the state, the round, the cohort's replies, and a function that has ``more``
+    clients train as well; it returns the state with the new groups, and the replies to average.
 
-    A rule that ``probes`` may ask clients something before a round. One that remembers a ``trial``
-    (``coterie.compose.trial``) has it carried out when it is due;
-    ``regrouped(before, after)`` then brings what else the rule remembers up to date.
+    ``probes`` may exchange messages with clients before a round. A trial that the rule has put in
+    the memory as ``trial`` (``coterie.compose.trial``) takes place when it is due;
+    ``regrouped(before, after)`` then updates the rest of the rule's memory.
     """
 
     start: Callable[[Federation, Setup], State]
     admit: Admit | None = None
     picks: bool = False
-    most: int = 0  # models that a client chooses among; 0: any number
+    most: int = 0  # the most models that a client chooses among; 0: no limit
     parallel: bool = False
     mixes: Callable[[State, ClientId], Mapping[Slot, float]] | None = None
     tasks: Mapping[str, Task] = field(default_factory=dict)
@@ -61,11 +62,12 @@ class Assign:
     needs_public: bool = False
     no_noise: str = ""
     sums: int = 1
+    same_steps: str = ""
     shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def everyone() -> Assign:
-    """One group of all."""
+    """Put all clients into one group."""
     return Assign(
         lambda _, setup: State({0: setup.start}, dict.fromkeys(setup.clients, 0)),
         lambda _, state, info: state.joined(dict.fromkeys(info.cohort, 0)),
@@ -73,7 +75,7 @@ def everyone() -> Assign:
 
 
 def alone() -> Assign:
-    """Each client by itself, the server without a model."""
+    """Let each client train by itself, without a model on the server."""
     return Assign(
         lambda _, setup: State({}, {c: c for c in setup.clients}),
         lambda _, state, info: state.joined({c: c for c in info.cohort}),
@@ -81,7 +83,7 @@ def alone() -> Assign:
 
 
 def true_groups() -> Assign:
-    """The scenario's own groups."""
+    """Use the true groups of the scenario."""
 
     def start(_: Federation, setup: Setup) -> State:
         if setup.groups is None:
@@ -98,7 +100,7 @@ def true_groups() -> Assign:
         for client in info.cohort:
             if client not in truth:
                 raise ConfigError(
-                    f"method oracle cannot admit client {client}: nobody told it the true group"
+                    f"method oracle cannot admit client {client}: its true group is unknown"
                 )
         return state.joined({c: truth[c] for c in info.cohort})
 
@@ -106,7 +108,7 @@ def true_groups() -> Assign:
 
 
 def by_loss(k: int) -> Assign:
-    """Groups by the lowest training loss among k models; the first model is θ⁰."""
+    """Let clients choose the model with the lowest training loss of k models; the first is θ⁰."""
 
     def start(_: Federation, setup: Setup) -> State:
         models: dict[Slot, Weights] = {0: setup.start}
@@ -114,6 +116,8 @@ def by_loss(k: int) -> Assign:
 
     def check(setup: Setup) -> None:
         if k > len(setup.clients):
-            raise ConfigError(f"k = {k} models for {len(setup.clients)} clients: take fewer")
+            raise ConfigError(
+                f"k = {k} models for {len(setup.clients)} clients: choose a smaller k"
+            )
 
     return Assign(start, picks=True, most=k, check=check)

@@ -1,7 +1,6 @@
-"""Methods from pieces: who learns together, how each client trains, which layers are shared.
+"""Composing methods of a grouping rule, a way of local training and a choice of shared layers.
 
-``grouped(name, assign, train, shared)`` puts a grouping rule, a local objective and a choice of
-layers together; most methods are one such line.
+Most methods are a single call of ``grouped(name, assign, train, shared)``.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from coterie.errors import ConfigError
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a method is made of; ``None`` is as in FedAvg.
+    """The pieces of a method; ``None`` is the piece of FedAvg.
 
-    ``around`` wraps the finished method: a server's optimiser, a robust mean.
+    ``around`` wraps the finished method, for example in a server optimizer or a robust mean.
     """
 
     assign: Assign | None = None
@@ -41,11 +40,11 @@ def grouped(
     train: Local | None = None,
     shared: Shared | None = None,
 ) -> Method:
-    """A method from three pieces: who learns together, how each trains, which layers are shared.
+    """Build a method from a grouping rule, local training and the choice of shared layers.
 
-    A piece that is not given is FedAvg's: everyone, the loss of the data, all layers. A client of
-    the cohort that has no group yet, because its first reply was lost, is admitted before it
-    trains.
+    Pieces default to those of FedAvg: one group of all clients, training on the data's loss, and
+    sharing all layers. A client of the cohort without a group, because its first reply was lost, is
+    admitted before it trains.
     """
     pieces = Pieces(assign, train, shared)
     assign, train = assign or everyone(), train or minimise(erm())
@@ -87,54 +86,54 @@ def grouped(
         replies = fed.gather([Order(c, "pick", offer) for c in info.cohort])
         return state.joined({r.client: slots[int(r.metrics["slot"])] for r in replies})
 
-    def orders(state: State, trains: Mapping[ClientId, Slot]) -> list[Order]:
-        offers = {c: sharing.offer(state.models, [s]) for c, s in trains.items()}
-        told = assign.tells(state)
-        return [Order(c, "train", o, told, unmetered=not o) for c, o in offers.items()]
+    def orders(state: State, slots: Mapping[ClientId, Slot]) -> list[Order]:
+        offers = {c: sharing.offer(state.models, [s]) for c, s in slots.items()}
+        config = assign.tells(state)
+        return [Order(c, "train", o, config, unmetered=not o) for c, o in offers.items()]
 
-    def placed(fed: Federation, state: State, info: Round) -> State:
-        """With a group for everybody in the cohort who has none and answers."""
-        strangers = [c for c in info.cohort if c not in state.groups]
-        return admit(fed, state, replace(info, cohort=strangers)) if strangers else state
+    def admitted(fed: Federation, state: State, info: Round) -> State:
+        """Admit the clients of the cohort that have no group yet and answer."""
+        newcomers = [c for c in info.cohort if c not in state.groups]
+        return admit(fed, state, replace(info, cohort=newcomers)) if newcomers else state
 
     def round(fed: Federation, state: State, info: Round) -> State:
         if assign.picks:
             offer = sharing.offer(state.models, list(state.models))
-            asked = [Order(c, "train", offer, unmetered=not offer) for c in info.cohort]
-            means = fed.reduce(asked, chosen("slot"))
+            orders_to_all = [Order(c, "train", offer, unmetered=not offer) for c in info.cohort]
+            means = fed.reduce(orders_to_all, chosen("slot"))
             return state.moved(means).joined({c: s for s, m in means.items() for c in m.clients})
-        state = placed(fed, state, info)
+        state = admitted(fed, state, info)
         if assign.probes is not None:
-            here = [c for c in info.cohort if c in state.groups]
-            state = assign.probes(fed, state, replace(info, cohort=here))
-            state = placed(fed, state, info)  # new groups are of those who answered
+            present = [c for c in info.cohort if c in state.groups]
+            state = assign.probes(fed, state, replace(info, cohort=present))
+            state = admitted(fed, state, info)  # new groups contain only the clients that answered
         cohort = [c for c in info.cohort if c in state.groups]
         if trial.due(state, info):
             after = trial.run(fed, state, replace(info, cohort=cohort), orders, sharing.offer)
             return assign.regrouped(state, after)
         if assign.sorts is not None and assign.looks(state, info):
-            return sorted_anew(fed, state, replace(info, cohort=cohort), assign.sorts)
+            return sorted_groups(fed, state, replace(info, cohort=cohort), assign.sorts)
         rows = {
             c: assign.mixes(state, c) if assign.mixes else {state.groups[c]: 1.0} for c in cohort
         }
-        home = {state.groups[c] for c in cohort}  # a model moves only together with its group
+        present_slots = {state.groups[c] for c in cohort}  # only their models are updated
         means = {}
-        for slot in [s for s in state.models if s in home] if assign.parallel else [None]:
-            trains = {c: state.groups[c] if slot is None else slot for c in cohort}
+        for slot in [s for s in state.models if s in present_slots] if assign.parallel else [None]:
+            slots = {c: state.groups[c] if slot is None else slot for c in cohort}
             into = {
-                c: {s: w for s, w in row.items() if s in home and slot in (None, s)}
+                c: {s: w for s, w in row.items() if s in present_slots and slot in (None, s)}
                 for c, row in rows.items()
             }
-            means |= fed.reduce(orders(state, trains), into, by_examples=assign.mixes is None)
+            means |= fed.reduce(orders(state, slots), into, by_examples=assign.mixes is None)
         answered = {s: {state.groups[c] for c in m.clients} for s, m in means.items()}
-        # A mean of nobody is noise that hides that nobody came.
+        # A mean without clients is noise that hides that none took part, so it is used as well.
         return state.moved({s: m for s, m in means.items() if s in answered[s] or not m.clients})
 
-    def sorted_anew(fed: Federation, state: State, info: Round, sorts: Sorts) -> State:
-        def more(clients: Collection[ClientId]) -> list[Reply]:
+    def sorted_groups(fed: Federation, state: State, info: Round, sorts: Sorts) -> State:
+        def train_more(clients: Collection[ClientId]) -> list[Reply]:
             return fed.gather(orders(state, {c: state.groups[c] for c in clients}))
 
-        state, replies = sorts(state, info, more(info.cohort), more)
+        state, replies = sorts(state, info, train_more(info.cohort), train_more)
         return state.moved(fed.average(replies, {c: {s: 1.0} for c, s in state.groups.items()}))
 
     def check(setup: Setup) -> None:
@@ -157,43 +156,44 @@ def grouped(
         pieces=pieces,
         needs_all_layers=assign.needs_all_layers,
         no_noise=assign.no_noise,
-        no_robust_mean="mixes models in shares" if assign.mixes else "",
+        no_robust_mean="mixes models with weights" if assign.mixes else "",
         headline=train.headline,
         takes_as_public=assign.takes_as_public,
         needs_public=assign.needs_public,
         chooses="slot" if assign.picks else "",
         sums=assign.sums,
+        same_steps=assign.same_steps,
         shows={**dict.fromkeys(picks, ("slot",)), **assign.shows},
     )
 
 
 def combined(name: str, parts: Mapping[str, Method]) -> Method:
-    """One method from the pieces of several, each of which brings what the others leave open."""
-    found: dict[str, tuple[str, Any]] = {}
-    whole = [part for part, made in parts.items() if made.pieces is None]
-    for part, made in parts.items():
+    """Combine methods into one: each contributes the pieces that the others leave open."""
+    pieces: dict[str, tuple[str, Any]] = {}
+    indivisible = [part for part, method in parts.items() if method.pieces is None]
+    for part, method in parts.items():
         for piece, words in _PIECES.items():
-            own = getattr(made.pieces, piece, None)
-            if own is None or (piece in found and getattr(own, "gives_way", False)):
+            value = getattr(method.pieces, piece, None)
+            if value is None or (piece in pieces and getattr(value, "gives_way", False)):
                 continue
-            if piece in found and not getattr(found[piece][1], "gives_way", False):
+            if piece in pieces and not getattr(pieces[piece][1], "gives_way", False):
                 raise ConfigError(
-                    f"method {name}: {found[piece][0]} and {part} both say {words}: take one"
+                    f"method {name}: {pieces[piece][0]} and {part} both say {words}; choose one"
                 )
-            found[piece] = part, own
-    inner = {piece: own for piece, (_, own) in found.items() if piece != "around"}
-    if whole and (len(whole) > 1 or inner):
+            pieces[piece] = part, value
+    inner = {piece: value for piece, (_, value) in pieces.items() if piece != "around"}
+    if indivisible and (len(indivisible) > 1 or inner):
         raise ConfigError(
-            f"method {name}: {whole[0]} has a conversation of its own; it can be combined with a "
-            "server's optimiser or a robust mean only"
+            f"method {name}: {indivisible[0]} has an exchange of its own; it can only be "
+            "combined with a server optimizer or a robust mean"
         )
-    made = replace(parts[whole[0]], name=name) if whole else grouped(name, **inner)
-    return found["around"][1](made) if "around" in found else made
+    method = replace(parts[indivisible[0]], name=name) if indivisible else grouped(name, **inner)
+    return pieces["around"][1](method) if "around" in pieces else method
 
 
 _PIECES = {
     "assign": "who learns together",
     "train": "how a client trains",
     "shared": "which layers are shared",
-    "around": "what goes around it: how the server takes the mean, or how many steps clients make",
+    "around": "what wraps the method: how the server averages, or how many steps clients make",
 }

@@ -1,7 +1,7 @@
 """Layer-wise aggregation: layers in which a group's clients hardly differ are averaged less often.
 
-A piece that any averaging method can use: it wraps the method's federation on the server and its
-tasks on the client, and the method itself does not notice.
+The wrapper works with any averaging method: it wraps the federation that the method uses on the
+server, and the tasks that it runs on clients.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from coterie.core.method import Method, Round, Source, State
 from coterie.core.weights import Layout, Weights
 from coterie.errors import ConfigError
 
-KEY = "layer-wise"  # its place in the server's memory, in a client's state and among metrics
-ROUND = f"{KEY}.round"  # of a client's last upload
-SLOT = f"{KEY}.slot"  # whose mean a client's last upload went into, where its task says so
-RESTS = "lets layers rest already"  # why it cannot be had twice
-_ROUNDING = 1e-9  # where clients differ alike in all layers, none is quieter than the others
+KEY = "layer-wise"  # the key in the server's memory, client state, orders and metrics
+ROUND = f"{KEY}.round"  # the round of a client's last upload
+SLOT = f"{KEY}.slot"  # the slot of a client's last upload, if the task has one
+RESTS = "lets layers rest already"  # why layer-wise aggregation cannot be applied twice
+_ROUNDING = 1e-9  # relative differences between discrepancies below this are ignored
 AT_REST = (
-    "in the last round layers were at rest, and clients were scored with their own: to compare "
-    "with methods that average all layers, take a round in which all were due (notes.layers)"
+    "in the last round some layers were not averaged, and clients were scored with their own; to "
+    "compare with methods that average all layers, use a round in which all were due (notes.layers)"
 )
-WHOLE = "whole"  # an order with this in its config is answered with all layers
+WHOLE = "whole"  # an order with this key in its config is answered with all layers
 
 
 def layer_wise(
     inner: Method, alpha: int = 3, share: float | Literal["auto"] = "auto", start: int = 5
 ) -> Method:
-    """The same method, its quiet layers averaged every ``alpha`` rounds only.
+    """Wrap a method so that quiet layers are averaged only every ``alpha`` rounds.
 
-    Rule: a client compares the model it sent with the mean it then receives, layer by layer:
-    D_l = ‖S(w_l,i) − S(w_l,g)‖₁/dim, S scaling a layer to [0, 1]. After the first ``start`` rounds
-    a quiet layer is due every ``alpha`` rounds, the others every round. With ``share`` "auto" all
-    layers are quiet but one, in which D_l, averaged over the group, is greatest; a layer that holds
-    more than half of the bytes is quiet in any case, and where clients differ alike in all layers
-    none is. It is decided while all layers still travel, once for each model. With a
-    number those are quiet whose D_l is below this share of the mean over layers. A layer that is
-    not due is not sent in either direction and each client goes on with its own. In every
-    ``alpha``-th round all are due, and D_l is measured anew. A client that missed a layer's last
-    mean gets it when it comes back.
+    Each client compares the model it sent with the mean it then receives, layer by layer:
+    D_l = ‖S(w_l,i) − S(w_l,g)‖₁/dim, where S scales a layer to [0, 1]. After the first ``start``
+    rounds, quiet layers are due every ``alpha`` rounds and the others in every round. With
+    ``share`` "auto", all layers are quiet except the one with the largest D_l, averaged over the
+    group. A layer with more than half of the parameters is always quiet, and no layer is quiet if
+    clients differ equally in all layers. This is decided once for each model, while all layers are
+    still exchanged. If ``share`` is a number, the layers whose D_l is below this share of the mean
+    over layers are quiet. A layer that is not due is not sent in either direction, and each client
+    continues with its own. Every ``alpha``-th round, all layers are due and D_l is measured again.
+    A client that missed a layer's last mean receives it when it comes back.
     """
     if alpha < 1 or start < 1 or not (share == "auto" or 0 <= share <= 1):
         raise ConfigError(
@@ -67,31 +67,32 @@ def layer_wise(
     if alpha == 1:
         return inner
     if inner.needs_all_layers:
-        raise ConfigError(f"{inner.name} {inner.needs_all_layers}: leave out layer_interval")
+        raise ConfigError(f"{inner.name} {inner.needs_all_layers}: remove layer_interval")
 
-    word = "share" if inner.name == "dc-pfl" else "layer_share"  # what its parameter is called
+    # The method's name for ``share``.
+    name = "share" if inner.name == "dc-pfl" else "layer_share"
 
     def round(fed: Federation, state: State, info: Round) -> State:
-        whole = info.number < start or (info.number - start) % alpha == alpha - 1
+        all_due = info.number < start or (info.number - start) % alpha == alpha - 1
         rule = partial(quiet_layers, share=share)
-        paced = _Paced(fed, Pace.remembered(state), info.number, whole, rule)
-        resting = not whole and any(paced.pace.quiet.values())
-        moved = inner.round(paced, state, info)
-        # A model that is not one of this round's means is nobody's last upload: it goes out whole.
-        kept = {str(s) for s, m in moved.models.items() if m is state.models.get(s)}
-        paced.pace.forget_all_but(kept | paced.averaged & {str(s) for s in moved.models})
-        quiet = {slot: sorted(layers) for slot, layers in paced.pace.quiet.items()}
-        notes: dict[str, Any] = {"all_due": whole, "quiet": quiet}
-        at_end: dict[str, Any] = dict(moved.notes.get("warning_at_end", {}))
+        proxy = _LayerwiseFederation(fed, Pace.remembered(state), info.number, all_due, rule)
+        resting = not all_due and any(proxy.pace.quiet.values())
+        after = inner.round(proxy, state, info)
+        # A model that is not one of this round's means was uploaded by no client: send all of it.
+        unchanged = {str(s) for s, m in after.models.items() if m is state.models.get(s)}
+        proxy.pace.forget_all_but(unchanged | proxy.averaged & {str(s) for s in after.models})
+        quiet = {slot: sorted(layers) for slot, layers in proxy.pace.quiet.items()}
+        notes: dict[str, Any] = {"all_due": all_due, "quiet": quiet}
+        at_end: dict[str, Any] = dict(after.notes.get("warning_at_end", {}))
         at_end["layers"] = AT_REST if resting else ""
-        if paced.measured:
-            notes["discrepancy"] = paced.measured
-            at_end[word] = "" if share == "auto" else never_quiet(word, share, paced.pace.smallest)
+        if proxy.measured:
+            notes["discrepancy"] = proxy.measured
+            at_end[name] = "" if share == "auto" else never_quiet(name, share, proxy.pace.smallest)
         return replace(
-            moved,
-            memory={**moved.memory, KEY: paced.pace.to_tree()},
+            after,
+            memory={**after.memory, KEY: proxy.pace.to_tree()},
             notes={
-                **moved.notes,
+                **after.notes,
                 "layers": notes,
                 **({"warning_at_end": at_end} if at_end else {}),
             },
@@ -101,11 +102,11 @@ def layer_wise(
         return Pace.remembered(state).lacking(client, inner.sends(state, client))
 
     def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
-        return inner.assemble(client, _filled(client, arrays))
+        return inner.assemble(client, _completed(client, arrays))
 
-    tasks = {name: _paced_task(task) for name, task in inner.tasks.items()}
-    pace = {"alpha": alpha, "share": share, "start": start}
-    source = inner.source and Source(__name__, "paced", {"inner": asdict(inner.source), **pace})
+    tasks = {name: _layerwise_task(task) for name, task in inner.tasks.items()}
+    settings = {"alpha": alpha, "share": share, "start": start}
+    source = inner.source and Source(__name__, "paced", {"inner": asdict(inner.source), **settings})
     return replace(
         inner,
         round=round,
@@ -120,18 +121,18 @@ def layer_wise(
 
 
 def paced(inner: Mapping[str, Any], **pace: Any) -> Method:
-    """A paced method again, from where the one inside comes from: so it travels by name."""
+    """Rebuild the method from the source of the inner one, so that it can be sent by name."""
     return layer_wise(Source(**inner).make(), **pace)
 
 
 @dataclass
 class Pace:
-    """What the server knows of layers: when each was last averaged, and who has which.
+    """The server's record of layers: when each was last averaged, and which clients have it.
 
-    ``had[client]`` is the slot and the round of the client's last upload; ``fresh[slot][layer]``
-    the round of the layer's last mean: a client lacks the layers averaged in or after the round of
-    its upload, and all of a slot that is not its own. ``quiet[slot]`` are the layers that can wait.
-    ``smallest`` is the smallest discrepancy of a layer so far, as a share of the mean over layers.
+    ``had[client]`` is the slot and the round of the client's last upload, ``fresh[slot][layer]``
+    the round of the layer's last mean. A client lacks the layers averaged in or after the round of
+    its last upload, and all layers of other slots. ``quiet[slot]`` are the quiet layers, and
+    ``smallest`` is the smallest discrepancy of a layer so far, relative to the mean over layers.
     """
 
     had: dict[ClientId, tuple[str, int]] = field(default_factory=dict)
@@ -141,46 +142,50 @@ class Pace:
 
     @staticmethod
     def remembered(state: State) -> Pace:
-        """From the server's memory; its own copy."""
-        kept = state.memory.get(KEY, {})
+        """Restore a copy from the server's memory."""
+        memory = state.memory.get(KEY, {})
         return Pace(
-            dict(kept.get("had", {})),
-            {slot: dict(rounds) for slot, rounds in kept.get("fresh", {}).items()},
-            dict(kept.get("quiet", {})),
-            kept.get("smallest", math.inf),
+            dict(memory.get("had", {})),
+            {slot: dict(rounds) for slot, rounds in memory.get("fresh", {}).items()},
+            dict(memory.get("quiet", {})),
+            memory.get("smallest", math.inf),
         )
 
     def to_tree(self) -> dict[str, Any]:
-        """For the server's memory."""
+        """The record as a tree for the server's memory."""
         known = {"smallest": self.smallest} if math.isfinite(self.smallest) else {}
         return {"had": self.had, "fresh": self.fresh, "quiet": self.quiet, **known}
 
     def forget_all_but(self, slots: set[str]) -> None:
-        """Models that are gone have no layers to keep account of."""
+        """Drop the records of models that no longer exist."""
         self.fresh = {s: rounds for s, rounds in self.fresh.items() if s in slots}
         self.quiet = {s: layers for s, layers in self.quiet.items() if s in slots}
 
     def rests(self, client: ClientId, slot: Slot, layout: Layout) -> bool:
-        """Whether this client goes on with layers of its own in its group's model."""
-        name, last = self.had.get(client, ("", -1))
-        rounds = self.fresh.get(name, {})
-        return name == str(slot) and any(rounds.get(y, last) < last for y in layers_of(layout))
+        """Whether this client continues with some layers of its own instead of its group's."""
+        last_slot, last_round = self.had.get(client, ("", -1))
+        rounds = self.fresh.get(last_slot, {})
+        return last_slot == str(slot) and any(
+            rounds.get(y, last_round) < last_round for y in layers_of(layout)
+        )
 
     def lacking(self, client: ClientId, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """What of these models the client does not have already."""
-        slot, last = self.had.get(client, ("", -1))
-        found = dict(arrays)
+        """The parts of these models that the client does not have yet."""
+        slot, last_round = self.had.get(client, ("", -1))
+        missing = dict(arrays)
         for name, model in arrays.items():
             if isinstance(model, Weights) and name == slot:
                 rounds = self.fresh.get(name, {})
                 layers = layers_of(model.layout)
-                found[name] = model.only([y for y in layers if rounds.get(y, last) >= last])
-        return found
+                missing[name] = model.only(
+                    [y for y in layers if rounds.get(y, last_round) >= last_round]
+                )
+        return missing
 
 
 @dataclass
-class _Paced:
-    """A federation through which only due layers travel."""
+class _LayerwiseFederation:
+    """A federation that exchanges only the layers that are due."""
 
     fed: Federation
     pace: Pace
@@ -200,10 +205,10 @@ class _Paced:
 
     @property
     def plain_means(self) -> bool:
-        return self.fed.plain_means  # of the layers that travel; in a trial, these are all
+        return self.fed.plain_means  # of the exchanged layers; in a trial, these are all layers
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
-        """Whoever wants to see each reply gets whole models; all layers count as averaged."""
+        """Exchange whole models, as a method may look at each reply; all layers are averaged."""
         replies = self.fed.gather(orders)
         offered = {o.client: list(o.arrays) for o in orders}
         for reply in replies:
@@ -222,9 +227,9 @@ class _Paced:
             model = mean.arrays.get("model")
             if not isinstance(model, Weights):
                 continue
-            # Where a reply goes into many means, the client's own is the one it started from.
-            own = [c for c in mean.clients if str(slot) in offered[c] or not offered[c]]
-            self._averaged(str(slot), model.layout, own)
+            # A reply may contribute to many means, but the client trained only one of the models.
+            members = [c for c in mean.clients if str(slot) in offered[c] or not offered[c]]
+            self._averaged(str(slot), model.layout, members)
             self._judge(str(slot), mean.metrics, sizes)
         return means
 
@@ -249,16 +254,18 @@ class _Paced:
         self.averaged.add(slot)
 
     def _judge(self, slot: str, metrics: Mapping[str, float], sizes: Mapping[str, int]) -> None:
-        """Which layers can wait, from the discrepancies that the group reports."""
+        """Decide which layers are quiet, from the discrepancies that the group reports."""
         prefix = f"{KEY}."
-        found = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
-        if found:
-            mean = sum(found.values()) / len(found)
-            quiet = self.rule(found, sizes, self.pace.quiet.get(slot))
+        discrepancies = {
+            k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)
+        }
+        if discrepancies:
+            mean = sum(discrepancies.values()) / len(discrepancies)
+            quiet = self.rule(discrepancies, sizes, self.pace.quiet.get(slot))
             self.pace.quiet |= {} if quiet is None else {slot: quiet}
-            self.measured[slot] = found
+            self.measured[slot] = discrepancies
             if mean:
-                self.pace.smallest = min(self.pace.smallest, min(found.values()) / mean)
+                self.pace.smallest = min(self.pace.smallest, min(discrepancies.values()) / mean)
 
 
 def quiet_layers(
@@ -267,11 +274,11 @@ def quiet_layers(
     known: list[str] | None,
     share: float | Literal["auto"],
 ) -> list[str] | None:
-    """The layers that can wait, from their discrepancies for each of their parameters.
+    """Find the quiet layers by their discrepancies per parameter, which are given in ``gaps``.
 
-    ``known`` are the quiet layers so far. "auto" keeps them: those that rested have had longer to
-    drift apart than the others, and cannot be compared with them any more. It cannot tell where
-    there are no discrepancies at all, as in a mean of one client.
+    ``known`` are the quiet layers so far. "auto" keeps them: they have had longer to drift apart
+    than the others, so their discrepancies are not comparable any more. The result is None, for
+    undecided, if all discrepancies are zero, as in a mean of a single client.
 
     >>> gaps, sizes = {"a": 0.1, "b": 0.4, "c": 0.3}, {"a": 10, "b": 80, "c": 10}
     >>> quiet_layers(gaps, sizes, None, 0.9), quiet_layers(gaps, sizes, None, "auto")
@@ -287,12 +294,12 @@ def quiet_layers(
     if len(gaps) == 1 or max(gaps.values()) <= min(gaps.values()) * (1 + _ROUNDING):
         return []
     small = [y for y in gaps if 2 * sizes[y] <= sum(sizes[z] for z in gaps)]
-    awake = max(small, key=lambda y: gaps[y])
-    return [y for y in gaps if y != awake]
+    due = max(small, key=lambda y: gaps[y])
+    return [y for y in gaps if y != due]
 
 
 def _sizes(orders: Sequence[Order]) -> dict[str, int]:
-    """How many parameters each layer has."""
+    """The number of parameters of each layer."""
     models = (m for o in orders for m in o.arrays.values() if isinstance(m, Weights))
     largest = max((m.layout for m in models), key=lambda layout: layout.size, default=None)
     sizes: dict[str, int] = {}
@@ -303,53 +310,53 @@ def _sizes(orders: Sequence[Order]) -> dict[str, int]:
 
 
 def never_quiet(word: str, share: float, smallest: float) -> str:
-    """A warning that no layer was ever below the share under which layers rest; "" if one was."""
+    """A warning that no layer was ever quiet, or an empty string."""
     if not share or smallest < share or smallest == math.inf:
         return ""
     return (
         f"{word} = {share:g} never bound: the layer in which clients differed least had "
-        f"{smallest:.3g} of the mean discrepancy, so no layer ever rested"
+        f"{smallest:.3g} of the mean discrepancy, so no layer was ever quiet"
     )
 
 
 def layers_of(layout: Layout) -> list[str]:
-    """The layers of a layout, in its own order; one that holds buffers only is a layer too."""
+    """The layers of a layout, in order, including those that have only buffers."""
     return list(dict.fromkeys(e.layer for e in layout.entries))
 
 
-def _filled(client: Client, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The models received, each completed with the client's own layers where some are missing."""
-    own, slot, found = client.kept(KEY), client.state.get(SLOT, ""), dict(arrays)
+def _completed(client: Client, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The received models, with missing layers completed by the client's own."""
+    last_sent, slot, completed = client.kept(KEY), client.state.get(SLOT, ""), dict(arrays)
     for name, model in arrays.items():
-        if not isinstance(model, Weights) or own is None or slot not in ("", name):
+        if not isinstance(model, Weights) or last_sent is None or slot not in ("", name):
             continue
-        if model.layout.size < own.layout.size:
-            found[name] = model.onto(own)
-    return found
+        if model.layout.size < last_sent.layout.size:
+            completed[name] = model.onto(last_sent)
+    return completed
 
 
-def _paced_task(task: Task) -> Task:
-    """The task, with its models completed before and its upload thinned out after."""
+def _layerwise_task(task: Task) -> Task:
+    """Wrap a task: complete its models before, and remove layers that are not due after."""
 
     def run(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        before, resting = client.kept(KEY), str(config.get(KEY, ""))
+        last_sent, resting = client.kept(KEY), str(config.get(KEY, ""))
         plain = {k: v for k, v in config.items() if k not in (KEY, WHOLE)}
-        upload = task(client, _filled(client, arrays), plain)
+        upload = task(client, _completed(client, arrays), plain)
         model = upload.arrays.get("model")
         if not isinstance(model, Weights):
             return upload
-        # Of many models received, the mean that the last upload went into is the one to compare.
+        # With several received models, compare the one whose mean included the last upload.
         slot = upload.delta_of.get("model", "")
         received = arrays.get(slot) if slot else next(iter(arrays.values()), None)
-        same = client.state.get(SLOT, "") == slot and (slot or len(arrays) == 1)
-        # Only the mean of the round of that upload tells how far apart the group was.
-        same = same and client.round == int(str(client.state.get(ROUND, -2))) + 1
+        comparable = client.state.get(SLOT, "") == slot and (slot or len(arrays) == 1)
+        # Only the mean of that upload's round shows how different the group's clients were.
+        comparable = comparable and client.round == int(str(client.state.get(ROUND, -2))) + 1
         client.state[KEY], client.state[SLOT], client.state[ROUND] = model, slot, client.round
         metrics = dict(upload.metrics)
-        whole = isinstance(received, Weights) and received.layout == model.layout
-        if before is not None and received is not None and same and whole:
-            gaps = discrepancy(before, received)
-            metrics |= {f"{KEY}.{layer}": gap for layer, gap in gaps.items()}
+        complete = isinstance(received, Weights) and received.layout == model.layout
+        if last_sent is not None and received is not None and comparable and complete:
+            discrepancies = discrepancy(last_sent, received)
+            metrics |= {f"{KEY}.{layer}": value for layer, value in discrepancies.items()}
         if resting:
             due = [y for y in layers_of(model.layout) if y not in resting.split(",")]
             model = model.only(due)
@@ -359,10 +366,10 @@ def _paced_task(task: Task) -> Task:
 
 
 def discrepancy(sent: Weights, received: Weights) -> dict[str, float]:
-    """Layer by layer, the mean absolute difference of two models, each layer scaled to [0, 1]."""
-    found = {}
+    """The mean absolute difference of two models by layer, with layers scaled to [0, 1]."""
+    discrepancies = {}
     for layer in layers_of(sent.layout):
         pair = [w.only([layer]).parameters.numpy()[None] for w in (sent, received)]
         if pair[0].size:
-            found[layer] = float(abs(min_max(pair[0]) - min_max(pair[1])).mean())
-    return found
+            discrepancies[layer] = float(abs(min_max(pair[0]) - min_max(pair[1])).mean())
+    return discrepancies

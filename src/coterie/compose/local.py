@@ -1,4 +1,4 @@
-"""How a client trains the model that it received, and which model it then uses."""
+"""Local training: how a client trains the received model, and which model it then uses."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Adapt = Callable[[Client, Weights, int], Weights]
 
 @dataclass(frozen=True)
 class Local:
-    """How a client trains the model it received, and which model it then uses.
+    """How a client trains the received model, and which model it then uses.
 
-    ``adapt(client, model, epochs)`` is how it adapts the model that it uses, where that is not
-    plain training; ``check`` refuses what does not fit. One that ``gives_way`` is left out where
-    it is combined with another. ``headline`` is the score that counts, "received" or "adapted".
+    ``adapt(client, model, epochs)`` adapts the model that the client uses, by default by plain
+    training; ``check`` raises an error for setups that do not fit. If ``gives_way``, the piece is
+    replaced by any other that it is combined with. ``headline`` is the main score, "received" or
+    "adapted".
     """
 
     train: Callable[[Client, Weights], Fit]
@@ -33,15 +34,15 @@ class Local:
 
 
 def minimise(objective: Objective) -> Local:
-    """Train what was received on an objective, and use what is received."""
+    """Train the received model on an objective, and use the received model."""
     return Local(lambda client, start: client.fit(start, objective))
 
 
 def keeping(name: str, train: Callable[[Client, Weights], Fit]) -> Local:
-    """A client uses the model that ``train`` leaves in its state under this name.
+    """Use the personal model that ``train`` keeps in the client's state under ``name``.
 
-    It is scored as it stands, adapted to the client already. A client that has not trained yet
-    uses, and adapts, what it receives.
+    The personal model is already adapted to the client, so it is scored as it is. A client that has
+    not trained yet uses and adapts the received model.
     """
 
     def uses(client: Client, received: Weights) -> Weights:

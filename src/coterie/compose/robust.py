@@ -1,4 +1,4 @@
-"""Robust aggregation: a centre of the replies that a few bad clients cannot move."""
+"""Robust aggregation: means that a few malicious or faulty clients cannot move."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from coterie.core.method import Method, Round, State
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError
 
-# From the vectors of a slot's replies, as rows: the row that stands for all.
+# From the vectors of a slot's replies, as rows, to the vector that represents them.
 Centre = Callable[[Tensor], Tensor]
 
 
 def with_robust_aggregation(inner: Method, centre: Centre, whole: bool = False) -> Method:
-    """The same method, each mean replaced by a centre of the replies that bad ones cannot move.
+    """Wrap a method so that each mean is replaced by a robust centre of the replies.
 
-    Every client counts the same, whatever its samples. The server sees each reply. ``whole``: the
-    centre is one of the rows, chosen by the model's parameters, and its client's arrays are taken
-    together.
+    All clients count equally, whatever their numbers of samples, and the server sees each reply.
+    With ``whole``, the client whose model is nearest to the centre is chosen, and all of its arrays
+    are used together.
     """
     if reason := inner.no_robust_mean or _nothing_shared(inner):
         raise ConfigError(
-            f"{inner.name} {reason}: no robust mean can go around it. Leave out the robust mean, "
-            "or take another method"
+            f"{inner.name} {reason}: no robust mean can wrap it. Remove the robust mean, or choose "
+            "another method"
         )
 
     def round(fed: Federation, state: State, info: Round) -> State:
@@ -81,14 +81,16 @@ class _Robust:
     def reduce(
         self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
-        _refuse_shares(into)
+        _refuse_weights(into)
         return self.average(self.fed.gather(orders), into, by_examples)
 
     def average(
         self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
-        _refuse_shares(into)
-        means = mix(replies, into, by_examples=False)  # who is in which slot, and the metrics
+        _refuse_weights(into)
+        means = mix(
+            replies, into, by_examples=False
+        )  # for the clients of each slot, and the metrics
         by_client = {r.client: r for r in replies}
         return {
             slot: replace(mean, arrays=self._centred([by_client[c] for c in mean.clients]))
@@ -98,23 +100,23 @@ class _Robust:
     def _centred(self, replies: Sequence[Reply]) -> dict[str, Array]:
         if self.whole and "model" in replies[0].arrays:
             rows = torch.stack([_parameters(r.arrays["model"]) for r in replies])
-            best = torch.linalg.vector_norm(rows - self.centre(rows), dim=1).argmin()
-            return dict(replies[int(best)].arrays)
-        found: dict[str, Array] = {}
-        for name, first in replies[0].arrays.items():
+            nearest = torch.linalg.vector_norm(rows - self.centre(rows), dim=1).argmin()
+            return dict(replies[int(nearest)].arrays)
+        arrays: dict[str, Array] = {}
+        for name, array in replies[0].arrays.items():
             rows = torch.stack([vector_of(r.arrays[name]) for r in replies])
             row = self.centre(rows)
-            found[name] = Weights(first.layout, row) if isinstance(first, Weights) else row
-        return found
+            arrays[name] = Weights(array.layout, row) if isinstance(array, Weights) else row
+        return arrays
 
 
-def _refuse_shares(into: Mixing) -> None:
+def _refuse_weights(into: Mixing) -> None:
     if isinstance(into, Chosen):
         return
     if any(weight not in (0.0, 1.0) for row in into.values() for weight in row.values()):
         raise ConfigError(
-            "a robust mean counts every client alike: it does not go with a method that mixes "
-            "models in shares (user-centric)"
+            "a robust mean counts all clients equally, so it cannot be combined with a method that "
+            "mixes models with weights (user-centric)"
         )
 
 
@@ -123,17 +125,17 @@ def _parameters(array: Array) -> Tensor:
 
 
 def coordinate_median(rows: Tensor) -> Tensor:
-    """The median of each coordinate; of an even number, the mean of the two in the middle."""
-    ordered, middle = rows.sort(dim=0).values, len(rows) // 2
+    """The median of each coordinate; for even numbers, the mean of the middle two."""
+    ordered, half = rows.sort(dim=0).values, len(rows) // 2
     if len(rows) % 2:
-        return ordered[middle]
-    return ((ordered[middle - 1].double() + ordered[middle].double()) / 2).to(rows.dtype)
+        return ordered[half]
+    return ((ordered[half - 1].double() + ordered[half].double()) / 2).to(rows.dtype)
 
 
-def _part(share: float, count: int) -> int:
-    """A share in whole clients, rounded down; 0.29 of 100 is 29 though the product falls short.
+def _count(share: float, count: int) -> int:
+    """The number of clients in a share, rounded down; robust to rounding errors of the product.
 
-    >>> _part(0.29, 100), _part(0.1, 19)
+    >>> _count(0.29, 100), _count(0.1, 19)
     (29, 1)
     """
     return int(share * count + 1e-9)
@@ -143,9 +145,9 @@ def trimmed(share: float) -> Centre:
     """The mean of each coordinate without the ``share`` lowest and as many highest values."""
 
     def centre(rows: Tensor) -> Tensor:
-        cut = _part(share, len(rows))
-        kept = rows.sort(dim=0).values[cut : len(rows) - cut]
-        return kept.double().mean(dim=0).to(rows.dtype)
+        cut = _count(share, len(rows))
+        inner = rows.sort(dim=0).values[cut : len(rows) - cut]
+        return inner.double().mean(dim=0).to(rows.dtype)
 
     return centre
 
@@ -153,13 +155,13 @@ def trimmed(share: float) -> Centre:
 def krum_row(share: float) -> Centre:
     """The row with the smallest sum of squared distances to its n − f − 2 nearest others.
 
-    f is ``share`` of the n rows; where n is too small for n − f − 2, one neighbour decides.
+    f is ``share`` of the n rows; at least one neighbour is counted, however small n is.
     """
 
     def centre(rows: Tensor) -> Tensor:
-        near = max(1, len(rows) - _part(share, len(rows)) - 2)
-        gaps = torch.cdist(rows.double(), rows.double()).square()
-        nearest = gaps.sort(dim=1).values[:, 1 : near + 1]  # the first is the row itself
+        neighbours = max(1, len(rows) - _count(share, len(rows)) - 2)
+        distances = torch.cdist(rows.double(), rows.double()).square()
+        nearest = distances.sort(dim=1).values[:, 1 : neighbours + 1]  # the first is the row itself
         return rows[int(nearest.sum(dim=1).argmin())]
 
     return centre

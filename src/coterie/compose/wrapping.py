@@ -1,4 +1,4 @@
-"""What wrappers around a method check."""
+"""A check shared by the wrappers of methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighted means of replies, one for each slot."""
+"""Aggregation: weighted means of replies, one for each slot."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from coterie.errors import TrainingError
 
 
 def mix(replies: Iterable[Reply], into: Mixing, by_examples: bool = True) -> dict[Slot, Mean]:
-    """The weighted mean of each slot.
+    """Compute the weighted mean of each slot.
 
-    Weights are normalised first and models are summed in float64 in client-id order, so the bits
-    depend neither on who answered first nor on how the work was divided.
+    Weights are normalised first, and models are summed in float64 in the order of client ids, so
+    that results do not depend, to the bit, on the order of replies or on the number of workers.
 
     >>> replies = [Reply(1, 30, {"w": torch.tensor([4.0])}, {}),
     ...            Reply(0, 10, {"w": torch.tensor([0.0])}, {})]
@@ -46,7 +46,7 @@ def _mean(members: Sequence[tuple[float, Reply]]) -> Mean:
     for reply in replies:
         if set(reply.arrays) != set(first.arrays):
             raise TrainingError(
-                f"clients {first.client} and {reply.client} sent different arrays into one mean: "
+                f"clients {first.client} and {reply.client} sent different arrays for a mean: "
                 f"{sorted(first.arrays)} and {sorted(reply.arrays)}"
             )
     return Mean(
@@ -58,12 +58,12 @@ def _mean(members: Sequence[tuple[float, Reply]]) -> Mean:
 
 
 def _means_of_metrics(replies: Sequence[Reply]) -> dict[str, float]:
-    """The plain mean of each metric over those who report it."""
-    found: dict[str, list[float]] = {}
+    """The unweighted mean of each metric over the clients that report it."""
+    values_of: dict[str, list[float]] = {}
     for reply in replies:
         for name, value in reply.metrics.items():
-            found.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            values_of.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in values_of.items()}
 
 
 def _weighted(shares: Sequence[float], arrays: Sequence[Array]) -> Array:

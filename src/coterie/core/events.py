@@ -1,9 +1,9 @@
-"""What a run writes down as it goes on, and at its end: the types of its files' contents.
+"""Events and results: the types of what a run writes during its rounds and at its end.
 
-Each field is declared here, once, with what it means: what is written is checked against these
-types, whoever reads a run directory reads them, and docs/reference/run-directory.md is made from
-them. They are tables as JSON has them, so that a file, ``Result.history`` and what trackers are
-told are the same thing. A number that is not finite is written as null.
+Every field is declared here, once, with its meaning. What a run writes is checked against these
+types, readers of run directories rely on them, and docs/reference/run-directory.md is made from
+them. They are JSON objects, so that the files, ``Result.history`` and the input of trackers all
+have the same form. Numbers that are not finite are written as null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing_extensions import TypedDict, get_type_hints, is_typeddict
 
 from coterie.errors import RunDirError, unknown
 
-LARGEST = 1e300  # beyond that nobody counted; sums and products of such numbers overflow
+LARGEST = 1e300  # larger numbers are not plausible, and their sums and products overflow
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
@@ -36,7 +36,7 @@ _OPEN = ConfigDict(extra="allow", strict=True)
 
 @with_config(_CLOSED)
 class Way(TypedDict):
-    """Bytes both ways."""
+    """Bytes in both directions."""
 
     down: Annotated[Count, "to clients"]
     up: Annotated[Count, "from clients"]
@@ -44,7 +44,7 @@ class Way(TypedDict):
 
 @with_config(_CLOSED)
 class Noise(TypedDict):
-    """What a run's noise has come to after a round."""
+    """The privacy spent by a run with noise, after a round."""
 
     epsilon: Annotated[Number, "so far, by Rényi divergences"]
     delta: Annotated[Number, "δ"]
@@ -56,26 +56,26 @@ class Noise(TypedDict):
 class Event(TypedDict, total=False):
     """A line of ``events.jsonl``: a round, unless its field ``event`` says otherwise.
 
-    What a line of each kind must have stands in ``KINDS``.
+    ``KINDS`` lists the fields of each kind of event.
     """
 
     round: Annotated[Count, "the round, from 1"]
-    event: Annotated[str, "what it is, if it is no round"]
+    event: Annotated[str, "the kind of the event, if it is not a round"]
     cohort: Annotated[list[Count], "the clients that took part"]
     clients: Annotated[list[Count], "the clients that joined"]
-    unanswered: Annotated[list[Count], "those who did not answer, and stay outside"]
+    unanswered: Annotated[list[Count], "the clients that did not answer, and stay outside"]
     groups: Annotated[
         list[Group],
-        "each client's group after the round, in client order; `null` if it has none, as those "
-        "held out",
+        "each client's group after the round, in client order; `null` if it has none, such as "
+        "clients that are held out",
     ]
     epochs: Annotated[Count, "`run.admit_epochs`"]
-    bytes: Annotated[Way, "`down` and `up` of this round, as the method costs"]
+    bytes: Annotated[Way, "`down` and `up` of this round, for the method's own messages"]
     total_bytes: Annotated[Way, "the same since the start"]
     wasted: Annotated[
         Way,
-        "the same, of this round, of reports that did not count: lost, late, or of an abandoned "
-        "round",
+        "`down` and `up` of this round, for replies that did not count: lost, late, or of an "
+        "abandoned round",
     ]
     total_wasted: Annotated[Way, "the same since the start"]
     kinds: Annotated[
@@ -83,70 +83,70 @@ class Event(TypedDict, total=False):
         "`[down, up]` of this round by [kind](wire.md#what-is-counted-where)",
     ]
     client_bytes: Annotated[dict[ById, Pair], "`[down, up]` of this round by client"]
-    lost: Annotated[Count, "replies that never came (also from clients that were off)"]
-    late: Annotated[Count, "replies that came too late"]
+    lost: Annotated[Count, "lost replies (including those of clients that were not available)"]
+    late: Annotated[Count, "replies that arrived too late"]
     abandoned: Annotated[
         str,
-        "why the round was abandoned, if so; it then changed nothing, and has scores only if it "
-        "is the last",
+        "why the round was abandoned, if it was; it then changed nothing, and has scores only if "
+        "it is the last round",
     ]
     clock: Annotated[
         dict[str, Number],
         "with a clock: `computation`, `communication` and `waiting` seconds of this round, their "
         "`total` since the start, and each since the start (`total_computation`, …)",
     ]
-    exchanges: Annotated[Count, "how many times clients were asked in this round, scoring included"]
+    exchanges: Annotated[
+        Count, "the number of exchanges with clients in this round, including scoring"
+    ]
     spared: Annotated[
         Count,
-        "real federations: bytes of arrays that went as a digest, for the client had them from "
-        "this round",
+        "real federations: bytes of arrays that were sent as a digest, because the client already "
+        "had them in this round",
     ]
     rejected: Annotated[
         dict[ById, str],
-        "clients whose answer was not used, and why: outliers (`run.outliers`); in real "
-        "federations also what is malformed. Only if there are any",
+        "clients whose replies were not used, and why: outliers (`run.outliers`); in real "
+        "federations also malformed replies. Only if there are any",
     ]
     received: Annotated[
         Scores,
-        "scores of the received model, in rounds that are scored; they may come later, in an "
+        "scores of the received model, in rounds that are scored; they may follow later, in an "
         "event `scores`",
     ]
-    adapted: Annotated[Scores, "scores of the adapted model, in rounds that are scored so"]
+    adapted: Annotated[Scores, "scores of the adapted model, in rounds for which they are computed"]
     client_scores: Annotated[
         dict[str, list[Number]],
-        "where there are scores: the headline score of each client, in client order, `null` if it "
-        "has none; a list `received`, and one `adapted` if there are such",
+        "in rounds with scores: the headline score of each client, in client order, `null` if it "
+        "has none; a list `received`, and a list `adapted` if there are adapted scores",
     ]
     failed_scores: Annotated[
-        dict[ById, str], "why clients could not score when their scores came later, by client"
+        dict[ById, str], "why clients could not compute scores that were to follow later, by client"
     ]
     seconds: Annotated[
         dict[str, Finite],
-        "`train` and `score`; scores that ride on a later order count there, as `train`",
+        "`train` and `score`; scores piggybacked on a later order count as `train` of that round",
     ]
     privacy: Annotated[
         Noise,
-        "with noise (but NbAFL's): `epsilon` so far by Rényi divergences, `delta`, `releases` so "
-        "far, `clip`, the bound for the next round",
+        "with noise (except NbAFL's): `epsilon` so far by Rényi divergences, `delta`, `releases` "
+        "so far, and `clip`, the bound for the next round",
     ]
     withheld: Annotated[
         dict[str, str],
         "with `--secure`: why groups have no sum in this round, by slot; only if there are any",
     ]
-    notes: Annotated[
-        dict[str, Any], "what the method has to show of the round; only if it has anything"
-    ]
+    notes: Annotated[dict[str, Any], "the method's notes about the round; only if there are any"]
 
 
-# Of each kind of event: when there is one, what it must have, and what it may have.
+# The kinds of events.
 ROUND, INIT, SCORES, ARRIVAL, ADMISSION = "round", "init", "scores", "arrival", "admission"
-CLOSING = "closing"  # what is told of the closing scores; it is not written
+CLOSING = "closing"  # the final scores, for trackers; not written
 _COST = ("total_bytes", "wasted", "total_wasted", "kinds", "client_bytes", "lost", "late")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """When there is an event of a kind, what it must have, and what it may have."""
+    """When events of a kind are written, and their required and optional fields."""
 
     when: str
     must: tuple[str, ...]
@@ -163,26 +163,26 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     INIT: Kind(
-        "before the first round, if the method asked clients for anything or has anything "
-        "to show; `round` is 0",
+        "before the first round, if the method exchanged messages with clients or has notes; "
+        "`round` is 0",
         ("groups", "bytes", "wasted", "kinds", "seconds"),
         ("clock", "rejected", "notes"),
     ),
     SCORES: Kind(
-        "after the round that it names, if its scores rode on the next round's orders; if "
-        "there are two of a round, the last counts",
+        "after the round that it names, if its scores were piggybacked on the next round's orders; "
+        "if there are several for a round, the last one counts",
         (),
         ("received", "client_scores", "failed_scores"),
     ),
     ARRIVAL: Kind(
-        "real federations: before the round that it names, if clients came late and were "
-        "admitted; `groups` are theirs",
+        "real federations: before the round that it names, if clients joined late and were "
+        "admitted; `groups` are those of these clients",
         ("clients", "groups"),
         ("rejected", "notes"),
     ),
     ADMISSION: Kind(
-        "after the last round, if clients were held out; `round` is the last one, the rest "
-        "as `newcomers` in `result.json`",
+        "after the last round, if clients were held out; `round` is the last one, and the other "
+        "fields are as in `newcomers` of `result.json`",
         ("clients", "unanswered", "groups", "epochs", "received", "adapted", "bytes"),
         ("rejected", "notes"),
     ),
@@ -194,21 +194,21 @@ KINDS: dict[str, Kind] = {
 
 @with_config(_CLOSED)
 class Newcomers(TypedDict, total=False):
-    """What came of clients that were held out."""
+    """The results of clients that were held out."""
 
-    clients: Annotated[list[Count], "those who joined"]
-    unanswered: Annotated[list[Count], "those who did not answer, and stay outside"]
+    clients: Annotated[list[Count], "the clients that joined"]
+    unanswered: Annotated[list[Count], "the clients that did not answer, and stay outside"]
     groups: Annotated[list[Group], "the groups of `clients`, in the same order"]
     epochs: Annotated[Count, "`run.admit_epochs`"]
-    received: Annotated[Scores, "their scores as they came; empty if none has test data"]
-    adapted: Annotated[Scores, "their scores after that many epochs"]
-    bytes: Annotated[Way, "`down` and `up` of finding their places"]
-    rejected: Annotated[dict[ById, str], "whose answer was not used, and why"]
+    received: Annotated[Scores, "their scores with the received model; empty if none has test data"]
+    adapted: Annotated[Scores, "their scores after that many epochs of adaptation"]
+    bytes: Annotated[Way, "`down` and `up` of assigning them to groups"]
+    rejected: Annotated[dict[ById, str], "the clients whose replies were not used, and why"]
 
 
 @with_config(_CLOSED)
 class Best(TypedDict, total=False):
-    """The best round on validation data; empty if no round was looked at so."""
+    """The best round on validation data; empty if no round was scored on it."""
 
     round: Annotated[Count, "the round"]
     val: Annotated[Number, "its score on validation data"]
@@ -220,24 +220,24 @@ class AllBytes(Way, total=False):
     """Bytes of a whole run."""
 
     unmetered: Annotated[Way, "scoring and work that a real client would do by itself"]
-    wasted: Annotated[Way, "of reports that did not count"]
+    wasted: Annotated[Way, "of replies that did not count"]
     kinds: Annotated[dict[str, Way], "by kind"]
 
 
 @with_config(_CLOSED)
 class Reached(TypedDict):
-    """What it took to reach a target."""
+    """The cost of reaching a target."""
 
     target: Annotated[Number, "the score"]
     round: Annotated[Count, "the first round that reached it"]
     bytes: Annotated[Way, "until then"]
     seconds: NotRequired[Annotated[Number, "of the clock, until then"]]
-    clients: Annotated[Count, "how many there are"]
+    clients: Annotated[Count, "the number of clients"]
 
 
 @with_config(_OPEN)
 class Spending(TypedDict, total=False):
-    """What a run's privacy came to, and how."""
+    """The privacy spent by a run, and the mechanism."""
 
     epsilon: Annotated[Number, "what was spent"]
     delta: Annotated[Number, "δ"]
@@ -246,11 +246,11 @@ class Spending(TypedDict, total=False):
 
 @with_config(_CLOSED)
 class Summary(TypedDict, total=False):
-    """What a run comes to: the content of ``result.json``, as far as it can be read."""
+    """The result of a run: the content of ``result.json``."""
 
     method: Annotated[str, "the method"]
-    rounds: Annotated[Count, "how many were done"]
-    stopped: Annotated[str, "why it ended early, else empty"]
+    rounds: Annotated[Count, "the number of completed rounds"]
+    stopped: Annotated[str, "why the run ended early; empty if it did not"]
     judged_by: Annotated[str, "`accuracy` or `r2`"]
     headline: Annotated[Headline, "the score that the method is judged by"]
     received: Annotated[Scores, "scores of the received model after the last round"]
@@ -262,20 +262,20 @@ class Summary(TypedDict, total=False):
     ]
     bytes: Annotated[
         AllBytes,
-        "`down`, `up`; `apart`: scoring and work that a real client would do by itself; `wasted`; "
-        "`kinds`",
+        "`down`, `up`; `unmetered`: scoring and work that a real client would do by itself; "
+        "`wasted`; `kinds`",
     ]
-    groups: Annotated[Count, "how many there are"]
-    sees: Annotated[str, "the most that the method looks at"]
-    seconds: Annotated[Number, "of all rounds, scoring included"]
+    groups: Annotated[Count, "the number of groups"]
+    sees: Annotated[str, "the most that the server sees of a client"]
+    seconds: Annotated[Number, "of all rounds, including scoring"]
     train_seconds: Annotated[Number, "of the rounds without scoring"]
-    lost: Annotated[Count, "replies that never came"]
-    late: Annotated[Count, "replies that came too late"]
-    abandoned: Annotated[Count, "rounds that were abandoned"]
+    lost: Annotated[Count, "lost replies"]
+    late: Annotated[Count, "replies that arrived too late"]
+    abandoned: Annotated[Count, "abandoned rounds"]
     warnings: Annotated[list[str], "sentences"]
-    grouping: Annotated[dict[str, Any], "if the method says how it came to its groups: below"]
+    grouping: Annotated[dict[str, Any], "if the method explains its groups: below"]
     exposure: Annotated[dict[str, Any], "what reached the server: below"]
-    privacy: Annotated[Spending, "if it was asked for: below"]
+    privacy: Annotated[Spending, "with `[privacy]`: below"]
     clock: Annotated[dict[str, Number], "seconds, if there was a clock"]
     to_target: Annotated[
         Reached | None,
@@ -284,15 +284,15 @@ class Summary(TypedDict, total=False):
     ]
     to_target_adapted: Annotated[
         Reached | None,
-        "the same for adapted scores, if they were taken along the way",
+        "the same for adapted scores, if they were computed during the run",
     ]
     newcomers: Annotated[Newcomers, "if clients were held out: below"]
-    alone: Annotated[Scores, "scores of clients that trained alone, if asked for"]
-    kept: Annotated[list[Count], "real federations: the clients that have their model"]
+    alone: Annotated[Scores, "scores of clients that trained alone, with `evaluation.alone`"]
+    kept: Annotated[list[Count], "real federations: the clients that have kept their model"]
     scenario: Annotated[dict[str, Any], "with `--scenario`: below"]
 
 
-# What a summary has only if there is anything to say.
+# The optional fields of a summary.
 SUMMARY_MAY = (
     "grouping",
     "privacy",
@@ -307,7 +307,7 @@ SUMMARY_MAY = (
 
 
 class Data(TypedDict, total=False):
-    """What is known of clients' data: the content of ``data.json``."""
+    """Statistics of the clients' data: the content of ``data.json``."""
 
     names: list[Group]
     groups: list[Group] | None
@@ -328,15 +328,16 @@ class Session(TypedDict, total=False):
     workers: Count | None
     headline: Headline
     model_bytes: Count
+    batch_clients: Count
     versions: dict[str, str]
     system: str
 
 
-# --- what is written is checked, what is read is mended ------------------------------------------
+# --- checks of what is written, repairs of what is read ------------------------------------------
 
 
 def check_event(text: str) -> None:
-    """Refuse a line of ``events.jsonl`` that is none, with a RunDirError.
+    """Raise a RunDirError if a text is not a valid line of ``events.jsonl``.
 
     >>> check_event('{"round": 1, "event": "scores", "received": {"loss": "low"}}')
     Traceback (most recent call last):
@@ -346,19 +347,19 @@ def check_event(text: str) -> None:
     known = KINDS.get(event.get("event", ROUND))
     if known is None:
         raise RunDirError(f"an event cannot be written: {unknown('kind', event['event'], KINDS)}")
-    has = event.keys() - {"event"}
-    must = {"round", *known.must}
-    for wrong, how in ((must - has, "lacks"), (has - must - {*known.may}, "has")):
-        if wrong:
+    fields = event.keys() - {"event"}
+    required = {"round", *known.must}
+    for names, verb in ((required - fields, "lacks"), (fields - required - {*known.may}, "has")):
+        if names:
             name = event.get("event", ROUND)
-            raise RunDirError(f"an event cannot be written: '{name}' {how} {min(wrong)}")
+            raise RunDirError(f"an event cannot be written: '{name}' {verb} {min(names)}")
 
 
 def check_summary(text: str) -> None:
-    """Refuse the content of a ``result.json`` that is none, with a RunDirError."""
-    has = _check(Summary, text, "a result").keys()
-    if lacks := fields_of(Summary).keys() - has - {*SUMMARY_MAY}:
-        raise RunDirError(f"a result cannot be written: it lacks {min(lacks)}")
+    """Raise a RunDirError if a text is not the valid content of a ``result.json``."""
+    fields = _check(Summary, text, "a result").keys()
+    if missing := fields_of(Summary).keys() - fields - {*SUMMARY_MAY}:
+        raise RunDirError(f"a result cannot be written: it lacks {min(missing)}")
 
 
 def _check(kind: Any, text: str, what: str) -> Any:
@@ -378,19 +379,19 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 @cache
 def fields_of(kind: Any) -> Mapping[str, Any]:
-    """The fields of a table, and what they hold."""
+    """The fields of a table with their types."""
     return get_type_hints(kind, include_extras=True)
 
 
 def meaning(annotation: Any) -> str:
-    """What a field means, in Markdown."""
+    """The meaning of a field, in Markdown."""
     while get_origin(annotation) in (Required, NotRequired):
         (annotation,) = get_args(annotation)
     return next((m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, str)), "")
 
 
 def is_number(value: Any) -> bool:
-    """A finite number, and no truth value.
+    """Whether a value is a finite number, and not a Boolean.
 
     >>> [is_number(v) for v in (1, 0.5, True, "1", float("nan"), 10**400)]
     [True, True, False, False, False, False]
@@ -399,37 +400,37 @@ def is_number(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """A whole number from 0 on that counts something."""
+    """Whether a value is a count: a whole number from 0."""
     return is_number(value) and isinstance(value, int) and 0 <= value < 2**53
 
 
 def mended(tree: Mapping[str, Any], fields: Mapping[str, Any], bad: list[str]) -> dict[str, Any]:
-    """A table without what is not as it should be; the names of such fields are added to ``bad``.
+    """Remove invalid values from a table; the names of their fields are added to ``bad``.
 
-    So nothing that comes after has to expect text where a number should be. In a list, null takes
-    the place of what is dropped. Fields that are not known stay.
+    Readers then need not expect, for example, text in place of a number. In lists, invalid values
+    are replaced by null. Unknown fields are kept.
 
     >>> bad = []
     >>> mended({"lost": "x", "bytes": {"down": 3, "up": "?"}, "new": 1}, fields_of(Event), bad), bad
     ({'bytes': {'down': 3}, 'new': 1}, ['lost', 'bytes'])
     """
-    found = {}
+    result = {}
     for key, value in tree.items():
-        kept, well = _mended(value, fields[key]) if key in fields else (value, True)
-        if not well:
+        rest, intact = _mended(value, fields[key]) if key in fields else (value, True)
+        if not intact:
             bad.append(key)
-        if kept is not _DROPPED:
-            found[key] = kept
-    return found
+        if rest is not _DROPPED:
+            result[key] = rest
+    return result
 
 
 _DROPPED = object()
 
 
 def _mended(value: Any, kind: Any) -> tuple[Any, bool]:
-    """What is left of a value of this kind, and whether that is all of it."""
+    """The valid part of a value of this type, and whether all of it is valid."""
     kind = _bare(kind)
-    try:  # nearly all values are as they should be
+    try:  # nearly all values are valid
         _adapter(kind).validate_python(value, strict=True)
     except ValidationError:
         return _without_bad(value, kind)
@@ -437,7 +438,7 @@ def _mended(value: Any, kind: Any) -> tuple[Any, bool]:
 
 
 def _without_bad(value: Any, kind: Any) -> tuple[Any, bool]:
-    """The same of a value that has something wrong, or that has fields which are not known."""
+    """The same for a value that is invalid or has unknown fields."""
     if value is None:
         return _DROPPED, False
     if get_origin(kind) in (Union, UnionType) and len(get_args(kind)) == 2:  # or null
@@ -449,21 +450,21 @@ def _without_bad(value: Any, kind: Any) -> tuple[Any, bool]:
     if get_origin(kind) in (dict, Mapping) and isinstance(value, Mapping):
         names = {k: _mended(k, inner[0])[1] for k in value}
         pairs = {k: _mended(v, inner[1]) for k, v in value.items() if names[k]}
-        kept = {k: v for k, (v, _) in pairs.items() if v is not _DROPPED}
-        return kept, all(names.values()) and all(well for _, well in pairs.values())
+        rest = {k: v for k, (v, _) in pairs.items() if v is not _DROPPED}
+        return rest, all(names.values()) and all(intact for _, intact in pairs.values())
     if get_origin(kind) is list and isinstance(value, list):
         parts = [_mended(v, inner[0]) for v in value]
-        return [None if v is _DROPPED else v for v, _ in parts], all(well for _, well in parts)
+        return [None if v is _DROPPED else v for v, _ in parts], all(intact for _, intact in parts)
     return _DROPPED, False
 
 
 @cache
 def _bare(kind: Any) -> Any:
-    """A kind without its meaning, but with its bounds."""
+    """A type without its meaning, but with its bounds."""
     while get_origin(kind) in (Required, NotRequired):
         (kind,) = get_args(kind)
     if not meaning(kind):
         return kind
-    plain, *more = get_args(kind)
-    bounds = [m for m in more if not isinstance(m, str)]
-    return Annotated[(plain, *bounds)] if bounds else plain
+    type_, *extra = get_args(kind)
+    bounds = [m for m in extra if not isinstance(m, str)]
+    return Annotated[(type_, *bounds)] if bounds else type_

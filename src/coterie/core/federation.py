@@ -1,4 +1,4 @@
-"""The server's only way to its clients: orders out, replies or weighted means back."""
+"""The federation: the server sends orders, and receives replies or weighted means."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from coterie.core.messages import ClientId, Mean, Mixing, Order, Reply, Slot
 
 
 class Federation(Protocol):
-    """The server's only door to its clients."""
+    """The server's only access to its clients."""
 
     @property
     def clients(self) -> Sequence[ClientId]:
-        """Everybody who belongs to the federation."""
+        """All clients of the federation."""
         ...
 
     @property
     def min_group(self) -> int:
-        """The fewest clients that a mean may be of: 1 unless single clients are hidden."""
+        """The minimum number of clients in a mean: 1 unless single clients are hidden."""
         ...
 
     @property
     def plain_means(self) -> bool:
-        """Whether a mean is the plain mean of just what clients sent.
+        """Whether means are exact, plain means of the clients' arrays.
 
-        With lossy codecs, noise, robust means or layers at rest it is not.
+        They are not with lossy codecs, noise, robust means or layers that are not exchanged.
         """
         ...
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
-        """Each reply by itself, in client-id order; lost ones are missing."""
+        """Return the single replies, ordered by client id; lost ones are missing."""
         ...
 
     def reduce(
         self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
-        """Only weighted means, one per slot; a slot that nobody answered is absent."""
+        """Return only weighted means, one per slot; slots without replies are missing."""
         ...
 
     def average(
         self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
-        """The same means, of replies that a rule has looked at."""
+        """Return the means of replies that were gathered before."""
         ...

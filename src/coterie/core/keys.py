@@ -16,7 +16,7 @@ from coterie.core.schema import Config, fields_of
 
 @dataclass(frozen=True)
 class Key:
-    """A key as it was declared."""
+    """A declared key of the configuration."""
 
     table: str
     name: str
@@ -24,66 +24,66 @@ class Key:
 
     @property
     def path(self) -> str:
-        """As it is written behind ``--set``."""
+        """The key as written after ``--set``."""
         return f"{self.table}.{self.name}"
 
     @property
     def meaning(self) -> str:
-        """What it means, in Markdown."""
+        """The meaning of the key, in Markdown."""
         return self.info.description or ""
 
     @property
     def help(self) -> str:
-        """The first sentence of that, without links, and the default."""
+        """The first sentence of the meaning, without links, and the default."""
         first = re.split(r"(?<=\.)\s+(?=[\"`A-Z\[])", self.meaning, maxsplit=1)[0]
-        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", first).rstrip(".")
-        usual = self.info.default
-        if usual in (None, "") or isinstance(usual, bool) or self.info.default_factory:
-            return f"{words}."
-        before = f"{words[:-1]}; " if words.endswith(")") else f"{words} ("
-        return f"{before}default: {usual})."
+        sentence = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", first).rstrip(".")
+        default = self.info.default
+        if default in (None, "") or isinstance(default, bool) or self.info.default_factory:
+            return f"{sentence}."
+        start = f"{sentence[:-1]}; " if sentence.endswith(")") else f"{sentence} ("
+        return f"{start}default: {default})."
 
     @property
     def flag(self) -> str:
-        """Its option of the command line, if it has one."""
-        return str(self._more("flag"))
+        """The option of the command line, if there is one."""
+        return str(self._extra("flag"))
 
     @property
     def parameter(self) -> str:
-        """What a command calls the value of that option."""
+        """The name of the option's value in commands."""
         return self.flag.strip("-").replace("-", "_")
 
     @property
     def env(self) -> str:
-        """The variable of the environment that may give it."""
-        return str(self._more("env"))
+        """The environment variable with the default of the option, if there is one."""
+        return str(self._extra("env"))
 
     @property
     def option_type(self) -> type:
-        """What the value of the option is read as: text where there are several kinds."""
-        kinds = {_plain(kind) for kind in _choices(self.info.annotation)}
-        (only,) = kinds if len(kinds) == 1 else (str,)
+        """The type that the option's value is parsed as: text if there are several types."""
+        types = {_plain(choice) for choice in _choices(self.info.annotation)}
+        (only,) = types if len(types) == 1 else (str,)
         return only if only in (int, float, bool) else str
 
     @property
     def default(self) -> str:
-        """The default, as TOML has it, in Markdown."""
-        shown = str(self._more("shown"))
-        usual = self.info.get_default(call_default_factory=True)
-        return shown or ("none" if usual is None else f"`{_toml(usual)}`")
+        """The default as written in TOML, in Markdown."""
+        shown = str(self._extra("shown"))
+        value = self.info.get_default(call_default_factory=True)
+        return shown or ("none" if value is None else f"`{_toml(value)}`")
 
     @property
     def values(self) -> str:
-        """What it may be, with its bounds, in words."""
+        """The permitted values, with their bounds, in words."""
         bounds = _bounds(self.info.metadata)
-        kinds = [_in_words(kind, bounds) for kind in _choices(self.info.annotation)]
-        if {"whole number", "number"} <= {k.removesuffix(bounds) for k in kinds}:
-            kinds = [f"number{bounds}"]
-        return " or ".join(kinds)
+        words = [_in_words(kind, bounds) for kind in _choices(self.info.annotation)]
+        if {"whole number", "number"} <= {k.removesuffix(bounds) for k in words}:
+            words = [f"number{bounds}"]
+        return " or ".join(words)
 
-    def _more(self, name: str) -> Any:
-        more = self.info.json_schema_extra
-        return more.get(name, "") if isinstance(more, dict) else ""
+    def _extra(self, name: str) -> Any:
+        extra = self.info.json_schema_extra
+        return extra.get(name, "") if isinstance(extra, dict) else ""
 
 
 def keys(config: type[BaseModel] = Config) -> Iterator[Key]:
@@ -98,19 +98,19 @@ def keys(config: type[BaseModel] = Config) -> Iterator[Key]:
 
 
 def flags(config: type[BaseModel] = Config) -> dict[str, Key]:
-    """The keys that are options of the command line, by what commands call them."""
+    """The keys that are options of the command line, by the names of their values in commands."""
     return {key.parameter: key for key in keys(config) if key.flag}
 
 
 def _choices(annotation: Any) -> list[Any]:
-    """The kinds of values that an annotation allows, but for None."""
+    """The types that an annotation permits, except None."""
     if get_origin(annotation) in (Union, UnionType):
-        return [kind for each in get_args(annotation) for kind in _choices(each)]
+        return [kind for member in get_args(annotation) for kind in _choices(member)]
     return [] if annotation is NoneType else [annotation]
 
 
 def _plain(kind: Any) -> Any:
-    """A kind without its bounds; of a choice among words, text."""
+    """A type without its bounds; text for a choice among words."""
     if get_origin(kind) is Annotated:
         return get_args(kind)[0]
     return str if get_origin(kind) is Literal else kind
@@ -124,20 +124,20 @@ def _in_words(kind: Any, bounds: str) -> str:
         words = [f'`"{word}"`' for word in get_args(kind)]
         return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     if get_origin(kind) is Annotated:
-        plain, *more = get_args(kind)
-        return _in_words(plain, _bounds(each for one in more for each in one.metadata))
+        plain, *limits = get_args(kind)
+        return _in_words(plain, _bounds(limit for group in limits for limit in group.metadata))
     if kind in (int, float):
         return f"{_KINDS[kind]}{bounds}"
     return _KINDS.get(kind) or {list: "list", dict: "table"}.get(get_origin(kind) or kind, "")
 
 
 def _bounds(metadata: Any) -> str:
-    """Bounds in words, as in ", from 1"."""
-    found = dict[str, float]()
-    for each in metadata:
-        found |= {name: getattr(each, name) for name in _BOUNDS if hasattr(each, name)}
-    told = [f"{_BOUNDS[name]} {value:g}" for name, value in found.items()]
-    return f" {', '.join(told)}" if told else ""
+    """Bounds in words, as in " from 1"."""
+    limits = dict[str, float]()
+    for limit in metadata:
+        limits |= {name: getattr(limit, name) for name in _BOUNDS if hasattr(limit, name)}
+    words = [f"{_BOUNDS[name]} {value:g}" for name, value in limits.items()]
+    return f" {', '.join(words)}" if words else ""
 
 
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below", "multiple_of": "in steps of"}

@@ -1,4 +1,4 @@
-"""What passes between the server and its clients: orders, uploads, replies and means."""
+"""The messages between the server and its clients: orders, uploads, replies and means."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Array = Weights | Tensor
 
 
 def vector_of(array: Array) -> Tensor:
-    """The numbers of an array, whichever it is."""
+    """The values of an array as a tensor."""
     return array.vector if isinstance(array, Weights) else array
 
 
 @dataclass(frozen=True)
 class Order:
-    """One piece of work for one client.
+    """A task for one client, with its arrays and configuration.
 
-    ``unmetered`` marks work that a real client would do on its own, with no message: its bytes are
-    counted apart, as those of scoring are. ``unhurried`` marks work beside a round's ordinary
-    training, such as evidence about groups: the round's deadlines do not run for it, as before the
-    first round; clients elsewhere have the real one anew.
+    ``unmetered`` marks work that a real client would do on its own, without a message: its bytes
+    are counted separately, like those of scoring. ``unhurried`` marks work in addition to a round's
+    training, such as evidence for groups: the round's deadline does not apply to it. In a real
+    federation, it has the real deadline to itself.
     """
 
     client: ClientId
@@ -48,10 +48,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Upload:
-    """What a task returns.
+    """The result of a task.
 
-    ``delta_of`` says which received array each upload is a change of: codecs, clipping and fixed
-    point act on that difference.
+    ``delta_of`` names the received array that each array is a change of: codecs, clipping and
+    fixed-point encoding are applied to the difference.
     """
 
     arrays: Mapping[str, Array] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Reply:
-    """What one client sent back."""
+    """One client's answer to an order."""
 
     client: ClientId
     examples: int
@@ -71,9 +71,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Mean:
-    """A weighted mean of replies, and who contributed: orders can go unanswered.
+    """A weighted mean of replies, and the clients that contributed, as orders can go unanswered.
 
-    Metrics are plain means over those who report them: a loss is everybody's alike.
+    Metrics are unweighted means over the clients that report them.
     """
 
     arrays: Mapping[str, Array]
@@ -83,7 +83,7 @@ class Mean:
 
 
 def check_finite(client: ClientId, round: int, task: str, arrays: Mapping[str, Array]) -> None:
-    """Refuse arrays that hold NaN or infinity, in words for the user."""
+    """Raise an error if any array contains NaN or infinity."""
     for name, array in arrays.items():
         vector = vector_of(array)
         if vector.is_floating_point() and not bool(torch.isfinite(vector).all()):
@@ -95,13 +95,13 @@ def check_finite(client: ClientId, round: int, task: str, arrays: Mapping[str, A
 
 @dataclass(frozen=True)
 class Chosen:
-    """The slot is the client's own choice, named in this metric of its reply."""
+    """Slots chosen by the clients, each named in this metric of the client's reply."""
 
     metric: str
 
 
 def chosen(metric: str) -> Chosen:
-    """Let each client name the slot that its reply goes into (IFCA's pick)."""
+    """Let each client choose the slot that its reply is averaged into, as in IFCA."""
     return Chosen(metric)
 
 

@@ -1,7 +1,7 @@
-"""A method is a value with two halves: what the server does, and what clients do.
+"""Federated methods: values with two halves, functions for the server and tasks for clients.
 
-Most methods are compositions, ``grouped(assign, train, shared)``: a grouping rule, a local
-objective, the layers that are shared. A method with its own conversation writes its own ``round``.
+Most methods are compositions, ``grouped(assign, train, shared)``, of a grouping rule, a local
+objective and the choice of shared layers. Other methods define their own ``round``.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# Ranges of parameters: a factory that says them has them checked, and shown to users.
+# Ranges of parameters: annotations of a factory that are checked and shown to users.
 Natural = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Bound = Annotated[float, Field(ge=0)]  # it may be infinite
+Bound = Annotated[float, Field(ge=0)]  # may be infinite
 Share = Annotated[float, Field(ge=0, le=1)]
 AboveZeroToOne = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
 class State:
-    """All that the server remembers between rounds: models by slot, who is in which group, memory.
+    """The server's state between rounds: models by slot, the group of each client, and memory.
 
-    ``memory`` is a tree of whatever else a method needs. It is saved and restored exactly.
-    ``notes`` are what the last step has to show (plain JSON values): the run writes them to its
-    events and forgets them. ``over`` says why the method wants no further round, if so.
+    ``memory`` is a tree with anything else that the method needs; it is saved and restored exactly.
+    ``notes`` are plain JSON values about the last round, which the run writes to its events and
+    then drops. ``over`` is the reason for ending the run, if the method wants no further round.
     """
 
     models: Mapping[Slot, Weights] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class State:
     over: str = ""
 
     def moved(self, means: Mapping[Slot, Mean]) -> State:
-        """Each model replaced by its slot's mean; a slot that nobody answered keeps its model.
+        """Replace each model by the mean of its slot.
 
-        Layers that a mean does not have stay as they are.
+        Models without a mean, and layers that a mean does not have, are kept as they are.
         """
         models = dict(self.models)
         for slot, mean in means.items():
@@ -66,12 +66,12 @@ class State:
                 models[slot] = model.onto(models[slot])
         return replace(self, models=models)
 
-    def joined(self, places: Mapping[ClientId, Slot], **memory: Tree) -> State:
-        """With these clients in these groups, and these things remembered."""
-        return replace(self, groups={**self.groups, **places}, memory={**self.memory, **memory})
+    def joined(self, slots: Mapping[ClientId, Slot], **memory: Tree) -> State:
+        """Assign clients to groups, and add to the memory."""
+        return replace(self, groups={**self.groups, **slots}, memory={**self.memory, **memory})
 
     def to_tree(self) -> dict[str, Tree]:
-        """As a tree of plain values."""
+        """The state as a tree, without notes."""
         return {
             "models": dict(self.models),
             "groups": dict(self.groups),
@@ -81,12 +81,12 @@ class State:
 
     @staticmethod
     def from_tree(tree: Mapping[str, Tree]) -> State:
-        """From such a tree."""
+        """Restore a state from such a tree."""
         return State(tree["models"], tree["groups"], tree["memory"], over=tree["over"])
 
 
 def matrix(values: Any, most: int = 200) -> list[list[float]] | None:
-    """A matrix as a note, to six digits; none beyond ``most`` rows, where nobody could read it."""
+    """A matrix as a note, with six digits; None if it has too many rows to be readable."""
     if len(values) > most:
         return None
     return [[float(f"{v:.6g}") for v in row] for row in values]
@@ -94,24 +94,24 @@ def matrix(values: Any, most: int = 200) -> list[list[float]] | None:
 
 @dataclass(frozen=True)
 class Public:
-    """Unlabelled samples that the server holds, and a way to run models on them."""
+    """Unlabelled samples on the server, and a function that runs models on them."""
 
     x: Tensor
     outputs: Callable[[Weights, Tensor], Tensor]
 
 
 def no_public(name: str) -> ConfigError:
-    """What there is to say where a method finds no public samples."""
+    """The error of a method that needs public samples and finds none."""
     return ConfigError(
         f"method {name} needs public samples to run models on: set data.public (--set "
-        "data.public=1000) or, on data of your own, give simulate or from_clients some without "
-        "labels (public=x)"
+        "data.public=1000) or, for data of your own, pass unlabelled samples to simulate or "
+        "from_clients (public=x)"
     )
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run has cost: bytes both ways, and seconds of the clock, if it has one."""
+    """The cost of a run: bytes in both directions, and seconds of the clock, if there is one."""
 
     bytes: int = 0
     computation: float = 0.0
@@ -120,13 +120,13 @@ class Spent:
 
     @property
     def seconds(self) -> float:
-        """Computing, communicating and waiting together."""
+        """The sum of computation, communication and waiting."""
         return self.computation + self.communication + self.waiting
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may cost; what is not given is not bounded."""
+    """The limits on the cost of a run; infinite by default."""
 
     bytes: float = math.inf
     seconds: float = math.inf
@@ -134,14 +134,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a method starts from.
+    """What a method knows at the start of a run.
 
-    ``start`` is θ⁰, ``fresh(i)`` the i-th further random initialisation, ``groups`` the true
-    groups of the scenario if it has any, ``public`` the server's own samples if it has any,
-    ``schedule`` how clients train, ``budget`` what the run may cost. ``names`` and ``metadata`` are
-    those of all clients that are known, newcomers included: names by id, and columns such as
-    "site" with a value for each client. ``smallest_group`` is how many clients a mean needs at
-    least: more than one where sums are secure.
+    ``start`` is the initial model θ⁰, ``fresh(i)`` the i-th additional random initialisation,
+    ``groups`` the true groups of the scenario and ``public`` the server's own samples, if there are
+    any, ``schedule`` the clients' training settings and ``budget`` the limits of the run. ``names``
+    and ``metadata`` cover all known clients, including newcomers: names by id, and columns such as
+    "site" with a value for each client. ``smallest_group`` is the minimum number of clients in a
+    mean, which is more than one under secure sums.
     """
 
     start: Weights
@@ -159,10 +159,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Round:
-    """The present round: its number from 0, who takes part, and the server's own samples.
+    """The current round: its number from 0, the participating clients, and the public samples.
 
-    ``spent`` is what the run has cost before this round, ``budget`` what it may cost. ``metadata``
-    is what is said of a newcomer that the run did not begin with, by column and client.
+    ``spent`` is the cost of the run before this round, and ``budget`` its limits. ``metadata``
+    describes newcomers that were unknown at the start of the run, by column and client.
     """
 
     number: int
@@ -175,51 +175,56 @@ class Round:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a method comes from, so that it can travel by name: a factory and JSON parameters."""
+    """The origin of a method, so that it can be sent by name: a factory and JSON parameters."""
 
     module: str
     factory: str
     parameters: Mapping[str, Any]
 
     def make(self) -> Method:
-        """The method again, from what is installed on this machine."""
+        """Build the method again from the code installed on this machine."""
         import importlib
 
-        made: Method = getattr(importlib.import_module(self.module), self.factory)(
+        method: Method = getattr(importlib.import_module(self.module), self.factory)(
             **self.parameters
         )
-        return made
+        return method
 
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method, server half and client half.
+    """A federated method, with a server half and a client half.
 
-    ``init(fed, setup)`` and ``round(fed, state, info)`` are the server's; ``tasks`` the client's,
-    by name. ``sends(state, client)`` is what the server would hand a client now and
-    ``assemble(client, arrays)``, on the client, lays it over what the client keeps: the model it
-    uses, and the one that is scored. ``admit(fed, state, info)`` finds a place for newcomers, the
-    cohort of ``info``; those who do not answer stay outside. ``sees`` is what the server learns of
-    one client: "nothing", "means" (it is hidden in a sum) or "each" (its own vectors).
-    ``adapt(client, model, epochs)`` is how a client adapts the model it uses, where that is not
-    plain training. ``check(setup)`` refuses what does not fit, before anything is trained.
-    ``pieces`` are what the method is put together from, if it can be taken apart (``compose``).
-    ``needs_all_layers`` says why no layer may rest (``layerwise``), where that is so; ``no_step``
-    and ``no_robust_mean`` why no server's optimiser, or no robust mean, can go around it;
-    ``no_clipping`` why updates may not be shortened; ``needs_exact`` why no codec may lose digits;
-    ``no_noise`` why no noise can hide what it asks for. ``mirrors`` names what in the server's
-    memory is the mean of what clients keep, and so cannot go back to an earlier round. ``headline``
-    is the score that it is judged by, "received" or "adapted". One that ``keeps_budget`` ends by
-    itself before a budget is exceeded. One that ``needs_public`` runs models on the server's own
-    samples.
-    ``takes_as_public`` is what it was told about clients beforehand,
-    which no noise hides, and how far that matters. ``chooses`` is the metric in which its clients
-    name the slot that their model goes into, where they choose it themselves. ``sums`` is how many
-    means (``reduce``) a client's uploads go into in one round, at most: under secure aggregation
-    clients sign no more, and all of them must be of the same clients with the same weights.
-    ``shows`` are the tasks that are asked of single clients (``gather``) although sums are secure,
-    each with the metrics that it may answer with: a number that is not named there stays with the
-    client, and so does every vector that was not revealed.
+    ``init(fed, setup)`` and ``round(fed, state, info)`` run on the server, ``tasks``, by name, on
+    clients. ``sends(state, client)`` are the arrays that the server currently has for a client, and
+    ``assemble(client, arrays)``, on the client, combines them with the client's own layers into the
+    model that it uses, and that is scored. ``admit(fed, state, info)`` assigns newcomers, the
+    cohort of ``info``, to groups; those that do not answer stay outside. ``adapt(client, model,
+    epochs)`` adapts the model that a client uses, by default by plain training. ``check(setup)``
+    raises an error for setups that do not fit, before any training. ``pieces`` are the parts that
+    the method is composed of, if it can be taken apart (``compose``).
+
+    ``sees`` is what the server learns about a single client: "nothing", "means" (the client is
+    hidden in a sum) or "each" (its own vectors). ``headline`` is the score by which the method is
+    judged, "received" or "adapted".
+
+    Some fields are the reason, in words, why the method does not support something:
+    ``needs_all_layers`` layers that are averaged less often (``layerwise``), ``no_step`` a server
+    optimizer, ``no_robust_mean`` robust means, ``no_clipping`` clipped updates, ``needs_exact``
+    lossy codecs, and ``no_noise`` noise.
+
+    ``mirrors`` names the parts of the server's memory that are means of client state, and therefore
+    cannot be reset to an earlier round. A method that ``keeps_budget`` ends by itself before a
+    budget is exceeded, and one that ``needs_public`` runs models on public samples.
+    ``takes_as_public`` is information about clients that the method was given in advance, which no
+    noise hides, and how much that matters. ``chooses`` is the metric in which clients name the slot
+    for their model, if they choose it themselves. ``sums`` is the maximum number of means
+    (``reduce``) that a client contributes to in one round: under secure aggregation, clients sign
+    no more, and all of them must have the same clients with the same weights. ``same_steps`` says
+    which part of a client's training goes into two sums, in proportions that depend on its number
+    of steps: secure sums then need the same number of steps for all. ``shows`` are the tasks for
+    single clients (``gather``) that are allowed under secure sums, each with the metrics that it
+    may return: clients do not send any other number, nor any vector that was not revealed.
     """
 
     name: str
@@ -247,11 +252,12 @@ class Method:
     needs_public: bool = False
     chooses: str = ""
     sums: int = 1
+    same_steps: str = ""
     shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:
-    """Mark a function as a method's factory: arguments are checked, and the method can travel.
+    """Mark a function as the factory of a method: check its arguments, and let it be sent by name.
 
     >>> @method
     ... def mine(strength: float = 1.0) -> Method: ...
@@ -265,36 +271,36 @@ def method(factory: Callable[P, Method]) -> Callable[P, Method]:
     @functools.wraps(factory)
     def make(*args: P.args, **kwargs: P.kwargs) -> Method:
         try:
-            given = signature.bind_partial(*args).arguments
+            arguments = signature.bind_partial(*args).arguments
         except TypeError as error:
             raise ConfigError(f"method {label}: {error}") from None
-        for twice in given.keys() & kwargs.keys():
-            raise ConfigError(f"method {label}: {twice} is given twice")
-        given |= kwargs
-        checked(f"method {label}", factory, given, hint="give it, as in --set method.{}=4")
-        # In the signature's order, whatever the order of the call: it is a part of fingerprints.
-        bound = signature.bind(*args, **kwargs).arguments
-        source = Source(factory.__module__, factory.__qualname__, dict(bound))
-        made = factory(*args, **kwargs)
-        # A factory that called itself, as with the content of a file, has said where it comes from.
-        inner = made.source
+        for name in arguments.keys() & kwargs.keys():
+            raise ConfigError(f"method {label}: {name} is given twice")
+        arguments |= kwargs
+        checked(f"method {label}", factory, arguments, hint="set it, as in --set method.{}=4")
+        # Arguments are a part of fingerprints, so use the order of the signature.
+        in_order = signature.bind(*args, **kwargs).arguments
+        source = Source(factory.__module__, factory.__qualname__, dict(in_order))
+        built = factory(*args, **kwargs)
+        # A factory that calls itself, for example with the content of a file, has set the source.
+        inner = built.source
         if inner and (inner.module, inner.factory) == (source.module, source.factory):
-            return made
-        return replace(made, source=source)
+            return built
+        return replace(built, source=source)
 
     vars(make)["makes"] = Method
-    # Ours are known by name. A user's own goes by its place, or by an installed package's entry
-    # point: two cells of a notebook may define the same name.
+    # Only Coterie's own methods are registered by name. Others are identified by their module or by
+    # an installed package's entry point, as two cells of a notebook may define the same name.
     if factory.__module__.startswith("coterie.methods."):
         METHODS.register(label)(make)
     return make
 
 
 def exclusive(*names: str) -> Callable[[Callable[P, Method]], Callable[P, Method]]:
-    """Declare parameters of which only one may be given, below ``@method``.
+    """Declare mutually exclusive parameters of a method, below ``@method``.
 
-    A call that gives two of them other values than their defaults is refused. Settings that are
-    laid over others, such as a user's over a scenario's, replace one of them by another.
+    A call that sets two of them to other values than their defaults is an error. When settings are
+    merged, such as a user's with a scenario's, the new parameter replaces the old one.
 
     >>> @method
     ... @exclusive("height", "count")
@@ -310,11 +316,11 @@ def exclusive(*names: str) -> Callable[[Callable[P, Method]], Callable[P, Method
         @functools.wraps(factory)
         def make(*args: P.args, **kwargs: P.kwargs) -> Method:
             values = signature.bind(*args, **kwargs).arguments
-            usual = {name: signature.parameters[name].default for name in names}
-            given = [name for name in names if values.get(name, usual[name]) != usual[name]]
-            if len(given) > 1:
+            defaults = {name: signature.parameters[name].default for name in names}
+            changed = [name for name in names if values.get(name, defaults[name]) != defaults[name]]
+            if len(changed) > 1:
                 label = factory.__name__.replace("_", "-")
-                raise ConfigError(f"method {label}: give {' or '.join(given)}, not both")
+                raise ConfigError(f"method {label}: give {' or '.join(changed)}, not both")
             return factory(*args, **kwargs)
 
         vars(make)["exclusive"] = (*exclusive_sets(factory), names)
@@ -324,6 +330,6 @@ def exclusive(*names: str) -> Callable[[Callable[P, Method]], Callable[P, Method
 
 
 def exclusive_sets(factory: Callable[..., Method]) -> tuple[tuple[str, ...], ...]:
-    """The sets of parameters of which a factory takes only one each, as it declares them."""
+    """The sets of mutually exclusive parameters that a factory declares."""
     declared: tuple[tuple[str, ...], ...] = getattr(factory, "exclusive", ())
     return declared

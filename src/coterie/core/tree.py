@@ -1,7 +1,7 @@
-"""Trees of weights, tensors and scalars, taken apart into JSON and tensors and put together again.
+"""Trees: nested data of weights, tensors and scalars, packed into JSON and a list of tensors.
 
-The one form in which anything is kept or sent: server state, client state, orders, replies. It
-round-trips exactly, integer keys and tuples included, and needs no pickle.
+All server state, client state, orders and replies are stored and sent in this form. It round-trips
+exactly, including integer keys and tuples, and does not need pickle.
 """
 
 from __future__ import annotations
@@ -24,64 +24,66 @@ from coterie.errors import CoterieError, RunDirError
 Tree = Any  # None | bool | int | float | str | Tensor | Weights | list | tuple | dict of these
 
 
-def pack(tree: Tree, whole: Layout) -> tuple[Any, list[Tensor]]:
-    """A JSON value and the tensors that it refers to by number.
+def pack(tree: Tree, model_layout: Layout) -> tuple[Any, list[Tensor]]:
+    """Pack a tree into a JSON value and the tensors that it refers to by number.
 
     >>> pack({1: (2.5, "a")}, Layout(()))
     ({'$dict': [[1, {'$tuple': [2.5, 'a']}]]}, [])
     """
     tensors: list[Tensor] = []
-    return _pack(tree, whole, tensors), tensors
+    return _pack(tree, model_layout, tensors), tensors
 
 
-def _pack(tree: Tree, whole: Layout, tensors: list[Tensor]) -> Any:
+def _pack(tree: Tree, model_layout: Layout, tensors: list[Tensor]) -> Any:
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     if isinstance(tree, Weights):
         tensors.append(tree.vector)
-        if tree.layout is whole or tree.layout == whole:
+        if tree.layout is model_layout or tree.layout == model_layout:
             return {"$weights": len(tensors) - 1}
         return {"$weights": len(tensors) - 1, "of": list(tree.layout.names)}
     if isinstance(tree, Tensor):
         tensors.append(tree)
         return {"$tensor": len(tensors) - 1}
     if isinstance(tree, tuple):
-        return {"$tuple": [_pack(t, whole, tensors) for t in tree]}
+        return {"$tuple": [_pack(t, model_layout, tensors) for t in tree]}
     if isinstance(tree, Sequence):
-        return [_pack(t, whole, tensors) for t in tree]
+        return [_pack(t, model_layout, tensors) for t in tree]
     if isinstance(tree, Mapping):
         if all(isinstance(k, str) and not k.startswith("$") for k in tree):
-            return {k: _pack(v, whole, tensors) for k, v in tree.items()}
-        return {"$dict": [[k, _pack(v, whole, tensors)] for k, v in tree.items()]}
+            return {k: _pack(v, model_layout, tensors) for k, v in tree.items()}
+        return {"$dict": [[k, _pack(v, model_layout, tensors)] for k, v in tree.items()]}
     raise CoterieError(
-        f"a {type(tree).__name__} cannot be kept in state or sent: use numbers, "
-        "strings, tensors, weights, lists, tuples or dicts of these"
+        f"a {type(tree).__name__} cannot be stored or sent: use numbers, strings, tensors, "
+        "weights, or lists, tuples and dicts of these"
     )
 
 
-def unpack(packed: Any, tensors: Sequence[Tensor], whole: Layout) -> Tree:
-    """The tree that was packed."""
+def unpack(packed: Any, tensors: Sequence[Tensor], model_layout: Layout) -> Tree:
+    """Restore a packed tree."""
     if isinstance(packed, list):
-        return [unpack(p, tensors, whole) for p in packed]
+        return [unpack(p, tensors, model_layout) for p in packed]
     if not isinstance(packed, dict):
         return packed
     marks = [key for key in packed if key.startswith("$")]
     if marks and packed.keys() - {"of"} != {marks[0]}:
-        raise CoterieError(f"a tree in which {marks[0]} does not stand alone")
+        raise CoterieError(
+            f"this is not a packed tree: an object with {marks[0]} has other keys as well"
+        )
     if "$weights" in packed:
-        layout = whole.only(packed["of"]) if "of" in packed else whole
+        layout = model_layout.only(packed["of"]) if "of" in packed else model_layout
         return Weights(layout, tensors[packed["$weights"]])
     if "$tensor" in packed:
         return tensors[packed["$tensor"]]
     if "$tuple" in packed:
-        return tuple(unpack(p, tensors, whole) for p in packed["$tuple"])
+        return tuple(unpack(p, tensors, model_layout) for p in packed["$tuple"])
     if "$dict" in packed:
-        return {k: unpack(v, tensors, whole) for k, v in packed["$dict"]}
-    return {k: unpack(v, tensors, whole) for k, v in packed.items()}
+        return {k: unpack(v, tensors, model_layout) for k, v in packed["$dict"]}
+    return {k: unpack(v, tensors, model_layout) for k, v in packed.items()}
 
 
 def same(a: Tree, b: Tree) -> bool:
-    """Whether two trees are equal, tensors bit for bit."""
+    """Whether two trees are equal, with tensors compared bit by bit."""
     if isinstance(a, Weights) and isinstance(b, Weights):
         return a.layout == b.layout and same(a.vector, b.vector)
     if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -97,12 +99,12 @@ def _bits(tensor: Tensor) -> bytes:
     return tensor.contiguous().numpy().tobytes()
 
 
-def write_tree(path: Path, tree: Tree, whole: Layout, *, durable: bool) -> str:
-    """Write a tree to one safetensors file, atomically; returns the file's SHA-256.
+def write_tree(path: Path, tree: Tree, model_layout: Layout, *, durable: bool) -> str:
+    """Write a tree atomically to a safetensors file, and return the file's SHA-256.
 
-    ``durable`` also waits for the disk, so that the file survives a power cut.
+    With ``durable``, wait until the file is on disk, so that it survives a power failure.
     """
-    packed, tensors = pack(tree, whole)
+    packed, tensors = pack(tree, model_layout)
     arrays = {str(i): t.detach().contiguous().clone() for i, t in enumerate(tensors)}
     text = json.dumps(packed)
     data = save(arrays, metadata={"tree": text, "sum": _digest(text, list(arrays.values()))})
@@ -111,21 +113,21 @@ def write_tree(path: Path, tree: Tree, whole: Layout, *, durable: bool) -> str:
 
 
 def to_safetensors(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
-    """A safetensors file of these, the same bytes for the same content.
+    """The content of a safetensors file: always the same bytes for the same tensors.
 
-    The library writes what it is told ``about`` the tensors in any order: here it is by name.
+    The library writes the metadata ``about`` the tensors in any order; here, it is sorted by name.
     """
     data = save({name: t.detach().clone() for name, t in tensors.items()}, metadata=dict(about))
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     header["__metadata__"] = dict(sorted(about.items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # the tensors stay aligned
+    text += b" " * (-len(text) % 8)  # keep the tensors aligned
     return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
 def _digest(text: str, tensors: Sequence[Tensor]) -> str:
-    """Of all that makes a tree, the tensors' types and shapes, too."""
+    """A digest of a tree, including the tensors' types and shapes."""
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -134,7 +136,7 @@ def _digest(text: str, tensors: Sequence[Tensor]) -> str:
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
-    """Replace a file in one step: a reader sees the old content or the new, never a part."""
+    """Replace a file in one step: readers see the old content or the new, never a mixture."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -149,8 +151,8 @@ def write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise RunDirError(
-            f"cannot write {path}: {error.strerror}. Free some space or choose "
-            "another folder; what was saved before is intact"
+            f"cannot write {path}: {error.strerror}. Free some space or choose another folder; "
+            "everything saved before is intact"
         ) from error
 
 
@@ -163,16 +165,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_tree(path: Path, whole: Layout) -> Tree:
-    """Read what ``write_tree`` wrote; the tensors are mapped from the file, not copied."""
+def read_tree(path: Path, model_layout: Layout) -> Tree:
+    """Read a file of ``write_tree``; the tensors are mapped from the file, not copied."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = [file.get_tensor(str(i)) for i in range(len(list(file.keys())))]
         if metadata["sum"] != _digest(metadata["tree"], tensors):
             raise ValueError("its checksum is wrong")
-        return unpack(json.loads(metadata["tree"]), tensors, whole)
+        return unpack(json.loads(metadata["tree"]), tensors, model_layout)
     except FileNotFoundError as error:
         raise RunDirError(f"{path} is missing") from error
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, OSError) as error:
-        raise RunDirError(f"{path} is damaged or not one of Coterie's files ({error})") from error
+        raise RunDirError(f"{path} is damaged or not a file of Coterie ({error})") from error

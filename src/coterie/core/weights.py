@@ -1,7 +1,7 @@
-"""A model is one flat float32 vector with a layout: names, shapes, layers.
+"""Weights: a model as one flat float32 vector, with a layout of names, shapes and layers.
 
-Server mathematics is then linear algebra over rows, a layer is a slice, and a partial model is the
-same type with a smaller layout.
+Computations on the server are then linear algebra on rows, a layer is a slice, and a part of a
+model is an object of the same type with a smaller layout.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 class Entry:
     """One tensor of a model: its name, shape, the layer it belongs to, and its kind.
 
-    A ``local`` tensor stays with its client whatever the method (FedBN, SiloBN); ``place`` is its
-    number in the module's own order.
+    A ``local`` tensor stays on its client with every method (FedBN, SiloBN). ``place`` is the
+    tensor's position in the module.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Entry:
 
     @cached_property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """The number of values."""
         size = 1
         for n in self.shape:
             size *= n
@@ -48,10 +48,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes in order: trained parameters first, then frozen ones, then buffers.
+    """The tensors of a model in order: trained parameters first, then frozen ones, then buffers.
 
-    Decay, proximal terms, clipping, control variates and distances touch the leading
-    ``trainable`` numbers only.
+    Weight decay, proximal terms, clipping, control variates and distances apply to the first
+    ``trainable`` values only.
 
     >>> layout = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
     >>> layout.layers, layout.size, layout.only(["2"]).size
@@ -65,14 +65,14 @@ class Layout:
         """The layout of a module.
 
         A layer is a module that owns tensors; a normalisation belongs to the layer registered
-        before it, as a person would say it. Integer buffers (``num_batches_tracked``) stay out.
-        ``bn`` says what of batch normalisation travels: all (``shared``), all but the statistics
+        before it. Integer buffers (``num_batches_tracked``) are left out. ``bn`` is the part of
+        batch normalisation that is shared: everything (``shared``), everything but the statistics
         (``stats-local``, SiloBN) or nothing (``local``, FedBN).
         """
         if bn not in BN_CHOICES:
             raise ConfigError(unknown("choice of bn", bn, BN_CHOICES))
-        found = [replace(e, place=i) for i, e in enumerate(_entries(module, bn))]
-        return Layout(tuple(sorted(found, key=lambda e: _ORDER[e.kind])))
+        entries = [replace(e, place=i) for i, e in enumerate(_entries(module, bn))]
+        return Layout(tuple(sorted(entries, key=lambda e: _ORDER[e.kind])))
 
     @cached_property
     def size(self) -> int:
@@ -81,22 +81,22 @@ class Layout:
 
     @cached_property
     def trainable(self) -> int:
-        """How many leading numbers are trained parameters."""
+        """The number of trained parameters, which come first in the vector."""
         return sum(e.size for e in self.entries if e.kind == "parameter")
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """The layers that hold parameters, in the model's order."""
+        """The layers with parameters, in the order of the model."""
         ordered = sorted(self.entries, key=lambda e: e.place)
         return tuple(dict.fromkeys(e.layer for e in ordered if e.kind != "buffer"))
 
     @cached_property
     def spans(self) -> dict[str, slice]:
-        """Where each tensor lies in the vector."""
-        spans, at = {}, 0
+        """The position of each tensor in the vector."""
+        spans, start = {}, 0
         for e in self.entries:
-            spans[e.name] = slice(at, at + e.size)
-            at += e.size
+            spans[e.name] = slice(start, start + e.size)
+            start += e.size
         return spans
 
     @cached_property
@@ -106,7 +106,7 @@ class Layout:
 
     @cached_property
     def shareable(self) -> tuple[str, ...]:
-        """The tensors that may travel: neither frozen nor local."""
+        """The tensors that may be shared: neither frozen nor local."""
         return tuple(e.name for e in self.entries if e.kind != "frozen" and not e.local)
 
     @cached_property
@@ -114,18 +114,18 @@ class Layout:
         return {}
 
     def only(self, names: Collection[str]) -> Layout:
-        """The part made of these layers or tensors (either name will do)."""
-        wanted = frozenset(names)
-        if wanted not in self._parts:
+        """The part with the given layers or tensors."""
+        chosen = frozenset(names)
+        if chosen not in self._parts:
             known = {e.layer for e in self.entries} | set(self.names)
-            for name in wanted - known:
+            for name in chosen - known:
                 raise ConfigError(unknown("layer", name, self.layers))
-            kept = tuple(e for e in self.entries if e.layer in wanted or e.name in wanted)
-            self._parts[wanted] = self if kept == self.entries else Layout(kept)
-        return self._parts[wanted]
+            entries = tuple(e for e in self.entries if e.layer in chosen or e.name in chosen)
+            self._parts[chosen] = self if entries == self.entries else Layout(entries)
+        return self._parts[chosen]
 
     def runs(self, part: Layout) -> list[tuple[slice, slice]]:
-        """Contiguous stretches ``(here, in part)`` that hold the tensors of ``part``."""
+        """The contiguous slices, here and in ``part``, that hold the tensors of ``part``."""
         key = part.names
         if key not in self._runs:
             self._runs[key] = _merge((self._span(e), part.spans[e.name]) for e in part.entries)
@@ -165,18 +165,18 @@ def _entries(module: nn.Module, bn: str) -> Iterable[Entry]:
 
 def _merge(pairs: Iterable[tuple[slice, slice]]) -> list[tuple[slice, slice]]:
     merged: list[tuple[slice, slice]] = []
-    for here, there in pairs:
-        if merged and merged[-1][0].stop == here.start and merged[-1][1].stop == there.start:
-            last_here, last_there = merged.pop()
-            here = slice(last_here.start, here.stop)
-            there = slice(last_there.start, there.stop)
-        merged.append((here, there))
+    for ours, theirs in pairs:
+        if merged and merged[-1][0].stop == ours.start and merged[-1][1].stop == theirs.start:
+            last_ours, last_theirs = merged.pop()
+            ours = slice(last_ours.start, ours.stop)
+            theirs = slice(last_theirs.start, theirs.stop)
+        merged.append((ours, theirs))
     return merged
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A model, or some layers of one. A value: no operation changes it.
+    """A model, or some of its layers, as an immutable value.
 
     >>> layout = Layout.of(nn.Linear(2, 1))
     >>> w = Weights(layout, torch.tensor([1.0, 2.0, 3.0]))
@@ -192,7 +192,8 @@ class Weights:
     def __post_init__(self) -> None:
         if self.vector.dim() != 1 or self.vector.numel() != self.layout.size:
             raise ConfigError(
-                f"weights of {tuple(self.vector.shape)} do not fit a layout of {self.layout.size}"
+                f"weights of shape {tuple(self.vector.shape)} do not fit a layout of size "
+                f"{self.layout.size}"
             )
 
     def _with(self, vector: Tensor) -> Weights:
@@ -216,7 +217,7 @@ class Weights:
 
     @property
     def parameters(self) -> Tensor:
-        """The trained parameters alone, a view."""
+        """The trained parameters, as a view."""
         return self.vector[: self.layout.trainable]
 
     def norm(self) -> float:
@@ -224,7 +225,7 @@ class Weights:
         return float(torch.linalg.vector_norm(self.parameters.double()))
 
     def only(self, names: Collection[str]) -> Weights:
-        """These layers (or tensors) alone."""
+        """The given layers or tensors alone."""
         return self.part(self.layout.only(names))
 
     def part(self, layout: Layout) -> Weights:
@@ -232,27 +233,27 @@ class Weights:
         if layout is self.layout:
             return self
         if layout.names not in self._made:
-            pieces = [self.vector[here] for here, _ in self.layout.runs(layout)]
+            pieces = [self.vector[span] for span, _ in self.layout.runs(layout)]
             vector = pieces[0] if len(pieces) == 1 else torch.cat([self.vector[:0], *pieces])
             self._made[layout.names] = Weights(layout, vector)
         return self._made[layout.names]
 
     @cached_property
     def _made(self) -> dict[tuple[str, ...], Weights]:
-        """Parts already taken: one object each, so that it is sent once to many clients."""
+        """The parts taken so far: one object each, so that it is encoded once for many clients."""
         return {}
 
     def onto(self, base: Weights) -> Weights:
-        """A whole model: these layers laid over ``base``."""
+        """A complete model: ``base`` with these layers replaced."""
         if self.layout is base.layout:
             return self
         vector = base.vector.clone()
-        for here, there in base.layout.runs(self.layout):
-            vector[here] = self.vector[there]
+        for target, source in base.layout.runs(self.layout):
+            vector[target] = self.vector[source]
         return Weights(base.layout, vector)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Each tensor by name, in its shape: views of the vector."""
+        """The tensors by name, with their shapes, as views of the vector."""
         spans = self.layout.spans
         return {e.name: self.vector[spans[e.name]].view(e.shape) for e in self.layout.entries}
 
@@ -263,11 +264,13 @@ class Weights:
 
     @staticmethod
     def from_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> Weights:
-        """Weights from named tensors, such as a file's; names and shapes must match."""
+        """Weights from named tensors, such as those of a file; names and shapes must match."""
         for e in layout.entries:
-            found = tuple(tensors[e.name].shape) if e.name in tensors else None
-            if found != e.shape:
-                what = "is missing" if found is None else f"has shape {found}, not {e.shape}"
-                raise ConfigError(f"tensor '{e.name}' {what}: these weights are of another model")
+            shape = tuple(tensors[e.name].shape) if e.name in tensors else None
+            if shape != e.shape:
+                problem = "is missing" if shape is None else f"has shape {shape}, not {e.shape}"
+                raise ConfigError(
+                    f"tensor '{e.name}' {problem}: these are the weights of a different model"
+                )
         flat = [tensors[e.name].detach().reshape(-1).to(torch.float32) for e in layout.entries]
         return Weights(layout, torch.cat(flat) if flat else torch.empty(0))

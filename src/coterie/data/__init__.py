@@ -1,4 +1,4 @@
-"""Data: sets, how clients come to hold them, and how much the clients differ."""
+"""Data: data sets, partitions among clients, shifts, and measures of heterogeneity."""
 
 from coterie.data.build import build_population
 from coterie.data.clients import from_clients, raw_from_dataset

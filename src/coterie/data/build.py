@@ -1,4 +1,4 @@
-"""From a data set to a population: choose samples, deal them to clients, split, shift, encode."""
+"""From a data set to a population: choose, partition, split, shift and encode the samples."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from coterie.errors import ConfigError, DataError, unknown
 from coterie.registry import PARTITIONS, SHIFTS
 from coterie.seeds import numpy_generator, seed_for
 
-# Rows moved at a time: large enough to be quick, small enough not to need a second copy of it all.
+# Rows copied at a time: enough to be fast, but few enough to avoid a second copy of the data.
 ROWS_AT_A_TIME = 4096
-PUBLIC_SHARE = 10  # one of so many samples is public where nobody said how many
+PUBLIC_SHARE = 10  # with public = "auto", one in this many samples is public
 Sizes = list[tuple[int, int, int]]
 
 
@@ -52,16 +52,17 @@ def build_population(
     seed: int = 0,
     metadata: Sequence[str] = (),
 ) -> Population:
-    """Divide a set's training part among clients.
+    """Divide the training part of a data set among clients.
 
-    ``samples`` uses a random subset of that many. ``public`` sets that many unlabelled samples
-    aside: from the held-out part if the set has one, else from the training part, before it is
-    dealt out; "auto" is a tenth of that part. Tables are standardised (``standardize``) by the mean
-    and standard deviation of the training splits; texts become ``length`` word numbers of a
-    vocabulary of at most ``max_vocabulary`` entries, made from the training splits. A table is
-    standardised before it is shifted, so noise is in standard deviations. The partition 'column'
-    takes the name of one of the set's columns as ``by``. ``metadata`` are columns that describe
-    clients, such as their country: each client has one value, the same in all its rows.
+    ``samples`` is the size of a random subset to use. ``public`` is the number of unlabelled
+    samples to reserve for the server: from the held-out part if the data set has one, otherwise
+    from the training part, before it is partitioned; "auto" reserves a tenth of that part. With
+    ``standardize``, tables are standardised by the mean and standard deviation of the training
+    splits. Texts become sequences of ``length`` word numbers, from a vocabulary of at most
+    ``max_vocabulary`` entries of the training splits. Tables are standardised before they are
+    shifted, so noise is in units of standard deviations. The partition 'column' takes the name of
+    one of the data set's columns as ``by``. ``metadata`` are columns that describe clients, such as
+    their country, and have the same value in all rows of a client.
 
     >>> from coterie.data import load
     >>> population = build_population(load("digits"), clients=10, partition="iid")
@@ -73,9 +74,9 @@ def build_population(
     check_fraction("val_fraction", val_fraction)
     check_whole("length", length, 1)
     check_whole("max_vocabulary", max_vocabulary, 3)
-    kept, public_x = _choose(raw, samples, public, seed)
-    dealt = _deal(raw, kept, clients, partition, dict(partition_params or {}), seed)
-    order, sizes = _split_all(raw.y, kept, dealt, test_fraction, val_fraction, seed)
+    chosen, public_x = _choose(raw, samples, public, seed)
+    dealt = _deal(raw, chosen, clients, partition, dict(partition_params or {}), seed)
+    order, sizes = _split_all(raw.y, chosen, dealt, test_fraction, val_fraction, seed)
     options = _Options(standardize, max_vocabulary, length)
     x, public_array, vocabulary, moments = _encode_all(raw, order, sizes, public_x, options)
     y = raw.y[order]
@@ -83,9 +84,9 @@ def build_population(
     if shift is not None:
         groups = _shift_all(x, y, sizes, raw, shift, dict(shift_params or {}), groups, seed)
     elif shift_params:
-        raise ConfigError("shift_params were given without a shift: name the shift")
+        raise ConfigError("shift_params are given without a shift: choose a shift")
     names = dealt.names or tuple(str(i) for i in range(len(sizes)))
-    rows = [kept[held] for held in dealt.indices]
+    rows = [chosen[held] for held in dealt.indices]
     return Population(
         clients=cut_into_clients(torch.from_numpy(x), torch.from_numpy(y), sizes, names),
         kind=raw.kind,
@@ -108,7 +109,7 @@ def target_width(y: Array) -> int:
 
 
 def gather(x: Array, order: Array) -> Array:
-    """``x[order]`` as one contiguous array, made without a second copy of ``x``."""
+    """``x[order]`` as a contiguous array, without another copy of ``x``."""
     result = np.empty((len(order), *x.shape[1:]), x.dtype)
     for start in range(0, len(order), ROWS_AT_A_TIME):
         stop = start + ROWS_AT_A_TIME
@@ -119,13 +120,13 @@ def gather(x: Array, order: Array) -> Array:
 def _check_raw(raw: RawData) -> None:
     same_length(raw.x, raw.y, "the data set")
     if raw.kind not in ("image", "table", "text"):
-        raise DataError(f"data of the kind '{raw.kind}': choose 'image', 'table' or 'text'")
+        raise DataError(f"unknown kind of data '{raw.kind}': choose 'image', 'table' or 'text'")
     if not isinstance(raw.x, list):
         check_finite(raw.x, "the data set")
     check_finite(raw.y, "the labels of the data set")
     if raw.classes is not None and (raw.y.min() < 0 or raw.y.max() >= len(raw.classes)):
         raise DataError(
-            f"the data set's labels reach from {raw.y.min()} to {raw.y.max()}, but it has "
+            f"the data set's labels range from {raw.y.min()} to {raw.y.max()}, but it has "
             f"{len(raw.classes)} classes: 0..{len(raw.classes) - 1}"
         )
 
@@ -133,11 +134,11 @@ def _check_raw(raw: RawData) -> None:
 def _choose(
     raw: RawData, samples: int | None, public: int | Literal["auto"] | None, seed: int
 ) -> tuple[Array, Samples | None]:
-    """(positions of the samples to deal out, public samples)."""
+    """Choose the positions of the samples to partition, and the public samples."""
     if public == "auto":
-        whole = len(raw) if raw.held_out is None else _held_out(raw)[1]
-        room = len(raw) - (samples or 0) if raw.held_out is None else whole
-        public = max(1, min(whole // PUBLIC_SHARE, room))
+        total = len(raw) if raw.held_out is None else _held_out(raw)[1]
+        available_for_public = len(raw) - (samples or 0) if raw.held_out is None else total
+        public = max(1, min(total // PUBLIC_SHARE, available_for_public))
     for name, number in (("samples", samples), ("public", public)):
         if number is not None:
             check_whole(name, number, 1)
@@ -148,8 +149,7 @@ def _choose(
         if public > available or (raw.held_out is None and public >= len(raw)):
             part = "training part" if raw.held_out is None else "held-out part"
             raise DataError(
-                f"public = {public}, but the {part} has {available} samples to take it from: "
-                "lower public"
+                f"public = {public}, but the {part} has only {available} samples: lower public"
             )
         shuffled = numpy_generator(seed_for(seed, "public")).permutation(available)
         chosen = np.sort(shuffled[:public])
@@ -159,8 +159,8 @@ def _choose(
     if samples is not None:
         if samples > len(order):
             raise DataError(
-                f"samples = {samples}, but only {len(order)} are there to choose from"
-                f"{f' beside {public} public ones' if public else ''}: lower it"
+                f"samples = {samples}, but there are only {len(order)}"
+                f"{f' besides the {public} public ones' if public else ''}: lower samples"
             )
         rng = numpy_generator(seed_for(seed, "samples"))
         order = np.sort(rng.permutation(order)[:samples])
@@ -178,13 +178,13 @@ def _take(x: Samples, positions: Array) -> Samples:
 
 def _deal(
     raw: RawData,
-    kept: Array,
+    chosen: Array,
     clients: int | None,
     name: str,
     params: dict[str, Any],
     seed: int,
 ) -> Partition:
-    """The partition of the kept samples, refused if it leaves a client without two samples."""
+    """Partition the chosen samples; an error if any client has fewer than two."""
     params = PARTITIONS.checked(name, params)
     if isinstance(params.get("by"), str):
         if params["by"] not in raw.columns:
@@ -192,34 +192,34 @@ def _deal(
             raise DataError(f"partition '{name}': {known} (name it in columns when loading)")
         params["by"] = raw.columns[params["by"]]
     if "by" in params and len(params["by"]) == len(raw):
-        params["by"] = np.asarray(params["by"])[kept]
-    dealt = PARTITIONS.find(name)(raw.y[kept], clients, seed, **params)
+        params["by"] = np.asarray(params["by"])[chosen]
+    dealt = PARTITIONS.find(name)(raw.y[chosen], clients, seed, **params)
     for client, held in enumerate(dealt.indices):
         if len(held) < 2:
-            who = f" ({dealt.names[client]})" if dealt.names else ""
+            name_of = f" ({dealt.names[client]})" if dealt.names else ""
             raise DataError(
-                f"the partition '{name}' leaves client {client}{who} with {len(held)} samples; "
-                "each needs 2 at least: use fewer clients, more samples or another partition"
+                f"the partition '{name}' leaves client {client}{name_of} with {len(held)} samples, "
+                "but each needs at least 2: use fewer clients, more samples or another partition"
             )
     return dealt
 
 
 def _split_all(
-    y: Array, kept: Array, dealt: Partition, test: float, val: float, seed: int
+    y: Array, chosen: Array, dealt: Partition, test: float, val: float, seed: int
 ) -> tuple[Array, Sizes]:
-    """(positions in the set, client after client as train, val, test; the sizes of these)."""
+    """The positions of all clients' train, val and test samples, in this order, and their sizes."""
     order: list[Array] = []
     sizes: Sizes = []
     for client, held in enumerate(dealt.indices):
-        own = kept[held]
-        splits = split_client(y[own], test, val, seed, client)
-        order += [own[split] for split in splits]
+        rows = chosen[held]
+        splits = split_client(y[rows], test, val, seed, client)
+        order += [rows[split] for split in splits]
         sizes.append((len(splits[0]), len(splits[1]), len(splits[2])))
     return np.concatenate(order), sizes
 
 
 def train_rows(sizes: Sequence[tuple[int, int, int]]) -> list[slice]:
-    """Where the clients' training splits lie in the order of ``_split_all``.
+    """The slices of the clients' training splits in the order of ``_split_all``.
 
     >>> train_rows([(2, 1, 1), (3, 0, 1)])
     [slice(0, 2, None), slice(4, 7, None)]
@@ -231,28 +231,28 @@ def train_rows(sizes: Sequence[tuple[int, int, int]]) -> list[slice]:
 def _encode_all(
     raw: RawData, order: Array, sizes: Sizes, public: Samples | None, options: _Options
 ) -> tuple[Array, Array | None, tuple[str, ...] | None, tuple[Array, Array] | None]:
-    """(clients' samples, public samples, vocabulary, mean and deviation) as models see them."""
+    """Encode samples for models: clients' samples, public ones, vocabulary, mean and deviation."""
     if isinstance(raw.x, list):
         texts = [raw.x[i] for i in order]
-        seen = (text for rows in train_rows(sizes) for text in texts[rows])
-        vocabulary = build_vocabulary(seen, options.max_vocabulary)
-        open_texts = None if public is None else [str(text) for text in public]
-        encoded = None if open_texts is None else encode(open_texts, vocabulary, options.length)
+        train_texts = (text for rows in train_rows(sizes) for text in texts[rows])
+        vocabulary = build_vocabulary(train_texts, options.max_vocabulary)
+        public_texts = None if public is None else [str(text) for text in public]
+        encoded = None if public_texts is None else encode(public_texts, vocabulary, options.length)
         return encode(texts, vocabulary, options.length), encoded, vocabulary, None
     x = gather(raw.x, order)
-    open_array = None if public is None else np.asarray(public)
+    public_rows = None if public is None else np.asarray(public)
     if raw.kind == "table" and options.standardize:
         moments = _moments(x, train_rows(sizes))
-        for table in (x, open_array):
+        for table in (x, public_rows):
             if table is not None:
                 table -= moments[0]
                 table /= moments[1]
-        return x, open_array, None, moments
-    return x, open_array, None, None
+        return x, public_rows, None, moments
+    return x, public_rows, None, None
 
 
 def _moments(x: Array, rows: Sequence[slice]) -> tuple[Array, Array]:
-    """Mean and standard deviation of each column over some rows; 1 for a constant column."""
+    """The mean and standard deviation (1 if constant) of each column over the given rows."""
     count = sum(part.stop - part.start for part in rows)
     mean = sum(x[part].sum(axis=0, dtype=np.float64) for part in rows) / count
     squares = sum(((x[part] - mean) ** 2).sum(axis=0) for part in rows)
@@ -271,19 +271,19 @@ def _shift_all(
     partition_groups: tuple[int, ...] | None,
     seed: int,
 ) -> tuple[int, ...]:
-    """Shift every client's rows in place; returns the true groups."""
+    """Shift the rows of all clients in place, and return the true groups."""
     groups = shift_groups(name, params, len(sizes), partition_groups)
     classes = None if raw.classes is None else len(raw.classes)
     start = 0
-    shifted = SHIFTS.find(name)
+    shift = SHIFTS.find(name)
     for client, size in enumerate(sizes):
         rows = slice(start, start + sum(size))
         scene = Scene(raw.kind, classes, seed, client)
-        x[rows], y[rows] = shifted(x[rows], y[rows], groups[client], scene, **params)
+        x[rows], y[rows] = shift(x[rows], y[rows], groups[client], scene, **params)
         start = rows.stop
     if partition_groups is None:
         return groups
-    # Both made groups: clients belong together when both agree.
+    # Both the partition and the shift define groups: combine them.
     pairs = list(zip(partition_groups, groups, strict=True))
-    place = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
-    return tuple(place[pair] for pair in pairs)
+    number_of_pair = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
+    return tuple(number_of_pair[pair] for pair in pairs)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: Python batches, binary batches, their archives, or an image folder."""
+"""CIFAR-10 and CIFAR-100 from Python or binary batches, their archives, or an image folder."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CIFAR_10 = (
     "truck",
 )
 
-# (file name, content, where it came from)
+# (file name, content, source for error messages)
 Content = tuple[str, bytes, str]
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """How one of the two sets is cut into files, and where its labels are in them."""
+    """The files of one of the two data sets, and the position of the labels in them."""
 
     name: str
     train: tuple[str, ...]
@@ -54,11 +54,11 @@ class _Batches:
         return (*self.train, self.test)
 
     def wanted(self, ending: str) -> list[str]:
-        """All names to read from an archive: the batches and the class names."""
+        """The files to read from an archive: the batches and the class names."""
         return [file + ending for file in self.files] + list(self.meta)
 
     def parse(self, content: bytes, where: str, name: str) -> tuple[Array, Array]:
-        """(images, labels) of one batch, in either form."""
+        """Parse a batch in either form into (images, labels)."""
         if name.endswith(".bin"):
             x, labels = parse_cifar_binary(content, where, self.label_bytes)
             return x, labels[:, self.label_byte]
@@ -69,19 +69,19 @@ class _Batches:
 def cifar_10(folder: Path | None = None, cache: Where = None, mirror: str | None = None) -> RawData:
     """Small colour photographs of 10 classes, 32x32: 50,000 and 10,000 held out.
 
-    Reads the official Python or binary batches, unpacked or in their archive; failing these an
-    image folder, or one packed as images.tar.xz.
+    Reads the official Python or binary batches, unpacked or in their archive. Without them, reads
+    an image folder, or one packed as images.tar.xz.
     """
     train = tuple(f"data_batch_{i}" for i in range(1, 6))
     batches = _Batches("cifar-10", train, "test_batch", "labels", 1, 0)
     folders = places(folder, "cifar-10", ("cifar-10-batches-py", "cifar-10-batches-bin"))
-    found = _local(batches, folders)
-    if found is None:
+    contents = _local(batches, folders)
+    if contents is None:
         tree = image_tree_in(folders)
         if tree is not None:
             return read_image_tree(tree)
-        found = _downloaded(batches, folder, cache, mirror)
-    return _assemble(batches, found, CIFAR_10)
+        contents = _downloaded(batches, folder, cache, mirror)
+    return _assemble(batches, contents, CIFAR_10)
 
 
 @SETS.register("cifar-100")
@@ -94,17 +94,17 @@ def cifar_100(
     """Small colour photographs, 32x32, of 100 fine or 20 coarse classes: 50,000 and 10,000."""
     if labels not in ("fine", "coarse"):
         raise ConfigError(f"labels = {labels!r}: choose 'fine' or 'coarse'")
-    which = 1 if labels == "fine" else 0
+    label_byte = 1 if labels == "fine" else 0
     meta = ("meta", f"{labels}_label_names.txt")
-    batches = _Batches("cifar-100", ("train",), "test", f"{labels}_labels", 2, which, meta)
+    batches = _Batches("cifar-100", ("train",), "test", f"{labels}_labels", 2, label_byte, meta)
     folders = places(folder, "cifar-100", ("cifar-100-python", "cifar-100-binary"))
-    found = _local(batches, folders) or _downloaded(batches, folder, cache, mirror)
+    contents = _local(batches, folders) or _downloaded(batches, folder, cache, mirror)
     numbered = tuple(str(i) for i in range(100 if labels == "fine" else 20))
-    return _assemble(batches, found, numbered)
+    return _assemble(batches, contents, numbered)
 
 
 def _local(batches: _Batches, folders: Sequence[Path]) -> Iterator[Content] | None:
-    """The contents of unpacked batches or of an archive of them, if the folders have any."""
+    """The contents of unpacked batches or of their archive, if the folders have any."""
     for ending in ("", ".bin"):
         paths = {file: find(folders, (file + ending,)) for file in batches.files}
         missing = [file + ending for file, path in paths.items() if path is None]
@@ -112,9 +112,9 @@ def _local(batches: _Batches, folders: Sequence[Path]) -> Iterator[Content] | No
             meta = [find(folders, (file,)) for file in batches.meta]
             return _from_disk([path for path in [*paths.values(), *meta] if path is not None])
         if len(missing) < len(paths):
-            there = next(path for path in paths.values() if path is not None)
+            present = next(path for path in paths.values() if path is not None)
             raise DataError(
-                f"data set '{batches.name}': {', '.join(missing)} missing beside {there}; "
+                f"data set '{batches.name}': {', '.join(missing)} missing next to {present}; "
                 "unpack the official archive again"
             )
     for form, ending in (("python", ""), ("binary", ".bin")):
@@ -143,7 +143,7 @@ def _from_archive(archive: Path, names: Sequence[str]) -> Iterator[Content]:
 
 
 def _assemble(batches: _Batches, contents: Iterator[Content], classes: ClassNames) -> RawData:
-    """Parse each file as it comes, then join the training batches in their order."""
+    """Parse the files one by one, then concatenate the training batches in order."""
     parsed: dict[str, tuple[Array, Array]] = {}
     names = None
     source = batches.name

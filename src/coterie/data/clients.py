@@ -1,4 +1,4 @@
-"""Populations from data that is already divided, and data sets from PyTorch datasets."""
+"""Populations from data that is already divided among clients, and from PyTorch datasets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from coterie.errors import ConfigError, DataError
 
 @dataclass
 class _Part:
-    """Some of a client's data: all of it, or one split."""
+    """A part of a client's data: all of it, or one split."""
 
     x: Array
     y: Array
@@ -46,15 +46,15 @@ def from_clients(
     metadata: Mapping[str, Values] | None = None,
     public: Array | Tensor | None = None,
 ) -> Population:
-    """A population of data that is already divided among clients.
+    """Create a population from data that is already divided among clients.
 
-    Each client is (x, y), a (train, test) pair of these, a ``ClientData`` with its own three
-    splits, or a PyTorch dataset; arrays may be NumPy's or tensors. What is missing is split off.
-    Whole-number labels are classes 0..max (or ``classes``), float labels regression targets. Two
-    dimensions are a table, three or four are images: uint8, or float32 as they are. ``kind="text"``
-    takes whole numbers of shape (N, length) as words. Values are not scaled. ``metadata`` has a
-    value for each client, by its id or name or in a list, in each of its columns. ``public`` are
-    samples without labels, of the clients' shape, that the server runs models on.
+    Each client is a pair (x, y) of NumPy arrays or tensors, a pair (train, test) of such pairs, a
+    ``ClientData`` with three splits, or a PyTorch dataset. Missing splits are split off. Integer
+    labels are classes 0..max (or ``classes``), float labels are regression targets. Samples with
+    one dimension are rows of a table, those with two or three are images: uint8, or float32, which
+    is not scaled. With ``kind="text"``, integers of shape (N, length) are words. ``metadata`` has
+    columns with a value for each client, in a list or by client id or name. ``public`` are
+    unlabelled samples of the clients' shape that the server runs models on.
 
     >>> x, y = np.zeros((10, 3)), np.arange(10) % 2
     >>> population = from_clients([(x, y), (x, y)])
@@ -66,63 +66,63 @@ def from_clients(
     if kind not in (None, "text", "table", "image"):
         raise ConfigError(f"kind = {kind!r}: choose 'image', 'table' or 'text'")
     items = list(clients)
-    given = [_parts_of(item, f"client {i}") for i, item in enumerate(items)]
-    if not given:
-        raise DataError("there are no clients: give at least one")
-    found_kind = _unify_samples(given, kind)
-    names = _unify_targets(given, classes)
+    parts_of_clients = [_parts_of(item, f"client {i}") for i, item in enumerate(items)]
+    if not parts_of_clients:
+        raise DataError("there are no clients: pass at least one")
+    data_kind = _unify_samples(parts_of_clients, kind)
+    names = _unify_targets(parts_of_clients, classes)
     splits = [
         _three_splits(parts, test_fraction, val_fraction, seed, client)
-        for client, parts in enumerate(given)
+        for client, parts in enumerate(parts_of_clients)
     ]
     x, y, sizes = _lay_out(splits)
     vocabulary = None
-    if found_kind == "text":
+    if data_kind == "text":
         vocabulary = tuple(str(i) for i in range(int(x.max()) + 1))
     labels = [getattr(item, "name", "") or str(i) for i, item in enumerate(items)]
     return Population(
         clients=cut_into_clients(torch.from_numpy(x), torch.from_numpy(y), sizes, labels),
-        kind=found_kind,
+        kind=data_kind,
         shape=tuple(x.shape[1:]),
         classes=names,
         targets=len(names) if names is not None else target_width(y),
         groups=None,
-        public=None if public is None else public_samples(public, found_kind, x),
+        public=None if public is None else public_samples(public, data_kind, x),
         vocabulary=vocabulary,
         metadata=columns_by_client(metadata or {}, labels),
     )
 
 
 def public_samples(public: Array | Tensor, kind: str, like: Array) -> Tensor:
-    """Samples without labels, as the clients' are; refused where they are not of their shape."""
+    """Check that unlabelled samples have the kind and shape of the clients', and convert them."""
     if not isinstance(public, Tensor | np.ndarray):
-        raise DataError(
-            "public samples come without labels, as one array: give x alone, as in public=x"
-        )
-    given = public.detach().cpu().numpy() if isinstance(public, Tensor) else np.asarray(public)
+        raise DataError("public samples must be a single array without labels, as in public=x")
+    values = public.detach().cpu().numpy() if isinstance(public, Tensor) else np.asarray(public)
     where = "the public samples"
     if kind == "text":
-        found = given.astype(like.dtype)
+        array = values.astype(like.dtype)
     else:
-        samples, own = as_samples(given, where)
-        if own != kind:
-            raise DataError(f"{where} are of the kind '{own}', but the clients' are '{kind}'")
+        samples, samples_kind = as_samples(values, where)
+        if samples_kind != kind:
+            raise DataError(
+                f"{where} are of kind '{samples_kind}', but the clients' are of kind '{kind}'"
+            )
         assert isinstance(samples, np.ndarray)
-        found = samples
-    if not len(found):
-        raise DataError("there are no public samples: give at least one")
-    if found.shape[1:] != like.shape[1:] or found.dtype != like.dtype:
+        array = samples
+    if not len(array):
+        raise DataError("there are no public samples: pass at least one")
+    if array.shape[1:] != like.shape[1:] or array.dtype != like.dtype:
         raise DataError(
-            f"{where} have the shape {found.shape} and are {found.dtype}, but the clients' samples "
-            f"have {like.shape[1:]} each and are {like.dtype}: give some that are alike"
+            f"{where} are {array.dtype} of shape {array.shape[1:]}, but the clients' samples are "
+            f"{like.dtype} of shape {like.shape[1:]}; both must be the same"
         )
-    return torch.from_numpy(found)
+    return torch.from_numpy(array)
 
 
 def raw_from_dataset(dataset: Dataset[Any]) -> RawData:
-    """A PyTorch dataset of (sample, label) as a data set to be divided by ``build_population``.
+    """Convert a PyTorch dataset of (sample, label) into a data set for ``build_population``.
 
-    Samples may be tensors, arrays, images or texts. Class names are taken from its ``classes``.
+    Samples may be tensors, arrays, images or texts. Class names are those of its ``classes``.
 
     >>> tensors = TensorDataset(torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 2, 1]))
     >>> raw_from_dataset(tensors).classes
@@ -140,7 +140,7 @@ def raw_from_dataset(dataset: Dataset[Any]) -> RawData:
 
 
 def _parts_of(item: Any, where: str) -> list[_Part]:
-    """One part (to be split), two (train, test) or three (train, val, test)."""
+    """The parts of a client's data: one (to be split), (train, test) or (train, val, test)."""
     if isinstance(item, ClientData):
         named = (("train", item.train), ("val", item.val), ("test", item.test))
         return [_part(split, f"{where}, {name}") for name, split in named]
@@ -151,13 +151,13 @@ def _parts_of(item: Any, where: str) -> list[_Part]:
     if isinstance(item, Dataset | Split):
         return [_part(item, where)]
     raise DataError(
-        f"{where}: a {type(item).__name__} is not client data; give (x, y), (train, test), "
+        f"{where}: a {type(item).__name__} is not client data; pass (x, y), (train, test), "
         "a ClientData or a PyTorch dataset"
     )
 
 
 def _is_samples_and_labels(half: Any) -> bool:
-    """Is this itself (x, y), rather than an array or a list of values?"""
+    """Whether this is a pair (x, y), rather than an array or a list of values."""
     if isinstance(half, Split | Dataset):
         return True
     pair = isinstance(half, tuple | list) and len(half) == 2
@@ -169,8 +169,8 @@ def _part(source: Any, where: str) -> _Part:
         x, y = _dataset_arrays(source, where)
         if isinstance(x, list):
             raise DataError(
-                f"{where}: texts must be turned into numbers first, or be divided by "
-                "raw_from_dataset and build_population"
+                f"{where}: convert texts to numbers first, or use raw_from_dataset and "
+                "build_population"
             )
     elif isinstance(source, Split):
         x, y = _to_numpy(source.x, where), _to_numpy(source.y, where)
@@ -220,30 +220,30 @@ def _dataset_arrays(dataset: Dataset[Any], where: str) -> tuple[Array | list[str
     return np.stack(samples), np.stack(labels)
 
 
-def _unify_samples(given: list[list[_Part]], kind: str | None) -> str:
-    """Bring all parts into one form, in place; says which kind of data it is."""
+def _unify_samples(parts_of_clients: list[list[_Part]], kind: str | None) -> str:
+    """Convert all parts to one form, in place, and return the kind of data."""
     reference: _Part | None = None
-    found = ""
-    for part in (part for parts in given for part in parts if len(part.y)):
-        part.x, found = as_samples(part.x, part.where, kind=kind)
+    data_kind = ""
+    for part in (part for parts in parts_of_clients for part in parts if len(part.y)):
+        part.x, data_kind = as_samples(part.x, part.where, kind=kind)
         reference = reference or part
         if (part.x.shape[1:], part.x.dtype) != (reference.x.shape[1:], reference.x.dtype):
             raise DataError(
                 f"{part.where}: samples are {part.x.dtype} of shape {part.x.shape[1:]}, those of "
                 f"{reference.where} {reference.x.dtype} of shape {reference.x.shape[1:]}"
             )
-    if kind is not None and kind != found:
-        raise DataError(f"kind = '{kind}', but the samples have the shape of a {found}")
+    if kind is not None and kind != data_kind:
+        raise DataError(f"kind = '{kind}', but the samples have the shape of a {data_kind}")
     assert reference is not None
-    for part in (part for parts in given for part in parts if not len(part.y)):
+    for part in (part for parts in parts_of_clients for part in parts if not len(part.y)):
         part.x = reference.x[:0]
-    return found
+    return data_kind
 
 
 def _unify_targets(
-    given: list[list[_Part]], classes: int | Sequence[str] | None
+    parts_of_clients: list[list[_Part]], classes: int | Sequence[str] | None
 ) -> ClassNames | None:
-    filled = [part for parts in given for part in parts if len(part.y)]
+    filled = [part for parts in parts_of_clients for part in parts if len(part.y)]
     targets, names = encode_targets([(part.y, part.where) for part in filled], classes)
     for part, target in zip(filled, targets, strict=True):
         part.y = target
@@ -252,7 +252,7 @@ def _unify_targets(
                 f"{part.where}: targets of shape {target.shape[1:]}, those of {filled[0].where} "
                 f"of shape {targets[0].shape[1:]}"
             )
-    for part in (part for parts in given for part in parts if not len(part.y)):
+    for part in (part for parts in parts_of_clients for part in parts if not len(part.y)):
         part.y = targets[0][:0]
     return names
 
@@ -260,22 +260,22 @@ def _unify_targets(
 def _three_splits(
     parts: list[_Part], test_fraction: float, val_fraction: float, seed: int, client: int
 ) -> list[tuple[Array, Array]]:
-    """(x, y) of train, val and test."""
+    """The (x, y) pairs of train, val and test."""
     if len(parts) == 3:
-        return [(part.x, part.y) for part in parts]
-    own = parts[0]
-    if len(parts) == 1 and len(own.y) < 2:
-        raise DataError(f"{own.where}: {len(own.y)} sample; each client needs 2 at least")
+        return [(p.x, p.y) for p in parts]
+    part = parts[0]
+    if len(parts) == 1 and len(part.y) < 2:
+        raise DataError(f"{part.where}: {len(part.y)} sample; each client needs at least 2")
     test = test_fraction if len(parts) == 1 else 0.0
-    positions = split_client(own.y, test, val_fraction, seed, client)
-    splits = [(own.x[chosen], own.y[chosen]) for chosen in positions]
+    positions = split_client(part.y, test, val_fraction, seed, client)
+    splits = [(part.x[chosen], part.y[chosen]) for chosen in positions]
     return splits if len(parts) == 1 else [*splits[:2], (parts[1].x, parts[1].y)]
 
 
 def _lay_out(
     clients: list[list[tuple[Array, Array]]],
 ) -> tuple[Array, Array, list[tuple[int, int, int]]]:
-    """All clients' samples in two arrays, and the sizes of the splits in them."""
+    """Concatenate all clients' samples into two arrays, and return them with the split sizes."""
     sizes = [(len(train[1]), len(val[1]), len(test[1])) for train, val, test in clients]
     first_x, first_y = clients[0][0]
     total = sum(sum(size) for size in sizes)

@@ -1,4 +1,4 @@
-"""Finding a set's files: in the user's folder, in the cache, or at their home on the network."""
+"""Finding a data set's files: in the user's folder, in the cache, or on the Internet."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from coterie.errors import DataError
 
 Where = str | Path | None
 
-# What reading a cut or altered file raises, from gzip, tar, xz and zip alike.
+# The errors of gzip, tar, xz and zip for truncated or altered files.
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 DOWNLOAD_TIMEOUT_SECONDS = 30
 
 
 def damaged(path: Path | str, reason: object) -> DataError:
-    """The error for a file that cannot be what its name says."""
-    return DataError(f"{path}: damaged or not what it should be ({reason}); get a new copy of it")
+    """The error for a file with unexpected content."""
+    return DataError(f"{path}: damaged or not the expected file ({reason}); get a new copy")
 
 
 def places(folder: Path | None, set_name: str, layouts: Sequence[str] = ()) -> list[Path]:
-    """The folders to look in, nearest first: the folder, folder/<set>, other programs' layouts."""
+    """The folders to search, in order: the folder, folder/<set>, and other programs' layouts."""
     if folder is None:
         return []
     folder = Path(folder)
@@ -50,7 +50,7 @@ def find(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content, unzipped if its name ends in .gz."""
+    """The content of a file, decompressed if its name ends in .gz."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path, "rb") as stream:
@@ -61,15 +61,15 @@ def read_bytes(path: Path) -> bytes:
 
 
 def tar_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the wanted files of an archive, in one pass and without unpacking it.
+    """The (name, content) of wanted files of an archive, in one pass and without unpacking it.
 
-    ``tarfile`` takes the end of a file for the end of the archive, so a cut archive would merely
-    seem smaller: the zeros that mark the true end are checked here.
+    ``tarfile`` takes the end of the file for the end of the archive, so that a truncated archive
+    would just seem smaller. Therefore, the zeros that mark the end are checked.
     """
     try:
         with _unpacked(path) as content:
             tail = _Tail(content)
-            # The cast: only read() is used of a stream that is opened in this mode.
+            # The cast is safe: in this mode, tarfile only calls read().
             with tarfile.open(fileobj=cast(IO[bytes], tail), mode="r|") as archive:
                 for member in archive:
                     if member.isfile() and wanted(member.name):
@@ -85,7 +85,7 @@ def tar_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, 
 
 
 def _unpacked(path: Path) -> IO[bytes]:
-    """The file, decompressed by what its first bytes say it is."""
+    """Open a file, decompressed according to its first bytes."""
     with path.open("rb") as stream:
         start = stream.read(6)
     if start.startswith(b"\x1f\x8b"):
@@ -98,7 +98,7 @@ def _unpacked(path: Path) -> IO[bytes]:
 
 
 class _Tail:
-    """A stream that remembers the last block read from it."""
+    """A stream that keeps the last block read."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
@@ -111,7 +111,7 @@ class _Tail:
 
 
 def zip_member(path: Path, name: str) -> bytes:
-    """The content of the member with that file name, in whichever folder of the archive."""
+    """The content of the member with the given file name, in any folder of the archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             for member in archive.namelist():
@@ -124,7 +124,7 @@ def zip_member(path: Path, name: str) -> bytes:
 
 
 def cache_folder(cache: Where = None) -> Path:
-    """Where downloads are kept: ``cache``, else $COTERIE_CACHE, else the system's cache folder."""
+    """The folder for downloads: ``cache``, $COTERIE_CACHE, or the system's cache folder."""
     chosen = cache or os.environ.get("COTERIE_CACHE")
     if chosen:
         return Path(chosen)
@@ -140,38 +140,38 @@ def download(
     cache: Where = None,
     mirror: str | None = None,
 ) -> Path:
-    """The path of one of a set's files in the cache, fetched and checked if it is not there yet.
+    """The path of a data set's file in the cache; it is downloaded and checked if necessary.
 
-    ``mirror`` replaces the address of its home. ``folder`` is only named in the error: where the
-    user could put the file by hand.
+    ``mirror`` replaces the address of the data set. ``folder`` is only used in error messages, as
+    the place to put the file by hand.
     """
     import pooch
 
     source = SOURCES[set_name]
     algorithm, expected = source.files[file].split(":")
-    kept = cache_folder(cache) / set_name / file
-    if kept.is_file() and pooch.file_hash(str(kept), alg=algorithm) == expected:
-        return kept
+    cached = cache_folder(cache) / set_name / file
+    if cached.is_file() and pooch.file_hash(str(cached), alg=algorithm) == expected:
+        return cached
     url = f"{(mirror or source.base).rstrip('/')}/{file}"
-    by_hand = kept.parent if folder is None else Path(folder) / set_name
+    manual_dir = cached.parent if folder is None else Path(folder) / set_name
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as unchecked:
-            fetched = _fetch(url, Path(unchecked), file)
-            got = pooch.file_hash(str(fetched), alg=algorithm)
-            if got != expected:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cached.parent) as temporary:
+            fetched = _fetch(url, Path(temporary), file)
+            actual = pooch.file_hash(str(fetched), alg=algorithm)
+            if actual != expected:
                 raise DataError(
-                    f"{url}: wrong checksum, expected {algorithm} {expected}, got {got}; the "
+                    f"{url}: wrong checksum, expected {algorithm} {expected}, got {actual}; the "
                     "download was deleted. Try again later or from another mirror, or put a good "
-                    f"copy of {file} into {by_hand}"
+                    f"copy of {file} into {manual_dir}"
                 )
-            os.replace(fetched, kept)
+            os.replace(fetched, cached)
     except OSError as error:
         raise DataError(
-            f"data set '{set_name}': cannot fetch {url} ({_shortly(error)}). Without a network, "
-            f"put {_listed(source.files)} into {by_hand}"
+            f"data set '{set_name}': cannot download {url} ({_shortly(error)}). Without a network, "
+            f"put {_listed(source.files)} into {manual_dir}"
         ) from error
-    return kept
+    return cached
 
 
 def _fetch(url: str, folder: Path, file: str) -> Path:
@@ -179,24 +179,24 @@ def _fetch(url: str, folder: Path, file: str) -> Path:
 
     logger = pooch.get_logger()
     level = logger.level
-    logger.setLevel("WARNING")  # its progress notes are not for the user
+    logger.setLevel("WARNING")  # do not show its progress messages
     try:
         fetcher = pooch.HTTPDownloader(progressbar=False, timeout=DOWNLOAD_TIMEOUT_SECONDS)
         return Path(
             pooch.retrieve(url, known_hash=None, fname=file, path=folder, downloader=fetcher)
         )
-    except ValueError as error:  # an address that is none
+    except ValueError as error:  # an invalid address
         raise OSError(str(error)) from error
     finally:
         logger.setLevel(level)
 
 
 def _shortly(error: OSError) -> str:
-    """The end of a chain of network errors, which is where it says what happened."""
+    """The end of a chain of network errors, which says what happened."""
     text = str(error) or type(error).__name__
     return text if len(text) <= 200 else "..." + text[-200:]
 
 
 def _listed(names: Collection[str]) -> str:
-    every = list(names)
-    return every[0] if len(every) == 1 else ", ".join(every[:-1]) + " and " + every[-1]
+    listed = list(names)
+    return listed[0] if len(listed) == 1 else ", ".join(listed[:-1]) + " and " + listed[-1]

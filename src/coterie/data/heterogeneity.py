@@ -1,4 +1,4 @@
-"""How much the clients' labels differ."""
+"""Measures of how much the clients' labels differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.errors import DataError
 
 
 def label_table(population: Population) -> Array:
-    """How many training samples of each class each client holds: (clients, classes)."""
+    """The number of training samples of each client and class: (clients, classes)."""
     if population.classes is None:
         raise DataError("a regression population has no classes to count")
     classes = len(population.classes)
@@ -24,11 +24,11 @@ def label_table(population: Population) -> Array:
 
 
 def pairwise_kl(table: Array, smoothing: float = 1e-3) -> float:
-    """Mean over all pairs of clients of the symmetric Kullback-Leibler divergence, in nats.
+    """The mean symmetric Kullback-Leibler divergence over all pairs of clients, in nats.
 
-    For a pair it is (KL(p, q) + KL(q, p)) / 2, as in DC-PFL. An empty class would make it
-    infinite, so each client's distribution p is first mixed with the uniform one,
-    (1 - smoothing) p + smoothing / classes. Zero for a single client.
+    For a pair, it is (KL(p, q) + KL(q, p)) / 2, as in DC-PFL. A class without samples would make
+    it infinite, so each client's distribution p is first mixed with the uniform distribution:
+    (1 - smoothing) p + smoothing / classes. It is zero for a single client.
 
     >>> round(pairwise_kl(np.array([[3, 1], [1, 3]]), smoothing=0), 6)  # ln(3) / 2
     0.549306
@@ -41,25 +41,25 @@ def pairwise_kl(table: Array, smoothing: float = 1e-3) -> float:
 
 
 def kl_matrix(table: Array, smoothing: float = 1e-3) -> Array:
-    """The same divergence for every two clients: symmetric, with zeros on the diagonal.
+    """The symmetric divergence of every two clients, as a matrix with a zero diagonal.
 
     >>> kl_matrix(np.array([[3, 1], [1, 3], [3, 1]]), smoothing=0).round(6).tolist()
     [[0.0, 0.549306, 0.0], [0.549306, 0.0, 0.549306], [0.0, 0.549306, 0.0]]
     """
-    found: Array = np.zeros((len(table), len(table)))
+    divergences: Array = np.zeros((len(table), len(table)))
     for i, row in enumerate(_later_pairs(table, smoothing)):
-        found[i, i + 1 :] = found[i + 1 :, i] = row
-    return found
+        divergences[i, i + 1 :] = divergences[i + 1 :, i] = row
+    return divergences
 
 
 def _later_pairs(table: Array, smoothing: float) -> Iterator[Array]:
-    """For each client its divergence from those after it."""
+    """For each client, its divergences from the clients after it."""
     p = (1 - smoothing) * _proportions(table) + smoothing / table.shape[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(p)
         for i in range(len(p)):
             terms = (p[i] - p[i + 1 :]) * (logs[i] - logs[i + 1 :])
-            # Where both are zero there is no difference.
+            # 0 · log 0 counts as 0.
             yield np.where(p[i] == p[i + 1 :], 0.0, terms).sum(axis=1) / 2
 
 
@@ -78,10 +78,10 @@ def emd_to_population(table: Array) -> Array:
 
 
 def describe(population: Population) -> dict[str, Any]:
-    """A summary in plain numbers: sizes, classes a client, label differences, true groups.
+    """Summarise a population: sizes, classes per client, label differences and true groups.
 
-    ``samples`` counts all of a client's data, the label figures its training split. What needs
-    classes is None for regression.
+    ``samples`` counts all of a client's data; the figures about labels are for training splits, and
+    None for regression.
     """
     sizes = [len(c.train) + len(c.val) + len(c.test) for c in population.clients]
     summary: dict[str, Any] = {

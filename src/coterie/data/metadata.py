@@ -1,4 +1,4 @@
-"""What is known about each client beside its samples, such as its site, country or device."""
+"""Metadata: information about each client besides its samples, such as its site or device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from coterie.data.raw import Array
 from coterie.data.tables import read_sheet
 from coterie.errors import ConfigError, DataError, unknown
 
-Values = Mapping[Any, Any] | Sequence[Any]  # by client's id or name, or in the order of clients
+Values = Mapping[Any, Any] | Sequence[Any]  # by client id or name, or in the order of clients
 Metadata = Mapping[str, Mapping[int, str]]  # column, client id, value
 
 _SUFFIXES = (".json", ".csv", ".tsv")
-_LISTED = 10  # clients that one error names
+_LISTED = 10  # the most clients listed in an error
 
 
 def names_file(text: str) -> bool:
-    """Whether a text names a file rather than a column.
+    """Whether a text is the path of a file rather than the name of a column.
 
     >>> names_file("groups.json"), names_file("lists/groups"), names_file("site")
     (True, True, False)
@@ -32,10 +32,10 @@ def names_file(text: str) -> bool:
 
 
 def by_client(values: Values, names: Mapping[int, str], where: str) -> dict[int, str]:
-    """Each client's value, by id; ``names`` are the names of all clients that there are.
+    """Each client's value by id, where ``names`` are the names of all clients.
 
-    A mapping has clients' ids or names as its keys; a list has one value for each client. Clients
-    that are missing, unknown or named more than once are refused, all in one error.
+    The keys of a mapping are ids or names of clients; a list has a value for each client. Clients
+    that are missing, unknown or named more than once are reported in a single error.
 
     >>> by_client({"rome": "south", "1": "north"}, {0: "rome", 1: "oslo"}, "groups")
     {0: 'south', 1: 'north'}
@@ -46,8 +46,8 @@ def by_client(values: Values, names: Mapping[int, str], where: str) -> dict[int,
     if not isinstance(values, Mapping):
         if len(values) != len(names):
             raise ConfigError(
-                f"{where}: {len(values)} values for {len(names)} clients: give one for each "
-                "client, in their order, or name the clients"
+                f"{where}: {len(values)} values for {len(names)} clients: use one value per "
+                "client, in the order of clients, or a mapping by client"
             )
         values = dict(zip(sorted(names), values, strict=True))
         clients: list[int | None] = list(values)
@@ -67,7 +67,7 @@ def by_client(values: Values, names: Mapping[int, str], where: str) -> dict[int,
 def columns_by_client(
     columns: Mapping[str, Values], names: Sequence[str]
 ) -> dict[str, dict[int, str]]:
-    """The same for each of several columns of metadata; names in the order of clients."""
+    """The values of several columns of metadata by client; ``names`` in the order of clients."""
     if not isinstance(columns, Mapping):
         raise ConfigError(
             'metadata must be a dict of columns, as in {"site": {0: "north", 1: "south"}}, not '
@@ -76,8 +76,8 @@ def columns_by_client(
     for column, values in columns.items():
         if isinstance(values, str) or not isinstance(values, Mapping | Sequence | np.ndarray):
             raise ConfigError(
-                f"metadata column {column!r}: give a dict of clients and their values, or a list "
-                f"with one value for each client, not {values!r}"
+                f"metadata column {column!r}: use a dict of clients and their values, or a list "
+                f"with one value per client, not {values!r}"
             )
     return {
         str(column): by_client(values, dict(enumerate(names)), f"metadata column '{column}'")
@@ -98,25 +98,27 @@ def constant_columns(
     {'site': {0: 'north', 1: 'south'}}
     """
     known: dict[str, dict[int, str]] = {}
-    called = dict(enumerate(names))
+    names_by_id = dict(enumerate(names))
     for column in wanted:
         if column not in columns:
             raise DataError(f"data.metadata: {unknown('column', column, columns)}")
         where, known[column] = f"data.metadata: column '{column}'", {}
-        for client, own in enumerate(rows):
-            values = list(dict.fromkeys(np.asarray(columns[column])[own].astype(str).tolist()))
+        for client, client_rows in enumerate(rows):
+            values = list(
+                dict.fromkeys(np.asarray(columns[column])[client_rows].astype(str).tolist())
+            )
             if len(values) > 1:
                 raise DataError(
-                    f"{where} varies within {label(client, called)}: {values[0]!r} and "
-                    f"{values[1]!r}. Metadata has one value for each client: divide the data by a "
-                    "column that does not cut across it (partition.name = column), or leave it out"
+                    f"{where} varies within {label(client, names_by_id)}: {values[0]!r} and "
+                    f"{values[1]!r}. Metadata has one value per client: partition the data by a "
+                    "column such that it does not vary (partition.name = column), or leave it out"
                 )
-            known[column][client] = _text(values[0], where, label(client, called))
+            known[column][client] = _text(values[0], where, label(client, names_by_id))
     return known
 
 
 def label(client: int, names: Mapping[int, str]) -> str:
-    """A client in an error: its id, and its name if it has another.
+    """A client in an error message: its id, and its name if that is different.
 
     >>> label(0, {0: "rome"}), label(1, {1: "1"})
     ('client 0 (rome)', 'client 1')
@@ -126,12 +128,12 @@ def label(client: int, names: Mapping[int, str]) -> str:
 
 
 def _clients(keys: Sequence[str], names: Mapping[int, str]) -> list[int | None]:
-    """Who is meant by each key; a name that several clients have means none of them."""
-    times = Counter(names.values())
-    by_name = {name: i for i, name in names.items() if name and times[name] == 1}
+    """The client of each key; None if it is unknown or the name of several clients."""
+    counts = Counter(names.values())
+    by_name = {name: i for i, name in names.items() if name and counts[name] == 1}
     by_id = {str(i): i for i in names}
-    # A name may be a number that is another client's id: what is all ids, and not all names, is
-    # meant as ids.
+    # A client's name may be a number that is another client's id: if all keys are ids, but not all
+    # are names, they are ids.
     if all(key in by_id for key in keys) and not all(key in by_name for key in keys):
         return [by_id[key] for key in keys]
     return [by_name.get(key, by_id.get(key)) for key in keys]
@@ -140,52 +142,52 @@ def _clients(keys: Sequence[str], names: Mapping[int, str]) -> list[int | None]:
 def _problems(
     keys: Sequence[Any], clients: Sequence[int | None], names: Mapping[int, str]
 ) -> list[str]:
-    times = Counter(c for c in clients if c is not None)
-    missing = [label(c, names) for c in sorted(names) if c not in times]
-    strangers = [f"'{k}'" for k, c in zip(keys, clients, strict=True) if c is None]
-    doubled = [label(c, names) for c, n in sorted(times.items()) if n > 1]
+    counts = Counter(c for c in clients if c is not None)
+    missing = [label(c, names) for c in sorted(names) if c not in counts]
+    unknown_keys = [f"'{k}'" for k, c in zip(keys, clients, strict=True) if c is None]
+    repeated = [label(c, names) for c, n in sorted(counts.items()) if n > 1]
     verb = {True: "is", False: "are"}
     return [
-        f"{_listed(who)} {verb[len(who) == 1]} {what}"
-        for who, what in (
+        f"{_listed(group)} {verb[len(group) == 1]} {problem}"
+        for group, problem in (
             (missing, "missing"),
-            (strangers, "not known as a client" if len(strangers) == 1 else "not known as clients"),
-            (doubled, "named more than once"),
+            (unknown_keys, "not a known client" if len(unknown_keys) == 1 else "not known clients"),
+            (repeated, "named more than once"),
         )
-        if who
+        if group
     ]
 
 
-def _listed(who: Sequence[str]) -> str:
-    more = f" and {len(who) - _LISTED} more" if len(who) > _LISTED else ""
-    return ", ".join(who[:_LISTED]) + more
+def _listed(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + rest
 
 
-def _text(value: Any, where: str, who: str) -> str:
+def _text(value: Any, where: str, client: str) -> str:
     if isinstance(value, str) and value.strip():
         return value.strip()
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return str(int(value))
-    raise ConfigError(f"{where}: the value {value!r} of {who} must be a text or a whole number")
+    raise ConfigError(f"{where}: the value {value!r} of {client} must be a text or a whole number")
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
 class _Table(dict[str, Any]):
-    """A JSON object that remembers which keys it had more than once."""
+    """A JSON object that records its repeated keys."""
 
     def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
         listed = list(pairs)
         super().__init__(listed)
-        self.doubled = _twice([key for key, _ in listed])
+        self.repeated = _duplicates([key for key, _ in listed])
 
 
 def read_groups(path: Path) -> dict[str, str]:
-    """A group for each client, from a JSON or a CSV file.
+    """Read a group for each client from a JSON or a CSV file.
 
-    JSON holds ``{"groups": {client: group}}``, whose other keys are ignored, or the inner object
-    alone; CSV (or TSV) has the columns ``client`` and ``group``.
+    A JSON file contains ``{"groups": {client: group}}``, whose other keys are ignored, or just the
+    inner object; a CSV (or TSV) file has the columns ``client`` and ``group``.
     """
     content = _content(path)
     if not _is_json(path, content):
@@ -201,17 +203,19 @@ def read_groups(path: Path) -> dict[str, str]:
 
 
 def read_metadata(path: Path) -> dict[str, dict[str, str]]:
-    """Columns of metadata, from a JSON or a CSV file.
+    """Read columns of metadata from a JSON or a CSV file.
 
-    JSON holds ``{column: {client: value}}``; CSV (or TSV) has a row for each client and the column
-    ``client`` beside the others.
+    A JSON file contains ``{column: {client: value}}``; a CSV (or TSV) file has a row for each
+    client, and a column ``client`` besides the others.
     """
     content = _content(path)
     if not _is_json(path, content):
         return _columns_of(path, content)
     table = _parsed(path, content)
-    if table.doubled:
-        raise ConfigError(f"{path}: two columns are named '{table.doubled[0]}'; give each its own")
+    if table.repeated:
+        raise ConfigError(
+            f"{path}: two columns are named '{table.repeated[0]}'; names must be unique"
+        )
     for column, values in table.items():
         if not isinstance(values, _Table):
             raise DataError(f"{path}: column '{column}' must be an object of clients and values")
@@ -244,8 +248,8 @@ def _parsed(path: Path, content: str) -> _Table:
 
 
 def _values(path: Path, table: _Table) -> dict[str, str]:
-    if table.doubled:
-        raise _named_twice(path, table.doubled)
+    if table.repeated:
+        raise _named_twice(path, table.repeated)
     return {key: _text(value, str(path), f"client '{key}'") for key, value in table.items()}
 
 
@@ -257,8 +261,8 @@ def _columns_of(path: Path, content: str) -> dict[str, dict[str, str]]:
             f"{path}: there is no column 'client'; its header line must name it, as in client,group"
         )
     clients = [text.strip() for text in sheet.texts("client")]
-    if doubled := _twice(clients):
-        raise _named_twice(path, doubled)
+    if repeated := _duplicates(clients):
+        raise _named_twice(path, repeated)
     return {
         column: {
             client: _text(value, f"{path}, line {line}, column '{column}'", f"client '{client}'")
@@ -269,11 +273,11 @@ def _columns_of(path: Path, content: str) -> dict[str, dict[str, str]]:
     }
 
 
-def _twice(keys: Iterable[str]) -> list[str]:
-    return [key for key, times in Counter(keys).items() if times > 1]
+def _duplicates(keys: Iterable[str]) -> list[str]:
+    return [key for key, count in Counter(keys).items() if count > 1]
 
 
-def _named_twice(path: Path, doubled: Sequence[str]) -> ConfigError:
-    who = _listed([f"'{key}'" for key in doubled])
-    verb = "is" if len(doubled) == 1 else "are"
-    return ConfigError(f"{path}: {who} {verb} named more than once; name each client once")
+def _named_twice(path: Path, repeated: Sequence[str]) -> ConfigError:
+    clients = _listed([f"'{key}'" for key in repeated])
+    verb = "is" if len(repeated) == 1 else "are"
+    return ConfigError(f"{path}: {clients} {verb} named more than once; name each client once")

@@ -1,4 +1,4 @@
-"""Made-up data: samples of a mixture of Gaussians, for which no file is needed."""
+"""Synthetic data: samples from a mixture of Gaussians."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.registry import SETS
 def spread_means(
     random: np.random.Generator, components: int, dimensions: int, separation: float
 ) -> Array:
-    """Gaussian means, scaled so that the closest two are ``separation`` apart."""
+    """Random means, scaled such that the closest two are ``separation`` apart."""
     from scipy.spatial.distance import pdist
 
     means = random.standard_normal((components, dimensions))
@@ -31,9 +31,9 @@ def mixture(
     samples: int = 12_000,
     seed: int = 0,
 ) -> RawData:
-    """Samples of as many Gaussians as there are classes, of deviation 1; no file needed.
+    """Samples from a mixture of Gaussians with standard deviation 1, one per class; no file needed.
 
-    The closest two means are ``separation`` apart; all components have about equally many samples.
+    The closest two means are ``separation`` apart; components have about equal numbers of samples.
 
     >>> raw = mixture(components=3, dimensions=2, samples=7)
     >>> raw.x.shape, raw.y.tolist()

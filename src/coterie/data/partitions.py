@@ -1,9 +1,9 @@
-"""How the samples of a set are dealt to clients.
+"""Partitions: how the samples of a data set are divided among clients.
 
-Every partition returns sorted, disjoint index arrays, one a client. ``iid``, ``dirichlet``,
-``shards``, ``quantity`` and ``column`` are complete: every sample goes to somebody. ``label-skew``
-deals all samples of those labels that somebody holds; ``primary-secondary`` as many as its equal
-sizes and class shares allow.
+Every partition returns sorted, disjoint index arrays, one per client. ``iid``, ``dirichlet``,
+``shards``, ``quantity`` and ``column`` are complete: every sample is assigned to a client.
+``label-skew`` assigns all samples of the labels that any client has, and ``primary-secondary`` as
+many as its equal sizes and class shares permit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DRAWS = 100
 
 @dataclass(frozen=True)
 class Partition:
-    """Which samples each client holds; the clients' true groups and names where there are any."""
+    """The samples of each client, and the clients' true groups and names, if there are any."""
 
     indices: list[Array]
     groups: tuple[int, ...] | None = None
@@ -47,7 +47,7 @@ class Partition:
 
 @PARTITIONS.register("iid")
 def iid(labels: Array, clients: int, seed: int) -> Partition:
-    """Shuffle and deal in sizes that differ by at most one. Complete.
+    """Shuffle, and divide into parts whose sizes differ by at most one. Complete.
 
     >>> [len(held) for held in iid(np.zeros(10), 3, seed=0).indices]
     [4, 3, 3]
@@ -63,8 +63,8 @@ def dirichlet(
 ) -> Partition:
     """Each class is divided among the clients in proportions drawn from Dirichlet(alpha). Complete.
 
-    The scheme of Yurochkin et al. (2019) and Hsu et al. (2019), without their rejection loop: a
-    client left below ``min_samples`` gets random samples of whoever is largest at that moment.
+    The scheme of Yurochkin et al. (2019) and Hsu et al. (2019), but instead of drawing again, a
+    client with fewer than ``min_samples`` gets random samples of the currently largest client.
 
     >>> held = dirichlet(np.repeat([0, 1], 50), 4, seed=0, alpha=0.1).indices
     >>> sum(len(h) for h in held), min(len(h) for h in held)
@@ -86,12 +86,12 @@ def dirichlet(
 def label_skew(
     labels: Array, clients: int, seed: int, fraction: float = 0.2, groups: int | None = None
 ) -> Partition:
-    """Each client holds a few labels only; a label's samples are shared equally by its holders.
+    """Each client has only a few labels; a label's samples are divided equally among its holders.
 
-    A client is given round(fraction * classes) labels at random, at least one, such that every
-    label has a holder if the clients can hold them all; labels without a holder are left out.
-    With ``groups`` there are that many different label sets, and client i has the set i % groups:
-    its true group. As in FedClust and NIID-bench.
+    Each client gets round(fraction * classes) random labels, at least one, such that every label
+    has a holder if that is possible; labels without a holder are left out. With ``groups``, there
+    are that many different label sets, and client i has the set i % groups, its true group. As in
+    FedClust and NIID-bench.
 
     >>> y = np.repeat(np.arange(10), 20)
     >>> [np.unique(y[held]).size for held in label_skew(y, 5, seed=0, fraction=0.2).indices]
@@ -111,8 +111,8 @@ def label_skew(
         sets = distinct_label_sets(len(present), per_client, groups, rng)
         assigned = [sets[client % groups] for client in range(clients)]
     held: list[list[int]] = [[] for _ in range(clients)]
-    for place, label in enumerate(present):
-        holders = [client for client in range(clients) if place in assigned[client]]
+    for number, label in enumerate(present):
+        holders = [client for client in range(clients) if number in assigned[client]]
         if holders:
             members = rng.permutation(np.flatnonzero(labels == label))
             for client, part in zip(holders, np.array_split(members, len(holders)), strict=True):
@@ -123,9 +123,9 @@ def label_skew(
 
 @PARTITIONS.register("shards")
 def shards(labels: Array, clients: int, seed: int, per_client: int = 2) -> Partition:
-    """Sort by label, cut into equal shards, deal ``per_client`` random ones to each. Complete.
+    """Sort by label, cut into equal shards, and give each client ``per_client`` of them. Complete.
 
-    McMahan et al. (2017). A shard holds one class, or two where a class ends within it.
+    McMahan et al. (2017). A shard has one class, or two if a class ends within it.
 
     >>> [len(held) for held in shards(np.repeat([0, 1], 20), 4, seed=0).indices]
     [10, 10, 10, 10]
@@ -137,8 +137,8 @@ def shards(labels: Array, clients: int, seed: int, per_client: int = 2) -> Parti
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     pieces = np.array_split(by_label, clients * per_client)
-    dealt = rng.permutation(len(pieces)).reshape(clients, per_client)
-    return Partition([np.sort(np.concatenate([pieces[i] for i in hand])) for hand in dealt])
+    hands = rng.permutation(len(pieces)).reshape(clients, per_client)
+    return Partition([np.sort(np.concatenate([pieces[i] for i in hand])) for hand in hands])
 
 
 @PARTITIONS.register("primary-secondary")
@@ -150,14 +150,14 @@ def primary_secondary(
     balanced: bool = False,
     level: str | None = None,
 ) -> Partition:
-    """Equal sizes; one class makes up 40-60 % of a client's data, another 20-40 %.
+    """Equal sizes; one class makes up 40-60 % of a client's data, another one 20-40 %.
 
-    The rest is spread evenly over the other classes (DC-PFL's set-up). ``size`` is the number of
-    samples of each client; without it the largest that the classes allow. As in the paper each
-    client draws its two classes at random; ``balanced=True`` deals them out in turn instead, so
+    The rest is spread evenly over the other classes, as in DC-PFL. ``size`` is the number of
+    samples of each client, by default the largest that the classes permit. As in the paper, each
+    client's two classes are random; with ``balanced=True`` they are assigned in turn instead, so
     that no class runs out early and more of the data is used. ``level``, "low", "mid" or "high",
-    draws 100 such partitions and takes the first whose mean pairwise divergence of labels (see
-    ``pairwise_kl``) lies in that third of the range that they span, as in the paper's tables.
+    draws 100 such partitions, and takes the first whose mean pairwise divergence of labels (see
+    ``pairwise_kl``) is in that third of their range, as in the tables of the paper.
 
     >>> y = np.repeat(np.arange(10), 100)
     >>> held = primary_secondary(y, 5, seed=0, size=50).indices
@@ -173,17 +173,17 @@ def primary_secondary(
         )
     supply = np.array([np.count_nonzero(labels == label) for label in present])
 
-    def draw(number: int) -> tuple[Array, np.random.Generator]:
-        stream = "primary-secondary" + (f" {number}" if number else "")
+    def draw(draw_number: int) -> tuple[Array, np.random.Generator]:
+        stream = "primary-secondary" + (f" {draw_number}" if draw_number else "")
         rng = partition_generator(seed, stream)
         tastes = _draw_tastes(clients, len(present), balanced, rng)
         return _counts_at(_feasible_size(tastes, supply, size), tastes), rng
 
     counts, rng = draw(0) if level is None else _draw_at(level, draw)
     held: list[list[int]] = [[] for _ in range(clients)]
-    for place, label in enumerate(present):
+    for number, label in enumerate(present):
         members = rng.permutation(np.flatnonzero(labels == label))
-        for client, part in enumerate(np.split(members, np.cumsum(counts[:, place]))[:clients]):
+        for client, part in enumerate(np.split(members, np.cumsum(counts[:, number]))[:clients]):
             held[client].extend(part.tolist())
     return Partition(as_sorted_arrays(held))
 
@@ -191,21 +191,21 @@ def primary_secondary(
 def _draw_at(
     level: str, draw: Callable[[int], tuple[Array, np.random.Generator]]
 ) -> tuple[Array, np.random.Generator]:
-    """The first of ``DRAWS`` draws whose divergence lies in the third of their range asked for."""
+    """The first of ``DRAWS`` draws whose divergence is in the requested third of their range."""
     if level not in LEVELS:
         raise ConfigError(unknown("level of primary-secondary", level, LEVELS))
-    drawn = [draw(number) for number in range(DRAWS)]
-    inside = np.flatnonzero(thirds([pairwise_kl(counts) for counts, _ in drawn]) == level)
-    if not len(inside):
+    draws = [draw(number) for number in range(DRAWS)]
+    matching = np.flatnonzero(thirds([pairwise_kl(counts) for counts, _ in draws]) == level)
+    if not len(matching):
         raise DataError(
             f"primary-secondary: none of {DRAWS} draws has the level '{level}'; change clients or "
             "the seed"
         )
-    return drawn[int(inside[0])]
+    return draws[int(matching[0])]
 
 
 def thirds(values: Sequence[float]) -> Array:
-    """For each value, in which third of the range of them all it lies.
+    """The third of the range of all values that each value is in.
 
     >>> thirds([0.0, 1.0, 0.4, 0.3]).tolist()
     ['low', 'high', 'mid', 'low']
@@ -217,7 +217,7 @@ def thirds(values: Sequence[float]) -> Array:
 
 @dataclass(frozen=True)
 class _Tastes:
-    """What each client wants: classes, best liked first, and the share of the first two."""
+    """Each client's ranking of the classes, and the shares of the first two."""
 
     order: Array
     primary_share: Array
@@ -226,8 +226,8 @@ class _Tastes:
 
 def _draw_tastes(clients: int, classes: int, balanced: bool, rng: np.random.Generator) -> _Tastes:
     if balanced:
-        # Within each block of as many clients as classes, every class is primary once and
-        # secondary once.
+        # In each block of as many clients as classes, every class is primary once and secondary
+        # once.
         deck = rng.permutation(classes)
         order = np.stack([np.roll(deck, -(i % classes)) for i in range(clients)])
         for start in range(0, clients, classes):
@@ -240,7 +240,7 @@ def _draw_tastes(clients: int, classes: int, balanced: bool, rng: np.random.Gene
 
 
 def _counts_at(size: int, tastes: _Tastes) -> Array:
-    """(clients x classes) samples wanted at ``size`` a client; shares stay in their ranges."""
+    """The samples of each client and class for ``size`` per client, with shares in their ranges."""
 
     def within(share: Array, low: int, high: int) -> Array:
         tenths_up, tenths_down = -(-low * size // 10), high * size // 10
@@ -250,34 +250,34 @@ def _counts_at(size: int, tastes: _Tastes) -> Array:
     clients, classes = tastes.order.shape
     primary = within(tastes.primary_share, 4, 6)
     secondary = within(tastes.secondary_share, 2, 4)
-    each, extra = np.divmod(size - primary - secondary, classes - 2)
-    liked = np.empty((clients, classes), np.int64)
-    liked[:, 0] = primary
-    liked[:, 1] = secondary
-    liked[:, 2:] = each[:, None] + (np.arange(classes - 2) < extra[:, None])
-    counts = np.empty_like(liked)
-    np.put_along_axis(counts, tastes.order, liked, axis=1)
+    rest, extra = np.divmod(size - primary - secondary, classes - 2)
+    by_rank = np.empty((clients, classes), np.int64)
+    by_rank[:, 0] = primary
+    by_rank[:, 1] = secondary
+    by_rank[:, 2:] = rest[:, None] + (np.arange(classes - 2) < extra[:, None])
+    counts = np.empty_like(by_rank)
+    np.put_along_axis(counts, tastes.order, by_rank, axis=1)
     return counts
 
 
-def _feasible_size(tastes: _Tastes, supply: Array, wanted: int | None) -> int:
-    """The size asked for, or the largest at which no class runs out."""
+def _feasible_size(tastes: _Tastes, supply: Array, requested: int | None) -> int:
+    """The requested size, or the largest one for which no class runs out."""
     clients, classes = tastes.order.shape
-    demand = _counts_at(1000, tastes).sum(axis=0) / 1000  # samples of a class per unit of size
+    demand = _counts_at(1000, tastes).sum(axis=0) / 1000  # samples of each class per unit of size
     estimate = int((supply / np.maximum(demand, 1e-9)).min())
-    # Rounding can make a slightly larger size possible than the proportions say.
+    # Because of rounding, a slightly larger size may be possible.
     largest = min(int(supply.sum()) // clients, estimate + classes + 10)
-    # Below 4 no whole number of samples lies within 40-60 %.
+    # Below 4, no whole number of samples is within 40-60 %.
     while largest >= 4 and (_counts_at(largest, tastes).sum(axis=0) > supply).any():
         largest -= 1
-    if largest < 4 or (wanted is not None and not 4 <= wanted <= largest):
+    if largest < 4 or (requested is not None and not 4 <= requested <= largest):
         raise DataError(
             f"primary-secondary: {clients} clients of "
-            f"{'at least 4' if wanted is None else wanted} samples each, but the classes allow "
-            f"{max(largest, 0)} at most and each client needs 4 at least; change size, use fewer "
-            "clients or more samples"
+            f"{'at least 4' if requested is None else requested} samples each, but the classes "
+            f"permit at most {max(largest, 0)} and each client needs at least 4; change size, use "
+            "fewer clients or more samples"
         )
-    return largest if wanted is None else wanted
+    return largest if requested is None else requested
 
 
 @PARTITIONS.register("quantity")
@@ -290,9 +290,9 @@ def quantity(
     exponent: float = 1.0,
     min_samples: int = 10,
 ) -> Partition:
-    """Labels alike, sizes not: Dirichlet(alpha), or a power law rank**-exponent. Complete.
+    """Equal labels, different sizes: Dirichlet(alpha), or a power law rank**-exponent. Complete.
 
-    A client left below ``min_samples`` gets samples of whoever is largest.
+    A client with fewer than ``min_samples`` gets samples of the currently largest client.
 
     >>> held = quantity(np.zeros(60, int), 3, seed=0, law="power", min_samples=1).indices
     >>> sorted(len(h) for h in held)
@@ -318,8 +318,8 @@ def quantity(
 def column(labels: Array, clients: int | None, seed: int, by: Array) -> Partition:
     """One client for each value of a column of the user's data (a hospital, a writer). Complete.
 
-    ``by`` is the column's value of every sample; clients come in the order of the sorted values
-    and are named after them. ``clients`` may be None or 0: as many as there are values.
+    ``by`` has the column's value for every sample; clients are in the order of the sorted values
+    and named after them. ``clients`` may be None or 0, for the number of values.
 
     >>> column(np.zeros(3), None, 0, by=np.array(["b", "a", "b"])).names
     ('a', 'b')

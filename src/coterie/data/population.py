@@ -1,7 +1,7 @@
-"""A population: every client's data, held once.
+"""Populations: the data of all clients, stored once.
 
-All clients' samples lie in one tensor, in the order client 0 train, val, test, client 1 train, ...
-What a client holds are views of it, so a thousand clients cost no more memory than their data.
+All samples are in one tensor, in the order client 0 train, val, test, client 1 train, ... Clients'
+splits are views of it, so that a thousand clients need no more memory than their data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Split:
-    """Samples and their labels (or regression targets), of the same length.
+    """Samples with their labels or regression targets.
 
     ``x`` holds uint8 images (N,C,H,W), float32 tables (N,F) or int64 token ids (N,L); ``y`` holds
     int64 labels (N,), or float32 targets (N,) or (N,k).
@@ -43,13 +43,14 @@ class ClientData:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients' data and what a model needs to know of it.
+    """The data of all clients, and what a model needs to know about it.
 
-    ``kind`` is "image", "table" or "text"; ``shape`` that of one sample. ``classes`` are the class
-    names, None for regression; ``targets`` the number of a model's outputs. ``groups`` is the true
-    hidden group of each client, when the scenario has any; ``public`` unlabelled samples.
-    ``mean`` and ``std`` are what a table was standardised by, ``features`` its columns' names.
-    ``metadata`` are columns with a value for each client, such as its site, by client id.
+    ``kind`` is "image", "table" or "text", and ``shape`` the shape of a sample. ``classes`` are the
+    class names, or None for regression, and ``targets`` is the number of a model's outputs.
+    ``groups`` is the true hidden group of each client, if the scenario has groups; ``public`` are
+    unlabelled samples. ``mean`` and ``std`` are those used to standardise a table, and ``features``
+    its column names. ``metadata`` has columns with a value for each client, such as its site, by
+    client id.
     """
 
     clients: tuple[ClientData, ...]
@@ -66,9 +67,9 @@ class Population:
     metadata: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def share(self) -> None:
-        """Move all storage to shared memory, so that worker processes use one copy of it.
+        """Move all data to shared memory, so that worker processes use a single copy.
 
-        Views of one tensor share its storage: moving one of them moves all.
+        Views of a tensor share its storage, so moving one of them moves all.
         """
         for tensor in self._tensors():
             if tensor.numel():
@@ -86,7 +87,7 @@ class Population:
 def cut_into_clients(
     x: Tensor, y: Tensor, sizes: Sequence[tuple[int, int, int]], names: Sequence[str]
 ) -> tuple[ClientData, ...]:
-    """Views of ``x`` and ``y``, which hold client after client, each as train, val, test.
+    """Cut ``x`` and ``y`` into clients, as views: client by client, each as train, val, test.
 
     >>> import torch
     >>> clients = cut_into_clients(torch.arange(6), torch.arange(6), [(2, 0, 1), (1, 1, 1)], "ab")

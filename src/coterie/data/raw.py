@@ -1,4 +1,4 @@
-"""A data set before it is divided among clients, and the checks that every array passes."""
+"""Data sets before they are divided among clients, and the checks of their arrays."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Array = NDArray[Any]
 Samples = Array | list[str]
 ClassNames = tuple[str, ...]
 
-# More classes than this in integer labels are taken for a mistake: ids, or regression targets.
+# More classes than this are taken for a mistake: the labels are ids or regression targets.
 MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
 class RawData:
-    """A whole data set: samples, labels, what they are, and what came with them.
+    """A complete data set: samples, labels, and a description of them.
 
-    ``x`` holds uint8 (or float32) images (N,C,H,W), a float32 table (N,F) or a list of texts; ``y``
-    int64 labels, or float32 targets when ``classes`` is None. ``held_out`` is the official test
-    part; ``columns`` are the other columns of the user's file, one value a sample.
+    ``x`` are uint8 (or float32) images (N,C,H,W), a float32 table (N,F) or a list of texts; ``y``
+    are int64 labels, or float32 targets if ``classes`` is None. ``held_out`` is the official test
+    part, ``columns`` are further columns of the user's file with a value for each sample, and
     ``features`` are the names of a table's columns.
     """
 
@@ -42,7 +42,7 @@ class RawData:
 
 
 def check_finite(values: Array, where: str) -> None:
-    """Refuse NaN and infinity, naming the first row and column (counted from 0)."""
+    """Raise an error at NaN or infinity, with the first row and column (counted from 0)."""
     if values.dtype.kind != "f":
         return
     finite = np.isfinite(values)
@@ -59,9 +59,9 @@ def check_finite(values: Array, where: str) -> None:
 
 
 def same_length(x: Samples, y: Array, where: str) -> None:
-    """Refuse samples without labels, labels without samples, and nothing at all."""
+    """Raise an error if samples and labels differ in number, or if there are none."""
     if len(x) != len(y):
-        raise DataError(f"{where}: {len(x)} samples but {len(y)} labels; they must be as many")
+        raise DataError(f"{where}: {len(x)} samples but {len(y)} labels; the numbers must be equal")
     if len(y) == 0:
         raise DataError(f"{where}: there are no samples in it")
 
@@ -69,7 +69,7 @@ def same_length(x: Samples, y: Array, where: str) -> None:
 def as_samples(
     values: Array, where: str, channels: str = "auto", kind: str | None = None
 ) -> tuple[Array, str]:
-    """Bring an array into one of the forms of ``RawData.x``; also says which kind it is.
+    """Convert an array to one of the forms of ``RawData.x``, and return it with its kind.
 
     >>> x, kind = as_samples(np.zeros((5, 8, 8, 3), np.uint8), "x")
     >>> x.shape, kind
@@ -80,7 +80,7 @@ def as_samples(
     if kind == "text":
         return _as_tokens(values, where), "text"
     if values.ndim == 2:
-        with np.errstate(over="ignore"):  # the check below says which value is too large
+        with np.errstate(over="ignore"):  # the check below reports values that are too large
             table = np.asarray(values, dtype=np.float32)
         check_finite(table, where)
         return table, "table"
@@ -113,14 +113,14 @@ def _pixels(values: Array, where: str) -> Array:
         return floats
     if values.size and (values.min() < 0 or values.max() > 255):
         raise DataError(
-            f"{where}: whole-number pixels must lie in 0..255, these reach from {values.min()} to "
-            f"{values.max()}; scale them, or store them as floats"
+            f"{where}: whole-number pixels must lie in 0..255, but these range from {values.min()} "
+            f"to {values.max()}; scale them, or store them as floats"
         )
     return values.astype(np.uint8)
 
 
 def _channels_first(images: Array, where: str, channels: str) -> Array:
-    """(N,H,W) and (N,H,W,C) become (N,C,H,W); of two possible readings the first axis wins."""
+    """Convert (N,H,W) and (N,H,W,C) to (N,C,H,W); if ambiguous, the channels come first."""
     if channels not in ("auto", "first", "last"):
         raise ConfigError(f"channels = {channels!r}: choose 'auto', 'first' or 'last'")
     if images.ndim == 3:
@@ -141,9 +141,9 @@ def _channels_first(images: Array, where: str, channels: str) -> Array:
 def encode_targets(
     parts: Sequence[tuple[Array, str]], classes: int | Sequence[str] | None = None
 ) -> tuple[list[Array], ClassNames | None]:
-    """Labels of several parts (train and test, or clients) as int64 with common class names.
+    """Encode labels of several parts (train and test, or clients) with common class names.
 
-    Whole numbers are labels 0..max; texts become the place of their name among the sorted names;
+    Whole numbers are labels 0..max, texts become their position among the sorted class names, and
     floats are regression targets. ``classes`` declares the number of classes or their names.
 
     >>> encode_targets([(np.array(["cat", "ape", "cat"]), "y")])
@@ -195,9 +195,9 @@ def _declared(classes: int | Sequence[str]) -> ClassNames:
 def _encode_names(
     parts: Sequence[tuple[Array, str]], classes: int | Sequence[str] | None
 ) -> tuple[list[Array], ClassNames]:
-    found = sorted({str(name) for values, _ in parts for name in np.unique(values.astype(str))})
+    labels = sorted({str(name) for values, _ in parts for name in np.unique(values.astype(str))})
     if classes is None or isinstance(classes, int):
-        names = tuple(_by_number_if_possible(found))
+        names = tuple(_by_number_if_possible(labels))
         if classes is not None and len(names) > classes:
             raise DataError(
                 f"{parts[0][1]}: {len(names)} different labels, but classes = {classes} declares "
@@ -205,22 +205,22 @@ def _encode_names(
             )
     else:
         names = _declared(classes)
-    place = {name: i for i, name in enumerate(names)}
+    number = {name: i for i, name in enumerate(names)}
     encoded = []
     for values, where in parts:
         texts = [str(v) for v in values.astype(str)]
         for row, text in enumerate(texts):
-            if text not in place:
+            if text not in number:
                 raise DataError(
                     f"{where}: the label '{text}' at row {row} (counted from 0) is not among the "
                     f"declared classes {list(names)}"
                 )
-        encoded.append(np.array([place[text] for text in texts], dtype=np.int64))
+        encoded.append(np.array([number[text] for text in texts], dtype=np.int64))
     return encoded, names
 
 
 def _by_number_if_possible(names: list[str]) -> list[str]:
-    """'2' comes before '10' when all names are numbers."""
+    """Sort '2' before '10' if all names are numbers."""
     try:
         return sorted(names, key=float)
     except ValueError:

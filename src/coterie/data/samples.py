@@ -1,4 +1,4 @@
-"""Samples of the kind that a population holds, from a file: to predict, or a newcomer's own."""
+"""Samples from files in the form of a population's: for predictions, or of a newcomer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ENDINGS = (".npy", ".npz", ".csv")
 
 
 def samples_like(path: Path, population: Population) -> Tensor:
-    """Samples as the population's own: read, checked, and prepared in the same way.
+    """Read samples from a file, and check and prepare them like those of the population.
 
-    An array in an .npy file, the array ``x`` of an .npz file, or the rows of a .csv file: features
-    by their names where these are known, texts in the column ``text``. Images may be (N,H,W),
-    (N,H,W,C) or (N,C,H,W). A table is standardised if the population was.
+    The file is an array in an .npy file, the array ``x`` of an .npz file, or the rows of a .csv
+    file, with features by name, if names are known, or texts in the column ``text``. Images may be
+    (N,H,W), (N,H,W,C) or (N,C,H,W). Tables are standardised if those of the population were.
     """
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise DataError(f"{path}: samples come in {', '.join(ENDINGS)} files")
+        raise DataError(f"{path}: samples must be in an {', '.join(ENDINGS)} file")
     if not path.is_file():
         raise DataError(f"there is no file {path}: correct the path")
     if ending == ".csv":
@@ -46,11 +46,11 @@ def labelled_like(
     text: str = "text",
     delimiter: str = ",",
 ) -> Split:
-    """Samples and their labels as the population's own: read, checked, prepared in the same way.
+    """Read labelled samples, and check and prepare them like those of the population.
 
-    Arrays ``x`` and ``y`` of an .npz file, ``x.npy`` and ``y.npy`` in a folder, or the rows of a
-    .csv file, labelled in the column ``label``. Labels are class names; whole numbers are the
-    places of the classes from 0, unless the classes' own names are numbers.
+    The path is an .npz file with arrays ``x`` and ``y``, a folder with ``x.npy`` and ``y.npy``, or
+    a .csv file with labels in the column ``label``. Labels are class names; whole numbers are the
+    numbers of the classes from 0, unless the names of the classes are numbers.
     """
     if not path.exists():
         raise DataError(f"there is no file or folder {path}: correct the path")
@@ -71,12 +71,14 @@ def _labelled_arrays(path: Path) -> tuple[Array, Array]:
     if path.is_dir():
         for name in ("x.npy", "y.npy"):
             if not (path / name).is_file():
-                raise DataError(f"{path}: there is no {name} in it; a folder has x.npy and y.npy")
+                raise DataError(
+                    f"{path}: there is no {name} in it; a folder must contain x.npy and y.npy"
+                )
         return read_npy(path / "x.npy"), read_npy(path / "y.npy")
     if path.suffix.lower() != ".npz":
         raise DataError(
-            f"{path}: labelled samples come in an .npz file with x and y, a .csv file, or a folder "
-            "with x.npy and y.npy"
+            f"{path}: labelled samples must be in an .npz file with x and y, a .csv file, or a "
+            "folder with x.npy and y.npy"
         )
     return _member(path, "x"), _member(path, "y")
 
@@ -89,15 +91,15 @@ def _sheet_targets(sheet: _Sheet, label: str, population: Population) -> Array:
 
 
 def _targets(values: Array, path: Path, population: Population) -> Array:
-    """Labels as places among the population's classes, or its kind of regression targets."""
+    """Labels as numbers of the population's classes, or regression targets of the same shape."""
     if population.classes is not None:
         if values.ndim != 1:
             raise DataError(f"{path}: labels must be one per sample, not of shape {values.shape}")
         return _labels(values, path, population.classes)
-    wanted = tuple(population.clients[0].train.y.shape[1:])
-    if values.dtype.kind not in "fiu" or values.shape[1:] != wanted:
+    shape = tuple(population.clients[0].train.y.shape[1:])
+    if values.dtype.kind not in "fiu" or values.shape[1:] != shape:
         raise DataError(
-            f"{path}: the run's targets are numbers of shape ({', '.join(['N', *map(str, wanted)])}"
+            f"{path}: the run's targets are numbers of shape ({', '.join(['N', *map(str, shape)])}"
             f"), these are {values.dtype} of shape {values.shape}"
         )
     return _finite_floats(values, path)
@@ -116,11 +118,11 @@ def _labels(values: Array, path: Path, classes: tuple[str, ...]) -> Array:
 
 
 def _places(texts: Sequence[str], classes: Sequence[str], where: Sequence[str]) -> Array:
-    place = {name: i for i, name in enumerate(classes)}
+    number = {name: i for i, name in enumerate(classes)}
     for text, row in zip(texts, where, strict=True):
-        if text not in place:
+        if text not in number:
             raise DataError(f"{row}: {unknown('label', text, classes)}")
-    return np.array([place[text] for text in texts], np.int64)
+    return np.array([number[text] for text in texts], np.int64)
 
 
 def _array(path: Path) -> Array:
@@ -149,15 +151,15 @@ def _prepared(values: Array, path: Path, population: Population) -> Array:
 
 
 def _misfit(values: Array, path: Path, population: Population) -> DataError:
-    wanted = ", ".join(["N", *(str(n) for n in population.shape)])
+    shape = ", ".join(["N", *(str(n) for n in population.shape)])
     return DataError(
-        f"{path}: an array of shape {values.shape}, but the run's samples make ({wanted}); "
-        "bring them into that shape"
+        f"{path}: an array of shape {values.shape}, but the run's samples have the "
+        f"shape ({shape}); convert them"
     )
 
 
 def _images(values: Array, path: Path, population: Population) -> Array:
-    """As (N, C, H, W) in the type of the training data."""
+    """Convert images to (N, C, H, W) with the type of the training data."""
     images = values
     if images.ndim == 3:
         images = images[:, None]
@@ -169,12 +171,13 @@ def _images(values: Array, path: Path, population: Population) -> Array:
         return _finite_floats(images, path)
     if images.dtype.kind == "f":
         raise DataError(
-            f"{path}: pixels are fractions, but the run's images hold whole numbers 0..255; "
-            "multiply by 255 and store them as uint8"
+            f"{path}: pixels are fractions, but the run's images have whole numbers 0..255; "
+            "multiply them by 255 and store them as uint8"
         )
     if images.size and (images.min() < 0 or images.max() > 255):
         raise DataError(
-            f"{path}: pixels must lie in 0..255, these reach from {images.min()} to {images.max()}"
+            f"{path}: pixels must lie in 0..255, but these range from {images.min()} to "
+            f"{images.max()}"
         )
     return images.astype(np.uint8)
 
@@ -200,7 +203,7 @@ def _table(values: Array, path: Path, population: Population) -> Array:
 
 
 def _finite_floats(values: Array, path: Path) -> Array:
-    with np.errstate(over="ignore"):  # the check says which value is too large
+    with np.errstate(over="ignore"):  # the check reports values that are too large
         floats = values.astype(np.float32)
     check_finite(floats, str(path))
     return floats
@@ -209,13 +212,13 @@ def _finite_floats(values: Array, path: Path) -> Array:
 def _from_sheet(
     sheet: _Sheet, population: Population, text: str = "text", label: str | None = None
 ) -> Array:
-    """The samples in a CSV file's rows; the column ``label`` is no feature."""
+    """The samples in the rows of a CSV file; the column ``label`` is not a feature."""
     path = sheet.path
     if population.kind == "image":
-        raise DataError(f"{path}: images come as arrays, in an .npy or .npz file")
+        raise DataError(f"{path}: images must be in an .npy or .npz file")
     if population.kind == "text":
         if population.vocabulary is None:
-            raise DataError(f"{path}: the run has no vocabulary to read texts with")
+            raise DataError(f"{path}: the run has no vocabulary to encode texts with")
         return encode(sheet.texts(text), population.vocabulary, population.shape[0])
     names = list(population.features or (c for c in sheet.columns if c != label))
     for name in names:
@@ -224,7 +227,7 @@ def _from_sheet(
     if (len(names),) != population.shape:
         raise DataError(
             f"{path}: {len(names)} columns ({', '.join(names[:8])}), but the run's data have "
-            f"{population.shape[0]} features; keep these only, in their order"
+            f"{population.shape[0]} features; keep only these, in the same order"
         )
     columns = [sheet.numbers(name) for name in names]
     return _table(np.stack(columns, axis=1), path, population)

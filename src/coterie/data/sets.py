@@ -1,4 +1,4 @@
-"""The data sets by name: the public ones, and the user's own files."""
+"""The named data sets: public ones and the user's own files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ EMNIST: dict[str, ClassNames] = {
 
 @SETS.register("digits")
 def digits(folder: Path | None = None) -> RawData:
-    """The 1,797 handwritten digits of 8x8 pixels that come with scikit-learn; no file needed."""
+    """The 1,797 handwritten digits of 8x8 pixels included in scikit-learn; no file needed."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -97,7 +97,7 @@ def emnist(
     cache: Where = None,
     mirror: str | None = None,
 ) -> RawData:
-    """Handwritten letters and digits, 28x28, in the official split of that name."""
+    """Handwritten letters and digits, 28x28, in one of the official splits."""
     if split not in EMNIST:
         raise ConfigError(unknown("EMNIST split", split, EMNIST))
     folders = places(folder, "emnist", ("EMNIST/raw", "raw", "gzip", "EMNIST/raw/gzip"))
@@ -152,7 +152,7 @@ def image_folder(
     size: int | tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> RawData:
-    """Images in train/<class>/ and, if there is one, test/<class>/; or a tar archive of these.
+    """Images in train/<class>/ and, optionally, test/<class>/; or a tar archive of these.
 
     ``folder`` is the root or the archive itself; ``file`` names one of them inside it.
     """
@@ -180,7 +180,7 @@ def npy(
     channels: str = "auto",
     classes: Classes = None,
 ) -> RawData:
-    """Two arrays in two files of a folder."""
+    """The samples and labels in two .npy files of a folder."""
     paths = [_one_file(folder, name, "npy", ".npy") for name in (x, y)]
     where = f"{paths[0]} and {paths[1]}"
     return raw_from_arrays([(read_npy(paths[0]), read_npy(paths[1]), where)], {}, channels, classes)
@@ -196,7 +196,7 @@ def csv_table(
     classes: Classes = None,
     delimiter: str = ",",
 ) -> RawData:
-    """A CSV table with a header: a label column, features, and columns kept aside."""
+    """A CSV table with a header: a label column, features, and columns that are no features."""
     path = _one_file(folder, file, "csv", ".csv")
     return read_csv(path, label, columns, target, classes, delimiter)
 
@@ -218,12 +218,12 @@ def text_csv(
 
 def _required(folder: Path | None, name: str) -> Path:
     if folder is None:
-        raise ConfigError(f"the data set '{name}' needs a folder: say where your files are")
+        raise ConfigError(f"the data set '{name}' needs a folder: set the folder of your files")
     return Path(folder)
 
 
 def _one_file(folder: Path | None, file: Where, name: str, ending: str) -> Path:
-    """The file itself, the named file in the folder, or the only one with the right ending."""
+    """The path of the file: the folder itself, ``file`` in it, or its only file with the ending."""
     if folder is None and file is not None:
         folder, file = Path(file).parent, Path(file).name
     root = _required(folder, name)
@@ -235,18 +235,20 @@ def _one_file(folder: Path | None, file: Where, name: str, ending: str) -> Path:
         if path is None:
             raise DataError(f"there is no file {file} in {root}: correct file or folder")
         return path
-    for place in folders:
-        found = sorted(place.glob(f"*{ending}"))
-        if len(found) == 1:
-            return found[0]
-        if found:
-            listed = ", ".join(path.name for path in found[:5])
-            raise DataError(f"{place} holds {len(found)} {ending} files ({listed}): set file")
+    for directory in folders:
+        matches = sorted(directory.glob(f"*{ending}"))
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            listed = ", ".join(path.name for path in matches[:5])
+            raise DataError(
+                f"{directory} contains {len(matches)} {ending} files ({listed}): set file"
+            )
     raise DataError(f"there is no {ending} file in {root}: correct folder or set file")
 
 
 def load(name: str, folder: str | Path | None = None, **params: Any) -> RawData:
-    """Load the data set of that name, from ``folder`` or, if it is a public one, its home.
+    """Load the named data set from ``folder``, or a public one from the Internet.
 
     >>> raw = load("digits")
     >>> raw.x.shape, raw.kind, len(raw.classes)

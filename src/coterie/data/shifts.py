@@ -1,7 +1,7 @@
-"""Shifts: hidden groups of clients whose data differ in what they look like or are called.
+"""Shifts: hidden groups of clients whose inputs or labels are transformed differently.
 
-A shift changes all of a client's data, train, validation and test alike, and never public data.
-A client's group is its index modulo ``groups``, unless the partition made as many groups itself.
+A shift changes all of a client's data (train, validation and test), but never public data. A
+client's group is its index modulo ``groups``, unless the partition has defined as many groups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coterie.seeds import numpy_generator, seed_for
 
 @dataclass(frozen=True)
 class Scene:
-    """What a shift may know: the kind of data, the number of classes, the seed and the client."""
+    """What a shift depends on: the kind of data, the number of classes, the seed and the client."""
 
     kind: str
     classes: int | None
@@ -32,7 +32,7 @@ class Scene:
 
 @SHIFTS.register("rotation")
 def rotation(x: Array, y: Array, group: int, scene: Scene, groups: int = 4) -> tuple[Array, Array]:
-    """Group g sees its images turned anticlockwise by g * 360 / groups degrees.
+    """Rotate the images of group g anticlockwise by g * 360 / groups degrees.
 
     Multiples of 90 degrees are exact; others are interpolated, with black corners.
 
@@ -41,16 +41,16 @@ def rotation(x: Array, y: Array, group: int, scene: Scene, groups: int = 4) -> t
     [[[[0, 0], [9, 0]]]]
     """
     if scene.kind != "image":
-        raise DataError(f"the shift 'rotation' is for images, this is {scene.kind} data")
+        raise DataError(f"the shift 'rotation' is for images, but this is {scene.kind} data")
     if group == 0:
         return x, y
-    quarters, left_over = divmod(4 * group, groups)
-    if (left_over or quarters % 2) and x.shape[2] != x.shape[3]:
+    quarters, remainder = divmod(4 * group, groups)
+    if (remainder or quarters % 2) and x.shape[2] != x.shape[3]:
         raise DataError(
-            f"the shift 'rotation' with groups = {groups} needs square images, these are "
-            f"{x.shape[2]}x{x.shape[3]}; use groups = 2 or resize them"
+            f"the shift 'rotation' with groups = {groups} needs square images, but these "
+            f"are {x.shape[2]}x{x.shape[3]}; use groups = 2 or resize them"
         )
-    if left_over == 0:
+    if remainder == 0:
         return np.rot90(x, quarters, axes=(2, 3)), y
     from scipy.ndimage import rotate
 
@@ -61,9 +61,11 @@ def rotation(x: Array, y: Array, group: int, scene: Scene, groups: int = 4) -> t
 def label_permutation(
     x: Array, y: Array, group: int, scene: Scene, groups: int = 4
 ) -> tuple[Array, Array]:
-    """Group g calls the classes by its own permutation of the labels; group 0 by the true one."""
+    """Permute the labels of each group differently; group 0 keeps the true labels."""
     if scene.classes is None:
-        raise DataError("the shift 'label-permutation' needs classes, this is a regression set")
+        raise DataError(
+            "the shift 'label-permutation' needs classes, but this is a regression data set"
+        )
     return x, group_permutations(scene.classes, groups, scene.seed)[group][y]
 
 
@@ -73,19 +75,19 @@ def group_permutations(classes: int, groups: int, seed: int) -> list[Array]:
     >>> [p.tolist() for p in group_permutations(2, 2, seed=0)]
     [[0, 1], [1, 0]]
     """
-    # Twelve classes already have more orders than anyone can have clients.
+    # Twelve classes already have more permutations than there can be clients.
     if groups > math.factorial(min(classes, 12)):
         raise DataError(
             f"the shift 'label-permutation' with groups = {groups}: {classes} classes have only "
-            f"{math.factorial(classes)} orders; lower groups"
+            f"{math.factorial(classes)} permutations; lower groups"
         )
     rng = numpy_generator(seed_for(seed, "shift", stream="label-permutation"))
     chosen = [np.arange(classes)]
-    seen = {tuple(range(classes))}
+    drawn = {tuple(range(classes))}
     while len(chosen) < groups:
         candidate = rng.permutation(classes)
-        if tuple(candidate.tolist()) not in seen:
-            seen.add(tuple(candidate.tolist()))
+        if tuple(candidate.tolist()) not in drawn:
+            drawn.add(tuple(candidate.tolist()))
             chosen.append(candidate)
     return chosen
 
@@ -94,30 +96,30 @@ def group_permutations(classes: int, groups: int, seed: int) -> list[Array]:
 def noise(
     x: Array, y: Array, group: int, scene: Scene, groups: int = 4, level: float = 0.1
 ) -> tuple[Array, Array]:
-    """Group g's features have Gaussian noise of standard deviation level * g.
+    """Add Gaussian noise with standard deviation level * g to the features of group g.
 
-    The unit is the full range of pixels for uint8 images, which are clipped to it, and the
-    data's own unit for floats: one standard deviation of a feature in a standardised table.
+    The unit is the range of pixels for uint8 images, which are clipped to it, and the unit of the
+    data for floats: for a standardised table, one standard deviation of a feature.
     """
     if scene.kind == "text":
-        raise DataError("the shift 'noise' is for images and tables, this is text data")
+        raise DataError("the shift 'noise' is for images and tables, but this is text data")
     check_positive("level", level)
     if group == 0:
         return x, y
     rng = numpy_generator(seed_for(scene.seed, "shift", client=scene.client, stream="noise"))
-    added = rng.standard_normal(x.shape, dtype=np.float32) * np.float32(level * group)
+    noise_values = rng.standard_normal(x.shape, dtype=np.float32) * np.float32(level * group)
     if x.dtype == np.uint8:
-        return np.rint(x + 255 * added).clip(0, 255).astype(np.uint8), y
-    return x + added, y
+        return np.rint(x + 255 * noise_values).clip(0, 255).astype(np.uint8), y
+    return x + noise_values, y
 
 
 def shift_groups(
     name: str,
     params: Mapping[str, Any],
     clients: int,
-    given: tuple[int, ...] | None,
+    partition_groups: tuple[int, ...] | None,
 ) -> tuple[int, ...]:
-    """Each client's group under that shift; ``given`` are the groups of the partition, if any.
+    """Each client's group under a shift, given the groups of the partition, if any.
 
     >>> shift_groups("rotation", {"groups": 2}, 5, None)
     (0, 1, 0, 1, 0)
@@ -127,9 +129,9 @@ def shift_groups(
     check_whole("groups", groups, 1)
     if groups > clients:
         raise DataError(
-            f"the shift '{name}' with groups = {groups} needs at least {groups} clients, there "
-            f"are {clients}: lower groups or raise clients"
+            f"the shift '{name}' with groups = {groups} needs at least {groups} clients, but "
+            f"there are {clients}: lower groups or raise clients"
         )
-    if given is not None and len(set(given)) == groups:
-        return given
+    if partition_groups is not None and len(set(partition_groups)) == groups:
+        return partition_groups
     return tuple(client % groups for client in range(clients))

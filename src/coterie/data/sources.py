@@ -1,7 +1,7 @@
-"""Where the public data sets live, and the checksums of their files.
+"""The addresses of the public data sets, and the checksums of their files.
 
-The MD5 values are those that torchvision publishes for the same files. MNIST's own home no longer
-serves its files; the address is that of PyTorch's copy.
+The MD5 checksums are those published by torchvision for the same files. The original site of MNIST
+no longer serves the files; the address is that of PyTorch's copy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """The address that a set's files lie under, and each file's checksum (``md5:...``)."""
+    """The base address of a data set's files, and each file's checksum (``md5:...``)."""
 
     base: str
     files: Mapping[str, str]

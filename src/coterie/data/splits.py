@@ -10,32 +10,32 @@ from coterie.seeds import numpy_generator, seed_for
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Refuse a fraction outside [0, 1)."""
+    """Raise an error if a fraction is outside [0, 1)."""
     if not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ConfigError(f"{name} = {value}: choose a number from 0 up to, not including, 1")
+        raise ConfigError(f"{name} = {value}: choose a number from 0 to below 1")
 
 
 def apportion(total: int, weights: Array) -> Array:
-    """Whole numbers that add up to ``total`` and are nearest to the weights' proportions.
+    """Distribute ``total`` as whole numbers in proportion to the weights.
 
-    Largest remainders: everybody gets the whole part of its share, what is left goes to the
-    largest fractions (the first one, when equal).
+    By the largest remainder method: shares are rounded down, and what is left goes to the largest
+    fractions (ties: to the first).
 
     >>> apportion(10, np.array([1.0, 1.0, 1.0])).tolist()
     [4, 3, 3]
     """
     exact = total * np.asarray(weights, dtype=np.float64) / np.sum(weights, dtype=np.float64)
     counts = np.floor(exact).astype(np.int64)
-    left = total - int(counts.sum())
+    remainder = total - int(counts.sum())
     order = np.argsort(-(exact - counts), kind="stable")
-    counts[order[:left]] += 1
+    counts[order[:remainder]] += 1
     return counts
 
 
 def split_sizes(samples: int, test_fraction: float, val_fraction: float) -> tuple[int, int, int]:
-    """How many of a client's samples go to train, val and test; train always gets one.
+    """The sizes of a client's train, val and test splits; train has at least one sample.
 
-    Two samples suffice for a test sample, three for a validation sample, if they are wanted.
+    With two samples, there is also a test sample, and with three a validation sample.
 
     >>> split_sizes(100, 0.2, 0.1), split_sizes(3, 0.2, 0.1), split_sizes(1, 0.2, 0.1)
     ((72, 8, 20), (1, 1, 1), (1, 0, 0))
@@ -43,20 +43,20 @@ def split_sizes(samples: int, test_fraction: float, val_fraction: float) -> tupl
     val_at_least = 1 if val_fraction > 0 and samples >= 3 else 0
     test = 0
     if test_fraction > 0 and samples >= 2:
-        wanted = int(samples * test_fraction + 0.5)
-        test = min(max(wanted, 1), samples - 1 - val_at_least)
-    rest = samples - test
-    val = min(max(int(rest * val_fraction + 0.5), val_at_least), rest - 1)
-    return rest - val, val, test
+        target = int(samples * test_fraction + 0.5)
+        test = min(max(target, 1), samples - 1 - val_at_least)
+    remaining = samples - test
+    val = min(max(int(remaining * val_fraction + 0.5), val_at_least), remaining - 1)
+    return remaining - val, val, test
 
 
 def split_client(
     labels: Array, test_fraction: float, val_fraction: float, seed: int, client: int
 ) -> tuple[Array, Array, Array]:
-    """A client's positions in train, val and test: sorted, disjoint, together all of them.
+    """Split a client's positions into train, val and test: sorted, disjoint and complete.
 
-    Float labels are regression targets, split at random; whole numbers are stratified. The random
-    stream belongs to this client alone, so other clients cannot change its splits.
+    Float labels are regression targets, which are split at random; integer labels are stratified.
+    The random stream is the client's own, so its splits do not depend on other clients.
 
     >>> train, val, test = split_client(np.repeat([0, 1], 50), 0.2, 0.1, seed=0, client=3)
     >>> len(train), len(val), len(test), int((test < 50).sum())
@@ -67,19 +67,19 @@ def split_client(
     rng = numpy_generator(seed_for(seed, "split", client=client))
     strata = np.zeros(len(labels), np.int64) if labels.dtype.kind == "f" else labels
     _, val_size, test_size = split_sizes(len(labels), test_fraction, val_fraction)
-    everything = np.arange(len(labels))
-    rest, test = _take_stratified(everything, strata, test_size, rng)
-    train, val = _take_stratified(rest, strata, val_size, rng)
+    positions = np.arange(len(labels))
+    remaining, test = _take_stratified(positions, strata, test_size, rng)
+    train, val = _take_stratified(remaining, strata, val_size, rng)
     return train, val, test
 
 
 def _take_stratified(
     positions: Array, strata: Array, size: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """(those left, those taken): ``size`` positions in the proportions of their strata."""
+    """Take ``size`` positions in proportion to the strata: (remaining, taken)."""
     if size == 0:
         return positions, positions[:0]
-    # Shuffling first makes equal remainders fall to a random class and picks random members.
+    # Shuffling first chooses random members, and a random class for equal remainders.
     shuffled = rng.permutation(positions)
     values, first, members = np.unique(
         strata[shuffled], return_index=True, return_inverse=True, return_counts=False
@@ -94,7 +94,7 @@ def _take_stratified(
 
 
 def _rank_within(members: Array, strata: int) -> Array:
-    """The place of each element among those of its own stratum."""
+    """The rank of each element within its stratum."""
     order = np.argsort(members, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(members, minlength=strata))[:-1]])
     rank = np.empty(len(members), np.int64)

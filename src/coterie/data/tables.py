@@ -18,7 +18,7 @@ Classes = int | Sequence[str] | None
 
 @dataclass(frozen=True)
 class _Sheet:
-    """A CSV file's columns as texts, and the line of the file that each row ends on."""
+    """The columns of a CSV file as texts, and the line of the file on which each row ends."""
 
     path: Path
     columns: dict[str, list[str]]
@@ -30,7 +30,7 @@ class _Sheet:
         return self.columns[name]
 
     def numbers(self, name: str) -> Array:
-        """A column as float32, or a complaint that names the line of the first bad value."""
+        """A column as float32; an error with the line of the first invalid value."""
         texts = self.texts(name)
         values = np.empty(len(texts), np.float32)
         for row, text in enumerate(texts):
@@ -39,9 +39,9 @@ class _Sheet:
                     values[row] = float(text)
             except ValueError:
                 raise self._bad(row, name, "is not a number") from None
-        bad = np.flatnonzero(~np.isfinite(values))
-        if bad.size:
-            raise self._bad(int(bad[0]), name, "is not a finite number")
+        invalid = np.flatnonzero(~np.isfinite(values))
+        if invalid.size:
+            raise self._bad(int(invalid[0]), name, "is not a finite number")
         return values
 
     def _bad(self, row: int, name: str, problem: str) -> DataError:
@@ -49,14 +49,14 @@ class _Sheet:
         shown = f"'{text}'" if text.strip() else "an empty field"
         return DataError(
             f"{self.path}, line {self.lines[row]}, column '{name}': {shown} {problem}; correct or "
-            f"remove the row, or list the column in columns if it is no feature"
+            f"remove the row, or list the column in columns if it is not a feature"
         )
 
 
 def read_sheet(path: Path, delimiter: str) -> _Sheet:
-    """A CSV file with a header line; what is wrong with it is said with its line."""
+    """Read a CSV file with a header line; errors give the line of the problem."""
     if not isinstance(delimiter, str) or len(delimiter) != 1:
-        raise ConfigError(f"delimiter = {delimiter!r}: give one character")
+        raise ConfigError(f"delimiter = {delimiter!r}: choose a single character")
     rows: list[list[str]] = []
     lines: list[int] = []
     try:
@@ -64,7 +64,7 @@ def read_sheet(path: Path, delimiter: str) -> _Sheet:
             reader = csv.reader(stream, delimiter=delimiter, strict=True)
             header = next(reader, None)
             for row in reader:
-                if row:  # a blank line is no row
+                if row:  # skip blank lines
                     rows.append(row)
                     lines.append(reader.line_num)
     except UnicodeDecodeError as error:
@@ -81,16 +81,16 @@ def read_sheet(path: Path, delimiter: str) -> _Sheet:
 
 
 def _check_rows(path: Path, header: list[str], rows: list[list[str]], lines: list[int]) -> None:
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise DataError(f"{path}: two columns are named '{twice[0]}'; give each its own name")
+    duplicates = sorted({name for name in header if header.count(name) > 1})
+    if duplicates:
+        raise DataError(f"{path}: two columns are named '{duplicates[0]}'; names must be unique")
     if not rows:
         raise DataError(f"{path}: there are no rows below the header")
     for row, line in zip(rows, lines, strict=True):
         if len(row) != len(header):
             raise DataError(
-                f"{path}, line {line}: {len(row)} fields where the header has {len(header)}; "
-                "correct the line (quote fields that hold the delimiter)"
+                f"{path}, line {line}: {len(row)} fields, but the header has {len(header)}; "
+                "correct the line (quote fields that contain the delimiter)"
             )
 
 
@@ -102,19 +102,21 @@ def read_csv(
     classes: Classes = None,
     delimiter: str = ",",
 ) -> RawData:
-    """A table with a header line. All columns but ``label`` and ``columns`` are features.
+    """Read a table with a header line. All columns except ``label`` and ``columns`` are features.
 
-    ``columns`` are kept aside, to divide the data by. ``target`` is "classes" (the label may be
-    text or numbers) or "regression".
+    ``columns`` are kept separately, for partitions and metadata. ``target`` is "classes" (with
+    texts or numbers as labels) or "regression".
     """
     sheet = read_sheet(path, delimiter)
-    kept = _kept_columns(sheet, label, columns)
-    features = [name for name in sheet.columns if name != label and name not in kept]
+    other_columns = _other_columns(sheet, label, columns)
+    features = [name for name in sheet.columns if name != label and name not in other_columns]
     if not features:
-        raise DataError(f"{path}: no column is left as a feature besides '{label}' and {columns}")
+        raise DataError(
+            f"{path}: there are no features besides the columns '{label}' and {columns}"
+        )
     x = np.stack([sheet.numbers(name) for name in features], axis=1)
     y, names = _csv_targets(sheet, label, target, classes)
-    return RawData(x, y, "table", names, columns=kept, features=tuple(features))
+    return RawData(x, y, "table", names, columns=other_columns, features=tuple(features))
 
 
 def read_text_csv(
@@ -125,16 +127,16 @@ def read_text_csv(
     classes: Classes = None,
     delimiter: str = ",",
 ) -> RawData:
-    """Texts with a label each, from two columns of a CSV file."""
+    """Read texts and their labels from two columns of a CSV file."""
     sheet = read_sheet(path, delimiter)
-    kept = _kept_columns(sheet, label, columns)
+    other_columns = _other_columns(sheet, label, columns)
     y, names = _csv_targets(sheet, label, "classes", classes)
-    return RawData(sheet.texts(text), y, "text", names, columns=kept)
+    return RawData(sheet.texts(text), y, "text", names, columns=other_columns)
 
 
-def _kept_columns(sheet: _Sheet, label: str, columns: Sequence[str]) -> dict[str, Array]:
+def _other_columns(sheet: _Sheet, label: str, columns: Sequence[str]) -> dict[str, Array]:
     if isinstance(columns, str):
-        raise ConfigError(f"columns = {columns!r}: give a list of names, like ['{columns}']")
+        raise ConfigError(f"columns = {columns!r}: use a list of names, as in ['{columns}']")
     sheet.texts(label)
     return {name: np.array(sheet.texts(name)) for name in columns}
 
@@ -163,13 +165,13 @@ def _csv_targets(
 
 
 def read_npz(path: Path, channels: str = "auto", classes: Classes = None) -> RawData:
-    """Arrays x and y of an .npz file, perhaps x_test and y_test; other 1-D arrays are columns."""
+    """Read x and y (and x_test and y_test) of an .npz file; other 1-D arrays are columns."""
     arrays = _npz_arrays(path)
     for name in ("x", "y"):
         if name not in arrays:
             raise DataError(f"{path}: there is no array '{name}' in it, only {sorted(arrays)}")
     if ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(f"{path}: x_test and y_test belong together, but only one of them is there")
+        raise DataError(f"{path}: x_test and y_test belong together, but there is only one of them")
     used = {"x", "y", "x_test", "y_test"}
     length = len(arrays["y"])
     columns = {
@@ -189,21 +191,21 @@ def _npz_arrays(path: Path) -> dict[str, Array]:
                 raise ValueError("a single array, not an archive of named ones")
             arrays = {name: archive[name] for name in archive.files}
             if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-                raise ValueError("not all of it are arrays")
+                raise ValueError("not all of its members are arrays")
             return arrays
-    except Exception as error:  # a broken archive can raise almost anything
+    except Exception as error:  # a damaged archive can raise almost any error
         raise damaged(path, error) from error
 
 
 def read_npy(path: Path) -> Array:
-    """One array; files that would need unpickling are refused."""
+    """Read an array; files that would need unpickling are an error."""
     try:
-        found = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise damaged(path, error) from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise damaged(path, "not a single array")
-    return found
+    return array
 
 
 def raw_from_arrays(
@@ -212,7 +214,7 @@ def raw_from_arrays(
     channels: str = "auto",
     classes: Classes = None,
 ) -> RawData:
-    """A set from (x, y, where) of its training part and, if there is one, its held-out part."""
+    """Create a data set from the (x, y, where) of its training part and any held-out part."""
     for x, y, where in parts:
         if x.ndim == 0 or y.ndim == 0:
             raise DataError(f"{where}: a single number is not a list of samples or labels")

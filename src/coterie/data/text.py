@@ -1,4 +1,4 @@
-"""Texts as rows of word numbers."""
+"""Encoding of texts as sequences of word numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words and single punctuation marks.
+    """Split a text into lower-case words and single punctuation marks.
 
     >>> words("Don't stop!")
     ['don', "'", 't', 'stop', '!']
@@ -25,9 +25,9 @@ def words(text: str) -> list[str]:
 
 
 def build_vocabulary(texts: Iterable[str], most: int) -> tuple[str, ...]:
-    """The padding and unknown marks, then the most frequent words, ``most`` entries in all.
+    """The tokens for padding and unknown words, then the most frequent words: ``most`` entries.
 
-    Words that are equally frequent come in alphabetical order.
+    Equally frequent words are in alphabetical order.
 
     >>> build_vocabulary(["b a b", "c"], most=4)
     ('<pad>', '<unknown>', 'b', 'a')
@@ -38,7 +38,7 @@ def build_vocabulary(texts: Iterable[str], most: int) -> tuple[str, ...]:
 
 
 def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> Array:
-    """Word numbers of shape (texts, length): cut at ``length``, or filled up with padding.
+    """Encode texts as word numbers of shape (texts, length), truncated or padded.
 
     >>> encode(["b d"], ("<pad>", "<unknown>", "b"), 3).tolist()
     [[2, 1, 0]]

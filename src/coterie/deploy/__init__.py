@@ -1,1 +1,1 @@
-"""A real federation: what serves it, what joins it, and what they agree on."""
+"""Real federations: the serving and the joining side, and what the two agree on."""

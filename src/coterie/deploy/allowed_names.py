@@ -1,9 +1,9 @@
-"""What a server may name at a member, and what a member's own command line maps names to.
+"""The names that a server may use in its configuration, and those a client's command line adds.
 
-A member builds model and method from the names in a server's configuration. A name is one that
-comes with Coterie, one that an installed package registers as an entry point, or one that the
-member's own command line maps to a function. What looks like code or a place to get some from (a
-module, a file, an address) is no such name: it is refused before anything is imported or opened.
+A client builds the model and the method from the names in the server's configuration. Allowed are
+the names that come with Coterie, those that an installed package registers as an entry point, and
+those that the client's own command line maps to a function. Anything that refers to code elsewhere
+(a module, a file, an address) is refused before anything is imported or opened.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from coterie.registry import (
 )
 
 FILES = ("file", "x", "y")  # options of data sets that name a file in the client's own folder
-PLACES = ("cache", "mirror")  # and those that name a folder or an address
+PLACES = ("cache", "mirror")  # options that name a folder or an address
 OPTIONS: dict[str, Registry[Any]] = {"--method": METHODS, "--model": MODELS}
 
 
 def asked(tree: Mapping[str, Any], simulated: bool) -> Config:
-    """A server's configuration, if this member has all that it names; WireError if not.
+    """Check a server's configuration; WireError if it uses a name that this client does not allow.
 
-    ``simulated`` says whether the member takes its part of the experiment's own data: only then
-    does what the configuration says of data sets and partitions matter to it.
+    ``simulated`` says whether the client uses its part of the experiment's own data. Only then are
+    the data set and the partition of the configuration used, and checked.
     """
     try:
         config = parse(tree)
@@ -60,32 +60,33 @@ def asked(tree: Mapping[str, Any], simulated: bool) -> Config:
 
 
 def _check(registry: Registry[Any], name: str) -> None:
-    """Refuse a name that is not known here, and one that is no name but a place.
+    """Refuse a name that is not registered, or that refers to a module, a file or an address.
 
-    A place is refused even if this process has loaded it, for its own user.
+    Such a reference is refused even if this process has loaded the same code for its own user.
     """
     if registry.knows(name) and not is_place(name):
         return
-    option = next((option for option, own in OPTIONS.items() if own is registry), "--method")
+    option = next((option for option, known in OPTIONS.items() if known is registry), "--method")
     raise WireError(
         f"the server names the {registry.kind} '{name[:200]}', which this client does not have. It "
-        "takes names that come with Coterie or with an installed package, and those that its "
-        f"own command line maps (coterie join {option} NAME=FILE.py:FUNCTION); no module, no "
-        "file and no address"
+        "accepts names that come with Coterie or an installed package, and names that its own "
+        f"command line maps to a function (coterie join {option} NAME=FILE.py:FUNCTION), but no "
+        "modules, files or addresses"
     )
 
 
 def check_code(tree: Mapping[str, Any], theirs: Mapping[str, str]) -> None:
-    """Refuse terms in which a name stands for other code than this client's command line maps.
+    """Refuse terms in which a name stands for other code at the server than at this client.
 
-    ``theirs`` are the digests of the server's files. Where the server has it from an installed
-    package there is none, and nothing to compare.
+    ``theirs`` are the digests of the server's files. There is none, and nothing to compare, for
+    code that the server has from an installed package.
     """
-    for what, digest in digests_of(tree).items():
-        if theirs.get(what, digest) != digest:
+    for kind, digest in digests_of(tree).items():
+        if theirs.get(kind, digest) != digest:
             raise WireError(
-                f"the {what} of this client is of another file than the server's (SHA-256 "
-                f"{digest[:12]}… here, {theirs[what][:12]}… there): all must have the same"
+                f"the {kind} of this client comes from another file than the server's (SHA-256 "
+                f"{digest[:12]}… at the client, {theirs[kind][:12]}… at the server): all machines "
+                "must use the same file"
             )
 
 
@@ -94,21 +95,21 @@ def _check_files(options: Mapping[str, Any]) -> None:
     for key, value in options.items():
         if key in PLACES or (key in FILES and not _plain(value)):
             raise WireError(
-                f"the server's data.options.{key} = {str(value)[:200]!r} names a place at this "
-                "client. It reads its own files only: give the name of a file in its folder"
+                f"the server's data.options.{key} = {str(value)[:200]!r} is a path or an address. "
+                "A client reads files in its own folder only: set it to the name of such a file"
             )
 
 
 def _plain(name: object) -> bool:
-    """Whether it is the name of a file, and of no other folder's."""
+    """Whether it is a plain file name, without a folder."""
     return isinstance(name, str) and name not in (".", "..") and Path(name).name == name
 
 
 def map_names(methods: Sequence[str], models: Sequence[str]) -> None:
-    """Let this process know methods and models by the names of ``NAME=FUNCTION``.
+    """Register the methods and models that the command line gives as ``NAME=FUNCTION``.
 
-    They come from its own command line. A model's function gets the shape of a sample, the number
-    of outputs, and the keys of ``[model]``; a method's the keys of ``[method]``.
+    The function of a model gets the shape of a sample, the number of outputs, and the keys of
+    ``[model]``; the function of a method gets the keys of ``[method]``.
     """
     for (option, registry), texts in zip(OPTIONS.items(), (methods, models), strict=True):
         for text in texts:
@@ -116,9 +117,9 @@ def map_names(methods: Sequence[str], models: Sequence[str]) -> None:
 
 
 def mapped(texts: Collection[str]) -> tuple[str, ...]:
-    """The same mappings for a process that may be in another folder."""
-    made = []
+    """Make the files in ``NAME=FUNCTION`` absolute, for a process in another folder."""
+    mappings = []
     for text in texts:
-        name, _, place = text.partition("=")
-        made.append(f"{name.strip()}={absolute(place.strip())}")
-    return tuple(made)
+        name, _, function = text.partition("=")
+        mappings.append(f"{name.strip()}={absolute(function.strip())}")
+    return tuple(mappings)

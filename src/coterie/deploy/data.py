@@ -1,4 +1,4 @@
-"""Where a client's data comes from: its own files, its own function, or a part of a data set."""
+"""Where a client's data comes from: its own files, its own function, or part of a data set."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from coterie.registry import function_at
 
 @dataclass(frozen=True)
 class Source:
-    """What ``coterie join`` was told of its data.
+    """The data options of ``coterie join``.
 
-    ``form`` is a data set form of ``coterie run`` (npz, npy, csv, text, image-folder), by default
-    what the path looks like; ``options`` are its own. ``loader`` is ``package.module:function``,
-    called with the path. ``simulated`` takes this client's part of the experiment's own data set,
-    divided as its configuration says, from the files under the path.
+    ``form`` is a format that ``coterie run`` reads (npz, npy, csv, text, image-folder), guessed
+    from the path by default; ``options`` are the options of that format. ``loader`` is
+    ``package.module:function``, which is called with the path. With ``simulated``, the client uses
+    its part of the experiment's own data set, partitioned as the configuration says and read from
+    the files under the path.
     """
 
     path: Path | None = None
@@ -34,22 +35,22 @@ class Source:
     simulated: bool = False
 
     def check(self) -> None:
-        """Refuse at once what cannot be."""
+        """Refuse options that contradict each other, and data that does not exist."""
         if self.simulated and (self.loader or self.form):
             raise ConfigError(
-                "--simulated takes the experiment's own data: leave out the form of yours"
+                "--simulated uses the experiment's own data: leave out --form and --data-loader"
             )
         if self.loader:
             function_at(self.loader, "--data-loader")
         elif not self.simulated:
             if self.path is None:
-                raise ConfigError("say where this client's data is: --data PATH, or --data-loader")
+                raise ConfigError("give this client's data with --data PATH or --data-loader")
             if not self.path.exists():
                 raise DataError(f"there is no file or folder {self.path}: correct --data")
             self.form or _form_of(self.path)
 
     def read(self, config: Config, id: ClientId) -> tuple[Population, int]:
-        """A population that this client is in, and its place there."""
+        """Read a population that contains this client; return it and the client's index in it."""
         section = config.data
         if self.simulated:
             folder = None if self.path is None else str(self.path)
@@ -57,7 +58,7 @@ class Source:
             population = population_of(config.model_copy(update={"data": data}))
             if id >= len(population.clients):
                 raise DataError(
-                    f"client {id} has no part: the experiment's data is divided among "
+                    f"client {id} has no part of the experiment's data, which is divided among "
                     f"{len(population.clients)} clients (data.clients)"
                 )
             return population, id
@@ -77,8 +78,8 @@ class Source:
         raw = load(self.form or _form_of(self.path), self.path, **self.options)
         if raw.kind == "text":
             raise DataError(
-                "texts need a vocabulary that all clients share: number the words yourself, and "
-                "load them with --data-loader"
+                "texts need a vocabulary that all clients share: map the words to numbers "
+                "yourself, and load the result with --data-loader"
             )
         return (
             build_population(
@@ -93,14 +94,14 @@ class Source:
 
 
 def _form_of(path: Path) -> str:
-    """The data set form that a path looks like."""
+    """The format of the data at a path, guessed from its name."""
     if path.is_dir():
         return "npy" if (path / "x.npy").is_file() else "image-folder"
-    form = {".npz": "npz", ".csv": "csv", ".tar": "image-folder", ".tgz": "image-folder"}
-    found = form.get(path.suffix.lower())
-    if found is None:
+    forms = {".npz": "npz", ".csv": "csv", ".tar": "image-folder", ".tgz": "image-folder"}
+    form = forms.get(path.suffix.lower())
+    if form is None:
         raise ConfigError(
-            f"{path}: say what it is with --form, or load it with --data-loader "
-            "package.module:function"
+            f"the format of {path} is unknown: give it with --form, or load the data with "
+            "--data-loader package.module:function"
         )
-    return found
+    return form

@@ -1,4 +1,4 @@
-"""A client of a real federation: it answers orders from its own data, disk and installed code."""
+"""A client of a real federation, which uses its own data, disk and installed code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this client is: its number, its secret for secure sums, and everybody's public ones."""
+    """Who a client is: its id, its secret for secure sums, and the public keys of all clients."""
 
     id: ClientId
     name: str = ""
@@ -60,12 +60,12 @@ class Identity:
 
     @staticmethod
     def of(keys: ClientKeys) -> Identity:
-        """That of the client with these keys."""
+        """The identity of the client with these keys."""
         return Identity(keys.id, keys.name, keys.identity, keys.roster, keys.folder)
 
     @property
     def record(self) -> Record:
-        """What it has signed, beside the key that it signs with: whatever folder it works in."""
+        """The record of what it has signed, next to its key, whatever folder it works in."""
         if self.folder is None:
             raise ConfigError(f"client {self.id} has no keys: it cannot take part in secure sums")
         place = self.folder / Record.name_for(self.roster[self.id])
@@ -73,10 +73,10 @@ class Identity:
 
 
 def check_amplified(schedule: Schedule) -> None:
-    """Refuse training in which one step can count far more than another.
+    """Refuse training settings with which one step can count far more than another.
 
-    Clients with more samples make more steps. With a momentum of 1e9 only theirs would be left in
-    a sum.
+    Clients with more samples make more steps, and with a momentum of 1e9, say, only their updates
+    would matter in a sum.
     """
     for name, value in schedule.options.items():
         parts = value if isinstance(value, list | tuple) else [value]
@@ -87,6 +87,11 @@ def check_amplified(schedule: Schedule) -> None:
                 "1, and lr and weight_decay from train alone, so that no step counts far more than "
                 "the others"
             )
+    if schedule.lr_decay > 1:
+        raise WireError(
+            f"train.lr_decay = {schedule.lr_decay:g} makes learning rates grow without a bound: "
+            "clients of secure sums take at most 1"
+        )
     if schedule.lr * schedule.weight_decay > 1:
         raise WireError(
             f"train.weight_decay = {schedule.weight_decay:g} times train.lr = {schedule.lr:g} is "
@@ -95,10 +100,10 @@ def check_amplified(schedule: Schedule) -> None:
 
 
 class Member:
-    """Answers what the server asks; it keeps everything it must remember on its own disk.
+    """Answers the server's messages, and stores everything it must remember on its own disk.
 
-    ``folder`` holds a folder for each run: what was agreed, the client's states, and in the end
-    its model. Started anew, a client goes on from there.
+    ``folder`` holds a folder for each run, with the agreed terms, the client's states and, at the
+    end, its model. A client that is restarted continues from there.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class Member:
         self._stage: object = None
 
     def answer(self, content: Any) -> Any:
-        """The content of the answer to that of a message; what went wrong is an answer too."""
+        """Answer the content of a message; errors become answers as well."""
         try:
             packet, came = opened(content, self._has)
         except KeyError:
@@ -193,7 +198,7 @@ class Member:
         return self._sealed(ENROL, packet.run)
 
     def _runtime_of(self, run: str, terms: Mapping[str, Any]) -> ClientRuntime | None:
-        """What answers for a run; None if its first weights are others than these terms ask for."""
+        """The client runtime for a run; None if its initial weights differ from the terms'."""
         tree = travelling(terms["config"])  # no path of the server's means anything here
         folder, config = self._place(run), asked(tree, self.source.simulated)
         check_code(tree, terms.get("code", {}))
@@ -262,7 +267,7 @@ class Member:
         return self._runtime
 
     def _write_identities(self, folder: Path) -> None:
-        """Everybody's public key from this client's own roster, and its own secret."""
+        """Write the public keys of this client's roster, and its own secret."""
         place = folder / KEYS
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         for client, public in self.who.roster.items():
@@ -297,7 +302,7 @@ class Member:
         return self._sealed(ORDER, packet.run, answer)
 
     def _recall(self, run: str) -> ClientRuntime | None:
-        """What was agreed on before this client was started anew."""
+        """The runtime for a run that was agreed before this client was restarted."""
         path = self._place(run) / "agreed.json"
         if not path.exists():
             return None
@@ -305,7 +310,7 @@ class Member:
         return self._runtime_of(run, read_json(path, _AGREE_AGAIN))
 
     def _keep(self, id: ClientId, model: Weights, about: Mapping[str, Any]) -> None:
-        """The run is over: the model that this client is left with, ready for use."""
+        """Write the client's final model, once the run is over."""
         runtime = self._runtime
         assert runtime is not None
         population = runtime.plan.population

@@ -1,4 +1,4 @@
-"""Serving a federation: wait for its clients, agree with them, run, and leave each its model."""
+"""Serving a federation: wait for its clients, agree on the experiment, run it, hand out models."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ from coterie.results.rundir import ENGINE, RunDir
 if TYPE_CHECKING:
     from coterie.tracking import Tracking
 
-_LOOK = 1.0  # seconds between two looks for clients
+_LOOK = 1.0  # seconds between two checks for clients
 _AGAIN = 30.0  # seconds before a client that could not take part is asked again
-_BACK = 90.0  # seconds: a client that lost its SuperLink is refused for about sixty
-_SOON = 20.0  # for one that comes while others are at work: what takes longer is asked again
+_BACK = 90.0  # seconds for clients to return: one that lost its SuperLink is refused for sixty
+_SOON = 20.0  # seconds for clients that come during the run; those that need more are asked again
 _AGREE = 300.0  # seconds for clients to read their data and answer
 
 
@@ -68,21 +68,21 @@ Show = Callable[[str], AbstractContextManager[Watch]]
 
 @dataclass(frozen=True)
 class Serving:
-    """What ``coterie serve`` was told."""
+    """The options of ``coterie serve``."""
 
     config: Mapping[str, Any]
     directory: Path
-    keys: Path | None  # None: without any, on loopback only
+    keys: Path | None  # None: without keys, on loopback only
     host: str = "0.0.0.0"
     port: int = 8443
     expect: int | None = None  # clients to wait for; None: all that have keys
     superlink: str = ""
     secret: Path | None = None
-    discard_damaged: bool = False  # whether history may be lost that cannot be read any more
+    discard_damaged: bool = False  # whether to drop history that is damaged
 
 
 class _Sizes(Mapping[ClientId, int]):
-    """Training samples by client, as last described."""
+    """The number of training samples of each client, from its latest description."""
 
     def __init__(self, described: Mapping[ClientId, Described]) -> None:
         self._described = described
@@ -98,7 +98,7 @@ class _Sizes(Mapping[ClientId, int]):
 
 
 class Served(Flower):
-    """The engine of a federation that is served: it also lets clients in, early and late."""
+    """The engine of a real federation, which also admits clients before and during the run."""
 
     def __init__(
         self,
@@ -115,25 +115,25 @@ class Served(Flower):
         self.like: Described | None = None
         self.terms: dict[str, Any] = {}
         self.start: bytes = b""
-        self.begun: dict[ClientId, Described] = {}  # whom it began with
+        self.begun: dict[ClientId, Described] = {}  # the clients that the run began with
         self.count = 0
-        self.directory: Path | None = None  # where somebody may ask it to stop
-        self._place, self._settings = Path(), dict[str, Any]()
+        self.directory: Path | None = None  # the run directory, in which a stop can be requested
+        self._folder, self._settings = Path(), dict[str, Any]()
         self._enrolled: set[ClientId] = set()
-        self._refused: dict[ClientId, float] = {}  # and until when: it may come back mended
+        self._refused: dict[ClientId, float] = {}  # and until when
         self._tries: dict[ClientId, int] = {}
-        self._said: set[str] = set()
-        self._looked = 0.0
+        self._told: set[str] = set()
+        self._keys_read = 0.0
 
-    def remember(self, place: Path, config: Config) -> None:
-        """Write down who the clients are, for a server that is started again."""
-        self._place, self._settings = place, config.model_dump()
+    def remember(self, folder: Path, config: Config) -> None:
+        """Write the clients to a file, for a server that is started again."""
+        self._folder, self._settings = folder, config.model_dump()
         self._write()
 
     def _write(self) -> None:
         assert self.like is not None
         later = {c: d for c, d in self.described.items() if c not in self.begun}
-        kept = {
+        content = {
             "run": self.run,
             "config": self._settings,
             "clients": {c: d.to_json() for c, d in self.begun.items()},
@@ -141,77 +141,77 @@ class Served(Flower):
             "like": self.like.to_json(),
             "count": self.count,
         }
-        write_atomic(self._place / "served.json", to_json(kept).encode(), durable=True)
+        write_atomic(self._folder / "served.json", to_json(content).encode(), durable=True)
 
-    def recall(self, kept: Mapping[str, Any]) -> None:
-        """The same, read again."""
-        self.like, self.count = Described.from_json(kept["like"]), kept["count"]
-        self.begun = {int(c): Described.from_json(d) for c, d in kept["clients"].items()}
-        later = {int(c): Described.from_json(d) for c, d in kept["later"].items()}
+    def recall(self, content: Mapping[str, Any]) -> None:
+        """Restore the clients from the content of the file that ``remember`` wrote."""
+        self.like, self.count = Described.from_json(content["like"]), content["count"]
+        self.begun = {int(c): Described.from_json(d) for c, d in content["clients"].items()}
+        later = {int(c): Described.from_json(d) for c, d in content["later"].items()}
         self.described = {**self.begun, **later}
 
     @property
     def agreement(self) -> str:
-        """A name for what all clients were told: members of a secure sum sign it."""
+        """A digest of the terms that all clients were told; members of a secure sum sign it."""
         return agreement_of(self.run, self.terms)
 
     @property
     def population(self) -> Population:
-        """The clients as they are known now."""
+        """The clients as the server knows them now."""
         assert self.like is not None
         count = max([*self.nodes, *self.described]) + 1
         return seen_from_server(self.like, self.described, count)
 
     def look(self) -> set[ClientId]:
-        """Who is connected; nodes without keys, on loopback, are asked who they are."""
+        """The connected clients; where there are no keys, new nodes are asked who they are."""
         if self._keys is None:
-            self._greet()
-        elif time.monotonic() > self._looked + 5:
-            # Keys that were made meanwhile are let in without a new start.
-            self._looked = time.monotonic()
+            self._identify()
+        elif time.monotonic() > self._keys_read + 5:
+            # Clients whose keys were made during the run are admitted without a restart.
+            self._keys_read = time.monotonic()
             try:
                 keys = read_server(self._keys)
-            except CoterieError as error:  # a run that goes on does not end for this
-                self._say(f"new keys cannot be read: {error}")
+            except CoterieError as error:  # not a reason to end the run
+                self._tell_once(f"new keys cannot be read: {error}")
             else:
                 if len(keys.clients) > len(self.nodes):
-                    self.nodes = dict(self._calmly(lambda grid: self.hub.admit(keys)))
+                    self.nodes = dict(self._persistently(lambda grid: self.hub.admit(keys)))
         return self.present()
 
-    def _greet(self) -> None:
+    def _identify(self) -> None:
         known = set(self.nodes.values())
-        for node in self._calmly(lambda grid: list(grid.get_node_ids())):
+        for node in self._persistently(lambda grid: list(grid.get_node_ids())):
             if node in known or -1 - node in self.refused:
                 continue
-            place = -1 - node  # a place of its own until it has said who it is
-            self.nodes[place] = node
-            found = self.describe([place], _AGREE if self.like is None else _SOON)
-            del self.nodes[place]
-            for client, own in found.items():
-                self.nodes[client], self.described[client] = node, own
+            temporary = -1 - node  # an id until the node has said which client it is
+            self.nodes[temporary] = node
+            described = self.describe([temporary], _AGREE if self.like is None else _SOON)
+            del self.nodes[temporary]
+            for client, description in described.items():
+                self.nodes[client], self.described[client] = node, description
 
     def describe(
         self, clients: Sequence[ClientId], seconds: float = _AGREE
     ) -> dict[ClientId, Described]:
-        """Ask clients about their data."""
-        about = json.dumps({"version": __version__, "config": self.config})
-        found = {}
-        for place, told in self._told(clients, DESCRIBE, about, seconds).items():
-            client, own = told.get("client"), told.get("data")
-            if type(client) is not int or client < 0 or (place >= 0 and place != client):
-                self._refuse(place, f"it says that it is client {client}")
+        """Ask clients about their data; return the valid descriptions."""
+        question = json.dumps({"version": __version__, "config": self.config})
+        described = {}
+        for asked, answer in self._ask_json(clients, DESCRIBE, question, seconds).items():
+            client, data = answer.get("client"), answer.get("data")
+            if type(client) is not int or client < 0 or (asked >= 0 and asked != client):
+                self._refuse(asked, f"it says that it is client {client}")
                 continue
             try:
-                found[client] = Described.from_json(own)
+                described[client] = Described.from_json(data)
                 self._tries.pop(client, None)
             except DataError as error:
-                self._refuse(place, str(error))
-        return found
+                self._refuse(asked, str(error))
+        return described
 
-    def _asked(
+    def _answers(
         self, packets: Mapping[ClientId, Packet], seconds: float
     ) -> Iterator[tuple[ClientId, Packet]]:
-        """The answers that come within that time; who is there and silent is left alone a while."""
+        """Yield the answers that come in time; clients that do not answer are refused a while."""
         for client, packet in self.ask(packets, time.monotonic() + seconds):
             if packet is None:
                 self._refuse(client, "it does not answer")
@@ -219,96 +219,100 @@ class Served(Flower):
                 yield client, packet
 
     def enrol(self, clients: Sequence[ClientId], seconds: float = _AGREE) -> set[ClientId]:
-        """Tell clients the experiment; gives those that are ready for it."""
+        """Send clients the terms of the experiment; return those that are ready for it."""
         ready, terms = set(), json.dumps(self.terms)
-        asked = {c: Packet(ENROL, self.run, Message(b"{}", ()), {"json": terms}) for c in clients}
-        wants = []
-        for client, packet in self._asked(asked, seconds):
+        packets = {c: Packet(ENROL, self.run, Message(b"{}", ()), {"json": terms}) for c in clients}
+        without_start = []
+        for client, packet in self._answers(packets, seconds):
             if packet.kind == "start":
-                wants.append(client)
+                without_start.append(client)
             elif self.agreed(client, packet, ENROL):
                 ready.add(client)
-        # Whose own first weights are others gets them.
+        # Clients whose own initial weights differ are sent the server's.
         message = Message(b"{}", (self.start,))
-        asked = {c: Packet(ENROL, self.run, message, {"json": terms}) for c in wants}
-        for client, packet in self._asked(asked, _AGREE) if asked else ():
+        packets = {c: Packet(ENROL, self.run, message, {"json": terms}) for c in without_start}
+        for client, packet in self._answers(packets, _AGREE) if packets else ():
             if self.agreed(client, packet, ENROL):
                 ready.add(client)
         self._enrolled |= ready
         return ready
 
     def called(self, client: ClientId) -> str:
-        """A client's name as the keys have it, or its number where there are none."""
+        """A client's name in the keys, or its number where there are no keys."""
         keys = () if self._keys is None else read_server(self._keys).clients
         return next((m.name for m in keys if m.id == client), f"client {client}")
 
     @property
     def samples(self) -> Mapping[ClientId, int]:
-        """How many training samples each client says it has."""
+        """The number of training samples of each client, as it reports it."""
         return _Sizes(self.described)
 
     def arrivals(self, members: Sequence[ClientId], least: int, closed: str) -> list[ClientId]:
-        """Wait for so many members; gives others that are there, and ready, and none yet."""
-        there, told = self.look(), False
-        while len(there & set(members)) < least:
+        """Wait until ``least`` members are connected; return newcomers that are ready to join."""
+        present, told = self.look(), False
+        while len(present & set(members)) < least:
             if not told:
-                self._tell(f"{len(there & set(members))} of at least {least} clients are there")
+                count = len(present & set(members))
+                self._tell(f"{count} of at least {least} clients are connected")
                 told = True
             self.pause()
-            there = self.look()
-        again = sorted((there & set(members)) - self._enrolled - self.refused)
+            present = self.look()
+        again = sorted((present & set(members)) - self._enrolled - self.refused)
         if again:
-            for client, own in self.describe(again, _SOON).items():  # its data may have grown
-                if not self._misfit(own):
-                    self.described[client] = own
+            for client, description in self.describe(again, _SOON).items():  # data may have grown
+                if not self._misfit(description):
+                    self.described[client] = description
             self.enrol(again, _SOON)
-        fresh = sorted(there - set(members) - self.refused)
-        for client in fresh if closed else ():
+        newcomers = sorted(present - set(members) - self.refused)
+        for client in newcomers if closed else ():
             self._refuse(client, f"it came late, and {closed}")
-        if not fresh or closed:
+        if not newcomers or closed:
             return []
-        came = self.describe(fresh, _SOON)
-        for client in fresh:  # what it said when it came does not count
+        described = self.describe(newcomers, _SOON)
+        for client in newcomers:  # earlier descriptions may be out of date
             self.described.pop(client, None)
-        for client, own in came.items():
-            if why := self._misfit(own):
+        for client, description in described.items():
+            if why := self._misfit(description):
                 self._refuse(client, why)
             else:
-                self.described[client] = own
+                self.described[client] = description
         self.terms["clients"] = len(self.population.clients)
         self._write()
-        return sorted(self.enrol([c for c in fresh if c in self.described], _SOON))
+        return sorted(self.enrol([c for c in newcomers if c in self.described], _SOON))
 
     def pause(self) -> None:
-        """Wait a moment for clients; end if a file in the run's folder asks for that."""
+        """Wait a moment for clients; Interrupted if a file in the run directory asks to stop."""
         if self.directory is not None and RunDir(self.directory).stop_asked():
-            raise Interrupted(f"stopped while it waited for clients, as asked in {self.directory}")
+            raise Interrupted(
+                f"stopped while waiting for clients, as a file in {self.directory} asked"
+            )
         time.sleep(_LOOK)
 
-    def _misfit(self, own: Described) -> str:
-        """Why data does not fit those of the federation, if so."""
+    def _misfit(self, data: Described) -> str:
+        """Why a client's data does not fit the federation; empty if it does."""
         assert self.like is not None
-        if why := unlike(own, self.like):
+        if why := unlike(data, self.like):
             return why
-        if set(own.classes or ()) - set(self.like.classes or ()):
+        if set(data.classes or ()) - set(self.like.classes or ()):
             return "it has classes that the federation does not know"
         return ""
 
-    def _told(
-        self, clients: Sequence[ClientId], kind: str, about: str, seconds: float
+    def _ask_json(
+        self, clients: Sequence[ClientId], kind: str, question: str, seconds: float
     ) -> dict[ClientId, Any]:
-        packets = {c: Packet(kind, self.run, Message(b"{}", ()), {"json": about}) for c in clients}
-        found = {}
-        for client, packet in self._asked(packets, seconds):
+        message = Message(b"{}", ())
+        packets = {c: Packet(kind, self.run, message, {"json": question}) for c in clients}
+        answers = {}
+        for client, packet in self._answers(packets, seconds):
             if self.agreed(client, packet, kind):
                 try:
-                    found[client] = dict(json.loads(packet.told["json"]))
+                    answers[client] = dict(json.loads(packet.told["json"]))
                 except (KeyError, TypeError, ValueError, RecursionError) as error:
-                    self._refuse(client, f"its answer makes no sense ({type(error).__name__})")
-        return found
+                    self._refuse(client, f"its answer is invalid ({type(error).__name__})")
+        return answers
 
     def agreed(self, client: ClientId, packet: Packet, kind: str) -> bool:
-        """Whether it is; who does not know the run is told of it before the next round."""
+        """Whether a packet is an answer of this kind; notes clients that must be enrolled again."""
         if packet.kind == STRANGER:
             self._enrolled.discard(client)
         elif packet.kind == REFUSED:
@@ -316,57 +320,56 @@ class Served(Flower):
         return packet.kind == kind
 
     def doubt(self, clients: Collection[ClientId]) -> None:
-        """What these answered could not be used: before the next round they are asked anew."""
+        """Describe and enrol these clients again, since their answers could not be used."""
         self._enrolled -= set(clients)
 
     def turn_away(self, clients: Collection[ClientId], why: str) -> None:
-        """These cannot be members."""
+        """Refuse these clients as members."""
         for client in clients:
             self._refuse(client, why)
 
     @property
     def refused(self) -> set[ClientId]:
-        """Who could not take part when last asked, a little while ago."""
+        """The clients that could not take part when last asked, and are not asked for now."""
         return {c for c, until in self._refused.items() if until > time.monotonic()}
 
     def _refuse(self, client: ClientId, why: str) -> None:
         self._tries[client] = min(self._tries.get(client, 0) + 1, 5)
         self._refused[client] = time.monotonic() + _AGAIN * 2 ** (self._tries[client] - 1)
         who = f"client {client}" if client >= 0 else "a client"
-        text = f"{who} cannot take part: {printable(why)}"
-        self._say(text)
+        self._tell_once(f"{who} cannot take part: {printable(why)}")
 
-    def _say(self, text: str) -> None:
-        """Tell something once; of a thousand different things, the first."""
-        if text not in self._said and len(self._said) < 1000:
-            self._said.add(text)
+    def _tell_once(self, text: str) -> None:
+        """Tell the user this once; after a thousand different texts, no more."""
+        if text not in self._told and len(self._told) < 1000:
+            self._told.add(text)
             self._tell(text)
 
 
 def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = None) -> Result:
-    """Run a federation, or go on with it where it stopped.
+    """Run a federation, or continue one that was stopped.
 
-    ``show`` is told what scores are judged by, and gives something to watch rounds with; ``track``
+    ``show`` gets the name of the main score and returns an observer of the rounds; ``track``
     follows the run once it begins.
     """
-    place = serving.directory / ENGINE
-    before = _remembered(place)
+    folder = serving.directory / ENGINE
+    before = _remembered(folder)
     config = _with_groups(parse(serving.config), before)
     _check(config)
     if before is not None and before["config"] != json.loads(json.dumps(config.model_dump())):
         raise ConfigError(
-            f"{serving.directory} serves another configuration: give the one it began with, or "
+            f"{serving.directory} serves another configuration: use the one it began with, or "
             "another folder (--dir)"
         )
     keys = None if serving.keys is None else read_server(serving.keys)
     with ExitStack() as stack:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mine = RunDir(place)  # its lock: a second server here would take the first one's SuperLink
-        mine.lock()
-        RunDir(serving.directory).stop_asked()  # of a session before this one
-        stack.callback(mine.unlock)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        locked = RunDir(folder)  # a second server in this folder would use the same SuperLink
+        locked.lock()
+        RunDir(serving.directory).stop_asked()  # drop a request to stop an earlier session
+        stack.callback(locked.unlock)
         address = (serving.host, serving.port)
-        hub = Hub(place, keys, address, tell, serving.superlink, serving.secret)
+        hub = Hub(folder, keys, address, tell, serving.superlink, serving.secret)
         stack.callback(hub.close)
         hub.open()
         nodes = {} if keys is None else hub.admit(keys)
@@ -397,39 +400,41 @@ def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = Non
         if code := digests_of(engine.terms["config"]):
             engine.terms["code"] = code
         engine.start = start.vector.numpy().tobytes()
-        engine.remember(place, config)
+        engine.remember(folder, config)
         if before is not None:
             _gather_again(engine, tell)
         ready = engine.enrol(sorted(engine.present() & engine.described.keys()))
         tell(f"{len(ready)} clients are ready")
         resume = RunDir(serving.directory).config.is_file()
 
-        def made(plan: Plan) -> Served:
+        def make_engine(plan: Plan) -> Served:
             if plan.privacy.on and keys is not None:
                 _write_roster(plan.folder, keys)
             return engine
 
         watch = stack.enter_context(show(headline(engine.like.classes is None)))
         lossy = serving.discard_damaged
-        return execute(experiment, serving.directory, resume, watch, made, track, tell, lossy)
+        return execute(
+            experiment, serving.directory, resume, watch, make_engine, track, tell, lossy
+        )
 
 
 def _with_groups(config: Config, before: Mapping[str, Any] | None) -> Config:
-    """With the groups of a file; a federation that goes on keeps those that it began with."""
+    """Put a file's groups into the configuration; a resumed federation keeps its first groups."""
     if before is None:
         return groups_inlined(config)
     section, first = config.method, []  # type: tuple[Any, list[Any]]
     with_groups(section.name, before["config"].get("method", {}), first.append)
 
-    def kept(groups: Any) -> Any:
+    def first_groups(groups: Any) -> Any:
         return first[0] if first and isinstance(groups, str) and names_file(groups) else groups
 
-    parameters = with_groups(section.name, section.parameters, kept)
+    parameters = with_groups(section.name, section.parameters, first_groups)
     return config.model_copy(update={"method": section.model_copy(update=parameters)})
 
 
 def _check(config: Config) -> None:
-    """Refuse names that there are not, and what only a simulation has, before anybody is asked."""
+    """Refuse unknown names and settings for simulations only, before clients are asked."""
     method_of(config)
     with_groups(config.method.name, config.method.parameters, _refuse_column)
     check_model(config)
@@ -439,10 +444,13 @@ def _check(config: Config) -> None:
     ):
         if name != simulated:
             raise ConfigError(
-                f"{table}.name = {name} simulates what a real federation has: leave it out"
+                f"{table}.name = {name} simulates what a real federation has by itself: leave it "
+                "out"
             )
     if config.run.holdout:
-        raise ConfigError("run.holdout is for simulations: who comes late is admitted by itself")
+        raise ConfigError(
+            "run.holdout is for simulations: a real federation admits late clients by itself"
+        )
     private = config.privacy
     hides = private.secure or private.epsilon is not None or private.noise is not None
     if hides and private.randomness != "system":
@@ -453,24 +461,24 @@ def _check(config: Config) -> None:
 
 
 def _refuse_column(groups: Any) -> None:
-    """Refuse groups by a column of metadata; a simulated client does say its true group."""
+    """Refuse groups from a metadata column, except the true groups that simulated clients send."""
     if isinstance(groups, str) and groups != COLUMN:
         raise ConfigError(
             f"method.groups = '{groups}': the server of a real federation does not know its "
-            "clients' metadata. Give a file with the group of each client by name, as in "
+            "clients' metadata. Name a file that maps each client's name to its group, as in "
             "method.groups = groups.json"
         )
 
 
 def _gather(engine: Served, expected: int, tell: Tell) -> None:
-    """Wait until the clients that are expected are there, and find what they have in common."""
+    """Wait until the expected clients are connected, and find the common form of their data."""
     told: set[ClientId] | None = None
     while True:
-        there = engine.look() - engine.refused
-        fresh = sorted(there - engine.described.keys())
-        if fresh:
-            engine.described |= engine.describe(fresh)
-        ready = engine.described.keys() & there
+        present = engine.look() - engine.refused
+        unknown = sorted(present - engine.described.keys())
+        if unknown:
+            engine.described |= engine.describe(unknown)
+        ready = engine.described.keys() & present
         if len(ready) >= expected:
             engine.like, odd = in_common({c: engine.described[c] for c in sorted(ready)})
             for client, why in odd.items():
@@ -483,17 +491,17 @@ def _gather(engine: Served, expected: int, tell: Tell) -> None:
             told = set(ready)
             missing = sorted(engine.nodes.keys() - ready)
             who = f" (waiting for {', '.join(map(engine.called, missing))})" if missing else ""
-            tell(f"{len(ready)} of {expected} clients are here{who}")
+            tell(f"{len(ready)} of {expected} clients are connected{who}")
         engine.pause()
     engine.described = {c: engine.described[c] for c in sorted(ready)}
 
 
 def _gather_again(engine: Served, tell: Tell) -> None:
-    """Going on: give all the time to come back; who does not is a member still."""
+    """Give the members of a resumed federation time to return; all of them stay members."""
     members = sorted(engine.described)
-    tell(f"going on; waiting for {', '.join(map(engine.called, members))}")
-    ends = time.monotonic() + _BACK
-    while time.monotonic() < ends and not set(members) <= engine.look():
+    tell(f"continuing; waiting for {', '.join(map(engine.called, members))}")
+    until = time.monotonic() + _BACK
+    while time.monotonic() < until and not set(members) <= engine.look():
         engine.pause()
 
 
@@ -504,24 +512,24 @@ def _experiment(
     count: int,
     names: Mapping[ClientId, str],
 ) -> Experiment:
-    """The experiment of the clients that it began with."""
+    """The experiment with the clients that the run began with."""
     population = seen_from_server(like, described, count, names)
     if config.data.public is not None:  # the server's own samples
         population = replace(population, public=population_of(config).public)
     absent = [c for c in range(count) if c not in described]
-    local = replace(config.run, engine="loop")  # there is no choice of engine here
+    local = replace(config.run, engine="loop")  # run.engine does not apply to a real federation
     return experiment_of(config.model_copy(update={"run": local}), population, absent=absent)
 
 
-def _remembered(place: Path) -> dict[str, Any] | None:
-    path = place / "served.json"
+def _remembered(folder: Path) -> dict[str, Any] | None:
+    path = folder / "served.json"
     if not path.exists():
         return None
     return read_json(path, "put back a copy of it, or begin in a new folder")
 
 
 def _write_roster(folder: Path, keys: ServerKeys) -> None:
-    place = folder / KEYS
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory = folder / KEYS
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in keys.clients:
-        write_atomic(place / f"{member.id}.pub", member.identity, durable=True)
+        write_atomic(directory / f"{member.id}.pub", member.identity, durable=True)

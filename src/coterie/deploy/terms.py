@@ -1,8 +1,9 @@
-"""What server and clients agree on before they train: whose data is like whose, and the experiment.
+"""What server and clients agree on before training: the form of the data, and the experiment.
 
-A client describes its data in a few numbers and class names; none of its samples leave. The server
-finds what all of them have in common, and tells everybody the experiment: names and numbers, from
-which each builds model and method out of what is installed on its own machine.
+A client describes its data by a few numbers and class names; no samples leave the client. The
+server finds what the clients' data have in common and sends all clients the terms of the
+experiment: names and numbers, from which each builds the model and the method with the code that is
+installed on its own machine.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from coterie.data.population import ClientData, Population, Split
 from coterie.errors import DataError, WireError
 from coterie.methods.known_groups import COLUMN, with_groups
 
-_CLIENTS, _SAMPLES = 10**6, 2**31  # more than there can be
+_CLIENTS, _SAMPLES = 10**6, 2**31  # upper limits
 _PATHS = (("data", "folder"), ("model", "start"), ("availability", "file"))
 
 
 @dataclass(frozen=True)
 class Described:
-    """A client's data from outside."""
+    """A description of a client's data, without any of its samples."""
 
     kind: str
     shape: tuple[int, ...]
@@ -44,30 +45,30 @@ class Described:
     name: str = ""
 
     @staticmethod
-    def of(population: Population, place: int) -> Described:
-        """One client of a population."""
-        own = population.clients[place]
+    def of(population: Population, index: int) -> Described:
+        """Describe the client at this index of a population."""
+        data = population.clients[index]
         return Described(
             population.kind,
             population.shape,
-            str(own.train.x.dtype).removeprefix("torch."),
-            str(own.train.y.dtype).removeprefix("torch."),
-            tuple(own.train.y.shape[1:]),
+            str(data.train.x.dtype).removeprefix("torch."),
+            str(data.train.y.dtype).removeprefix("torch."),
+            tuple(data.train.y.shape[1:]),
             population.classes,
             population.targets,
             len(population.vocabulary or ()),
-            (len(own.train), len(own.val), len(own.test)),
-            None if population.groups is None else population.groups[place],
-            own.name,
+            (len(data.train), len(data.val), len(data.test)),
+            None if population.groups is None else population.groups[index],
+            data.name,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert the description to plain values."""
         return asdict(self)
 
     @staticmethod
     def from_json(tree: Mapping[str, Any]) -> Described:
-        """From plain values, with every one of the right type; DataError if not."""
+        """Read a description from plain values; DataError if one is missing or invalid."""
         try:
             classes = tree["classes"]
             sizes = tuple(int(n) for n in tree["sizes"])
@@ -89,15 +90,15 @@ class Described:
                 str(tree["name"])[:200],
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"a description of data that makes no sense: {error!r}") from None
+            raise DataError(f"its description of its data is invalid: {error!r}") from None
 
 
 def _bounded(tree: Mapping[str, Any]) -> None:
-    """Refuse what no model could be made for: it is described by a machine of others."""
-    for what, most in (("shape", 2**26), ("width", 2**16)):
-        parts = [int(n) for n in tree[what]]
-        if len(parts) > 8 or any(n < 1 for n in parts) or math.prod(parts) > most:
-            raise ValueError(what)
+    """Refuse sizes that no model could be made for, since another machine chose them."""
+    for key, largest in (("shape", 2**26), ("width", 2**16)):
+        parts = [int(n) for n in tree[key]]
+        if len(parts) > 8 or any(n < 1 for n in parts) or math.prod(parts) > largest:
+            raise ValueError(key)
     classes = tree["classes"]
     if classes is not None and not 1 <= len(classes) <= 10_000:
         raise ValueError("classes")
@@ -112,10 +113,10 @@ def _type(name: Any) -> str:
 
 
 def unlike(own: Described, other: Described) -> str:
-    """In what two clients' data are of different kinds; empty if in nothing."""
-    for what in ("kind", "shape", "samples", "labels", "width"):
-        if getattr(own, what) != getattr(other, what):
-            return f"its data is of {what} {getattr(own, what)}, not {getattr(other, what)}"
+    """Say how the form of a client's data differs from another's; empty if it does not."""
+    for key in ("kind", "shape", "samples", "labels", "width"):
+        if getattr(own, key) != getattr(other, key):
+            return f"its data is of {key} {getattr(own, key)}, not {getattr(other, key)}"
     if (own.classes is None) != (other.classes is None):
         return "it has numbers to predict where the others have classes, or the other way round"
     if own.classes is None and own.targets != other.targets:
@@ -126,27 +127,31 @@ def unlike(own: Described, other: Described) -> str:
 def in_common(
     described: Mapping[ClientId, Described],
 ) -> tuple[Described, dict[ClientId, str]]:
-    """What most have in common, with the classes of them all; and who does not fit, and why."""
-    model = max(
+    """Find the form that most clients' data have, with the classes of all of them.
+
+    Also returns the clients whose data do not fit, with the reasons.
+    """
+    typical = max(
         described.values(),
-        key=lambda own: sum(not unlike(own, other) for other in described.values()),
+        key=lambda data: sum(not unlike(data, other) for other in described.values()),
     )
-    odd = {c: why for c, own in described.items() if (why := unlike(own, model))}
-    fitting = [own for c, own in described.items() if c not in odd]
-    vocabulary = max(own.vocabulary for own in fitting)
-    if model.classes is None:
-        return replace(model, vocabulary=vocabulary), odd
-    classes = model.classes
-    if any(own.classes != classes for own in fitting):
-        names = {name for own in fitting for name in own.classes or ()}
+    misfits = {c: why for c, data in described.items() if (why := unlike(data, typical))}
+    fitting = [data for c, data in described.items() if c not in misfits]
+    vocabulary = max(data.vocabulary for data in fitting)
+    if typical.classes is None:
+        return replace(typical, vocabulary=vocabulary), misfits
+    classes = typical.classes
+    if any(data.classes != classes for data in fitting):
+        names = {name for data in fitting for name in data.classes or ()}
         numbers = all(name.removeprefix("-").isdecimal() for name in names)
-        words = sorted(names)  # two may be one number: 7 and 07
+        words = sorted(names)  # first by spelling, since two may be one number: 7 and 07
         classes = tuple(sorted(words, key=int) if numbers else words)
-    return replace(model, classes=classes, targets=len(classes), vocabulary=vocabulary), odd
+    common = replace(typical, classes=classes, targets=len(classes), vocabulary=vocabulary)
+    return common, misfits
 
 
 def shell(like: Described, sizes: Sequence[int], name: str = "") -> ClientData:
-    """A client of which nothing is known but how many samples it has."""
+    """Stand-in data for a client of which only the numbers of samples are known."""
 
     def part(count: int) -> Split:
         x = torch.zeros(1, dtype=getattr(torch, like.samples))
@@ -165,32 +170,36 @@ def seen_from_server(
     count: int,
     names: Mapping[ClientId, str] | None = None,
 ) -> Population:
-    """The clients as the server knows them; those not there yet have no samples.
+    """The population as the server knows it; clients that are not there yet have no samples.
 
-    ``names`` are those that the server's keys say, whatever a client calls itself.
+    ``names`` are the names in the server's keys, which take precedence over the clients' own.
     """
-    known = dict(names or {})
+    key_names = dict(names or {})
     clients = tuple(
-        shell(like, described[i].sizes, known.get(i, described[i].name))
+        shell(like, described[i].sizes, key_names.get(i, described[i].name))
         if i in described
-        else shell(like, (0, 0, 0), known.get(i, ""))
+        else shell(like, (0, 0, 0), key_names.get(i, ""))
         for i in range(count)
     )
     groups = tuple(described[i].groups if i in described else None for i in range(count))
-    true = None if None in groups else groups
-    return _population(like, clients, true)  # type: ignore[arg-type]
+    true_groups = None if None in groups else groups
+    return _population(like, clients, true_groups)  # type: ignore[arg-type]
 
 
 def seen_from_client(
     like: Described, own: Population, place: int, id: ClientId, count: int, least: int
 ) -> Population:
-    """The same clients as one of them knows them: itself, its labels numbered as everybody's."""
+    """The population as one client knows it: its own data, with the federation's class numbers.
+
+    The client is the one at index ``place`` of ``own``. Of the others it only knows that there are
+    ``count`` clients in all, with at least ``least`` samples each.
+    """
     if not id < count <= _CLIENTS or not 0 <= least <= _SAMPLES:
         raise WireError(
-            f"the server says that there are {count} clients, of {least} samples at least: client "
-            f"{id} is one of at most {_CLIENTS}"
+            f"the server's terms are for {count} clients with at least {least} samples each, which "
+            f"is impossible: this is client {id}, and there can be at most {_CLIENTS}"
         )
-    mine = own.clients[place]
+    data = own.clients[place]
     if own.classes is not None and own.classes != like.classes:
         assert like.classes is not None
         unknown = set(own.classes) - set(like.classes)
@@ -199,16 +208,16 @@ def seen_from_client(
                 f"this client has classes that the federation does not know: {sorted(unknown)}. It "
                 f"knows {list(like.classes)}"
             )
-        places = torch.tensor([like.classes.index(name) for name in own.classes])
+        numbers = torch.tensor([like.classes.index(name) for name in own.classes])
 
         def renumbered(split: Split) -> Split:
-            return Split(split.x, places[split.y])
+            return Split(split.x, numbers[split.y])
 
-        mine = ClientData(
-            renumbered(mine.train), renumbered(mine.val), renumbered(mine.test), mine.name
+        data = ClientData(
+            renumbered(data.train), renumbered(data.val), renumbered(data.test), data.name
         )
     other = shell(like, (least, 0, 0))
-    clients = tuple(mine if i == id else other for i in range(count))
+    clients = tuple(data if i == id else other for i in range(count))
     return _population(like, clients, None)
 
 
@@ -222,13 +231,13 @@ def _population(
 
 
 def travelling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment's configuration without the server's own paths, and what is the server's."""
+    """The configuration to send to clients, without paths and settings that concern the server."""
     tree = {table: dict(keys) for table, keys in config.items() if isinstance(keys, Mapping)}
     for table, key in _PATHS:
         tree.get(table, {}).pop(key, None)
     if isinstance(tree.get("data", {}).get("metadata"), str):
         del tree["data"]["metadata"]
-    if "method" in tree:  # who is in which group is the server's to know
+    if "method" in tree:  # clients must not learn the groups of the others
         name = str(tree["method"].get("name", ""))
         tree["method"] = with_groups(name, tree["method"], lambda _: COLUMN)
     for table in ("availability", "clock", "stop"):
@@ -239,12 +248,12 @@ def travelling(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agreement_of(run: str, terms: Mapping[str, Any]) -> str:
-    """A name for a run and all that a client is told of it, but for who else may come."""
+    """A digest of a run and its terms, except the number of clients, which may grow."""
     return _digest([__version__, run, _lasting(terms)])
 
 
 def terms_of(terms: Mapping[str, Any]) -> str:
-    """A name for the same without the run, whichever version of Coterie goes on with it."""
+    """A digest of the same terms that depends neither on the run nor on Coterie's version."""
     return _digest(_lasting(terms))
 
 
@@ -253,10 +262,10 @@ def _lasting(terms: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(tree: Any) -> str:
-    plain = json.loads(json.dumps(tree))  # as it arrives: keys are texts
+    plain = json.loads(json.dumps(tree))  # as a client receives it, with keys as strings
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of_start(start: Weights) -> str:
-    """A name for the weights that everybody starts from."""
+    """A digest of the initial weights."""
     return hashlib.sha256(start.vector.numpy().tobytes()).hexdigest()

@@ -1,4 +1,7 @@
-"""The process that answers a SuperNode's messages; ``coterie join`` starts it."""
+"""The worker process of a client, which answers the messages that its SuperNode receives.
+
+``coterie join`` starts it.
+"""
 
 from __future__ import annotations
 
@@ -16,62 +19,66 @@ from coterie.deploy.data import Source
 from coterie.deploy.join import DONE
 from coterie.deploy.member import Identity, Member
 from coterie.engines.flower.keys import read_client
-from coterie.engines.flower.runtime import AWAY, Desk, client_app, quiet
+from coterie.engines.flower.runtime import UNREACHABLE, NodeWorker, client_app, silence_flower
 from coterie.errors import CoterieError
 
-_LOOK = 0.1  # seconds between two looks for a message
-_PAUSE = 1.0  # while there is no SuperNode
+_POLL = 0.1  # seconds between two checks for a message
+_PAUSE = 1.0  # seconds to wait while there is no SuperNode
 _LINE = 2000  # characters of a line in the log
 
 
-def work(told: dict[str, Any]) -> int:
-    """Answer messages until the user ends it, or until one run is over if that is enough."""
+def work(settings: dict[str, Any]) -> int:
+    """Answer messages until the process is ended or, with ``once``, until one run is over."""
     torch.set_num_threads(1)
-    quiet()
+    silence_flower()
 
     def tell(text: str) -> None:
-        # Parts of it may be a server's words: one line, of signs that do nothing to a terminal.
+        # The text may quote a server, so print one line without control characters.
         print("".join(c if c.isprintable() else "?" for c in text[:_LINE]), flush=True)
 
-    map_names(told["methods"], told["models"])
-    path = None if told["path"] is None else Path(told["path"])
-    source = Source(path, told["loader"], told["form"], told["options"], told["simulated"])
-    who = Identity(told["client"])
-    if told["keys"] is not None:
-        who = Identity.of(read_client(Path(told["keys"])))
-    place = Path(told["directory"])
-    member = Member(place, source, who, told["device"], tell, told["secure"], told["reveal"])
-    secret = Path(told["secret"]).read_bytes()
-    log = Path(told["secret"]).with_name("supernode.log")
+    map_names(settings["methods"], settings["models"])
+    path = None if settings["path"] is None else Path(settings["path"])
+    source = Source(
+        path, settings["loader"], settings["form"], settings["options"], settings["simulated"]
+    )
+    who = Identity(settings["client"])
+    if settings["keys"] is not None:
+        who = Identity.of(read_client(Path(settings["keys"])))
+    directory = Path(settings["directory"])
+    device, secure, reveal = settings["device"], settings["secure"], settings["reveal"]
+    member = Member(directory, source, who, device, tell, secure, reveal)
+    secret = Path(settings["secret"]).read_bytes()
+    log = Path(settings["secret"]).with_name("supernode.log")
 
     def given_up(message: str) -> bool:
-        """The SuperNode says so in its log, and nowhere else."""
+        # The SuperNode reports this in its log only.
         return log.exists() and f"Ignoring message {message}" in log.read_text(errors="replace")
 
-    desk = Desk(f"127.0.0.1:{told['port']}", secret, client_app(member.answer), given_up)
+    address = f"127.0.0.1:{settings['port']}"
+    worker = NodeWorker(address, secret, client_app(member.answer), given_up)
     while True:
         try:
-            if not desk.serve():
-                time.sleep(_LOOK)
-        except AWAY:
+            if not worker.serve():
+                time.sleep(_POLL)
+        except UNREACHABLE:
             time.sleep(_PAUSE)
-        if told["once"] and member.kept is not None:
+        if settings["once"] and member.kept is not None:
             return DONE
 
 
 def main() -> int:
-    """The same; what nobody foresaw is a sentence for the user, and the rest is in a file."""
-    told = json.loads(sys.argv[1])
+    """Run the worker; an unexpected error is one line for the user and a traceback in a file."""
+    settings = json.loads(sys.argv[1])
     try:
-        return work(told)
+        return work(settings)
     except CoterieError as error:
         print(error, flush=True)
         return error.exit_code
     except Exception as error:
-        place = Path(told["secret"]).with_name("worker-errors.log")
-        with place.open("a") as file:
+        log = Path(settings["secret"]).with_name("worker-errors.log")
+        with log.open("a") as file:
             file.write(traceback.format_exc())
-        print(f"the worker failed with {type(error).__name__}: more in {place}", flush=True)
+        print(f"the worker failed with {type(error).__name__}: details in {log}", flush=True)
         return 1
 
 

@@ -1,1 +1,1 @@
-"""Engines: ways to carry orders to clients."""
+"""Engines: where clients run, and how the server's orders reach them."""

@@ -29,13 +29,16 @@ def one_thread() -> Iterator[None]:
 
 
 def units(
-    requests: Sequence[Request], train: Mapping[ClientId, int], held: Mapping[ClientId, int]
+    requests: Sequence[Request],
+    train: Mapping[ClientId, int],
+    held: Mapping[ClientId, int],
+    batch_clients: int = 1,
 ) -> list[list[Request]]:
     """Divide requests into units of work, the largest clients first.
 
-    Requests of one model that may go together are batched in client-id order up to ``TOGETHER``
-    held-out samples, a rule that knows nothing of workers: so a batch, and with it every bit of
-    its outcome, is the same on each engine.
+    So many clients at a time are trained together. Requests to score one model are batched in
+    client-id order up to ``TOGETHER`` held-out samples. Neither rule knows the number of workers,
+    so a unit, and with it every bit of its outcome, is the same on each engine.
     """
     single = sorted(
         (r for r in requests if not r.together), key=lambda r: (-train[r.client], r.client)
@@ -50,4 +53,5 @@ def units(
         batch.append(request)
         size += held[request.client]
         open_batch[model] = (batch, size) if size < TOGETHER else ([], 0)
-    return [[r] for r in single] + batches
+    starts = range(0, len(single), batch_clients)
+    return [single[i : i + batch_clients] for i in starts] + batches

@@ -1,8 +1,9 @@
-"""Processes that do not outlive the one that started them.
+"""Child processes that end when the process that started them ends.
 
-Run as a script, ``orphans.py PARENT COMMAND...``, it becomes that command: the way for commands
-that are not ours, and safe in a process with threads, where code between fork and exec is not. It
-imports nothing but the standard library, so that this costs milliseconds.
+Run as a script, ``child_processes.py PARENT COMMAND...``, this module replaces itself with COMMAND.
+That works for commands of other packages, and is safe in a process with threads, where running code
+between fork and exec is not. Only the standard library is imported, so the detour costs
+milliseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Protocol
 STOPS = {signal.SIGINT, signal.SIGTERM}
 
 
-class Closing(Protocol):
+class Closable(Protocol):
     """Something that can be closed."""
 
     def close(self) -> None:
@@ -26,9 +27,10 @@ class Closing(Protocol):
 
 
 def die_with(parent: int) -> None:
-    """On Linux, ask the kernel to end this process when its parent dies, even while it computes.
+    """On Linux, ask the kernel to kill this process when its parent dies, even mid-computation.
 
-    The kernel counts the thread that started it as the parent: it must live as long.
+    The kernel takes the thread that started the process for its parent, so that thread must live
+    as long as the process should.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -37,16 +39,17 @@ def die_with(parent: int) -> None:
             os._exit(1)
 
 
-def settle(parent: int, inherited: Sequence[Closing]) -> None:
-    """Begin the life of a process that was forked: its end is the parent's to decide.
+def settle(parent: int, inherited: Sequence[Closable]) -> None:
+    """Prepare a newly forked process: only its parent may end it.
 
-    ``inherited`` are the parent's ends of pipes: held open, they would hide its death.
+    ``inherited`` are the parent's ends of pipes. They are closed here, since a process that held
+    them open could not notice the parent's death.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    for each in inherited:
-        each.close()
+    for pipe in inherited:
+        pipe.close()
     die_with(parent)
 
 

@@ -29,7 +29,7 @@ class Loop:
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
         """Carry these out one unit at a time."""
-        for unit in units(requests, self._train, self._held):
+        for unit in units(requests, self._train, self._held, self._plan.training.batch_clients):
             if until is not None and time.monotonic() > until:
                 yield from ((r.client, None) for r in unit)
                 continue

@@ -1,9 +1,9 @@
-"""One single-threaded worker process per core, each with a resident model.
+"""The pool engine: one single-threaded worker process per core, each with its own model.
 
-Data lies in memory once and is shared with the workers. Within an exchange every distinct array is
-sent once to each worker that needs it. A worker that dies, at work or while it starts, is replaced
-and its orders are run again; an order that kills three workers counts as a lost reply, and three
-that are killed one after another while they start end the run.
+The data is in memory once and shared with the workers. Within an exchange each distinct array is
+sent once to each worker that needs it. A worker that dies, while working or while starting, is
+replaced and its orders are run again. An order that kills three workers counts as a lost reply;
+three workers killed in a row while starting end the run.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from coterie.engines.workers import (
     TRIES,
     Queue,
     Unit,
-    arrived,
     available_cores,
     check_workers,
     framed,
-    travelling,
+    portable,
     unframed,
+    with_method,
 )
 from coterie.errors import EngineError
 
@@ -61,7 +61,7 @@ class Worker:
 
 
 class Pool:
-    """Divides orders among worker processes; the same bits as the loop for any number of them."""
+    """Runs orders in worker processes, with the loop's exact results for any number of workers."""
 
     piggybacks = False
 
@@ -91,44 +91,43 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """The workers' process ids."""
+        """The process ids of the workers."""
         return [w.process.pid for w in self._workers]
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
-        """Carry these out, largest clients first, as workers become free."""
-        queue = Queue(units(requests, self._train, self._held))
+        """Run these requests as workers become free, the largest clients first."""
+        queue = Queue(units(requests, self._train, self._held, self._plan.training.batch_clients))
         numbers: dict[int, int] = {}
         for worker in list(self._workers):
             if not worker.process.is_alive():
                 worker = self._replace(worker)
             worker.has.clear()
-            with contextlib.suppress(OSError):  # a dead one is noticed when it gets work
+            with contextlib.suppress(OSError):  # a dead worker is noticed when it gets work
                 worker.pipe.send_bytes(_FORGET)
         try:
             while queue or any(w.unit for w in self._workers):
                 left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:  # whoever is still at work is not waited for
+                if left is not None and left <= 0:
                     yield from queue.overdue(w.unit for w in self._workers)
                     return
                 self._feed(queue, numbers)
                 busy = {w.pipe: w for w in self._workers if w.unit}
-                come: list[tuple[ClientId, bytes | None]] = []
-                for pipe in (
-                    wait(list(busy), left) if busy else []
-                ):  # none, if all sends met the dead
-                    come += self._receive(busy[pipe], queue)  # type: ignore[index]
-                self._feed(queue, numbers)  # first the next work, then what has to be thought about
-                for client, answer in come:
-                    yield client, None if answer is None else unframed(answer)
+                frames: list[tuple[ClientId, bytes | None]] = []
+                # No worker is busy if every send failed.
+                for pipe in wait(list(busy), left) if busy else []:
+                    frames += self._receive(busy[pipe], queue)  # type: ignore[index]
+                self._feed(queue, numbers)  # keep workers busy while the server uses the answers
+                for client, frame in frames:
+                    yield client, None if frame is None else unframed(frame)
         finally:
-            # An exchange that was broken off leaves no answers behind for the next one to find.
+            # An interrupted exchange must not leave answers for the next one to read.
             for worker in self._workers:
                 if worker.unit is not None:
                     worker.unit = None
                     worker.process.kill()
 
     def close(self) -> None:
-        """End the workers: they leave by themselves when the parent hangs up."""
+        """End the workers, which exit by themselves once their pipe is closed."""
         for worker in self._workers:
             worker.pipe.close()
         for worker in self._workers:
@@ -149,25 +148,25 @@ class Pool:
             daemon=True,
             name="coterie-worker",
         )
-        # A signal that arrived in the middle of a fork would strike a half-made worker.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        # A signal in the middle of a fork would hit a worker that is not set up yet.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             process.start()
         except OSError as error:
             raise EngineError(f"a worker process could not be started: {error}") from error
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         theirs.close()
         return Worker(process, ours)
 
     def _await_ready(self, worker: Worker) -> Worker:
-        """This worker once it has started, or the one that took its place as it was killed."""
+        """Wait until this worker, or one that replaces it, has started; return that worker."""
         for _ in range(TRIES - 1):
             if self._is_ready(worker):
                 return worker
-            if worker.process.exitcode >= 0:  # it ended by itself, and would do so again
+            if worker.process.exitcode >= 0:  # not killed: its replacement would exit as well
                 break
-            worker = self._renewed(worker)
+            worker = self._restart(worker)
         if self._is_ready(worker):
             return worker
         raise EngineError(_not_started(worker.process.exitcode))
@@ -176,7 +175,7 @@ class Pool:
         """Wait until a worker has started; False if it ended instead."""
         try:
             if not self._forked:
-                # Not as an argument of the process: writing to one that is dead never ends there.
+                # Not as a process argument: multiprocessing would hang writing it to a dead one.
                 worker.pipe.send_bytes(self._pickled())
             if worker.pipe.recv_bytes() == _READY:
                 return True
@@ -187,27 +186,27 @@ class Pool:
 
     def _pickled(self) -> Any:
         try:
-            return ForkingPickler.dumps(travelling(self._plan))
+            return ForkingPickler.dumps(portable(self._plan))
         except (AttributeError, TypeError, PicklingError) as error:
             raise EngineError(
                 f"a worker process could not be started: {error}. On this system models, losses "
-                "and metrics go to workers by name: define them in a module, or use the loop "
-                'engine (run.engine = "loop")'
+                "and metrics are sent to workers by name: define them in a module, or use the "
+                'loop engine (run.engine = "loop")'
             ) from error
 
     def _feed(self, queue: Queue, numbers: dict[int, int]) -> None:
-        """Give every idle worker something to do."""
+        """Give each idle worker a unit of work."""
         for worker in list(self._workers):
             if queue and worker.unit is None:
                 worker.unit = queue.take()
                 try:
                     self._send(worker, worker.unit, numbers)
-                except OSError:  # dead before it got the work: nobody died of that
+                except OSError:  # it was dead already, so the unit is not to blame
                     queue.put_back(worker.unit)
                     self._replace(worker)
 
     def _receive(self, worker: Worker, queue: Queue) -> list[tuple[ClientId, bytes | None]]:
-        """A worker's answers; or, when it died, what that means for its work."""
+        """Read a worker's answers; if the worker died, retry its unit or count it as lost."""
         unit = worker.unit
         assert unit is not None
         try:
@@ -230,44 +229,44 @@ class Pool:
         worker.pipe.send_bytes(_UNIT + json.dumps(work).encode())
 
     def _replace(self, worker: Worker) -> Worker:
-        """A new worker in the place of a dead one, ready for work."""
-        return self._await_ready(self._renewed(worker))
+        """Replace a dead worker and wait until the new one is ready."""
+        return self._await_ready(self._restart(worker))
 
-    def _renewed(self, worker: Worker) -> Worker:
-        """A new worker in the place of a dead one, still starting."""
+    def _restart(self, worker: Worker) -> Worker:
+        """Replace a dead worker by a new one, which is still starting."""
         worker.pipe.close()
         worker.process.join()
-        place = self._workers.index(worker)
-        del self._workers[place]  # no other process inherits the dead one's pipe
-        fresh = self._start()
-        self._workers.insert(place, fresh)
-        return fresh
+        index = self._workers.index(worker)
+        del self._workers[index]  # so that no other process inherits the dead worker's pipe
+        replacement = self._start()
+        self._workers.insert(index, replacement)
+        return replacement
 
 
 def _not_started(code: int) -> str:
-    """Why there is no worker, by the exit code of the last that was tried."""
+    """The error message when no worker starts, from the exit code of the last one tried."""
     if code < 0:
         return (
-            f"{TRIES} worker processes, one after another, were killed while starting (signal "
-            f"{-code}). Is there memory for them? Try fewer workers (run.workers) or the loop "
-            'engine (run.engine = "loop")'
+            f"{TRIES} worker processes in a row were killed while starting (signal {-code}). Is "
+            "there enough memory? Try fewer workers (run.workers) or the loop engine "
+            '(run.engine = "loop")'
         )
     return (
-        f"a worker process ended while starting (exit code {code}). "
-        "A script that starts workers needs `if __name__ == '__main__':` on some systems; else "
-        'try fewer workers (run.workers) or the loop engine (run.engine = "loop")'
+        f"a worker process ended while starting (exit code {code}). On some systems a script that "
+        "starts workers needs `if __name__ == '__main__':`. If that is not the cause, try fewer "
+        'workers (run.workers) or the loop engine (run.engine = "loop")'
     )
 
 
 def _work(pipe: Connection, plan: Plan | None, others: Sequence[Connection], parent: int) -> None:
-    """A worker's life: answer units until the parent hangs up."""
+    """Answer units of work, in a worker process, until the parent closes the pipe."""
     settle(parent, others)
     torch.set_num_threads(1)
     blobs: dict[int, Payload] = {}
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        runtime = ClientRuntime(arrived(plan or pickle.loads(pipe.recv_bytes())))
+        runtime = ClientRuntime(with_method(plan or pickle.loads(pipe.recv_bytes())))
         gc.collect()
-        gc.freeze()  # what is here now stays: never look through it again
+        gc.freeze()  # these objects stay: spare the collector from scanning them again
         pipe.send_bytes(_READY)
         while True:
             frame = pipe.recv_bytes()

@@ -1,4 +1,4 @@
-"""A plan laid out for workers elsewhere, which may all see one copy of the data."""
+"""A plan in a form that many worker processes can read while sharing one copy of the data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from coterie.client.plan import Plan
 from coterie.data.population import Population
 from coterie.errors import EngineError
 
-_NOBODY = Population((), "table", (), None, 0)
+_NO_CLIENTS = Population((), "table", (), None, 0)
 
 
 @dataclass(frozen=True)
 class SharedPlan:
-    """The plan without its data, the form of the data, and the data: an array for each storage.
+    """A plan in three parts: the plan without its data, the data's structure, and its arrays.
 
-    Clients' samples are views of a few storages. As plain arrays these can lie in memory that many
-    processes share, and nobody needs a copy.
+    The clients' samples are views of a few tensor storages. Each storage becomes one plain array,
+    which can be put into memory that many processes share without a copy.
     """
 
     plan: bytes
@@ -33,30 +33,30 @@ class SharedPlan:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return len(self.plan) + len(self.form) + sum(int(a.nbytes) for a in self.arrays)
 
 
-def laid_out(plan: Plan, dumps: Callable[[Any], bytes]) -> SharedPlan:
-    """The goods of a plan whose method goes by name; ``dumps`` pickles a user's own objects."""
+def share(plan: Plan, dumps: Callable[[Any], bytes]) -> SharedPlan:
+    """Divide a portable plan into its parts; ``dumps`` pickles a user's own objects."""
     arrays: list[Any] = []
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}
 
     class Form(pickle.Pickler):
-        def persistent_id(self, thing: Any) -> Any:
-            if type(thing) is not Tensor:
+        def persistent_id(self, value: Any) -> Any:
+            if type(value) is not Tensor:
                 return None
-            storage = thing.untyped_storage()
-            place = places.setdefault(storage.data_ptr(), len(arrays))
-            if place == len(arrays):
+            storage = value.untyped_storage()
+            index = indices.setdefault(storage.data_ptr(), len(arrays))
+            if index == len(arrays):
                 arrays.append(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
-            return place, thing.dtype, thing.storage_offset(), thing.shape, thing.stride()
+            return index, value.dtype, value.storage_offset(), value.shape, value.stride()
 
     form = io.BytesIO()
     Form(form).dump(plan.population)
     try:
-        rest = dumps(replace(plan, population=_NOBODY))
-    except Exception as error:  # pickling runs whatever a user's objects do
+        rest = dumps(replace(plan, population=_NO_CLIENTS))
+    except Exception as error:  # pickling runs the code of a user's objects, which may raise any
         raise EngineError(
             f"the model, loss or metrics cannot be sent to workers ({type(error).__name__}: "
             f'{error}). Define them in a module, or use the loop engine (run.engine = "loop")'
@@ -64,15 +64,15 @@ def laid_out(plan: Plan, dumps: Callable[[Any], bytes]) -> SharedPlan:
     return SharedPlan(rest, form.getvalue(), arrays)
 
 
-def unloaded(shared: SharedPlan) -> Plan:
-    """The plan again, its data where they are."""
+def load(shared: SharedPlan) -> Plan:
+    """Put a plan together again; its data stay in the shared arrays."""
 
     class Data(pickle.Unpickler):
-        def persistent_load(self, told: Any) -> Tensor:
-            place, dtype, *view = told
+        def persistent_load(self, reference: Any) -> Tensor:
+            index, dtype, *view = reference
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # nobody writes into clients' data
-                storage = torch.from_numpy(shared.arrays[place]).untyped_storage()
+                warnings.simplefilter("ignore", UserWarning)  # the data is never written to
+                storage = torch.from_numpy(shared.arrays[index]).untyped_storage()
             return torch.empty(0, dtype=dtype).set_(storage, *view)
 
     plan: Plan = pickle.loads(shared.plan)

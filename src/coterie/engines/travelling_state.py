@@ -1,8 +1,8 @@
-"""Client state that travels with orders, to workers that do not share the server's storage.
+"""Sends client state with the orders, to workers that do not share the server's storage.
 
-The server's store is the one that counts. A worker has a store of its own, which may be lost at any
-time: with an order go the versions of client state that it needs and the worker lacks, and with the
-answer comes the version that it made. A client's sessions of secure aggregation do not travel.
+The server's store is authoritative. A worker's own store may be lost at any time, so an order
+brings along the versions of client state that the worker needs and does not have, and the answer
+brings back the version that the order made. Sessions of secure aggregation are never sent.
 """
 
 from __future__ import annotations
@@ -21,51 +21,56 @@ Copies = list[tuple[ClientId, str, Payload]]
 
 
 def _versions(message: Message) -> tuple[str, str, list[str]]:
-    """The version that an order would make, the one it expects, and those to be kept beside."""
+    """The version that an order makes, the one it expects, and the others to be kept."""
     body = json.loads(message.header)["body"]
     return body["order"], body.get("expects", ""), body.get("keep", [])
 
 
-def packed(store: Store, requests: Sequence[Request], there: set[Version]) -> Copies:
-    """What must go along: the state that an order expects, and its answer if it was given before.
+def copies_for_worker(store: Store, requests: Sequence[Request], present: set[Version]) -> Copies:
+    """The state to send along: what the orders expect, and earlier answers to the same orders.
 
-    ``there`` are the versions that the worker has; it is brought up to date.
+    ``present`` are the versions that the worker has; those that are sent are added to it.
     """
     copies: Copies = []
     for request in requests:
         for version in _versions(request.message)[:2]:
-            known = (request.client, version)
-            copy = None if known in there else store.copy(*known)
+            key = (request.client, version)
+            copy = None if key in present else store.copy(*key)
             if copy is not None:
-                copies.append((*known, copy))
-                there.add(known)
+                copies.append((*key, copy))
+                present.add(key)
     return copies
 
 
-def unpacked(
+def receive_at_worker(
     store: Store, orders: Sequence[tuple[ClientId, Message]], copies: Copies
 ) -> dict[Version, tuple[int, int] | None]:
-    """At the worker: put what came into its store; how each order's own version stands there."""
+    """Put the copies into a worker's store; return the stamps of the versions the orders make."""
     for client, version, copy in copies:
         store.put(client, version, copy)
-    own = [(client, _versions(message)[0]) for client, message in orders]
-    return {known: store.stamp(*known) for known in own}
+    keys = [(client, _versions(message)[0]) for client, message in orders]
+    return {key: store.stamp(*key) for key in keys}
 
 
-def made(store: Store, before: dict[Version, tuple[int, int] | None]) -> Copies:
-    """At the worker, afterwards: the versions that the orders made."""
-    new = [known for known, stamp in before.items() if store.stamp(*known) != stamp]
-    return [(*known, store.copy(*known) or b"") for known in new]
+def copies_for_server(store: Store, before: dict[Version, tuple[int, int] | None]) -> Copies:
+    """The versions that the orders have made at a worker since the stamps ``before``."""
+    changed = [key for key, stamp in before.items() if store.stamp(*key) != stamp]
+    return [(*key, store.copy(*key) or b"") for key in changed]
 
 
-def brought(store: Store, requests: Sequence[Request], copies: Copies, there: set[Version]) -> None:
-    """Put what a worker made into the server's store, and drop there what no order can ask for."""
+def receive_at_server(
+    store: Store, requests: Sequence[Request], copies: Copies, present: set[Version]
+) -> None:
+    """Put a worker's copies into the server's store; drop the versions no order can ask for.
+
+    ``present`` are the versions that the worker has; it is brought up to date.
+    """
     for request in requests:
         version, expects, keep = _versions(request.message)
         for client, name, copy in copies:
             if (client, name) == (request.client, version):
                 store.put(client, name, copy)
                 store.keep(client, [version, expects, *keep])
-                # A worker keeps the same ones; those it never had are not there either.
-                there -= {k for k in there if k[0] == client and k[1] not in (expects, *keep)}
-                there.add((client, version))
+                # A worker keeps the same versions, of those that it had.
+                present -= {k for k in present if k[0] == client and k[1] not in (expects, *keep)}
+                present.add((client, version))

@@ -1,4 +1,4 @@
-"""What engines with workers share: units that are dealt out, deaths among workers, what travels."""
+"""What the engines with workers share: the queue of work, retries, and what is sent to workers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from coterie.core.method import Source
 from coterie.errors import ConfigError, EngineError
 from coterie.registry import own_places, registry_of
 
-TRIES = 3  # workers that may die of an order before it counts as lost
+TRIES = 3  # workers that an order may kill before it counts as lost
 _WORK = struct.Struct("<dd")  # seconds and samples
 
 
 @dataclass
 class Unit:
-    """Requests that one worker answers in one go, and how many workers died of them."""
+    """Requests that one worker answers together, and how many workers have died doing so."""
 
     requests: list[Request]
     deaths: int = 0
@@ -32,83 +32,83 @@ class Unit:
 class Queue:
     """Units that wait for a worker."""
 
-    def __init__(self, dealt: Sequence[list[Request]]) -> None:
-        self._units = deque(Unit(requests) for requests in dealt)
+    def __init__(self, units: Sequence[list[Request]]) -> None:
+        self._units = deque(Unit(requests) for requests in units)
 
     def __bool__(self) -> bool:
         return bool(self._units)
 
     def take(self) -> Unit:
-        """The next one."""
+        """Remove and return the next unit."""
         return self._units.popleft()
 
     def put_back(self, unit: Unit) -> None:
-        """Its worker was dead before it got the work: nobody died of that."""
+        """Return a unit whose worker was dead before it got the work; it counts no death."""
         self._units.appendleft(unit)
 
     def died(self, unit: Unit) -> list[Request]:
-        """A worker died of this unit: it comes again, or these requests are given up for lost."""
+        """Queue a unit again whose worker died, or return its requests as lost."""
         if unit.deaths + 1 >= TRIES:
             return unit.requests
-        # A batch is kept whole, for its bits depend on it, until it has killed twice.
+        # A batch is split only after two deaths, because results depend on what it contains.
         parts = [unit.requests] if unit.deaths == 0 else [[r] for r in unit.requests]
         self._units.extendleft(Unit(part, unit.deaths + 1) for part in reversed(parts))
         return []
 
-    def overdue(self, taken: Iterable[Unit | None]) -> list[tuple[ClientId, None]]:
-        """Time is up: what workers have in hand, and what nobody has taken, is lost."""
-        waiting = [unit for unit in taken if unit is not None] + list(self._units)
-        return [(request.client, None) for unit in waiting for request in unit.requests]
+    def overdue(self, running: Iterable[Unit | None]) -> list[tuple[ClientId, None]]:
+        """The deadline has passed: the units that are running, or still queued, are lost."""
+        unfinished = [unit for unit in running if unit is not None] + list(self._units)
+        return [(request.client, None) for unit in unfinished for request in unit.requests]
 
 
 @dataclass(frozen=True)
-class Travelling:
-    """A method on its way: where it comes from, and what else the user named by its place."""
+class MethodByName:
+    """A method as it is sent to a worker: its source, and the other functions the user named."""
 
     source: Source
     places: Sequence[tuple[str, str, str]]
 
 
-def travelling(plan: Plan) -> Plan:
-    """The plan for a process that shares no memory: the method goes by name."""
+def portable(plan: Plan) -> Plan:
+    """The plan for a process that shares no memory: the method is sent by name."""
     if plan.method.source is None:
         raise EngineError(
             f"method '{plan.method.name}' was not made by a @coterie.method factory, so it cannot "
             "be sent to other processes on this system. Use the loop engine (run.engine = "
             '"loop") or define it in a module'
         )
-    travels = Travelling(plan.method.source, own_places())
-    return replace(plan, method=travels)  # type: ignore[arg-type]
+    by_name = MethodByName(plan.method.source, own_places())
+    return replace(plan, method=by_name)  # type: ignore[arg-type]
 
 
-def arrived(plan: Plan) -> Plan:
-    """The plan with its method, made again from its name if it came by that."""
+def with_method(plan: Plan) -> Plan:
+    """The plan with its method, which is made from its name if it was sent by name."""
     if hasattr(plan.method, "tasks"):
         return plan
-    travels: Travelling = plan.method  # type: ignore[assignment]
-    for registry, name, place in travels.places:
+    by_name: MethodByName = plan.method  # type: ignore[assignment]
+    for registry, name, place in by_name.places:
         registry_of(registry).know(name, place)
-    return replace(plan, method=travels.source.make())
+    return replace(plan, method=by_name.source.make())
 
 
 def framed(answer: Message) -> bytes:
-    """A worker's answer in one piece: what it cost goes before the message."""
+    """Encode a worker's answer as bytes: the work it took, then the message."""
     return _WORK.pack(answer.work.seconds, answer.work.samples) + answer.to_bytes()
 
 
 def unframed(frame: Payload) -> Message | None:
-    """The answer again."""
+    """Decode what ``framed`` encoded."""
     return received(memoryview(frame)[_WORK.size :], Work(*_WORK.unpack_from(frame)))
 
 
 def check_workers(workers: int | None) -> None:
-    """Refuse a number of workers that does nothing."""
+    """Refuse a number of workers below one."""
     if workers is not None and workers < 1:
-        raise ConfigError(f"run.workers = {workers}: give 1 or more")
+        raise ConfigError(f"run.workers = {workers}: it must be 1 or more")
 
 
 def available_cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

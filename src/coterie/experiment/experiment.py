@@ -20,11 +20,12 @@ from coterie.channel.availability import make_availability
 from coterie.channel.clocks import make_clock
 from coterie.channel.compression.coding import Coding
 from coterie.channel.exchange import Terms
-from coterie.channel.policy import Policy, select
+from coterie.channel.policy import Policy, cohort_size, select
 from coterie.channel.policy import check as check_policy
 from coterie.channel.privacy.settings import Privacy
 from coterie.client.fit import Criterion, FlatModel, outputs
 from coterie.client.plan import Metric, Plan, Training
+from coterie.client.stacked import LARGEST, why_not_stacked
 from coterie.core.engine import Engine, Remote
 from coterie.core.events import Event, Summary
 from coterie.core.messages import ClientId
@@ -46,7 +47,7 @@ from coterie.engines.base import one_thread
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
 from coterie.errors import ConfigError, EngineError
-from coterie.experiment.privacy import Guard, calibrated, check_outliers, check_privacy
+from coterie.experiment.privacy import Guard, calibrated, check_outliers, check_privacy, check_steps
 from coterie.experiment.running import Running, remembered, waiting
 from coterie.experiment.stopping import Stop
 from coterie.experiment.user_code import check_digests, digests_of
@@ -179,6 +180,7 @@ class Experiment:
             self.settings.clock["name"],
             self.schedule.optimizer,
         )
+        check_steps(self.privacy, self.method, self.schedule.steps)
 
     def client_plan(self, folder: Path) -> Plan:
         """The same plan, unchecked, for a client that received the experiment from the server."""
@@ -198,6 +200,24 @@ class Experiment:
             self.settings.wire,
             self.privacy,
         )
+
+    def stack_size(self, plan: Plan) -> tuple[int, str]:
+        """How many clients train as one stacked model, and why it is 1 where more were asked for.
+
+        It depends on the model, the loss and the cohort alone: never on a clock, the machine or
+        the number of workers.
+        """
+        asked = self.settings.batch_clients
+        if asked == 1:
+            return 1, ""
+        people = cohort_size(self.settings.policy.cohort, len(self.members))
+        size = min(people, max(2, people // 4), LARGEST) if asked == "auto" else min(asked, people)
+        model = FlatModel(copy.deepcopy(plan.module), plan.device, plan.bn)
+        sample = [c.train for c in self.population.clients if len(c.train)][:3]
+        reason = why_not_stacked(model, plan.start, sample, self.criterion, self.schedule)
+        if reason:
+            return 1, f"clients train one by one: {reason}"
+        return size, ""
 
     @cached_property
     def privacy(self) -> Privacy:
@@ -338,6 +358,8 @@ class Experiment:
             getattr(getattr(self.criterion, "func", self.criterion), "__qualname__", ""),
             repr(self.fresh(0)),
         ]
+        if self.settings.batch_clients != 1:
+            parts.append(f"batch_clients {self.settings.batch_clients}")
         if self.init != "torch":  # older runs have fingerprints without init
             parts.append(self.init)
         if self.settings.outliers != "reject":  # likewise
@@ -425,6 +447,11 @@ def execute(
         # Refuse a wrong model or method before anything is written.
         plan = experiment.plan(folder)
         settings, elsewhere = experiment.settings, remote is not None
+        if not elsewhere:
+            stacked, reason = experiment.stack_size(plan)
+            plan = replace(plan, training=replace(plan.training, batch_clients=stacked))
+            if reason and say is not None:
+                say(reason)
         guard = Guard(plan, settings.policy, experiment.members, settings.rounds)
         if run is not None:
             (RunDir.open if resume else RunDir.create)(run.path)
@@ -441,7 +468,7 @@ def execute(
             run.write_config(experiment.config)
             run.write_code(digests_of(experiment.config))
             run.write_data(described(experiment.population, elsewhere))
-            run.append_session(session(experiment, max(0, memory.run.done), size_of(plan.start)))
+            run.append_session(session(experiment, max(0, memory.run.done), plan))
         if plan.privacy.on and remote is None:
             plan.roster.prepare()
         make_engine = ENGINES.find(experiment.settings.engine)

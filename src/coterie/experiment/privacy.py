@@ -111,6 +111,16 @@ def check_privacy(
         )
 
 
+def check_steps(privacy: Privacy, method: Method, steps: int | None) -> None:
+    """Refuse sums that can be taken apart because one client makes more steps than the others."""
+    if privacy.secure and method.same_steps and steps is None:
+        raise ConfigError(
+            f"method {method.name} {method.same_steps}: where one client makes more steps than the "
+            "others, the two secure sums together tell what it sent. Set train.steps, so that all "
+            "make the same number"
+        )
+
+
 def check_outliers(outliers: str, privacy: Privacy, method: Method) -> None:
     """Refuse a treatment of outliers that conflicts with the run."""
     if outliers != "clip":

@@ -1,4 +1,4 @@
-"""The methods, by name. A method is known by ``@method``, in a module here or in a package's."""
+"""The methods by name. ``@method`` registers one, in a module here or in a plug-in package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ attach(__name__, {name.replace("-", "_"): row["module"] for name, row in METHODS
 
 
 def find(name: str) -> Callable[..., Method]:
-    """The factory of a method, ours, a user's own or a plug-in's."""
+    """The factory of a method: built in, your own, or from a plug-in."""
     factory = METHODS.find(name)
     plain = inspect.isfunction(factory) and not hasattr(factory, "makes")
     return method(factory) if plain else factory
@@ -36,7 +36,7 @@ def parts_of(name: str) -> list[str]:
 
 
 def short(name: str) -> str:
-    """What a method is called: its name, or that of the function if it goes by its place.
+    """The display name of a method: its name, or its function's name if it is given by location.
 
     >>> short("fedavg"), short("/home/me/mine.py:my_method")
     ('fedavg', 'my-method')
@@ -45,7 +45,7 @@ def short(name: str) -> str:
 
 
 def excluded_by(name: str, parameter: str) -> set[str]:
-    """The parameters of a method, or of a combination, that cannot be given beside this one.
+    """The parameters of a method, or of a combination, that cannot be combined with this one.
 
     >>> excluded_by("fedclust", "threshold"), excluded_by("fedclust", "linkage")
     ({'clusters'}, set())
@@ -61,10 +61,11 @@ def make(
     layer_interval: int = 1,
     layer_share: float | Literal["auto"] = "auto",
 ) -> Method:
-    """A method from its name and parameters; quiet layers are averaged every so many rounds.
+    """Build a method from its name and parameters.
 
-    Names joined by ``+`` make one method of several ones' pieces. A parameter goes to the part that
-    has it; where two have it, it is written with its part.
+    Names joined by ``+`` combine parts of several methods into one. Each parameter is passed to the
+    method that has it; if two have it, write it with the method's name, as in ``ifca.k``. With
+    ``layer_interval`` above 1, layers that differ little are averaged only every so many rounds.
 
     >>> make("fedprox", {"mu": 0.01}).name
     'fedprox'
@@ -72,12 +73,12 @@ def make(
     'ifca+fedper'
     """
     joined = len(parts_of(name)) > 1
-    made = join(name, parameters or {}) if joined else find(name)(**(parameters or {}))
-    return layer_wise(made, layer_interval, layer_share) if layer_interval > 1 else made
+    built = join(name, parameters or {}) if joined else find(name)(**(parameters or {}))
+    return layer_wise(built, layer_interval, layer_share) if layer_interval > 1 else built
 
 
 def join(name: str, parameters: Mapping[str, Any]) -> Method:
-    """A method from the pieces of those named in ``name``, joined by ``+``."""
+    """Build a combination from the methods in ``name``, which are joined by ``+``."""
     parameters = with_groups_read(name, parameters)
     names = parts_of(name)
     for part in names:
@@ -85,22 +86,22 @@ def join(name: str, parameters: Mapping[str, Any]) -> Method:
             raise ConfigError(f"method {name}: write each part once, as in ifca+ditto")
     factories = {short(part): find(part) for part in names}
     title = "+".join(factories)
-    given = shared_out(title, factories, parameters)
-    made = combined(title, {part: make(**given[part]) for part, make in factories.items()})
-    return replace(made, source=Source(__name__, "join", {"name": name, "parameters": parameters}))
+    by_part = shared_out(title, factories, parameters)
+    joint = combined(title, {part: make(**by_part[part]) for part, make in factories.items()})
+    return replace(joint, source=Source(__name__, "join", {"name": name, "parameters": parameters}))
 
 
 def shared_out(
     name: str, factories: Mapping[str, Callable[..., Method]], parameters: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Each part's own parameters: those written ``part.key``, and those that only it has."""
-    found: dict[str, dict[str, Any]] = {part: {} for part in factories}
+    """The parameters of each part: those written ``part.key``, and those that only it has."""
+    by_part: dict[str, dict[str, Any]] = {part: {} for part in factories}
     title = f"method {name}"
     known = {part: list(signature(f).parameters) for part, f in factories.items()}
     for key, value in parameters.items():
-        part, dot, own = key.partition(".")
-        if part in found and (dot or isinstance(value, Mapping)):
-            found[part] |= {own: value} if dot else dict(value)
+        part, dot, name_in_part = key.partition(".")
+        if part in by_part and (dot or isinstance(value, Mapping)):
+            by_part[part] |= {name_in_part: value} if dot else dict(value)
             continue
         owners = [p for p, keys in known.items() if key in keys]
         if not owners:
@@ -108,6 +109,6 @@ def shared_out(
             raise ConfigError(unknown(f"parameter of {title}", key, every or ["(it takes none)"]))
         if len(owners) > 1:
             ways = " or ".join(f"{p}.{key}" for p in owners)
-            raise ConfigError(f"{title}: both parts have a parameter {key}: write {ways}")
-        found[owners[0]][key] = value
-    return found
+            raise ConfigError(f"{title}: two parts have the parameter {key}: write {ways}")
+        by_part[owners[0]][key] = value
+    return by_part

@@ -1,4 +1,4 @@
-"""Groups by evidence, confirmed by a trial: what all methods that group by themselves share."""
+"""Groups by evidence, confirmed by a trial: shared by all methods that find their own groups."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from coterie.errors import ConfigError
 Try = Literal["auto", "always", "off"]
 Views = Callable[[Public | None], View]
 NO_NOISE = (
-    "finds groups by what two halves of each client's data say: these uploads, and those of a "
-    "trial, are not in the calibration of the noise. Give it the groups: method known-groups"
+    "finds groups by comparing two halves of each client's data: these uploads, and those of a "
+    "trial, are not in the calibration of the noise. If you know the groups, use method "
+    "known-groups"
 )
-ROOT = 0  # the group that everybody begins in
-FIRST = 0  # rounds of one model before a trial of groups that the evidence is decided about
-LATER = 5  # rounds before a trial of others: early on, everything finer looks better
+ROOT = 0  # the group in which all clients begin
+FIRST = 0  # rounds with one model before a trial, if the evidence is decisive
+LATER = 5  # the same if it is not: early on, every finer grouping looks better
 
 
 @dataclass(frozen=True)
 class Evidenced:
-    """How a method finds its groups: what is probed, and when a trial is made.
+    """How a method finds its groups: what the probe compares, and when a trial takes place.
 
-    With ``tries`` "auto" a trial is made where the evidence finds more than one group; "always"
-    makes it anyway; "off" takes the groups as the evidence finds them, at once. ``first`` is the
-    round of the first trial where the evidence is decided about the groups, ``later`` where it is
-    not; ``rounds`` is how many rounds a trial takes, ``again`` whether another may follow one that
-    kept one model, in round ``later`` at the earliest.
-    ``views`` makes what the server looks at of a client's model, where that is not the model.
+    ``tries``: "auto" makes a trial if the evidence finds more than one group, "always" makes one in
+    any case, and "off" uses the groups of the evidence at once. The first trial takes place in
+    round ``first`` if the evidence is decisive and in round ``later`` if it is not, and takes
+    ``rounds`` rounds. With ``again``, another trial may follow one that kept a single model, in
+    round ``later`` at the earliest. ``views`` computes what the server compares from a client's
+    model, where it is not the model itself.
     """
 
     probe: Probe = field(default_factory=Probe)
@@ -51,10 +52,15 @@ class Evidenced:
 
     @property
     def sums(self) -> int:
-        """How many sums a round has at most: in a trial the models, and then their scores."""
+        """The largest number of sums in a round: in a trial, the models and then their scores."""
         return 1 if self.tries == "off" else 2
 
-    def begun(
+    @property
+    def same_steps(self) -> str:
+        """What of a client's training goes into two sums, as in ``Method``."""
+        return "" if self.tries == "off" else trial.TWICE
+
+    def probed(
         self,
         fed: Federation,
         state: State,
@@ -62,24 +68,24 @@ class Evidenced:
         number: int = 0,
         public: Public | None = None,
     ) -> tuple[State, Answer]:
-        """After a probe of the members of one group: its groups at once, or a trial to come."""
+        """Probe the members of one group; then split it at once, or plan a trial."""
         clients = sorted(c for c, s in state.groups.items() if s == slot)
         view = None if self.views is None else self.views(public)
         answer = probing.ask(fed, self.probe, state.models[slot], clients, number, view)
-        return self.concluded(fed, state, answer, slot, number), answer
+        return self.decided(fed, state, answer, slot, number), answer
 
-    def concluded(
+    def decided(
         self, fed: Federation, state: State, answer: Answer, slot: Slot = ROOT, number: int = 0
     ) -> State:
-        """With what follows from the answer to a probe: its groups at once, or a trial to come."""
+        """Split a group by the answer to a probe at once, or plan a trial."""
         state = replace(state, notes={**state.notes, **shown(answer)})
         if len(answer.clients) < 2 or not (answer.evidence.groups > 1 or self.tries == "always"):
             return state
         if self.tries != "off" and answer.validated:
             steps, notes = answer.memory["steps"], state.notes
-            if not steps:  # what was compared takes no training, or a number of epochs
-                people, model = answer.clients, state.models[slot]
-                steps, samples = probing.steps_needed(fed, model, people, number)
+            if not steps:  # the probe needed no training, or a number of epochs
+                model = state.models[slot]
+                steps, samples = probing.steps_needed(fed, model, answer.clients, number)
                 evidence = {**notes["evidence"], "samples": notes["evidence"]["samples"] + samples}
                 state = replace(state, notes={**notes, "evidence": evidence})
             plan = trial.proposed(
@@ -106,45 +112,45 @@ class Evidenced:
         plan = {"clients": answer.clients, "places": answer.places, "probe": answer.memory}
         return with_split(after, slot, plan)
 
-    def begun_in(self, fed: Federation, state: State, slot: Slot, info: Round) -> State | None:
-        """The same before a round of training; nothing where nobody answers, as in any round."""
+    def probed_in(self, fed: Federation, state: State, slot: Slot, info: Round) -> State | None:
+        """Like ``probed``, before a round of training; None if no client answers."""
         try:
-            return self.begun(fed, state, slot, info.number, info.public)[0]
+            return self.probed(fed, state, slot, info.number, info.public)[0]
         except NobodyAnswered:
             return None
 
-    def settled(self, before: State, after: State) -> State:
-        """After a trial that made groups: what newcomers to them are placed by is remembered."""
+    def after_trial(self, before: State, after: State) -> State:
+        """After a trial that split a group: remember how to place newcomers in the new groups."""
         plan = before.memory.get("trial")
         if plan is None or plan["slot"] in after.models:
             return after
         return with_split(after, plan["slot"], plan)
 
-    def admitted(self, fed: Federation, state: State, info: Round) -> State:
-        """From the first group down, at each split to the part whose direction is nearest."""
+    def admit(self, fed: Federation, state: State, info: Round) -> State:
+        """Place newcomers: at each split, in the part whose direction is nearest."""
         view = None if self.views is None else self.views(info.public)
         splits = state.memory.get("splits", {})
         places: dict[ClientId, Slot] = dict.fromkeys(info.cohort, ROOT)
-        while going := {c: s for c, s in places.items() if s in splits}:
+        while descending := {c: s for c, s in places.items() if s in splits}:
             places = {c: s for c, s in places.items() if s not in splits}
-            for slot in dict.fromkeys(going.values()):
-                here = splits[slot]
-                people = [c for c, s in going.items() if s == slot]
-                found = probing.place(fed, here["probe"], here["centres"], people, view)
-                places |= {c: here["slots"][i] for c, i in found.items()}
+            for slot in dict.fromkeys(descending.values()):
+                split = splits[slot]
+                clients = [c for c, s in descending.items() if s == slot]
+                parts = probing.place(fed, split["probe"], split["centres"], clients, view)
+                places |= {c: split["slots"][i] for c, i in parts.items()}
         return state.joined(places)
 
 
 def with_split(state: State, slot: Slot, plan: Mapping[str, Any]) -> State:
-    """With what is needed to place newcomers at the split of this group."""
+    """The state with what is needed to place newcomers at the split of this group."""
     parts = sorted({state.groups[c] for c in plan["clients"]}, key=str)
     labels = [parts.index(state.groups[c]) for c in plan["clients"]]
-    here = {
+    split = {
         "probe": plan["probe"],
         "centres": probing.centres(plan["places"], labels),
         "slots": parts,
     }
-    return state.joined({}, splits={**state.memory.get("splits", {}), slot: here})
+    return state.joined({}, splits={**state.memory.get("splits", {}), slot: split})
 
 
 def by_evidence(
@@ -153,61 +159,62 @@ def by_evidence(
     check: Check | None = None,
     tasks: Mapping[str, Task] | None = None,
 ) -> Assign:
-    """One group of all at first, and groups once a trial has confirmed the evidence for them.
+    """One group of all clients at first; more once a trial has confirmed the evidence for them.
 
-    The evidence is asked for before the first round, or when ``probes`` does it.
+    The evidence is gathered before the first round, or when ``probes`` gathers it.
     """
 
     def start(fed: Federation, setup: Setup) -> State:
-        state = everybody(setup)
-        return state if probes is not None else how.begun(fed, state)[0]
+        state = one_group(setup)
+        return state if probes is not None else how.probed(fed, state)[0]
 
     def checks(setup: Setup) -> None:
         if setup.smallest_group > 1 and how.tries != "off" and how.rounds > 1:
             raise ConfigError(
-                f"trial_rounds = {how.rounds} needs sums of overlapping groups in one round, which "
-                "secure aggregation refuses: leave it at 1"
+                f"trial_rounds = {how.rounds} needs sums over overlapping groups in one round, "
+                "which secure aggregation refuses: set trial_rounds = 1"
             )
         if check is not None:
             check(setup)
 
     return Assign(
         start,
-        how.admitted,
+        how.admit,
         tasks={**probing.TASKS, **(tasks or {})},
         sees="each",
         check=checks,
         sums=how.sums,
+        same_steps=how.same_steps,
         probes=probes,
-        regrouped=how.settled,
+        regrouped=how.after_trial,
         no_noise=NO_NOISE,
         shows=probing.SHOWS,
     )
 
 
-def everybody(setup: Setup) -> State:
-    """One group of all clients, with θ⁰."""
+def one_group(setup: Setup) -> State:
+    """One group of all clients, with the initial model."""
     models: dict[Slot, Weights] = {ROOT: setup.start}
     return State(models, dict.fromkeys(setup.clients, ROOT))
 
 
 def once_after(how: Evidenced, rounds: int) -> Callable[[Federation, State, Round], State]:
-    """Ask for the evidence before the round that comes after so many."""
+    """Gather the evidence once, after this many rounds."""
 
     def probes(fed: Federation, state: State, info: Round) -> State:
         if info.number < rounds or "probed" in state.memory:
             return state
-        after = how.begun_in(fed, state, ROOT, info)
+        after = how.probed_in(fed, state, ROOT, info)
         return state if after is None else after.joined({}, probed=True)
 
     return probes
 
 
 def while_one(how: Evidenced, every: int) -> Callable[[Federation, State, Round], State]:
-    """Ask before the first round; while there is one group, again after ``every`` rounds.
+    """Gather the evidence before the first round, and again as long as there is one group.
 
-    Then after twice as many, and so on: a difference that was not there at first may come to light.
-    With 0 they are asked once.
+    It is gathered again after ``every`` rounds, then after twice as many, and so on, because
+    differences between clients may appear later. With 0 it is gathered once.
     """
 
     def probes(fed: Federation, state: State, info: Round) -> State:
@@ -215,7 +222,7 @@ def while_one(how: Evidenced, every: int) -> Callable[[Federation, State, Round]
             return state
         if info.number < state.memory.get("asks", 0):
             return state
-        after = how.begun_in(fed, state, ROOT, info)
+        after = how.probed_in(fed, state, ROOT, info)
         if after is None:
             return state
         return after.joined({}, asks=max(every, 2 * info.number) if every else 10**9)
@@ -224,7 +231,7 @@ def while_one(how: Evidenced, every: int) -> Callable[[Federation, State, Round]
 
 
 def shown(answer: Answer) -> dict[str, Any]:
-    """What there is to show of a probe: the evidence, and the clients' distances with a tree."""
+    """The notes about a probe: its evidence, and the clients' distances with a tree."""
     notes: dict[str, Any] = {"evidence": answer.notes, "clients": answer.clients}
     notes |= answer.layer_notes
     if len(answer.clients) > 1:

@@ -1,4 +1,4 @@
-"""DC-PFL: one group that splits while training, layers averaged at their own pace."""
+"""DC-PFL: one group that splits during training, and layers that are averaged at their own pace."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from coterie.methods.dc_pfl_decrease import Bend, has_ended, radii
 from coterie.methods.dc_pfl_splits import (
     Levels,
     Splitting,
-    answered,
-    asked,
+    ask_for_trial,
     mean_distances,
     mean_of_pairs,
     ready,
     tree_of,
+    with_answers,
 )
 from coterie.methods.dc_pfl_two_models import SHARING, sent
 
-EARLY = 2  # rounds before a trial of groups that the evidence is decided about
-MOST_UNSCALED = 200  # clients whose distances are noted without the scaling of models as well
+EARLY = 2  # rounds before a trial of groups for which the evidence is decisive
+MOST_UNSCALED = 200  # clients, up to which distances of unscaled models are noted as well
 
 
 @method
@@ -65,68 +65,77 @@ def dc_pfl(
     sleep: Natural = 6,
     start: Count = 5,
 ) -> Method:
-    """One group that splits, when its loss stops falling fast, along a tree of model distances.
+    """One group that splits along a tree of model distances, when its loss stops falling fast.
 
     Family: clustered.
-    Rule: over the first ``start`` rounds the server averages the distances of clients' models, D_ij
-    = ‖S(w_i) − S(w_j)‖₁/d with S scaling a model to [0, 1], and builds a tree by average linkage.
-    Clients report the loss of the model they receive. When its mean clearly falls slower than
-    before (``bend``), the rapid decrease has ended and finer groups are tried. Everybody trains θ⁰
-    once on two halves of its data: only a group in which one half predicts the other better by
-    groups is ever tried. Its members train their model once more, the same uploads
-    are averaged for every cut of their tree, and each member scores the models of its nested groups
-    on validation data; the coarsest cut within a standard error of the best is taken, and its
-    groups go on from there. If all groups stay, monitoring rests for ``sleep`` rounds. Groups only
-    ever split. A client alone in its group trains by itself and reports its loss only. Layers that
-    hardly differ in a group are averaged every ``alpha`` rounds.
+    Rule: over the first ``start`` rounds, the server averages the distances between clients'
+    models, D_ij = ‖S(w_i) − S(w_j)‖₁/d, where S scales a model to [0, 1], and builds a tree from
+    them by average linkage. Clients report the loss of the model that they receive. When the mean
+    loss clearly falls more slowly than before (``bend``), the rapid decrease has ended and finer
+    groups are tried (after two rounds already if the evidence is decisive). First, all clients
+    train θ⁰ once on two halves of their data: a group is tried only if dividing it lets one half
+    predict the other better. Its members train their model once more, the server averages the same
+    uploads for every cut of their tree, and each member scores the models of its nested groups on
+    validation data. The coarsest cut whose loss is within one standard error of the lowest is
+    adopted, and its groups continue from the models just made. If no group splits, monitoring
+    pauses for ``sleep`` rounds. Groups split but never merge. A client alone in its group trains by
+    itself and reports only its loss. Layers that hardly differ within a group (quiet layers) rest:
+    they are averaged only every ``alpha`` rounds.
     Args:
-        alpha: rounds between means of quiet layers, 1 or more; 1 averages all layers always (NoLA).
-        dynamic: whether groups split; with False they are the cut at ``gamma`` for good (NoDC).
-        gamma: γ̃ to begin with, 0 to 1: groups are the cut at γ̃ times the tree's height; 1 is one
-            group.
-        share: which layers are quiet. "auto": all but the one whose parameters differ most, and one
-            that holds more than half of the bytes in any case; decided once for each group. A
-            number from 0 to 1: those below this share of the mean discrepancy over layers, the
-            paper's rule (0.1).
-        levels: which cuts of the tree are tried: "tree", each of its merges and the groups of the
+        alpha: rounds between two averages of quiet layers, 1 or more; 1 always averages all layers
+            (the paper's NoLA).
+        dynamic: whether groups split; with False, they are the cut at ``gamma`` for the whole run
+            (the paper's NoDC).
+        gamma: the initial γ̃, 0 to 1. Groups are the cut at γ̃ times the height of the tree; 1 is
+            one group.
+        share: which layers are quiet. "auto": all but the layer that differs most, and in any case
+            a layer that holds more than half of the bytes; decided once for each group. A number
+            from 0 to 1: the layers whose discrepancy is below this share of the mean over layers,
+            which is the paper's rule (with 0.1).
+        levels: which cuts of the tree are tried: "tree", every merge of it and the groups of the
             evidence, or only γ̃ in steps of this number, above 0 to 1 (the paper's 0.2).
-        trial: "cuts" as above; "two-models" is the paper's: γ̃ goes down by one level, after one
-            round with all layers clients train both their old and their new group's model, and the
-            groups change if the mean loss of the new ones is lower; the evidence is not asked.
-        trial_on: what a trial's loss is taken on: "validation" data, by more than one standard
-            error; or "training" data, the paper's text, where finer groups nearly always win.
-        early: whether groups that the evidence is decided about, where fewer and more both predict
-            clearly worse, are tried after two rounds, and not only at the end of the rapid
-            decrease: one model of clients that contradict each other may never have any. The tree
-            is then that of the two rounds; with partial participation it is waited for.
-        bend: what ends a rapid decrease. "slope": over the last 7 rounds the loss falls less than
-            0.6 times as fast as over up to 18 rounds before, by four standard errors; the noise is
-            estimated from the second differences of the losses. "convex": the radius of curvature r
-            = (1+l'²)^1.5/l'' of the smoothed loss was smaller than in the ``observe`` rounds after
-            it, where the loss bends upwards. "absolute": the same with |l''| and from the first
-            round on, the paper's rule to the letter.
-        smooth: rounds that the loss is averaged over for a radius, 1 or more.
+        trial: "cuts", as above, or "two-models", the paper's trial: γ̃ goes down by one level,
+            there is one round with all layers, then clients train the model of both their old and
+            their new group, and the groups change if the mean loss of the new ones is lower. It
+            uses no evidence.
+        trial_on: the data on which a trial measures the loss: "validation", where finer groups must
+            be better by more than one standard error, or "training", as in the paper's text, where
+            finer groups nearly always win.
+        early: whether a group is tried as early as after two rounds if the evidence for splitting
+            it is decisive (fewer groups and more both predict clearly worse), and not only after
+            the rapid decrease: the loss of one model for clients that contradict each other may
+            never decrease rapidly. The tree is then built from these two rounds; if some clients
+            have not taken part together by then, the method waits for the tree of the first
+            ``start`` rounds.
+        bend: what ends a rapid decrease. "slope": over the last 7 rounds, the loss falls less than
+            0.6 times as fast as over up to 18 rounds before them, by more than four standard
+            errors; the noise is estimated from the second differences of the losses. "convex": the
+            radius of curvature r = (1+l'²)^1.5/l'' of the smoothed loss was smaller than in the
+            ``observe`` rounds after it, where the loss bends upwards. "absolute": the same with
+            |l''| and from the first round on, which is the paper's rule to the letter.
+        smooth: rounds over which the loss is averaged to compute a radius, 1 or more.
         observe: rounds that must confirm the smallest radius, 1 or more.
-        sleep: rounds without monitoring after a trial that failed, 0 or more.
-        start: rounds before the tree is built and before layers rest, 1 or more.
+        sleep: rounds without monitoring after a trial that changed nothing, 0 or more.
+        start: rounds before the tree is built and before quiet layers rest, 1 or more.
     Server sees: each client's model in the first ``start`` rounds, or in two where the evidence is
-    decided, and, once, two models that each client trained from θ⁰ on halves of its data; then
-    means, among them the model of a client that is about to be alone.
-    Travels: 1 model down, 1 up; less when layers rest, none for a client alone in its group. For
-    the evidence once 1 model down and 2 up. In a trial 1 more model up, and down, in half the
-    bytes, those of all groups that a client would be in.
-    Newcomers: train each group's model for a round and join the one that this moves least, by the
-    same S. Groups of one are left out unless there are no others, for the server has only the
-    model from which they went on alone. When its group splits, a newcomer goes with most of it.
+    decisive, and once two models that each client trained from θ⁰ on halves of its data; then
+    means, among them the last model of a client that is about to be alone.
+    Travels: 1 model down, 1 up; less when layers rest, and none for a client alone in its group.
+    For the evidence, once, 1 model down and 2 up. In a trial, 1 more model up, and down, at half
+    precision, the models of all groups that a client could be in.
+    Newcomers: train each group's model for a round and join the group whose model this changes
+    least, with the same S. Groups of one client are left out unless there are no others, because
+    the server has only the model from which that client went on alone. When its group splits, a
+    newcomer goes with most of it.
     Departs: the defaults of ``share``, ``levels``, ``trial``, ``trial_on`` and ``bend`` are ours.
-    With the paper's, splits came in the rounds 11, 22, 33 and 44 of every run, whatever the loss
-    did, clients with identical data were split, and no layer ever rested. A pair of clients that
-    never took part together counts as average apart. Who does not answer the probe is asked up to
-    three times, and then goes with most of its group. Of more than 16 groups not every cut is
-    tried, but each a quarter finer than the one before. If nobody has validation data, groups are
-    those of the evidence, untried. A client with no reply in a trial of two models stays with the
-    majority's decision; with partial participation only those who take part in such a trial are
-    asked.
+    With the paper's, splits came in rounds 11, 22, 33 and 44 of every run, whatever the loss did,
+    clients with identical data were split, and no layer was ever quiet. Two clients that never took
+    part in the same round get the average distance. A client that does not answer the probe is
+    asked up to three times and then goes with most of its group. With more than 16 groups, not
+    every cut is tried: each is a quarter finer than the one before. If no client has validation
+    data, the groups of the evidence are used without a trial. In a trial of two models, a client
+    without a reply follows the majority's decision; with partial participation, only the clients
+    that take part in the trial are asked.
     Reference: Liu et al., Dynamic Clustering for Personalized Federated Learning on Heterogeneous
     Edge Devices (DC-PFL).
     """
@@ -153,7 +162,7 @@ def dc_pfl(
 
 @dataclass(frozen=True)
 class Course:
-    """A run of DC-PFL on the server: rounds of training, and what the loss leads to."""
+    """A run of DC-PFL on the server: rounds of training, and what follows from the loss."""
 
     levels: Levels
     splitting: Splitting
@@ -172,15 +181,15 @@ class Course:
         return has_ended(losses, self.bend, self.smooth, self.observe, rounds)
 
     def groups_at(self, state: State, level: int) -> dict[ClientId, Slot]:
-        """The groups at a level; newcomers go with most of theirs."""
+        """The groups at a level; newcomers go with most of their group."""
         labels = self.levels.labels(tree_of(state.memory), level)
         names = {c: f"{level}/{g}" for c, g in zip(state.memory["clients"], labels, strict=True)}
         return with_most(state.groups, names)
 
     def finer(self, state: State) -> dict[str, Any]:
-        """What comes after the end of a rapid decrease."""
+        """What to do at the end of a rapid decrease."""
         if self.trial == "cuts":
-            return asked(early=False)
+            return ask_for_trial(early=False)
         now = len(set(state.groups.values()))
         deepest = self.levels.deepest(tree_of(state.memory))
         for level in range(state.memory["level"] + 1, deepest + 1):
@@ -192,8 +201,8 @@ class Course:
         """One round: of training, or with a trial."""
         if state.memory["phase"] == "trial":
             return self.tried_two(fed, state, info)
-        if self.asks_early and info.number == EARLY and ready(state.memory):
-            state = self.asked_soon(fed, state)
+        if self.tries_early and info.number == EARLY and ready(state.memory):
+            state = self.with_early_trial(fed, state)
         if state.memory["phase"] == "ask" and "trial" not in state.memory:
             state = self.splitting.proposed(fed, state, info)
         if not trials.due(state, info):
@@ -207,24 +216,24 @@ class Course:
         return replace(state, notes=self.shown(state, state.notes))
 
     @property
-    def asks_early(self) -> bool:
-        """Whether what the evidence is decided about is tried before the decrease has ended."""
+    def tries_early(self) -> bool:
+        """Whether groups with decisive evidence are tried before the decrease has ended."""
         return self.early and self.dynamic and self.trial == "cuts"
 
-    def asked_soon(self, fed: Federation, state: State) -> State:
-        """With a tree of the rounds so far and trials next, where the evidence is decided."""
-        state, complete = answered(fed, state)
+    def with_early_trial(self, fed: Federation, state: State) -> State:
+        """With decisive evidence: the state with a tree of the rounds so far, and trials next."""
+        state, complete = with_answers(fed, state)
         if not (complete and self.splitting.divided(state, early=True)):
             return state
-        return self.with_tree(state).joined({}, **asked(early=True))
+        return self.with_tree(state).joined({}, **ask_for_trial(early=True))
 
     def with_tree(self, state: State) -> State:
-        """With the hierarchy, and the groups of its first level."""
+        """The state with the tree, and the groups of its first level."""
         state = with_hierarchy(state)
         return regrouped(state, self.groups_at(state, 0), 0, state.memory)
 
     def trained(self, fed: Federation, state: State, info: Round) -> tuple[State, list[float]]:
-        """After a round of training, and the mean loss of what was received, if anybody told it."""
+        """Train for a round; also returns the mean loss of the received models, if reported."""
         full = state.memory["phase"] == "sync"
         orders = [order(state, c, whole=full) for c in info.cohort]
         if "merges" not in state.memory:
@@ -236,29 +245,30 @@ class Course:
         elif not orders:
             return state, []
         else:
-            more = [self.groups_at(state, state.memory["next"])] if full else []
+            finer = [self.groups_at(state, state.memory["next"])] if full else []
             into: dict[ClientId, Mapping[Slot, float]]
-            into = {c: {g[c]: 1.0 for g in (state.groups, *more)} for c in info.cohort}
-            # A newcomer may have joined a client that has gone on alone, which sends no model.
+            into = {c: {g[c]: 1.0 for g in (state.groups, *finer)} for c in info.cohort}
+            # A newcomer may have joined a client that trains alone and sends no model.
             into |= {c: {"alone": 1.0} for c in state.memory["alone"]}
             means = fed.reduce(orders, into)
         return moved(state, orders, means), mean_loss(state.groups, means)
 
     def watched(self, state: State, loss: Sequence[float], mixed: bool, info: Round) -> State:
-        """With this round's loss, and what follows from it.
+        """The state with this round's loss, and with what follows from it.
 
-        One of models with layers of clients' own is lower, and does not count, but in the paper's
-        rule to the letter. A radius is noted where the losses behind it are of rounds in a row.
+        Where clients use layers of their own, the loss is lower and does not count, except in the
+        paper's rule to the letter. A radius is noted only if the losses behind it are from
+        consecutive rounds.
         """
         memory = {**state.memory}
         if loss and not (mixed and self.bend != "absolute"):
             memory["losses"] = [*memory["losses"], *loss]
             memory["rounds"] = [*memory["rounds"], info.number]
         losses, rounds = memory["losses"], memory["rounds"]
-        behind = rounds[-(self.smooth + 2) :]
-        in_a_row = not behind or behind[-1] - behind[0] == len(behind) - 1
-        shown = in_a_row and (not mixed or self.bend == "absolute")
-        bends = radii(losses, self.smooth, self.bend != "absolute") if shown else []
+        window = rounds[-(self.smooth + 2) :]
+        consecutive = not window or window[-1] - window[0] == len(window) - 1
+        shows_radius = consecutive and (not mixed or self.bend == "absolute")
+        bends = radii(losses, self.smooth, self.bend != "absolute") if shows_radius else []
         notes = {**state.notes, "loss": loss, "radius": bends[-1:], "mixed": mixed}
         phase, splits = memory["phase"], self.dynamic and "merges" in memory
         if phase == "sync":
@@ -268,13 +278,13 @@ class Course:
         elif phase == "watch" and splits and self.ended(losses, rounds):
             memory |= self.finer(replace(state, memory=memory))
             notes["ended"] = True
-        elif phase == "watch" and splits and self.asks_early and "early" not in memory:
-            memory |= asked(early=True)  # there has just come to be a tree
+        elif phase == "watch" and splits and self.tries_early and "early" not in memory:
+            memory |= ask_for_trial(early=True)  # the tree has just been built
         state = replace(state, memory=memory)
         return replace(state, notes=self.shown(state, notes))
 
     def tried_two(self, fed: Federation, state: State, info: Round) -> State:
-        """The paper's trial: old and new groups' models side by side."""
+        """The paper's trial: the models of old and new groups side by side."""
         level = state.memory["next"]
         new = self.groups_at(state, level)
         tries = [dc_pfl_two_models.tries(state, new, c, self.on) for c in info.cohort]
@@ -285,9 +295,9 @@ class Course:
         memory = {**state.memory, "losses": [], "rounds": [], "until": info.number + 1 + self.sleep}
         memory["phase"] = "rest" if self.sleep else "watch"
         state = regrouped(state, new, level, memory) if better else replace(state, memory=memory)
-        people = [c for c in tried.clients if c not in state.memory["alone"]]
-        orders = [verdict(state, c, "new" if better else "old") for c in people]
-        means = fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in people})
+        clients = [c for c in tried.clients if c not in state.memory["alone"]]
+        orders = [verdict(state, c, "new" if better else "old") for c in clients]
+        means = fed.reduce(orders, {c: {state.groups[c]: 1.0} for c in clients})
         state = moved(state, orders, means)
         used = {s: m for s, m in state.models.items() if s in set(state.groups.values())}
         counted = tried.metrics.get("counted", 1.0) or 1.0
@@ -295,22 +305,22 @@ class Course:
         outcome = {"trial": {**losses, "adopted": better}}
         return replace(state, models=used, notes=self.shown(state, outcome))
 
-    def shown(self, state: State, more: Mapping[str, Any]) -> dict[str, Any]:
-        """What a round has to show; loss and radius come as lists of one, or none."""
+    def shown(self, state: State, notes: Mapping[str, Any]) -> dict[str, Any]:
+        """The notes of a round; loss and radius are lists with one value, or empty."""
         memory = state.memory
         height = self.levels.gamma_at(memory["level"])
         if self.trial == "cuts" and self.dynamic and "merges" in memory:
             height = tree_of(memory).reach_normalised([state.groups[c] for c in memory["clients"]])
-        found = {"phase": memory["phase"], "gamma": round(height, 9), "alone": memory["alone"]}
-        curve = {k: more[k][0] if more[k] else None for k in ("loss", "radius") if k in more}
-        return {**more, **found, **curve}
+        progress = {"phase": memory["phase"], "gamma": round(height, 9), "alone": memory["alone"]}
+        curve = {k: notes[k][0] if notes[k] else None for k in ("loss", "radius") if k in notes}
+        return {**notes, **progress, **curve}
 
 
 # --- the server's smaller steps -----------------------------------------------------------------
 
 
 def init(fed: Federation, setup: Setup) -> State:
-    """One group of all, nothing known of anybody."""
+    """One group of all clients, of which nothing is known yet."""
     pairs = torch.zeros(2, len(setup.clients), len(setup.clients), dtype=torch.float64)
     memory = {"clients": list(setup.clients), "pairs": pairs, "alone": []}
     memory |= {"losses": [], "rounds": [], "level": 0, "phase": "watch", "start": setup.start}
@@ -320,7 +330,7 @@ def init(fed: Federation, setup: Setup) -> State:
 
 
 def admit(fed: Federation, state: State, info: Round) -> State:
-    """A newcomer joins the group whose model a round of training moves least."""
+    """A newcomer joins the group whose model changes least in a round of its training."""
     lone = {state.groups[c] for c in state.memory["alone"]}
     slots = [s for s in state.models if s not in lone] or list(state.models)
     offer = SHARING.offer(state.models, slots)
@@ -331,14 +341,14 @@ def admit(fed: Federation, state: State, info: Round) -> State:
 def regrouped(
     state: State, new: Mapping[ClientId, Slot], level: int, memory: Mapping[str, Any]
 ) -> State:
-    """The finer groups in place of the old; one whose model is not known has its parent's."""
+    """The finer groups instead of the old ones; a new one starts from its parent's model."""
     models = {s: state.models.get(s, state.models[state.groups[c]]) for c, s in new.items()}
     memory = {**memory, "level": level, "phase": "watch"}
     return replace(state, models={**state.models, **models}, groups=new, memory=memory)
 
 
 def order(state: State, client: ClientId, whole: bool = False) -> Order:
-    """Train the group's model; a client alone in its group keeps what it trained and sends none."""
+    """Train the group's model; a client alone in its group keeps the result and sends no model."""
     config: dict[str, Scalar] = {WHOLE: True} if whole else {}
     if list(state.groups.values()).count(state.groups[client]) == 1:
         config["alone"] = True
@@ -346,36 +356,36 @@ def order(state: State, client: ClientId, whole: bool = False) -> Order:
 
 
 def verdict(state: State, client: ClientId, take: str) -> Order:
-    """Send the model of the trial that was decided for."""
-    known = order(state, client, whole=True)
-    return replace(known, task="settle", arrays={}, config={**known.config, "take": take})
+    """Send the model that the trial decided for."""
+    training = order(state, client, whole=True)
+    return replace(training, task="settle", arrays={}, config={**training.config, "take": take})
 
 
 def sends(state: State, client: ClientId) -> Mapping[str, Array]:
-    """The group's model, unless the client has gone on alone from it already."""
+    """The group's model, unless the client is already alone."""
     if client not in state.groups or client in state.memory["alone"]:
         return {}
     return SHARING.offer(state.models, [state.groups[client]])
 
 
 def moved(state: State, orders: Sequence[Order], means: Mapping[Slot, Mean]) -> State:
-    """With the means as models, also of slots that are new; who went on alone is noted."""
+    """The state with the means as models, new slots included; clients that went alone are noted."""
     models = dict(state.models)
     base = next(iter(models.values()))
     for slot, mean in means.items():
         model = mean.arrays.get("model")
         if isinstance(model, Weights):
             models[slot] = model.onto(models.get(slot, base))
-    answered = {c for mean in means.values() for c in mean.clients}
-    lone = {o.client for o in orders if o.config.get("alone")} & answered
-    alone = sorted({*state.memory["alone"], *lone})
+    replied = {c for mean in means.values() for c in mean.clients}
+    newly_alone = {o.client for o in orders if o.config.get("alone")} & replied
+    alone = sorted({*state.memory["alone"], *newly_alone})
     return replace(state, models=models, memory={**state.memory, "alone": alone})
 
 
 def compared(state: State, replies: Sequence[Reply]) -> State:
-    """With the distances of these models: their sums, and how many each is a sum of.
+    """The state with the distances of these models added: their sums, and how many each sum has.
 
-    Where they can be noted, those of models as they are, without the scaling, are summed as well.
+    The distances of the unscaled models are summed as well, where there are few enough to note.
     """
     known = set(state.memory["clients"])  # newcomers are in no tree
     sent = [r for r in replies if isinstance(r.arrays.get("model"), Weights) and r.client in known]
@@ -395,7 +405,7 @@ def compared(state: State, replies: Sequence[Reply]) -> State:
 
 
 def with_hierarchy(state: State) -> State:
-    """With the hierarchy by mean distances."""
+    """The state with the tree of mean distances."""
     distances = mean_distances(state.memory)
     tree = agglomerate(distances)
     memory = {**state.memory, "merges": torch.from_numpy(tree.merges)}
@@ -408,25 +418,25 @@ def with_hierarchy(state: State) -> State:
 
 
 def rests(state: State, cohort: Sequence[ClientId]) -> bool:
-    """Whether any of these clients is about to use layers of its own in its group's model."""
+    """Whether one of these clients is about to use layers of its own in its group's model."""
     pace, alone = Pace.remembered(state), set(state.memory["alone"])
     places = ((c, state.groups[c]) for c in cohort if c not in alone)
     return any(pace.rests(c, s, state.models[s].layout) for c, s in places)
 
 
 def mean_loss(groups: Mapping[ClientId, Slot], means: Mapping[Slot, Mean]) -> list[float]:
-    """The mean over clients of the loss of the model received; nothing if nobody answered."""
+    """The mean over clients of the loss of the received model; empty if no client answered."""
     slots = {*groups.values(), "alone"}
-    found = [(m.metrics["loss"], len(m.clients)) for s, m in means.items() if s in slots]
-    count = sum(n for _, n in found)
-    return [sum(loss * n for loss, n in found) / count] if count else []
+    losses = [(m.metrics["loss"], len(m.clients)) for s, m in means.items() if s in slots]
+    count = sum(n for _, n in losses)
+    return [sum(loss * n for loss, n in losses) / count] if count else []
 
 
 # --- the client's half --------------------------------------------------------------------------
 
 
 def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
-    """The group's model; that of a client on its own is its own."""
+    """The group's model; for a client that is alone, its own."""
     return SHARING.received(client, arrays)[1]
 
 
@@ -447,9 +457,9 @@ def score_cuts(client: Client, arrays: Mapping[str, Any], config: Mapping[str, S
 
 def measure(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """How far a round of training moves each group's model."""
-    found = {}
+    movements = {}
     for slot, offer in arrays.items():
         begin = offer.onto(client.base)
         pair = [begin, client.fit(begin, stream="measure").weights]
-        found[slot] = float(scaled_l1(np.stack([w.parameters.numpy() for w in pair]))[0, 1])
-    return Upload(metrics=found)
+        movements[slot] = float(scaled_l1(np.stack([w.parameters.numpy() for w in pair]))[0, 1])
+    return Upload(metrics=movements)

@@ -1,4 +1,4 @@
-"""When a loss stops falling fast: DC-PFL's sign that it is time to look for finer groups."""
+"""The end of a rapid decrease of the loss: DC-PFL's sign that it is time to try finer groups."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike
 from coterie.clustering.arrays import Array
 
 Bend = Literal["slope", "convex", "absolute"]
-BEFORE, AFTER = 18, 7  # rounds of the line before a round, at most, and of the line after it
-FEWEST, LEAST_STEPS = 6, 3  # rounds before it; steps from loss to loss on either side
-SLOWER = 0.6  # of the slope before: from there on, a decrease is no longer rapid
+BEFORE, AFTER = 18, 7  # rounds of the line before a bend, at most, and of the line after it
+FEWEST, LEAST_STEPS = 6, 3  # rounds before the bend; steps from loss to loss on either side
+SLOWER = 0.6  # a decrease is no longer rapid below this share of the slope before
 SIGNIFICANT = 4.0  # standard errors; a noisy straight line then has a bend in 2 of 100 runs
-_ROUNDING = 1e-9  # of the level: a smaller fall is none
+_ROUNDING = 1e-9  # of the level; a smaller fall is rounding error
 
 
 def has_ended(
@@ -26,12 +26,12 @@ def has_ended(
     observe: int,
     rounds: Sequence[int] | None = None,
 ) -> bool:
-    """Whether the rapid decrease of these losses, the latest last, has just ended.
+    """Whether the rapid decrease of these losses has just ended.
 
-    "slope" compares the slopes of two lines; "convex" and "absolute" look for the smallest radius
+    "slope" compares the slopes of two lines. "convex" and "absolute" look for the smallest radius
     of curvature of the loss, smoothed over ``smooth`` rounds and confirmed by ``observe`` rounds:
-    of bends to the right only, from full windows, or of any bend, as DC-PFL's paper has it.
-    ``rounds`` are those of the losses, where some between them have none.
+    "convex" counts only upward bends and full windows, "absolute" any bend, as in DC-PFL's paper.
+    ``rounds`` are the rounds of the losses, if some rounds have none.
     """
     if bend == "slope":
         return falls_slower(losses, rounds)
@@ -39,11 +39,11 @@ def has_ended(
 
 
 def falls_slower(losses: Sequence[float], rounds: Sequence[int] | None = None) -> bool:
-    """Whether losses fall clearly slower in the last rounds than in those before.
+    """Whether losses fall clearly more slowly in the last rounds than in those before.
 
-    Two lines are fitted that share the loss of one round: to the last ``AFTER`` rounds, and to up
-    to ``BEFORE`` rounds before them. The first must fall, the second less than ``SLOWER`` times as
-    fast, and the difference must be significant against the noise of the losses.
+    Two lines that share the loss of one round are fitted: to the last ``AFTER`` rounds, and to up
+    to ``BEFORE`` rounds before them. The earlier line must fall, the later one less than ``SLOWER``
+    times as fast, and the difference must be significant compared with the noise of the losses.
 
     >>> falls_slower([12.0 - t for t in range(12)] + [1.0] * 6)
     True
@@ -70,10 +70,10 @@ def falls_slower(losses: Sequence[float], rounds: Sequence[int] | None = None) -
 
 
 def noise(losses: ArrayLike, rounds: ArrayLike | None = None) -> float:
-    """The standard deviation of independent noise on a smooth curve, from how far it is off.
+    """The standard deviation of independent noise on a smooth curve.
 
-    Each loss is compared with the line through its neighbours; what the curve itself bends between
-    them is small beside the noise.
+    Each loss is compared with the line through its neighbours; the bend of the curve itself between
+    them is small compared with the noise.
 
     >>> noise([3.0, 2.0, 1.0, 0.0]), noise([3.0, 1.0, 0.0], rounds=[0, 2, 3])
     (0.0, 0.0)
@@ -84,15 +84,15 @@ def noise(losses: ArrayLike, rounds: ArrayLike | None = None) -> float:
     if len(values) < 3:
         return math.inf
     left = (times[2:] - times[1:-1]) / (times[2:] - times[:-2])  # the weight of the one before
-    off = values[1:-1] - left * values[:-2] - (1 - left) * values[2:]
-    return math.sqrt(float(np.mean(off**2 / (1 + left**2 + (1 - left) ** 2))))
+    deviations = values[1:-1] - left * values[:-2] - (1 - left) * values[2:]
+    return math.sqrt(float(np.mean(deviations**2 / (1 + left**2 + (1 - left) ** 2))))
 
 
 def radii(losses: Sequence[float], smooth: int, convex: bool = False) -> list[float]:
     """The radius of curvature of the smoothed loss, (1 + l'²)^1.5/|l''|, from its third value on.
 
-    With ``convex`` only full windows are means, and where the loss does not bend upwards the radius
-    is infinite.
+    With ``convex``, only full windows are averaged, and the radius is infinite where the loss does
+    not bend upwards.
 
     >>> [round(r, 3) for r in radii([4.0, 2.0, 1.0, 0.5], smooth=1)]
     [2.828, 2.795]
@@ -122,10 +122,13 @@ def smallest(radii: Sequence[float], observe: int) -> bool:
 
 
 def _slope(times: Array, values: Array) -> float:
-    """The slope of the line of least squares."""
+    """The slope of the least-squares line."""
     return float((times - times.mean()) @ values) / _spread(times)
 
 
 def _spread(times: Array) -> float:
-    """The sum of squared deviations from the mean: a slope has the noise's variance over it."""
+    """The sum of squared deviations from the mean.
+
+    The variance of a fitted slope is the variance of the noise divided by this.
+    """
     return float(np.square(times - times.mean()).sum())

@@ -1,4 +1,4 @@
-"""Which groups of DC-PFL are tried apart, and when: evidence first, then a trial of every cut."""
+"""When DC-PFL tries to split groups, and which: evidence first, then a trial of every cut."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from coterie.core.method import Round, State
 Trains = Callable[[State, Sequence[ClientId]], State]
 Orders = Callable[[State, ClientId], Order]
 SHARING = Sharing()
-TIMES = 3  # that a client is asked whose answer is lost
+TIMES = 3  # how often a client is asked if its answer is lost
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The cuts of a tree, numbered from that at γ̃ = ``gamma`` down: merge by merge, or in steps."""
+    """The cuts of a tree, numbered downwards from γ̃ = ``gamma``: merge by merge, or in steps."""
 
     gamma: float
     step: float | Literal["tree"]
 
     def gamma_at(self, level: int) -> float:
-        """γ̃ of a level; of merges, that of the first."""
+        """γ̃ of a level; with merges, always the initial one."""
         return self.gamma if self.step == "tree" else max(0.0, self.gamma - self.step * level)
 
     def labels(self, tree: Dendrogram, level: int) -> Labels:
@@ -44,11 +44,11 @@ class Levels:
         return tree.cut_count(min(first + level, tree.clients))
 
     def deepest(self, tree: Dendrogram) -> int:
-        """The last level."""
+        """The number of the last level."""
         return tree.clients - 1 if self.step == "tree" else math.ceil(self.gamma / self.step)
 
     def restricted(self, tree: Dendrogram, members: Sequence[int]) -> list[Labels]:
-        """The different cuts in steps of some of the clients; none for merges, which are theirs."""
+        """The distinct cuts in steps, for some of the clients; empty with merge-by-merge cuts."""
         if self.step == "tree":
             return []
         cuts = [np.zeros(len(members), np.int64)]
@@ -61,11 +61,11 @@ class Levels:
 
 @dataclass(frozen=True)
 class Splitting:
-    """How groups split: a probe of everybody once, then trials in the groups that it divides.
+    """How groups split: one probe of all clients, then trials in the groups that it divides.
 
-    In the server's memory, ``answers`` are what clients answered to the probe, ``queue`` the groups
-    that are to be tried, one in a round, and ``early`` says that only those are tried about which
-    the evidence is decided.
+    In the server's memory, ``answers`` has the clients' answers to the probe, and ``queue`` the
+    groups to be tried, one in each round. With ``early``, only groups with decisive evidence are
+    tried.
     """
 
     levels: Levels
@@ -73,22 +73,22 @@ class Splitting:
     sleep: int
 
     def divided(self, state: State, early: bool) -> list[Slot]:
-        """The groups in which one half of the clients' data predicts the other by groups."""
+        """The groups in which the evidence, or only decisive evidence, finds subgroups."""
         slots = sorted(set(state.groups.values()), key=str)
-        found = {slot: self.evidence(state, slot)[1] for slot in slots}
-        return [s for s, e in found.items() if e.groups > 1 and (e.decisive or not early)]
+        evidence_of = {slot: self.evidence(state, slot)[1] for slot in slots}
+        return [s for s, e in evidence_of.items() if e.groups > 1 and (e.decisive or not early)]
 
     def evidence(self, state: State, slot: Slot) -> tuple[list[ClientId], Evidence]:
-        """The members of a group who answered the probe, and the evidence about groups of them."""
-        known = state.memory["answers"]
-        members = [i for i, c in enumerate(known["clients"]) if state.groups.get(c) == slot]
-        evidence = probing.evidence_among(known["halves"], known["counts"], members)
-        return [known["clients"][i] for i in members], evidence
+        """The members of a group that answered the probe, and the evidence for dividing them."""
+        answers = state.memory["answers"]
+        members = [i for i, c in enumerate(answers["clients"]) if state.groups.get(c) == slot]
+        evidence = probing.evidence_among(answers["halves"], answers["counts"], members)
+        return [answers["clients"][i] for i in members], evidence
 
     def proposed(self, fed: Federation, state: State, info: Round) -> State:
-        """With a trial of the next group in this round, or, if there is none, what comes then."""
+        """Plan a trial of the next group in this round, or conclude if there is none left."""
         if state.memory.get("queue") is None:
-            state, complete = answered(fed, state)
+            state, complete = with_answers(fed, state)
             if not complete:
                 return state
             state = state.joined({}, queue=self.divided(state, state.memory["early"]))
@@ -102,12 +102,12 @@ class Splitting:
 
     def plan(self, fed: Federation, state: State, info: Round, slot: Slot) -> dict[str, Any]:
         """A trial of all cuts of one group in this round."""
-        people, evidence = self.evidence(state, slot)
-        at = [state.memory["clients"].index(c) for c in people]
-        distances = mean_distances(state.memory)[np.ix_(at, at)]
+        clients, evidence = self.evidence(state, slot)
+        positions = [state.memory["clients"].index(c) for c in clients]
+        distances = mean_distances(state.memory)[np.ix_(positions, positions)]
         evidence = replace(evidence, tree=agglomerate(distances))
         return trial.proposed(
-            people,
+            clients,
             evidence,
             torch.empty(0),
             slot,
@@ -115,19 +115,19 @@ class Splitting:
             fed.min_group,
             again=False,
             steps=state.memory["answers"]["probe"]["steps"],
-            cuts=self.levels.restricted(tree_of(state.memory), at)
+            cuts=self.levels.restricted(tree_of(state.memory), positions)
             or without_rivals(trial.candidates(evidence, fed.min_group), evidence),
             on=self.on,
         )
 
     def split_at_once(self, state: State, info: Round, slot: Slot) -> State:
-        """With the groups of the evidence: no client has validation data to try them on."""
-        people, evidence = self.evidence(state, slot)
+        """Use the groups of the evidence: no client has validation data for a trial."""
+        clients, evidence = self.evidence(state, slot)
         names = [f"{info.number}/{g}" for g in evidence.labels]
         models = {s: m for s, m in state.models.items() if s != slot}
         models |= dict.fromkeys(names, state.models[slot])
         groups = {c: s for c, s in state.groups.items() if s != slot}
-        groups |= dict(zip(people, names, strict=True))
+        groups |= dict(zip(clients, names, strict=True))
         notes = {**state.notes, "verdict": {"why": trial.NOBODY}}
         after = replace(state, models=models, groups=groups, notes=notes)
         return self.concluded(after, info, state)
@@ -135,7 +135,7 @@ class Splitting:
     def tried(
         self, fed: Federation, state: State, info: Round, trains: Trains, orders: Orders
     ) -> State:
-        """A trial in one group; everybody else trains as ever."""
+        """A trial in one group, while all other clients train as usual."""
         slot = state.memory["trial"]["slot"]
         inside = [c for c in info.cohort if state.groups[c] == slot]
         state = trains(state, [c for c in info.cohort if state.groups[c] != slot])
@@ -148,7 +148,7 @@ class Splitting:
         return after if "trial" in after.memory else self.concluded(after, info, state)
 
     def concluded(self, state: State, info: Round, before: State | None = None) -> State:
-        """After a trial, or when there is none to make: the next one, or what comes then."""
+        """After a trial, or when there is none to make: go on to the next, or end the trials."""
         memory = dict(state.memory)
         if before is not None:
             changed = set(state.groups.values()) != set(before.groups.values())
@@ -169,39 +169,39 @@ class Splitting:
 
 
 def without_rivals(cuts: Sequence[Labels], evidence: Evidence) -> list[Labels]:
-    """Without cuts of the tree into just as many groups as the evidence finds, but others.
+    """Leave out cuts of the tree with as many groups as the evidence finds, but different ones.
 
-    The tree is one of models after a few rounds. Where it disagrees with the evidence about who
-    belongs together, it is the evidence that was shown to come out again.
+    The tree compares models after a few rounds. If it disagrees with the evidence about who belongs
+    together, the evidence is preferred, because it was confirmed on other data.
     """
-    own = evidence.labels
-    return [c for c in cuts if (c == own).all() or c.max() != own.max()]
+    labels = evidence.labels
+    return [c for c in cuts if (c == labels).all() or c.max() != labels.max()]
 
 
-def asked(early: bool) -> dict[str, Any]:
-    """What is remembered when finer groups are to be looked for."""
+def ask_for_trial(early: bool) -> dict[str, Any]:
+    """What is remembered when finer groups should be tried."""
     return {"phase": "ask", "early": early, "queue": None}
 
 
-def answered(fed: Federation, state: State) -> tuple[State, bool]:
-    """With what clients answer to the probe, and whether it is complete.
+def with_answers(fed: Federation, state: State) -> tuple[State, bool]:
+    """The state with the clients' answers to the probe, and whether they are complete.
 
-    Whose answer is lost is asked again in the next rounds, up to ``TIMES`` in all: one that was
-    never heard could only follow the others of its group.
+    Clients whose answer is lost are asked again in the next rounds, ``TIMES`` times in all: without
+    an answer, a client can only follow the others of its group.
     """
     start, known = state.memory["start"], state.memory.get("answers")
     heard = known["heard"] if known else []
-    silent = [c for c in state.memory["clients"] if c in fed.clients and c not in heard]
+    missing = [c for c in state.memory["clients"] if c in fed.clients and c not in heard]
     try:
         if known is None:
-            answer = probing.ask(fed, Probe("model"), start, silent)
-        elif silent and known["times"] < TIMES:
-            answer = probing.ask_again(fed, {**known["probe"], "start": start}, silent)
+            answer = probing.ask(fed, Probe("model"), start, missing)
+        elif missing and known["times"] < TIMES:
+            answer = probing.ask_again(fed, {**known["probe"], "start": start}, missing)
         else:
             return state, True
     except NobodyAnswered:
         if known is None:
-            return state, False  # they are asked again in the next round
+            return state, False  # all are asked again in the next round
         answers = {**known, "times": known["times"] + 1}
         return state.joined({}, answers=answers), answers["times"] >= TIMES
     answers = {
@@ -217,42 +217,42 @@ def answered(fed: Federation, state: State) -> tuple[State, bool]:
     if known is None:
         notes |= {"evidence": answer.notes, "why": answer.evidence.why, **answer.layer_notes}
     else:
-        answers = _both(known, answers)
+        answers = _merged(known, answers)
     state = replace(state.joined({}, answers=answers), notes=notes)
-    return state, len(answers["heard"]) == len(heard) + len(silent) or answers["times"] >= TIMES
+    return state, len(answers["heard"]) == len(heard) + len(missing) or answers["times"] >= TIMES
 
 
-def _both(known: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers of two exchanges as those of one, in order of clients."""
-    clients = [*known["clients"], *more["clients"]]
+def _merged(known: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the answers of two exchanges, in the order of clients."""
+    clients = [*known["clients"], *later["clients"]]
     order = sorted(range(len(clients)), key=clients.__getitem__)
-    counts = [*known["counts"], *more["counts"]]
-    halves = [side for side in (known["halves"], more["halves"]) if side.numel()]
+    counts = [*known["counts"], *later["counts"]]
+    halves = [side for side in (known["halves"], later["halves"]) if side.numel()]
     return {
         "clients": [clients[i] for i in order],
         "halves": torch.cat(halves, 1)[:, order] if halves else known["halves"],
         "counts": [counts[i] for i in order],
-        "heard": [*known["heard"], *more["heard"]],
-        "validated": known["validated"] or more["validated"],
+        "heard": [*known["heard"], *later["heard"]],
+        "validated": known["validated"] or later["validated"],
         "probe": known["probe"],
         "times": known["times"] + 1,
     }
 
 
 def ready(memory: Mapping[str, Any]) -> bool:
-    """Whether there is no tree yet, but every two clients have been compared."""
-    together = memory["pairs"][1].numpy() > 0
-    met = bool((together | np.eye(len(together), dtype=bool)).all())
-    return "merges" not in memory and len(together) > 1 and met
+    """Whether there is no tree yet, but every pair of clients has been compared."""
+    compared = memory["pairs"][1].numpy() > 0
+    all_compared = bool((compared | np.eye(len(compared), dtype=bool)).all())
+    return "merges" not in memory and len(compared) > 1 and all_compared
 
 
 def mean_distances(memory: Mapping[str, Any]) -> Array:
-    """The clients' mean distances; a pair that never met counts as average apart."""
+    """The mean distances between clients; a pair that never met gets the average."""
     return mean_of_pairs(*memory["pairs"].numpy())
 
 
 def mean_of_pairs(sums: Array, counts: Array) -> Array:
-    """Means from sums over so many rounds; those that never met have the mean of all others."""
+    """Means from sums and counts; pairs that never met get the mean of all others."""
     met = (counts > 0) & ~np.eye(len(counts), dtype=bool)
     mean: Array = sums / np.maximum(counts, 1)
     mean[~met] = mean[met].mean() if met.any() else 0.0
@@ -261,5 +261,5 @@ def mean_of_pairs(sums: Array, counts: Array) -> Array:
 
 
 def tree_of(memory: Mapping[str, Any]) -> Dendrogram:
-    """The hierarchy of those who were there when it was made."""
+    """The tree of the clients that took part when it was built."""
     return Dendrogram(len(memory["clients"]), memory["merges"].numpy())

@@ -1,4 +1,4 @@
-"""DC-PFL's own trial: everybody trains its old and its new group's model and compares them."""
+"""DC-PFL's own trial: each client trains its old and its new group's model and compares them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALONE = Sharing(no_layer)
 
 
 def tries(state: State, new: Mapping[ClientId, Slot], client: ClientId, on: str) -> Order:
-    """Train the old group's model and the new one's; one only where the group stays the same."""
+    """Train the models of the old and the new group; only one if the group stays the same."""
     old, arrays = state.groups[client], dict[str, Array]()
     members = [{c for c in g if g[c] == g[client]} for g in (state.groups, new)]
     if client not in state.memory["alone"]:
@@ -30,32 +30,33 @@ def tries(state: State, new: Mapping[ClientId, Slot], client: ClientId, on: str)
 
 
 def is_better(tried: Mean, on: str) -> bool:
-    """Whether the new groups' loss is lower: on validation data, by more than a standard error.
+    """Whether the new groups' loss is lower: on validation data, by more than one standard error.
 
-    The error is that of a mean over clients of differences: how much clients differ, and how much
-    each client's own difference is worth with its few samples.
+    It is the error of a mean of differences over clients. It combines how much clients differ with
+    the uncertainty of each client's own difference, which comes from few samples.
     """
-    told = tried.metrics
+    means = tried.metrics
     if on == "train":
-        return told["new"] < told["old"]
-    clients = told["counted"] * len(tried.clients)
+        return means["new"] < means["old"]
+    clients = means["counted"] * len(tried.clients)
     if not clients:
         return False
-    gain = (told["old"] - told["new"]) / told["counted"]
-    between = max(told["square"] / told["counted"] - gain**2, 0.0) * clients / max(clients - 1, 1)
-    return gain > math.sqrt((between + told["within"] / told["counted"]) / clients)
+    gain = (means["old"] - means["new"]) / means["counted"]
+    between = max(means["square"] / means["counted"] - gain**2, 0.0) * clients / max(clients - 1, 1)
+    return gain > math.sqrt((between + means["within"] / means["counted"]) / clients)
 
 
 def train_both(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
     """Train the old and the new group's model on the same batches; report both losses."""
     losses, on = dict[str, torch.Tensor](), str(config["on"])
-    forget(client)  # a verdict that was lost has left the last trial's models behind
+    forget(client)  # if the last verdict was lost, that trial's models are still here
     for name, offer in (arrays or {"old": None}).items():
         _, begin = SHARING.received(client, {} if offer is None else {name: offer})
         weights = client.fit(begin).weights
         client.state[f"trial.{name}"] = weights
-        one = on == "train"  # nothing but the mean counts there
-        losses[name] = torch.tensor([client.loss(weights)]) if one else client.losses(weights, on)
+        mean_only = on == "train"
+        loss = torch.tensor([client.loss(weights)]) if mean_only else client.losses(weights, on)
+        losses[name] = loss
     if not arrays:
         ALONE.keep(client, weights)
     old, new = losses["old"], losses.get("new", losses["old"])
@@ -70,7 +71,7 @@ def train_both(client: Client, arrays: Mapping[str, Any], config: Mapping[str, S
 
 
 def settle(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-    """Send the model of the trial that was decided for."""
+    """Send the model that the trial decided for."""
     weights = client.kept(f"trial.{config['take']}") or client.kept("trial.old")
     assert weights is not None
     forget(client)
@@ -78,7 +79,7 @@ def settle(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scala
 
 
 def forget(client: Client) -> None:
-    """Keep no model of a trial."""
+    """Delete the models of a trial."""
     for name in [n for n in client.state if n.startswith("trial.")]:
         del client.state[name]
 
@@ -90,7 +91,7 @@ def sent(
     metrics: Mapping[str, float],
     slot: str = "",
 ) -> Upload:
-    """What a group's member sends; one that is alone keeps its model instead."""
+    """What a member of a group sends; a client that is alone keeps its model instead."""
     if alone:
         ALONE.keep(client, models["model"])
         return Upload(metrics=metrics)

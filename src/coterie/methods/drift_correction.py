@@ -1,7 +1,8 @@
-"""Methods that correct each client's drift by what it keeps: control variates, and duals.
+"""Methods that correct client drift by what each client keeps: control variates, and duals.
 
-What clients keep starts at zero, and the server's own is the mean over all of them. Corrections are
-of the parameters that travel; what is local gets none, and buffers are plain means by samples.
+The clients' corrections start at zero, and the server's is the mean over all of them. Only
+parameters that travel are corrected; local parameters are not, and buffers are plain means by
+samples.
 """
 
 from __future__ import annotations
@@ -25,44 +26,45 @@ from coterie.methods.fednova import sgd_only
 
 SHARING = Sharing()
 KEY = "correction"  # in a client's state and in the server's memory
-TOTAL = "total"  # in the server's memory: what all clients count together
+TOTAL = "total"  # in the server's memory: the total weight of all clients
 EVERY_LAYER = "corrects every layer in each round"
 NO_ROBUST_MEAN = (
     "keeps its correction at the mean of its clients' own corrections, and a robust mean of their "
-    "changes would lead it away from there"
+    "changes would break this"
 )
 NO_CLIPPING = (
     "keeps its correction at the mean of its clients' own corrections, which follow from their "
-    "updates as they were"
+    "updates before clipping"
 )
 NEEDS_EXACT = (
-    "works out the mean of its clients' duals from the models that travel, which must arrive as "
+    "computes the mean of its clients' duals from the models that travel, which must arrive as "
     "they were sent"
 )
 
 
 @method
 def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "uniform") -> Method:
-    """FedAvg whose clients step against their own drift, by control variates.
+    """FedAvg that corrects client drift by control variates.
 
     Family: global.
-    Rule: locally θ ← θ − η(g − c_i + c); after K steps c_i⁺ = c_i − c + (θ_t − θ_i)/(Kη) (option
-    II). θ ← θ + η_s·mean_S(θ_i − θ_t), c ← c + (1/N)·Σ_S(c_i⁺ − c_i) with N all clients, so that c
-    is always the mean of the c_i. All start at 0; c_i stays with its client.
+    Rule: clients step θ ← θ − η(g − c_i + c); after K steps c_i⁺ = c_i − c + (θ_t − θ_i)/(Kη)
+    (option II). The server: θ ← θ + η_s·mean_S(θ_i − θ_t), c ← c + (1/N)·Σ_S(c_i⁺ − c_i), where N
+    is the number of all clients, so that c is always the mean of the c_i. All start at 0; c_i stays
+    with its client.
     Args:
         server_lr: the server's learning rate η_s, above 0.
-        weights: ``uniform``, every client counting the same, or ``n``: by samples, in the mean of
-            the models and in c alike.
+        weights: how clients are weighted, both in the mean of the models and in c: ``uniform``
+            counts all equally, ``n`` by samples.
     Server sees: means.
-    Travels: 2 models down, 2 up. With weights ``n`` a client also says once how many samples it
-    has, before the first round.
-    Newcomers: get the model; their c_i is 0, so c shrinks by the share of those who were there.
+    Travels: 2 models down, 2 up. With weights ``n``, a client also reports its number of samples
+    once, before the first round.
+    Newcomers: get the model; their c_i is 0, so c shrinks by the share of the earlier clients.
     Departs: the local learning rate is that of the round, decayed. Buffers of batch normalisation
-    are means by samples. Momentum and other optimisers than SGD are refused, and so are robust
+    are means by samples. Momentum and optimisers other than SGD are refused, and so are robust
     means (``median``, ``trimmed-mean``, ``krum``) and clipping (``run.outliers``): c would no
     longer be the mean of the c_i.
-    Notes: where clients have two labels each, training diverges at learning rates above 0.01. That
-    is the method's own doing: an independent implementation diverges, too. Set ``train.lr = 0.01``,
+    Notes: if clients have two labels each, training diverges at learning rates above 0.01. This is
+    a property of the method: an independent implementation diverges, too. Set ``train.lr = 0.01``,
     or clip gradients with ``train.clip = 1``.
     Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
     ICML 2020.
@@ -72,29 +74,29 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
 
     def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         start, control = _received(client, arrays), arrays[KEY]
-        own = _kept(client, control)
-        result = client.fit(start, _tilt(start, control - own))
+        correction = _kept(client, control)
+        result = client.fit(start, _tilt(start, control - correction))
         length = result.steps * client.schedule().lr
         moved = _shared(start) - _shared(result.weights)
-        change = moved / length - control if result.steps else torch.zeros_like(own)
-        client.state[KEY] = own + change
+        change = moved / length - control if result.steps else torch.zeros_like(correction)
+        client.state[KEY] = correction + change
         return _upload(client, result.weights, result.loss, by_examples, {KEY: change})
 
     def init(fed: Federation, setup: Setup) -> State:
-        return _join(fed, _begun(setup), setup.clients, by_examples)
+        return _join(fed, _initial(setup), setup.clients, by_examples)
 
     def round(fed: Federation, state: State, info: Round) -> State:
         state = _join(fed, state, info.cohort, by_examples)
         control, before = state.memory[KEY], _shared(state.models[0])
-        asked = [c for c in info.cohort if c in state.groups]
-        orders = [Order(c, "train", {**base.sends(state, c), KEY: control}) for c in asked]
-        means = fed.reduce(orders, {c: {0: 1.0} for c in asked}, by_examples)
+        cohort = [c for c in info.cohort if c in state.groups]
+        orders = [Order(c, "train", {**base.sends(state, c), KEY: control}) for c in cohort]
+        means = fed.reduce(orders, {c: {0: 1.0} for c in cohort}, by_examples)
         if not means:
             return state
         mean = means[0]
         count = mean.examples if by_examples else len(mean.clients)
         control = control + mean.arrays[KEY] * (count / state.memory[TOTAL])
-        return _landed(state, mean, torch.lerp(before, _parameters(mean), server_lr), control)
+        return _moved(state, mean, torch.lerp(before, _parameters(mean), server_lr), control)
 
     def check(setup: Setup) -> None:
         sgd_only("scaffold", setup)
@@ -110,6 +112,7 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
         round=round,
         tasks={"train": train, "size": lambda client, arrays, config: Upload()},
         shows={"size": ()},
+        same_steps="sends a client's change once more, divided by its number of steps",
         admit=lambda fed, state, info: _join(fed, state, info.cohort, by_examples),
         check=check,
         pieces=None,
@@ -122,18 +125,19 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
 
 @method
 def feddyn(alpha: Positive = 0.1) -> Method:
-    """FedAvg whose clients' losses are bent so that their optima agree.
+    """FedAvg with a dynamic regulariser that makes the clients' optima agree.
 
     Family: global.
-    Rule: locally L(θ) − ⟨g_i, θ⟩ + α/2·‖θ − θ_t‖²; then g_i ← g_i − α(θ_i − θ_t), kept by the
-    client. h ← h − (α/N)·Σ_S(θ_i − θ_t) with N all clients, so that h is always the mean of the
-    g_i; θ ← mean_S(θ_i) − h/α, every client counting the same. All start at 0.
+    Rule: a client minimises L(θ) − ⟨g_i, θ⟩ + α/2·‖θ − θ_t‖²; then g_i ← g_i − α(θ_i − θ_t), which
+    it keeps. The server: h ← h − (α/N)·Σ_S(θ_i − θ_t), where N is the number of all clients, so
+    that h is always the mean of the g_i; θ ← mean_S(θ_i) − h/α. All clients count equally, and all
+    g_i start at 0.
     Args:
-        alpha: strength of the pull, and of its correction, above 0.
+        alpha: strength α of the pull and of its correction, above 0.
     Server sees: means.
     Travels: 1 model down, 1 up.
-    Newcomers: get the model; their g_i is 0, so h shrinks by the share of those who were there.
-    Departs: the local optimum is sought by the run's epochs, not exactly. Buffers of batch
+    Newcomers: get the model; their g_i is 0, so h shrinks by the share of the earlier clients.
+    Departs: the local optimum is approximated by the run's epochs, not exact. Buffers of batch
     normalisation are means by samples. Robust means (``median``, ``trimmed-mean``, ``krum``),
     clipping (``run.outliers``) and lossy codecs are refused: h would no longer be the mean of the
     g_i.
@@ -143,13 +147,13 @@ def feddyn(alpha: Positive = 0.1) -> Method:
 
     def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         start = _received(client, arrays)
-        own = _kept(client, _shared(start))
-        result = client.fit(start, _tilt(start, -own) + proximal(alpha))
-        client.state[KEY] = own - alpha * (_shared(result.weights) - _shared(start))
+        dual = _kept(client, _shared(start))
+        result = client.fit(start, _tilt(start, -dual) + proximal(alpha))
+        client.state[KEY] = dual - alpha * (_shared(result.weights) - _shared(start))
         return _upload(client, result.weights, result.loss)
 
     def init(fed: Federation, setup: Setup) -> State:
-        return _join(fed, _begun(setup), setup.clients)
+        return _join(fed, _initial(setup), setup.clients)
 
     def round(fed: Federation, state: State, info: Round) -> State:
         state = _join(fed, state, info.cohort)
@@ -157,10 +161,10 @@ def feddyn(alpha: Positive = 0.1) -> Method:
         means = fed.reduce(orders, {c: {0: 1.0} for c in info.cohort}, by_examples=False)
         if not means:
             return state
-        mean, landed = means[0], _parameters(means[0])
+        mean, mean_parameters = means[0], _parameters(means[0])
         share = len(mean.clients) / state.memory[TOTAL]
-        dual = state.memory[KEY] - alpha * share * (landed - _shared(state.models[0]))
-        return _landed(state, mean, landed - dual / alpha, dual)
+        dual = state.memory[KEY] - alpha * share * (mean_parameters - _shared(state.models[0]))
+        return _moved(state, mean, mean_parameters - dual / alpha, dual)
 
     return replace(
         base,
@@ -182,7 +186,7 @@ def feddyn(alpha: Positive = 0.1) -> Method:
 
 
 def _received(client: Client, arrays: Mapping[str, Any]) -> Weights:
-    """The model that came, laid over what the client keeps."""
+    """The received model, combined with the layers that the client keeps."""
     return SHARING.received(client, {k: v for k, v in arrays.items() if k != KEY})[1]
 
 
@@ -193,8 +197,8 @@ def _shared(weights: Weights) -> Tensor:
 
 def _kept(client: Client, like: Tensor) -> Tensor:
     """The client's own correction; zero at first."""
-    own = client.state.get(KEY)
-    return own if isinstance(own, Tensor) else torch.zeros_like(like)
+    kept = client.state.get(KEY)
+    return kept if isinstance(kept, Tensor) else torch.zeros_like(like)
 
 
 def _tilt(start: Weights, slope: Tensor) -> Objective:
@@ -211,36 +215,36 @@ def _upload(
     trained: Weights,
     loss: float,
     by_examples: bool = False,
-    more: Mapping[str, Array] | None = None,
+    others: Mapping[str, Array] | None = None,
 ) -> Upload:
     """What the client sends.
 
-    Where everybody counts the same, buffers carry their number of samples with them: the mean of
-    such buffers over the mean of such numbers is the mean by samples.
+    If all clients count equally, buffers are multiplied by the client's number of samples: the mean
+    of these products over the mean of the numbers is the mean by samples.
     """
     travels, count = SHARING.keep(client, trained), 1.0 if by_examples else float(client.weight)
     vector = travels.vector.clone()
     vector[travels.layout.trainable :] *= count
     model = Weights(travels.layout, vector)
-    sent = {"model": model, "count": torch.tensor([count]), **(more or {})}
+    sent = {"model": model, "count": torch.tensor([count]), **(others or {})}
     return Upload(sent, {"loss": loss}, {"model": "0"})
 
 
 # --- the server's half --------------------------------------------------------------------------
 
 
-def _begun(setup: Setup) -> State:
-    """Nobody yet, and no correction."""
+def _initial(setup: Setup) -> State:
+    """The initial state: no clients yet, and a correction of zero."""
     return State({0: setup.start}, memory={KEY: torch.zeros_like(_shared(setup.start)), TOTAL: 0})
 
 
 def _join(
     fed: Federation, state: State, clients: Sequence[ClientId], by_examples: bool = False
 ) -> State:
-    """With these clients too, whose corrections are zero: the mean over all shrinks by as much.
+    """The state with these clients added; their corrections are zero, so the mean shrinks.
 
-    ``TOTAL`` is what all count together: their number, or that of their samples. Who does not say
-    how many it has stays outside, and is asked again when its turn comes.
+    ``TOTAL`` is the total weight of all clients: their number, or that of their samples. A client
+    that does not report its number of samples is left out and asked again when it is next selected.
     """
     new = [c for c in clients if c not in state.groups]
     if new and by_examples:
@@ -261,12 +265,12 @@ def _parameters(mean: Mean) -> Tensor:
     return model.parameters
 
 
-def _landed(state: State, mean: Mean, parameters: Tensor, correction: Tensor) -> State:
-    """The model with these parameters and the mean's buffers, and the new correction."""
+def _moved(state: State, mean: Mean, parameters: Tensor, correction: Tensor) -> State:
+    """The state with these parameters, the buffers of the mean, and the new correction."""
     model, count = mean.arrays["model"], mean.arrays["count"]
     assert isinstance(model, Weights)
     assert isinstance(count, Tensor)
     vector = model.vector / count
     vector[: model.layout.trainable] = parameters
-    whole = Weights(model.layout, vector).onto(state.models[0])
-    return replace(state, models={0: whole}, memory={**state.memory, KEY: correction})
+    updated = Weights(model.layout, vector).onto(state.models[0])
+    return replace(state, models={0: updated}, memory={**state.memory, KEY: correction})

@@ -1,4 +1,4 @@
-"""One model for everybody, and its opposite: each alone."""
+"""One model for all clients (FedAvg, FedProx), and its opposite: each client alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def local() -> Method:
     """Each client trains alone.
 
     Family: global.
-    Rule: a client of the cohort trains its own model from where it left it; nothing is shared.
+    Rule: a client of the cohort continues to train its own model; nothing is shared.
     Server sees: nothing.
-    Travels: nothing. In a simulation the orders that set the training going are counted apart.
-    Newcomers: each is alone too, with θ⁰.
-    Departs: no paper; the lower bound of every comparison.
+    Travels: nothing. In a simulation, the orders that start the training are counted separately.
+    Newcomers: each trains alone too, from θ⁰.
+    Departs: there is no paper; this is the lower bound of every comparison.
     Reference: none.
     """
     return grouped("local", alone(), shared=no_layer)
@@ -30,7 +30,8 @@ def fedavg() -> Method:
     """One model, the mean of the cohort's models.
 
     Family: global.
-    Rule: θ ← Σ_S n_i θ_i / Σ_S n_i, each θ_i trained from θ.
+    Rule: θ ← Σ_S n_i θ_i / Σ_S n_i, where S is the cohort, θ_i is client i's model, trained from θ,
+    and n_i is its number of samples.
     Server sees: means.
     Travels: 1 model down, 1 up.
     Newcomers: get the model.
@@ -43,17 +44,17 @@ def fedavg() -> Method:
 
 @method
 def fedprox(mu: NonNegative = 0.1) -> Method:
-    """FedAvg whose clients stay near the model that they received.
+    """FedAvg with a proximal term: clients stay near the model that they received.
 
     Family: global.
-    Rule: locally + μ/2·‖θ − θ_t‖², θ_t the model received; then as FedAvg. Buffers of batch
-    normalisation are not pulled.
+    Rule: a client minimises its loss + μ/2·‖θ − θ_t‖², where θ_t is the model received; then as
+    FedAvg. The term leaves buffers of batch normalisation alone.
     Args:
-        mu: strength of the pull, 0 or more; 0 is FedAvg to the bit.
+        mu: strength μ of the proximal term, 0 or more; 0 is FedAvg to the bit.
     Server sees: means.
     Travels: 1 model down, 1 up.
     Newcomers: get the model.
-    Departs: all clients do the same number of epochs (the paper also drops that).
+    Departs: all clients train for the same number of epochs (the paper also drops this assumption).
     Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
     return grouped("fedprox", train=minimise(proximal(mu)))

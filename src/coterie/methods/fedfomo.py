@@ -1,4 +1,4 @@
-"""FedFomo: each client downloads a few others' models and mixes in those that help it."""
+"""FedFomo: each client downloads some other clients' models and mixes in those that help it."""
 
 from __future__ import annotations
 
@@ -17,34 +17,36 @@ from coterie.core.weights import Weights
 from coterie.errors import ConfigError
 from coterie.seeds import numpy_generator, seed_for
 
-NO_MEAN = "lets clients mix models themselves: the server makes no mean"
-_ALL_STAY = Sharing(no_layer)  # a client keeps its whole model
+NO_MEAN = "lets clients mix models themselves: the server computes no mean"
+_NOTHING_SHARED = Sharing(no_layer)  # a client keeps its whole model
 
 
 @method
 def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Method:
-    """Each client mixes into its own model those of a few others that do better on its data.
+    """Each client mixes in a few other clients' models, as far as they do better on its data.
 
     Family: personalised.
-    Rule: the server keeps everybody's latest model and sends a client those of M others. On its
-    validation data the client weighs each: (L(θ_i) − L(θ_n))/‖θ_n − θ_i‖, θ_i its own last model,
-    L2 over parameters. Below 0 counts as 0; the weights are divided by their sum, and
-    θ_i ← θ_i + Σ w_n(θ_n − θ_i), or θ_i if none is above 0. It trains that and sends it, with the
-    weights as they were before clipping, which the server adds to its affinities P. Each of the M
-    is, with probability ε, anybody, else the one with the highest P among those left.
+    Rule: the server keeps each client's latest model and sends a client the models of M others. The
+    client weighs each one on its validation data: (L(θ_i) − L(θ_n))/‖θ_n − θ_i‖, where θ_i is its
+    own last model and the norm is L2 over parameters. Negative weights count as 0, the weights are
+    divided by their sum, and θ_i ← θ_i + Σ w_n(θ_n − θ_i); if no weight is above 0, θ_i stays. The
+    client trains this model and sends it, with the weights before clipping, which the server adds
+    to its affinities P. Each of the M models is drawn at random with probability ε; otherwise it is
+    the remaining one with the highest P.
     Args:
-        m: M, others' models sent to a client, 1 or more and fewer than there are clients.
+        m: M, how many other clients' models a client is sent, 1 or more and fewer than there are
+            clients.
         epsilon: ε in the first round, 0 to 1.
-        decay: what ε loses in each round until it is 0, 0 or more.
+        decay: how much ε decreases in each round until it is 0, 0 or more.
     Server sees: each client's model, and its weights.
-    Travels: M models down, one up; in the first round none down. Before it each client is asked
-    once whether it has validation data.
+    Travels: M models down, one up; in the first round none down. Before the first round, each
+    client is asked whether it has validation data.
     Newcomers: begin with θ⁰ and are sent M models at random.
-    Departs: only others' models are weighed, against the client's own newest; one that has nothing
-    of its own yet weighs against θ⁰. A model at distance 0 has weight 0. Equal affinities are put
-    in random order. Statistics of batch normalisation are mixed with the parameters. A client is
-    scored after mixing, with the M that it would be sent if ε were 0. One without validation data
-    is refused.
+    Departs: only the models of others are weighed, each against the client's own newest model, or
+    θ⁰ if it has not trained yet. A model at distance 0 has weight 0. Ties between affinities are
+    broken at random. Statistics of batch normalisation are mixed like parameters. A client is
+    scored after mixing, with the M models that it would be sent if ε were 0. Clients without
+    validation data are refused.
     Reference: Zhang et al., Personalized Federated Learning with First Order Model Optimization,
     ICLR 2021.
     """
@@ -58,8 +60,8 @@ def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Me
         others = [c for c in sorted(state.groups) if c in state.models and c != client]
         seed = seed_for(state.memory["seed"], "fedfomo", round, client)
         row = state.memory["affinity"].get(client, {})
-        found = picked(row, others, m, epsilon, numpy_generator(seed))
-        models = {str(c): state.models[c] for c in sorted(found)}
+        chosen = picked(row, others, m, epsilon, numpy_generator(seed))
+        models = {str(c): state.models[c] for c in sorted(chosen)}
         return {c: model.only(model.layout.shareable) for c, model in models.items()}
 
     def round(fed: Federation, state: State, info: Round) -> State:
@@ -81,8 +83,8 @@ def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Me
     def check(setup: Setup) -> None:
         if m >= len(setup.clients):
             raise ConfigError(
-                f"method fedfomo: m = {m} others' models for {len(setup.clients)} clients: take "
-                "fewer models than there are clients"
+                f"method fedfomo: m = {m} others' models for {len(setup.clients)} clients: choose "
+                "an m smaller than the number of clients"
             )
 
     return Method(
@@ -95,7 +97,7 @@ def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Me
         admit=lambda fed, state, info: state.joined({c: c for c in info.cohort}),
         sees="each",
         check=check,
-        needs_all_layers="sends whole models of others",
+        needs_all_layers="sends clients the whole models of others",
         no_step=NO_MEAN,
         no_robust_mean=NO_MEAN,
     )
@@ -108,62 +110,62 @@ def picked(
     epsilon: float,
     generator: np.random.Generator,
 ) -> list[ClientId]:
-    """So many of the others: each by chance with probability ε, else the one of highest affinity.
+    """Choose ``count`` others, each at random with probability ε, else by the highest affinity.
 
     >>> picked({4: 2.0, 7: 1.0}, [1, 4, 7], 2, 0.0, numpy_generator(0))
     [4, 7]
     """
-    left = [others[i] for i in generator.permutation(len(others))]  # equal ones fall by chance
-    found: list[ClientId] = []
-    while left and len(found) < count:
+    remaining = [others[i] for i in generator.permutation(len(others))]  # breaks ties at random
+    chosen: list[ClientId] = []
+    while remaining and len(chosen) < count:
         if generator.random() < epsilon:
-            found.append(left[generator.integers(len(left))])
+            chosen.append(remaining[generator.integers(len(remaining))])
         else:
-            found.append(max(left, key=lambda c: row.get(c, 0.0)))
-        left.remove(found[-1])
-    return found
+            chosen.append(max(remaining, key=lambda c: row.get(c, 0.0)))
+        remaining.remove(chosen[-1])
+    return chosen
 
 
 def mixed(client: Client, arrays: Mapping[str, Array]) -> tuple[Weights, dict[str, float]]:
-    """The client's own model with the better ones mixed in, and what each was found to be worth."""
+    """The client's own model with the better ones mixed in, and the weight of each model."""
     refuse_without_validation(client)
-    own = _ALL_STAY.received(client, {})[1]
-    others = {n: w.onto(own) for n, w in arrays.items() if isinstance(w, Weights)}
-    worth: dict[str, float] = {}
-    before = client.loss(own, "val") if others else 0.0
+    last = _NOTHING_SHARED.received(client, {})[1]
+    others = {n: w.onto(last) for n, w in arrays.items() if isinstance(w, Weights)}
+    weights: dict[str, float] = {}
+    before = client.loss(last, "val") if others else 0.0
     for n, model in others.items():
-        gain, distance = before - client.loss(model, "val"), (model - own).norm()
-        worth[n] = gain / distance if distance > 0 and math.isfinite(gain) else 0.0
-    total = sum(max(w, 0.0) for w in worth.values())
+        gain, distance = before - client.loss(model, "val"), (model - last).norm()
+        weights[n] = gain / distance if distance > 0 and math.isfinite(gain) else 0.0
+    total = sum(max(w, 0.0) for w in weights.values())
     if total == 0:
-        return own, worth
-    vector = own.vector.double()
+        return last, weights
+    vector = last.vector.double()
     for n, model in others.items():
-        step = model.vector.double() - own.vector.double()
-        vector = vector + step * (max(worth[n], 0.0) / total)
-    return Weights(own.layout, vector.float()), worth
+        step = model.vector.double() - last.vector.double()
+        vector = vector + step * (max(weights[n], 0.0) / total)
+    return Weights(last.layout, vector.float()), weights
 
 
 def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-    """Train the mixture; keep it, send it, and tell what the others' models were worth."""
-    start, worth = mixed(client, arrays)
+    """Train the mixture, keep it and send it, with the weights of the other models."""
+    start, weights = mixed(client, arrays)
     fitted = client.fit(start)
-    _ALL_STAY.keep(client, fitted.weights)
-    metrics = {"loss": fitted.loss, **{f"weight.{n}": w for n, w in worth.items()}}
+    _NOTHING_SHARED.keep(client, fitted.weights)
+    metrics = {"loss": fitted.loss, **{f"weight.{n}": w for n, w in weights.items()}}
     return Upload({"model": fitted.weights.only(fitted.weights.layout.shareable)}, metrics)
 
 
 def ready(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-    """Answer only if there is validation data to weigh models on."""
+    """Reply if there is validation data, and fail otherwise."""
     refuse_without_validation(client)
     return Upload()
 
 
 def refuse_without_validation(client: Client) -> None:
-    """Models are weighed on validation data, so there must be some."""
+    """Raise an error if the client has no validation data to weigh models on."""
     if not len(client.val):
         raise ConfigError(
             f"method fedfomo weighs others' models on validation data, and client {client.id} has "
-            "none: set data.val_fraction above 0 (three samples are enough for one), or leave the "
-            "client out"
+            "none: set data.val_fraction above 0 (a client needs at least three samples), or leave "
+            "the client out"
         )

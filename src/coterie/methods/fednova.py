@@ -1,4 +1,4 @@
-"""FedNova: clients that make more steps do not pull the model to their own optimum."""
+"""FedNova: clients that make more steps do not pull the model towards their own optimum."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from coterie.errors import ConfigError
 
 @method
 def fednova() -> Method:
-    """FedAvg of directions: however many steps a client makes, its direction counts by its samples.
+    """FedAvg of normalised updates: a client's weight does not grow with its number of steps.
 
     Family: global.
-    Rule: d_i = (θ_t − θ_i)/a_i; θ ← θ_t − (Σ p_i a_i)·Σ p_i d_i over those who answered, p_i =
-    n_i/Σ_S n. a_i = [τ − ρ(1−ρ^τ)/(1−ρ)]/(1−ρ) for τ real steps with momentum ρ; it is τ without.
-    Buffers of batch normalisation are plain means by n_i.
+    Rule: d_i = (θ_t − θ_i)/a_i; θ ← θ_t − (Σ p_i a_i)·Σ p_i d_i over the clients that answered,
+    with p_i = n_i/Σ_S n. For τ steps with momentum ρ, a_i = [τ − ρ(1−ρ^τ)/(1−ρ)]/(1−ρ), where τ is
+    the number of steps really made; without momentum it is τ. Buffers of batch normalisation are
+    plain means, weighted by n_i.
     Server sees: means.
     Travels: 1 model down, 1 up, and one number.
     Newcomers: get the model.
-    Departs: the variants with a proximal term or a server's momentum are left out (see fedavgm).
-    Other optimisers than SGD are refused: their a_i is not known.
+    Departs: the variants with a proximal term or server momentum are left out (see fedavgm).
+    Optimisers other than SGD are refused, because their a_i is not known.
     Reference: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization, NeurIPS 2020.
     """
@@ -44,7 +45,7 @@ def fednova() -> Method:
         sent = sharing.keep(client, result.weights)
         vector, end = sent.vector.clone(), sent.layout.trainable
         vector[:end] = (start.part(sent.layout).parameters - vector[:end]) / (length or 1.0)
-        # Called a model because robust means compare what is called so.
+        # The key is "model" because robust means compare what has this key.
         arrays = {"model": Weights(sent.layout, vector), "length": torch.tensor([length])}
         return Upload(arrays, {"loss": result.loss}, {"model": ""})
 
@@ -72,9 +73,10 @@ def fednova() -> Method:
 
 
 def path_length(steps: int, momentum: float) -> float:
-    """How often a client's gradients count in its change, a_i: with momentum more than once each.
+    """The total weight of a client's gradients in its update, a_i.
 
-    Three steps with momentum 0.5 go by g₁, g₁/2 + g₂ and g₁/4 + g₂/2 + g₃: together 4.25 gradients.
+    With momentum, each gradient counts repeatedly: three steps with momentum 0.5 move along g₁,
+    g₁/2 + g₂ and g₁/4 + g₂/2 + g₃: together 4.25 gradients.
 
     >>> path_length(3, 0.0), path_length(3, 0.5)
     (3.0, 4.25)
@@ -84,12 +86,12 @@ def path_length(steps: int, momentum: float) -> float:
 
 
 def sgd_only(name: str, setup: Setup) -> None:
-    """Refuse what is not SGD as the method's formulae have it."""
+    """Refuse any optimiser but plain SGD, for which the method's formulas hold."""
     schedule = setup.schedule
     if schedule.optimizer.lower() == "sgd" and not schedule.options:
         return
     what = f"the options {dict(schedule.options)}" if schedule.options else schedule.optimizer
     raise ConfigError(
         f"method {name} is defined for plain SGD, not for {what}: set train.optimizer = 'sgd' and "
-        "leave out train.options"
+        "remove train.options"
     )

@@ -1,4 +1,4 @@
-"""Are there groups, how sure is that, and does it pay: an answer without a training run."""
+"""Whether there are groups, how sure that is, and whether they help: no full training run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from coterie.core.federation import Federation
 from coterie.core.messages import ClientId, Order, Scalar, Upload
 from coterie.core.method import Count, Method, Setup, State, method
 from coterie.errors import ConfigError
-from coterie.methods.by_evidence import NO_NOISE, ROOT, Evidenced, Try, everybody
+from coterie.methods.by_evidence import NO_NOISE, ROOT, Evidenced, Try, one_group
 
 NAME = "group-evidence"
 Asked = Literal["final-layer", "model", "gradient", "labels", "data", "all"]
 EVERY: tuple[By, ...] = get_args(By)
-BEFORE = 2  # rounds of one model before the trial
+BEFORE = 2  # rounds with one model before the trial
 ROUNDS = BEFORE + 1
-SAME = 0.8  # an agreement of two groupings from which they count as the same
-MOSTLY = 0.9  # of clients: so many must keep to a rule
+SAME = 0.8  # two groupings count as the same from this agreement on
+MOSTLY = 0.9  # the share of clients for which a rule must hold
 DONE = "the question about groups is answered"
-# Why a client cannot be represented in some way, by the name of the metric that says so.
+# Why clients cannot be represented in some way, by the name of the metric that reports it.
 IMPOSSIBLE = {
     "labels": "the targets are numbers, not classes: they have no frequencies",
-    "data": "the inputs are numbers of tokens, not quantities: they span no subspace",
+    "data": "the inputs are token numbers, not quantities: they span no subspace",
 }
 
 _HELD = {"data": "inputs", "labels": "frequencies of labels"}
@@ -46,28 +46,32 @@ def group_evidence(
     steps: Count | Literal["auto"] = "auto",
     trial: Try = "auto",
 ) -> Method:
-    """Which clients belong together, how sure that is, and whether training apart pays.
+    """Which clients belong together, how sure that is, and whether training in groups helps.
 
     Family: clustered.
-    Rule: every client represents itself twice, from two halves of its data, and the groups that
-    best predict the other halves are taken. The same is asked again with other halves. Then, where
-    there are groups, one model trains for two rounds, and in a third its clients' uploads are
-    averaged for each way of grouping and scored on validation data. Then it ends.
+    Rule: every client represents itself twice, from two halves of its data, and the evidence is the
+    grouping whose means over one half best predict the other. This is repeated with other halves.
+    If there are groups, one model then trains for two rounds, and in a third round the same uploads
+    are averaged for each candidate grouping and scored on validation data. Then the run ends.
     Args:
-        by: what is compared: the change of the final layer or of the whole model after some
-            training, the gradient at the start, the frequencies of labels, the subspace of the
-            inputs ("data"), or "all" of these in turn.
-        seeds: how many times the data are divided into halves, 1 or more; under secure
-            aggregation once.
-        steps: local steps that clients train for, 1 or more, or "auto": until the loss of most has
-            fallen to a fifth of its start.
-        trial: whether a trial follows: "auto" where there are groups, "always", or "off".
+        by: what is compared: the change of the final layer ("final-layer") or of the whole model
+            ("model") after a short training, the gradient at the start ("gradient"), the
+            frequencies of the labels ("labels"), the subspace of the inputs ("data"), or "all" of
+            these in turn.
+        seeds: how many times the data are divided into halves, 1 or more; under secure aggregation,
+            once.
+        steps: steps of the short training, 1 or more, or "auto": until the median client's loss has
+            fallen below a fifth of its initial value.
+        trial: "auto" makes a trial if the evidence finds groups, "always" makes one in any case,
+            "off" makes none.
     Server sees: each client's final layer (or what else is compared), twice for each division into
     halves; then means; in a trial each client's model.
     Travels: before the first round θ⁰ down and two final layers up for each division; in a round 1
-    model down, 1 up; in a trial at most one more model up and those of all a client's groups down.
-    Newcomers: are probed alike and join the group whose mean direction is nearest.
-    Departs: no paper; what methods such as fedclust do at "auto", as a question of its own.
+    model down, 1 up; in a trial at most one more model up, and the models of all a client's
+    candidate groups down.
+    Newcomers: are probed in the same way and join the group whose mean direction is nearest.
+    Departs: there is no paper; this is what methods such as fedclust do with "auto", as a question
+    of its own.
     Reference: none.
     """
     first: By = EVERY[0] if by == "all" else by
@@ -77,42 +81,43 @@ def group_evidence(
     def check(setup: Setup) -> None:
         if len(setup.clients) < 2:
             raise ConfigError(
-                f"method {NAME} compares clients, and there is one only: give two or more"
+                f"method {NAME} compares clients, and there is only one: provide at least two"
             )
 
     def start(fed: Federation, setup: Setup) -> State:
-        state = everybody(setup)
+        state = one_group(setup)
         if by == "all":
-            asked = _ask_everything(fed, how.probe, setup)
+            outcome = _ask_everything(fed, how.probe, setup)
         else:
-            asked = _Asked(probing.ask(fed, how.probe, setup.start, setup.clients))
-        answer = asked.answer
-        # Where sums are secure, a client's final layer is let through once.
+            outcome = _Outcome(probing.ask(fed, how.probe, setup.start, setup.clients))
+        answer = outcome.answer
+        # Under secure aggregation, a client's final layer is revealed only once.
         draws = [answer, *_drawn_again(fed, answer, setup, seeds if fed.min_group == 1 else 1)]
-        state = how.concluded(fed, state, answer)
+        state = how.decided(fed, state, answer)
         placed = _placed(fed, answer, setup.clients)
         notes = {
             **state.notes,
             "grouping": {str(c): g for c, g in sorted(placed.items())},
             "stability": stability(draws),
-            "samples": asked.other_samples + sum(a.notes["samples"] for a in draws),
-            **asked.notes,
+            "samples": outcome.other_samples + sum(a.notes["samples"] for a in draws),
+            **outcome.notes,
         }
         state = replace(state, notes=notes)
         if "trial" in state.memory:
             return state
-        if answer.evidence.groups > 1:  # those who were too small for two halves join their groups
+        if answer.evidence.groups > 1:  # clients too small for two halves join a group, too
             state = state.joined({c: f"0/{g}" for c, g in placed.items()})
         return replace(state, over=DONE)
 
     def regrouped(before: State, after: State) -> State:
-        after = how.settled(before, after)
+        after = how.after_trial(before, after)
         return after if "trial" in after.memory else replace(after, over=DONE)
 
     tasks = {**probing.TASKS, "kinds": kinds_of_data}
-    rule = Assign(start, how.admitted, tasks=tasks, sees="each", check=check, regrouped=regrouped)
+    rule = Assign(start, how.admit, tasks=tasks, sees="each", check=check, regrouped=regrouped)
     shows = {**probing.SHOWS, "kinds": ("labels", "data")}
-    return grouped(NAME, replace(rule, no_noise=NO_NOISE, sums=how.sums, shows=shows))
+    rule = replace(rule, no_noise=NO_NOISE, sums=how.sums, same_steps=how.same_steps, shows=shows)
+    return grouped(NAME, rule)
 
 
 def kinds_of_data(
@@ -126,16 +131,16 @@ def kinds_of_data(
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """The answer that counts, and of the other representations what they took and what is noted."""
+class _Outcome:
+    """The answer that counts, and what the other representations cost and showed."""
 
     answer: Answer
     other_samples: float = 0.0
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Asked:
-    """Every representation in turn; the first that finds groups is the one that counts."""
+def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Outcome:
+    """Try every representation in turn; the first that finds groups counts."""
     replies = fed.gather([Order(c, "kinds") for c in setup.clients])
     possible = {k: all(r.metrics[k] for r in replies) for k in IMPOSSIBLE}
     answers: dict[str, Answer] = {}
@@ -144,52 +149,52 @@ def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Asked:
             continue
         probe = replace(probe, by=by, fallback=False)
         answers[by] = probing.ask(fed, probe, setup.start, setup.clients)
-        if probe.trains:  # so many steps are right for the whole model as well
+        if probe.trains:  # the whole model needs the same number of steps
             probe = replace(probe, steps=answers[by].memory["steps"])
     chosen = next((a for a in answers.values() if a.evidence.groups > 1), answers[EVERY[0]])
     labels = _on_common_clients(list(answers.values()))
     groupings = dict(zip(answers, labels, strict=True))
     main = chosen.notes["by"]
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for by in EVERY:
         if by in answers:
             agreement = adjusted_rand(groupings[main], groupings[by])
-            told[by] = {**answers[by].notes, "agreement": round(agreement, 4)}
+            shown[by] = {**answers[by].notes, "agreement": round(agreement, 4)}
         else:
-            told[by] = {"impossible": IMPOSSIBLE[by]}
-    notes = {"representations": told, "meaning": meaning(groupings)}
+            shown[by] = {"impossible": IMPOSSIBLE[by]}
+    notes = {"representations": shown, "meaning": meaning(groupings)}
     notes |= answers["model"].layer_notes
     others = sum(a.notes["samples"] for a in answers.values() if a is not chosen)
-    return _Asked(chosen, others, notes)
+    return _Outcome(chosen, others, notes)
 
 
 def _drawn_again(fed: Federation, answer: Answer, setup: Setup, seeds: int) -> list[Answer]:
-    """The same question about other halves of the data, with as many steps."""
+    """Ask the same question about other halves of the data, with as many steps."""
     probe = Probe(answer.memory["by"], answer.memory["steps"] or "auto", fallback=False)  # 0: none
     probes = [replace(probe, draw=draw) for draw in range(1, seeds)]
     return [probing.ask(fed, again, setup.start, setup.clients) for again in probes]
 
 
 def _placed(fed: Federation, answer: Answer, clients: Sequence[ClientId]) -> dict[ClientId, int]:
-    """Everybody's group; who was too small for two halves goes to the nearest one."""
+    """The group of each client; one too small for two halves joins the nearest group."""
     labels = [int(g) for g in answer.evidence.labels]
     placed = dict(zip(answer.clients, labels, strict=True))
-    left = [c for c in clients if c not in placed]
+    too_small = [c for c in clients if c not in placed]
     if answer.evidence.groups == 1:
-        return placed | dict.fromkeys(left, ROOT)
-    if left and fed.min_group > 1:  # nobody is asked twice: they join the largest group
-        placed |= dict.fromkeys(left, Counter(labels).most_common(1)[0][0])
-    elif left:
+        return placed | dict.fromkeys(too_small, ROOT)
+    if too_small and fed.min_group > 1:  # clients are asked only once: join the largest group
+        placed |= dict.fromkeys(too_small, Counter(labels).most_common(1)[0][0])
+    elif too_small:
         centres = probing.centres(answer.places, labels)
-        placed |= probing.place(fed, answer.memory, centres, left)
+        placed |= probing.place(fed, answer.memory, centres, too_small)
     return placed
 
 
 def stability(draws: Sequence[Answer]) -> dict[str, Any]:
-    """How far the groupings of several divisions into halves agree, as plain JSON values.
+    """How far the groupings from several divisions into halves agree, as JSON values.
 
-    ``agreement`` is the mean adjusted Rand index over all pairs, ``same`` the number of draws whose
-    grouping is the first one's, the first one included.
+    ``agreement`` is the mean adjusted Rand index over all pairs, ``same`` the number of draws with
+    the same grouping as the first, itself included.
     """
     labels = _on_common_clients(draws)
     pairs = [adjusted_rand(one, two) for one, two in combinations(labels, 2)]
@@ -211,7 +216,7 @@ def _on_common_clients(answers: Sequence[Answer]) -> list[list[int]]:
 
 
 def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
-    """What groups by several representations say about how the clients differ, in one sentence.
+    """What groups by several representations say about how clients differ, as sentences.
 
     >>> meaning({"model": [0, 0, 1, 1], "labels": [0, 0, 0, 0], "data": [0, 0, 0, 0]})[:43]
     'Models differ by group, and inputs and freq'
@@ -221,7 +226,7 @@ def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
     labels, data = several.get("labels"), several.get("data")
     compared = [word for by, word in _HELD.items() if by in groupings]
     if not several:
-        return "No representation finds groups: as far as this much data tells, clients are alike."
+        return "No representation finds groups: as far as these data can tell, clients are alike."
     if trained is None and labels is None:
         return (
             "The inputs differ between groups (covariate shift), but models trained on them do "
@@ -259,9 +264,10 @@ def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
 
 
 def explains(coarse: Sequence[int], fine: Sequence[int]) -> bool:
-    """Whether two groupings are the same, or the second one divides the groups of the first.
+    """Whether two groupings are the same, or the second one subdivides the first.
 
-    A subspace of inputs, for one, does not change when an image is turned upside down.
+    The latter happens, for example, because the subspace of images does not change when they are
+    turned upside down.
 
     >>> explains([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3])
     True
@@ -270,7 +276,7 @@ def explains(coarse: Sequence[int], fine: Sequence[int]) -> bool:
     """
     if adjusted_rand(coarse, fine) >= SAME:
         return True
-    if 2 * len(set(fine)) > len(fine):  # so many groups would divide anything
+    if 2 * len(set(fine)) > len(fine):  # that many small groups would fit any coarse grouping
         return False
     inside = Counter(zip(fine, coarse, strict=True))
     largest: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""k-FED: clients are grouped in one exchange, by the centres of their data."""
+"""k-FED: clients are grouped in a single exchange, by the centres of their data."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
 
 Matrix = np.ndarray[Any, Any]
-Seen = tuple[Matrix, Matrix]  # centres, and how many points each has
+Centres = tuple[Matrix, Matrix]  # centres, and the number of points of each
 
 
 @method
 def k_fed(k: Count, local: Count | None = None) -> Method:
-    """Groups by a clustering of all clients' data in one exchange; FedAvg inside each group.
+    """Groups by a clustering of all clients' data in a single exchange; FedAvg inside each group.
 
     Family: clustered.
-    Rule: each client clusters its training inputs (as the model sees them, projected on their
-    first k' singular vectors) by k'-means and sends the centres, each with its number of points.
-    The server takes one client's centres, adds the centre farthest from those taken until there
-    are ``k``, and assigns every centre to the nearest: k clusters of the data. A client joins the
-    group of the cluster that holds most of its points (ties: the lowest). Models start at θ⁰; then
-    FedAvg inside each group.
+    Rule: each client clusters its training inputs (as the model gets them, projected on their first
+    k' singular vectors) by k'-means and sends the centres, each with its number of points. The
+    server starts with one client's centres, repeatedly adds the centre farthest from those chosen
+    until there are ``k``, and assigns every centre to the nearest of them: k clusters of the data.
+    A client joins the group of the cluster that holds most of its points (the lowest-numbered one
+    in a tie). Models start at θ⁰; then FedAvg inside each group.
     Args:
-        k: clusters of the data, 1 or more, no more than all clients' k' together; 1 is FedAvg to
-            the bit. A cluster that holds the most points of no client has no model.
-        local: k', centres of each client, 1 to k; √k, rounded, when not given. A client of fewer
-            distinct points sends as many centres.
+        k: the number of clusters of the data, 1 or more, at most the sum of all clients' k'; 1 is
+            FedAvg to the bit. A cluster that holds most points of no client has no model.
+        local: k', the number of centres of each client, 1 to k; √k, rounded, when not given. A
+            client with fewer distinct points sends as many centres as it has points.
     Server sees: each client's centres and their numbers of points, once; then means.
-    Travels: one model down and one up; before the first round each client once sends k' centres of
-    as many numbers as a sample has, and k' counts.
-    Newcomers: send their centres, which are assigned likewise, and join the group that holds most
-    of their points among those that have a model.
-    Departs: the server begins with the client that sent most centres, of several the one whose
-    centres are farthest apart (the paper: with any); k'-means starts farthest-first: nothing is
-    random. The last steps of the paper's local clustering, Lloyd's from the points three times
-    nearer to one centre than to all others, are left out.
+    Travels: one model down and one up; before the first round each client once sends k' centres,
+    each as long as a sample, and k' counts.
+    Newcomers: send their centres, which are assigned in the same way, and join the group that holds
+    most of their points among the groups that have a model.
+    Departs: nothing is random. The server starts with the client that sent the most centres, in a
+    tie with the one whose centres are farthest apart (in the paper, with any client), and k'-means
+    starts farthest-first. The last steps of the paper's local clustering (Lloyd's algorithm, from
+    the points that are three times nearer to one centre than to all others) are left out.
     Reference: Dennis et al., Heterogeneity for the Win: One-Shot Federated Clustering, ICML 2021.
     """
     each = round(k**0.5) if local is None else local
@@ -56,10 +56,10 @@ def k_fed(k: Count, local: Count | None = None) -> Method:
 
     def centre(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
         labels, centres = local_centres(inputs(client, "method k-fed"), each)
-        sent = torch.from_numpy(centres.astype(np.float32))
-        return Upload({"centres": sent, "points": torch.from_numpy(np.bincount(labels))})
+        payload = torch.from_numpy(centres.astype(np.float32))
+        return Upload({"centres": payload, "points": torch.from_numpy(np.bincount(labels))})
 
-    def asked(fed: Federation, clients: Sequence[ClientId]) -> dict[ClientId, Seen]:
+    def centres_of(fed: Federation, clients: Sequence[ClientId]) -> dict[ClientId, Centres]:
         replies = fed.gather([Order(c, "centre") for c in clients])
         return {
             r.client: (r.arrays["centres"].numpy(), r.arrays["points"].numpy())  # type: ignore[union-attr]
@@ -67,30 +67,30 @@ def k_fed(k: Count, local: Count | None = None) -> Method:
         }
 
     def start(fed: Federation, setup: Setup) -> State:
-        seen = asked(fed, setup.clients)
-        if not seen:
-            raise TrainingError("k-fed: no client sent its centres: nobody can be grouped")
-        seeds = seed_centres([centres for centres, _ in seen.values()], k)
-        groups = {c: home(*own, seeds, range(len(seeds))) for c, own in seen.items()}
+        sent = centres_of(fed, setup.clients)
+        if not sent:
+            raise TrainingError("k-fed: no client sent its centres, so none can be grouped")
+        seeds = seed_centres([centres for centres, _ in sent.values()], k)
+        groups = {c: group_of(*theirs, seeds, range(len(seeds))) for c, theirs in sent.items()}
         notes = {
-            "clients": list(seen),
+            "clients": list(sent),
             "clusters": len(seeds),
-            "assigned": [nearest_seed(centres, seeds).tolist() for centres, _ in seen.values()],
-            "points": [points.tolist() for _, points in seen.values()],
+            "assigned": [nearest_seed(centres, seeds).tolist() for centres, _ in sent.values()],
+            "points": [points.tolist() for _, points in sent.values()],
         }
         models: dict[Slot, Weights] = dict.fromkeys(sorted(set(groups.values())), setup.start)
         return State(models, groups, {"seeds": torch.from_numpy(seeds)}, notes)
 
     def admit(fed: Federation, state: State, info: Round) -> State:
-        seeds, seen = state.memory["seeds"].numpy(), asked(fed, info.cohort)
+        seeds, sent = state.memory["seeds"].numpy(), centres_of(fed, info.cohort)
         slots = [int(slot) for slot in state.models]
-        return state.joined({c: home(*own, seeds, slots) for c, own in seen.items()})
+        return state.joined({c: group_of(*theirs, seeds, slots) for c, theirs in sent.items()})
 
     def check(setup: Setup) -> None:
         if k > each * len(setup.clients):
             raise ConfigError(
                 f"method k-fed: {len(setup.clients)} clients with {each} centres each cannot form "
-                f"k = {k} clusters: take a smaller k or a larger local"
+                f"k = {k} clusters: choose a smaller k or a larger local"
             )
 
     return grouped(
@@ -98,10 +98,11 @@ def k_fed(k: Count, local: Count | None = None) -> Method:
     )
 
 
-def home(centres: Matrix, points: Matrix, seeds: Matrix, groups: Sequence[int]) -> int:
-    """Of these groups, the one that holds most of a client's points.
+def group_of(centres: Matrix, points: Matrix, seeds: Matrix, groups: Sequence[int]) -> int:
+    """The group, among these, that holds most of a client's points.
 
-    If none holds any, the others do not count: each centre is assigned to the nearest of these.
+    If none of them holds any, the other groups are ignored: each centre is assigned to the nearest
+    of these.
     """
     held = np.bincount(nearest_seed(centres, seeds), points, len(seeds))[list(groups)]
     if not held.any():

@@ -1,4 +1,4 @@
-"""Groups that the user gives: a table of clients, a file, or a column of metadata."""
+"""Groups that the user gives: a table of clients, a file, or a metadata column."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Groups = str | dict[str, Any] | list[Any]
 
 @method
 def known_groups(groups: Groups = COLUMN) -> Method:
-    """Groups that you give, by a column of metadata or a file, a model for each.
+    """Groups that you give, by a metadata column, a file or a table, with a model for each.
 
     Family: clustered.
     Rule: FedAvg inside each group.
     Args:
-        groups: a column of metadata, such as ``"site"``; a file with the group of each client
-            (JSON, CSV or TSV, read once, when the run begins); or the groups themselves, as a
-            table ``{client = "group"}`` by id or name, or a list in the order of clients. The
+        groups: a metadata column, such as ``"site"``; a file with the group of each client (JSON,
+            CSV or TSV, read once, when the run begins); or the groups themselves, as a table
+            ``{client = "group"}`` by id or name, or as a list in the order of the clients. The
             column ``group`` holds the true groups of a scenario that has any.
     Server sees: means, and the groups that you give.
     Travels: 1 model down, 1 up.
-    Newcomers: join the group that the column or the file says; those it does not name are refused.
-    Departs: no paper; the clients' data plays no part in the grouping.
+    Newcomers: join the group given in the column or the file; clients not listed there are refused.
+    Departs: there is no paper. The clients' data play no part in the grouping.
     Reference: none.
     """
     if isinstance(groups, str) and names_file(groups):
@@ -43,10 +43,10 @@ def known_groups(groups: Groups = COLUMN) -> Method:
 
 
 def given_groups(groups: Groups) -> Assign:
-    """A column of metadata, a table of clients, or a list in the order of clients."""
+    """The rule for groups from a metadata column, a table of clients, or a list."""
     column = groups if isinstance(groups, str) else COLUMN
 
-    def places(setup: Setup) -> dict[ClientId, str]:
+    def groups_of(setup: Setup) -> dict[ClientId, str]:
         if not isinstance(groups, str):
             return by_client(groups, setup.names, "method.groups")
         if groups not in setup.metadata:
@@ -59,8 +59,8 @@ def given_groups(groups: Groups) -> Assign:
         return dict(setup.metadata[groups])
 
     def check(setup: Setup) -> None:
-        home = places(setup)
-        sizes = Counter(home[c] for c in setup.clients)
+        group_of = groups_of(setup)
+        sizes = Counter(group_of[c] for c in setup.clients)
         small = {name: n for name, n in sorted(sizes.items()) if n < setup.smallest_group}
         if small:
             listed = ", ".join(f"'{name}' ({n} client{'s' * (n > 1)})" for name, n in small.items())
@@ -71,44 +71,44 @@ def given_groups(groups: Groups) -> Assign:
             )
 
     def start(_: Federation, setup: Setup) -> State:
-        home = places(setup)
-        models: dict[Slot, Weights] = dict.fromkeys(sorted(set(home.values())), setup.start)
-        return State(models, {c: home[c] for c in setup.clients}, {"home": home})
+        group_of = groups_of(setup)
+        models: dict[Slot, Weights] = dict.fromkeys(sorted(set(group_of.values())), setup.start)
+        return State(models, {c: group_of[c] for c in setup.clients}, {"home": group_of})
 
     def admit(_: Federation, state: State, info: Round) -> State:
-        home = {**state.memory["home"], **info.metadata.get(column, {})}
-        known = {c: home[c] for c in info.cohort if home.get(c) in state.models}
-        if not known:  # in a real federation, one that is not known keeps nobody else out
-            raise ConfigError(_refusal(info.cohort[0], home, state, column))
+        group_of = {**state.memory["home"], **info.metadata.get(column, {})}
+        known = {c: group_of[c] for c in info.cohort if group_of.get(c) in state.models}
+        if not known:  # in a real federation, an unknown client does not keep others out
+            raise ConfigError(_refusal(info.cohort[0], group_of, state, column))
         return state.joined(known)
 
     public = (
         f"the metadata column '{column}', which method {NAME} takes as public knowledge: if it was "
-        "found on the data, what it reveals of them is not counted"
+        "derived from the data, what it reveals about them is not counted"
         if isinstance(groups, str)
-        else f"the groups given to method {NAME}, which it takes as public knowledge: what a "
-        "grouping found on the data reveals of them is not counted"
+        else f"the groups given to method {NAME}, which it takes as public knowledge: what groups "
+        "derived from the data reveal about them is not counted"
     )
     return Assign(start, admit, check=check, takes_as_public=public)
 
 
-def _refusal(client: ClientId, home: Mapping[ClientId, str], state: State, column: str) -> str:
-    """Why a newcomer has no place, and what to do."""
+def _refusal(client: ClientId, group_of: Mapping[ClientId, str], state: State, column: str) -> str:
+    """Why a newcomer cannot join, and what to do."""
     known = ", ".join(map(str, state.models))
-    if client in home:
+    if client in group_of:
         return (
-            f"method {NAME} cannot admit client {client}: nobody has trained a model for its group "
-            f"'{home[client]}' (known: {known}). Give it one of these, or start a new run"
+            f"method {NAME} cannot admit client {client}: there is no trained model for its group "
+            f"'{group_of[client]}' (known: {known}). Give it one of these, or start a new run"
         )
     return (
-        f"method {NAME} cannot admit client {client}: its group is not known. Say it with "
-        f"--metadata {column}=NAME (known: {known}) in coterie admit, or name the client when a "
+        f"method {NAME} cannot admit client {client}: its group is not known. Give it with "
+        f"--metadata {column}=NAME (known: {known}) in coterie admit, or list the client when a "
         "run begins"
     )
 
 
 def with_groups_read(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's parameters with the content of the file that ``groups`` may name."""
+    """A method's parameters; if ``groups`` names a file, with the content of the file."""
 
     def read(groups: Any) -> Any:
         file = isinstance(groups, str) and names_file(groups)
@@ -120,7 +120,7 @@ def with_groups_read(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]
 def with_groups(
     name: str, parameters: Mapping[str, Any], change: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """The parameters of a method or a combination, ``groups`` of known-groups changed.
+    """The parameters of a method or a combination, with ``change`` applied to the ``groups``.
 
     >>> with_groups("known-groups+ditto", {"known-groups.groups": "a", "mu": 1}, str.upper)
     {'known-groups.groups': 'A', 'mu': 1}

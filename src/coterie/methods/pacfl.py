@@ -26,7 +26,7 @@ from coterie.methods.by_evidence import Evidenced, Try, by_evidence
 from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 Matrix = np.ndarray[Any, Any]
-_FINEST = 1e-4  # degrees: smaller angles between such vectors are rounding
+_FINEST = 1e-4  # degrees; smaller angles between such vectors are rounding errors
 
 
 @method
@@ -40,39 +40,42 @@ def pacfl(
     trial: Try = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
-    """Groups by the angles between the subspaces of clients' data, found once; FedAvg inside each.
+    """Groups by the angles between subspaces of the clients' data, found once; FedAvg inside each.
 
     Family: clustered.
     Rule: each client sends the first ``p`` left singular vectors of its data matrix (features ×
-    samples, the training inputs as the model sees them, not centred). The server makes each set
-    orthonormal, measures the angle between every two in degrees, clusters (agglomerative) and cuts
-    the tree at ``threshold``. Each group's model starts at θ⁰; then FedAvg inside each group. With
-    "auto" each client sends the vectors of two halves of its data; the groups of projections onto
-    these subspaces that best predict the clients' other halves are the evidence, and a trial on
-    validation data decides whether they pay: one model first, and the groups go on from it.
+    samples; the training inputs as the model gets them, not centred). The server orthonormalises
+    each set, computes the angle in degrees between every two, clusters the clients (agglomerative
+    clustering) and cuts the tree at ``threshold``. Each group's model starts at θ⁰; then FedAvg
+    inside each group. With "auto", each client sends the vectors of two halves of its data. The
+    evidence is the grouping whose mean projections (onto the subspaces) of one half best predict
+    the projections of the other. All clients first train one model; a trial on validation data
+    decides whether the groups are used, and they continue from this model.
     Args:
-        threshold: the height of the cut in degrees, 0 or more, or "auto": evidence and trial. What
-            only shows in labels, such as names that were exchanged, no angle of inputs can tell.
+        threshold: the height of the cut in degrees, 0 or more, or "auto": evidence and trial.
+            Differences in the labels alone, such as exchanged classes, do not show in the angles
+            between inputs.
         clusters: the number of groups instead of a threshold, 1 to the number of clients.
         p: singular vectors of each client, 1 or more; a client whose data have a lower rank (or
             fewer samples) sends fewer.
-        measure: "smallest", the smallest principal angle of two subspaces, arccos of the largest
-            singular value of Q_iᵀQ_j; or "sum", Σ arccos|u_iᵀu_j| over pairs of like rank.
+        measure: "smallest", the smallest principal angle between two subspaces, arccos of the
+            largest singular value of Q_iᵀQ_j; or "sum", Σ arccos|u_iᵀu_j| over pairs of the same
+            rank.
         linkage: "average" (of all pairs of clients, UPGMA), "single", "complete" or "ward"; like
-            ``measure``, with a given threshold or number of groups only.
-        trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
-            the evidence finds, from θ⁰.
+            ``measure``, only with a given threshold or number of groups.
+        trial: "auto" makes a trial if the evidence finds groups, "always" makes one in any case,
+            "off" uses the groups of the evidence, from θ⁰.
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's singular vectors, once; then means; in a trial each client's model.
-    Travels: one model down and one up; before the first round each client once sends p vectors of
-    as many numbers as a sample has (with "auto" twice p); in a trial at most one more model up and
-    those of all a client's groups down.
+    Travels: one model down and one up; before the first round each client once sends p vectors,
+    each as long as a sample (with "auto" twice as many); in a trial at most one more model up, and
+    the models of all a client's candidate groups down.
     Newcomers: send their vectors and join the group whose first members are at the smallest mean
-    angle (with "auto", whose mean projection is nearest); nobody is clustered again.
+    angle (with "auto", the group whose mean projection is nearest); existing groups do not change.
     Departs: "auto" is ours. The vectors are those of all data, as in the paper; its published code
-    takes them class by class and does not make them orthonormal. Where two clients sent different
-    numbers of vectors, "sum" scales up the pairs that both have. Inputs that are all zero span
-    nothing and are at right angles to all others.
+    uses vectors of each class and does not orthonormalise them. If two clients sent different
+    numbers of vectors, "sum" is scaled up from the pairs that both have. Inputs that are all zero
+    span nothing and count as orthogonal to all others.
     Reference: Vahidian et al., Efficient Distribution Similarity Identification in Clustered
     Federated Learning via Principal Angles Between Client Data Subspaces, AAAI 2023.
     """
@@ -84,14 +87,14 @@ def pacfl(
         vectors = directions(inputs(client, "method pacfl"), p)
         return Upload({"basis": torch.from_numpy(vectors.astype(np.float32))})
 
-    def asked(fed: Federation, clients: Sequence[ClientId]) -> dict[ClientId, Tensor]:
+    def vectors_of(fed: Federation, clients: Sequence[ClientId]) -> dict[ClientId, Tensor]:
         replies = fed.gather([Order(c, "span") for c in clients])
         return {r.client: r.arrays["basis"] for r in replies}  # type: ignore[misc]
 
     def start(fed: Federation, setup: Setup) -> State:
-        bases = asked(fed, setup.clients)
+        bases = vectors_of(fed, setup.clients)
         if not bases:
-            raise TrainingError("pacfl: no client sent its vectors: nobody can be grouped")
+            raise TrainingError("pacfl: no client sent its vectors, so none can be grouped")
         angles = proximity(bases.values(), measure)
         labels, notes = cut_tree(list(bases), angles, linkage, threshold, clusters)
         groups = dict(zip(bases, labels.tolist(), strict=True))
@@ -99,7 +102,7 @@ def pacfl(
         return State(models, groups, {"bases": bases}, notes)
 
     def admit(fed: Federation, state: State, info: Round) -> State:
-        first, new = state.memory["bases"], asked(fed, info.cohort)
+        first, new = state.memory["bases"], vectors_of(fed, info.cohort)
         if not new:
             return state
         angles = proximity([*first.values(), *new.values()], measure)[len(first) :, : len(first)]
@@ -113,20 +116,20 @@ def pacfl(
 
 
 def proximity(bases: Iterable[Tensor], measure: str) -> Matrix:
-    """The angle in degrees between every two bases (features × vectors), however many each has."""
+    """The angle in degrees between every two bases (features × any number of vectors)."""
     sent = [b.double().numpy() for b in bases]
-    made = [np.linalg.qr(b)[0] for b in sent]
-    most = max(b.shape[1] for b in made)
+    qs = [np.linalg.qr(b)[0] for b in sent]
+    most = max(b.shape[1] for b in qs)
     if measure == "smallest":
-        # Columns of zeros make the shapes equal; they have no part in the largest cosine.
-        found = smallest_angle_matrix([np.pad(b, [(0, 0), (0, most - b.shape[1])]) for b in made])
+        # Columns of zeros make the shapes equal and do not affect the largest cosine.
+        angles = smallest_angle_matrix([np.pad(b, [(0, 0), (0, most - b.shape[1])]) for b in qs])
     else:
-        total, pairs = np.zeros((2, len(made), len(made)))
+        total, pairs = np.zeros((2, len(qs), len(qs)))
         for k in range(most):
-            have = [i for i, b in enumerate(made) if b.shape[1] > k]
-            total[np.ix_(have, have)] += paired_angle_matrix([made[i][:, k : k + 1] for i in have])
+            have = [i for i, b in enumerate(qs) if b.shape[1] > k]
+            total[np.ix_(have, have)] += paired_angle_matrix([qs[i][:, k : k + 1] for i in have])
             pairs[np.ix_(have, have)] += 1
-        found = total * most / pairs
+        angles = total * most / pairs
     empty = np.array([not b.any() for b in sent])
-    found[empty[:, None] ^ empty] = 90.0 if measure == "smallest" else 90.0 * most
-    return np.where(found < _FINEST, 0.0, found)
+    angles[empty[:, None] ^ empty] = 90.0 if measure == "smallest" else 90.0 * most
+    return np.where(angles < _FINEST, 0.0, angles)

@@ -1,4 +1,4 @@
-"""Methods whose server looks at clients' models now and then, and groups the clients anew."""
+"""Methods whose server compares clients' models now and then and regroups the clients."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from coterie.methods.by_evidence import Evidenced, Try, by_evidence, once_after,
 from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 Matrix = np.ndarray[Any, Any]
-Sent = Mapping[ClientId, Weights]  # the models of a round's replies, as they came
-# A label for each of these models, and what there is to show.
+Sent = Mapping[ClientId, Weights]  # the models of a round's replies, as received
+# A function that returns a label for each of these models, and the notes to record.
 Label = Callable[[State, Round, Sent], tuple[Matrix, dict[str, Any]]]
 
 
@@ -58,37 +58,39 @@ def fl_hc(
     trial: Try = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
-    """FedAvg for a few rounds, then groups by everybody's update, found once; FedAvg inside each.
+    """FedAvg for some rounds, then groups by the clients' updates, found once; FedAvg inside each.
 
     Family: clustered.
-    Rule: after ``rounds`` rounds of FedAvg all clients, not only the cohort, train the model once;
-    the server clusters their updates (agglomerative) and cuts the tree at ``threshold``. Each
-    group's model is the mean, by n_i, of what its members have just trained; then FedAvg inside.
-    With "auto", all clients train the model at that point on two halves of their data, as many
-    steps as are needed; the groups of the updates' directions that best predict the clients' other
-    halves are the evidence, and a trial on validation data decides whether they pay.
+    Rule: after ``rounds`` rounds of FedAvg, all clients, not only the cohort, train the model once.
+    The server clusters their updates (agglomerative clustering) and cuts the tree at ``threshold``.
+    Each group's model is the mean, weighted by n_i, of the models that its members have just
+    trained; then FedAvg inside each group. With "auto", all clients train the model at that point
+    on two halves of their data, for as many steps as needed. The evidence is the grouping whose
+    mean directions on one half best predict the directions on the other, and a trial on validation
+    data decides whether the groups are used.
     Args:
         rounds: rounds of FedAvg before the clustering, 0 or more; a run that ends before it is
             FedAvg.
-        threshold: the height of the cut, 0 or more, in units of ``metric`` (inf is one group), or
-            "auto": evidence and trial.
+        threshold: the height at which the tree is cut, 0 or more, in units of ``metric`` (inf is
+            one group), or "auto": evidence and trial.
         clusters: the number of groups instead of a threshold, 1 to the number of clients.
-        metric: the distance of two updates: "l1", "l2" or "cosine", which is 1 − cos; with a given
-            threshold or number of groups only.
-        linkage: how the distance of two groups comes from those of their clients; likewise.
-        trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
-            the evidence finds.
+        metric: the distance between two updates: "l1", "l2" or "cosine", which is 1 − cos; only
+            with a given threshold or number of groups.
+        linkage: how the distance between two groups is computed from the distances between their
+            clients; only with a given threshold or number of groups.
+        trial: "auto" makes a trial if the evidence finds groups, "always" makes one in any case,
+            "off" uses the groups of the evidence.
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's model, once or twice; otherwise means.
-    Travels: 1 model down, 1 up; in the round of the clustering, for all clients. With "auto" also a
-    model down and two up for the evidence, and in a trial at most one more model up and those of
-    all a client's groups down.
-    Newcomers: get every group's model and join the one with the lowest loss on their training data.
-    With "auto" they train the model of the clustering alike and join the group whose mean direction
-    is nearest.
-    Departs: "auto" is ours. The training that is clustered counts as a round; where everybody takes
-    part in every round this is the paper's clustering and the first round after it in one. A client
-    whose reply is lost in that round joins at its next turn as a newcomer does.
+    Travels: 1 model down, 1 up; in the round of the clustering, for all clients. With "auto", also
+    a model down and two up for the evidence, and in a trial at most one more model up and the
+    models of all a client's candidate groups down.
+    Newcomers: get every group's model and join the group with the lowest loss on their training
+    data. With "auto", they train the same model as the others did for the clustering and join the
+    group whose mean direction is nearest.
+    Departs: "auto" is ours. The training for the clustering counts as a round; if all clients take
+    part in every round, it combines the paper's clustering with the first round after it. A client
+    whose reply is lost in that round joins like a newcomer the next time it is selected.
     Reference: Briggs et al., Federated Learning with Hierarchical Clustering of Local Updates to
     Improve Training on Non-IID Data, IJCNN 2020.
     """
@@ -113,37 +115,39 @@ def flis(
     trial: Try = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
-    """Groups by what clients' models answer to the server's public samples; FedAvg inside each.
+    """Groups by the outputs of clients' models on the server's public samples; FedAvg inside each.
 
     Family: clustered.
-    Rule: in the first round all clients, not only the cohort, train; the server runs their models
-    on its public samples. Two clients are as similar as the cosine of their answers: the
-    probabilities of all classes for all samples, as one vector. Clients are clustered by that. Each
-    group's model is the mean, by n_i, of what its members have just trained; then FedAvg inside.
-    With "auto", clients train on two halves of their data, and the groups of answers that best
-    predict the other halves' answers are the evidence; a trial on validation data decides whether
-    they pay.
+    Rule: in the first round all clients, not only the cohort, train, and the server runs their
+    models on its public samples. The similarity of two clients is the cosine of their outputs: the
+    probabilities of all classes for all samples, as one vector. The server clusters the clients by
+    this similarity. Each group's model is the mean, weighted by n_i, of the models that its members
+    have just trained; then FedAvg inside each group. With "auto", clients train on two halves of
+    their data. The evidence is the grouping whose mean outputs on one half best predict the outputs
+    on the other, and a trial on validation data decides whether the groups are used.
     Args:
         threshold: the similarity at which clients are grouped, 0 to 1 (0 is one group), or "auto":
             evidence and trial.
-        graph: "hierarchical", groups merge while the mean similarity of their clients is at least
-            the threshold; or "threshold", clients of at least that similarity are linked, and
-            whoever is linked through others belongs to the same group.
-        every: rounds from one clustering to the next, 0 or more; 0 clusters once. With "auto" the
-            clients are asked again only while the evidence finds one group, and ever less often.
-        trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
-            the evidence finds.
+        graph: "hierarchical" merges groups as long as the mean similarity between their clients is
+            at least the threshold; "threshold" links clients of at least this similarity and groups
+            clients that are linked, directly or through others.
+        every: rounds from one clustering to the next, 0 or more; 0 clusters once. With "auto",
+            clients are asked again only as long as the evidence finds one group, and less and less
+            often.
+        trial: "auto" makes a trial if the evidence finds groups, "always" makes one in any case,
+            "off" uses the groups of the evidence.
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's model, once or in every clustering; otherwise means.
-    Travels: 1 model down, 1 up; in a round with a clustering, for all clients. With "auto" also a
-    model down and two up for the evidence, and in a trial at most one more model up and those of
-    all a client's groups down.
-    Newcomers: get every group's model and join the one with the lowest loss on their training data.
-    With "auto" they train θ⁰ alike and join the group whose mean answers are nearest.
-    Departs: "auto" is ours. The paper compares predicted labels, this probabilities. The training
-    that is clustered counts as a round. Layers that do not travel are those of θ⁰ when the server
-    runs a model. A client whose reply is lost in such a round joins at its next turn as a newcomer
-    does.
+    Travels: 1 model down, 1 up; in a round with a clustering, for all clients. With "auto", also a
+    model down and two up for the evidence, and in a trial at most one more model up and the models
+    of all a client's candidate groups down.
+    Newcomers: get every group's model and join the group with the lowest loss on their training
+    data. With "auto", they train θ⁰ as the others did and join the group whose mean outputs are
+    nearest.
+    Departs: "auto" is ours. The paper compares predicted labels, this implementation probabilities.
+    The training for the clustering counts as a round. When the server runs a model, layers that do
+    not travel are those of θ⁰. A client whose reply is lost in such a round joins like a newcomer
+    the next time it is selected.
     Reference: Morafah et al., FLIS: Clustered Federated Learning via Inference Similarity for
     Non-IID Data Distribution, IEEE OJCS 2023.
     """
@@ -176,41 +180,43 @@ def adaptive(
     trial: Try = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
-    """Groups by the direction of updates, found again and again; small clients train for less.
+    """Groups by the direction of updates, found repeatedly; smaller clients train for fewer epochs.
 
     Family: clustered.
-    Rule: a client trains E_i = max(1, round(E·n_i/max n)) epochs (halves to the even number), E the
-    run's epochs. In round 1 and every ``every`` rounds all clients, not only the cohort, train; the
-    server clusters their updates by cosine similarity (agglomerative, average linkage) and cuts the
-    tree at 1 − T. Each group's model is the mean, by n_i, of what its members have just trained;
-    then FedAvg inside. With "auto" the clients train on two halves of their data instead, the same
-    number of steps each; the groups of directions that best predict the other halves are the
-    evidence, and a trial on validation data decides whether they pay.
+    Rule: a client trains for E_i = max(1, round(E·n_i/max n)) epochs (halves are rounded to the
+    even number), where E is the run's number of epochs. In round 1 and every ``every`` rounds all
+    clients, not only the cohort, train. The server clusters their updates by cosine similarity
+    (agglomerative clustering, average linkage) and cuts the tree at 1 − T. Each group's model is
+    the mean, weighted by n_i, of the models that its members have just trained; then FedAvg inside
+    each group. With "auto", the clients instead train on two halves of their data, all for the same
+    number of steps. The evidence is the grouping whose mean directions on one half best predict the
+    directions on the other, and a trial on validation data decides whether the groups are used.
     Args:
         threshold: T, the mean similarity down to which groups merge, -1 to 1; -1 is one group, and
-            with clients of one size FedAvg to the bit. "auto" is evidence and trial.
-        every: rounds from one clustering to the next, 1 or more. With "auto" clients are asked
-            again only while the evidence finds one group: after ``every`` rounds, twice as many, …
-        trial: "auto", a trial where the evidence finds groups; "always"; or "off", the groups that
-            the evidence finds.
+            FedAvg to the bit if all clients have the same size. "auto" is evidence and trial.
+        every: rounds from one clustering to the next, 1 or more. With "auto", clients are asked
+            again only as long as the evidence finds one group: after ``every`` rounds, then after
+            twice as many, and so on.
+        trial: "auto" makes a trial if the evidence finds groups, "always" makes one in any case,
+            "off" uses the groups of the evidence.
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's number of samples before the first round, its model in every
     clustering; otherwise means.
     Travels: 1 model down, 1 up; in a round with a clustering, for all clients. Before the first
-    round a question and a number. With "auto" also a model down and two up for the evidence, and in
-    a trial one more model up and those of all a client's groups down.
-    Newcomers: get every group's model and join the one with the lowest loss on their training data;
-    who has more samples than anybody had trains E epochs. With "auto" they train alike and join the
-    group whose mean direction is nearest.
-    Departs: "auto" is ours (a T that is right for one data set divides identical clients of
-    another, 0.35 those of digits). With a given T, the point that updates are measured from once
-    there are several groups is ours: the mean of the groups' models, as many times as each has
-    clients. From their own models, clients of groups that have learnt differ by noise only. In one
-    group it is the group's model; if all clients are alike, a late clustering has only noise to go
-    by and divides them. The paper instead adds up votes of several rounds. The training that is
-    clustered counts as a round. A client whose reply is lost in such a round joins at its next turn
-    as a newcomer does. Combined with a method that says how a client trains, only the grouping is
-    taken.
+    round a question and a number. With "auto", also a model down and two up for the evidence, and
+    in a trial one more model up and the models of all a client's candidate groups down.
+    Newcomers: get every group's model and join the group with the lowest loss on their training
+    data; one with more samples than any client at the start trains for E epochs. With "auto", they
+    train as the others did and join the group whose mean direction is nearest.
+    Departs: "auto" is ours, because a T that is right for one data set divides identical clients of
+    another (0.35 does on digits). With a given T and several groups, updates are measured from a
+    point of our choice: the mean of the groups' models, weighted by their numbers of clients.
+    Measured from their own group's model, clients of groups that have learnt differ only by noise.
+    With one group the point is its model; if all clients are alike, a late clustering then has only
+    noise to go by and divides them. The paper instead adds up votes over several rounds. The
+    training for the clustering counts as a round. A client whose reply is lost in such a round
+    joins like a newcomer the next time it is selected. In a combination with a method that says how
+    clients train, only the grouping is used.
     Reference: Gong et al., Adaptive Client Clustering for Efficient Federated Learning over Non-IID
     and Imbalanced Data, IEEE Transactions on Big Data 2024.
     """
@@ -218,7 +224,7 @@ def adaptive(
     def start(fed: Federation, setup: Setup) -> State:
         replies = fed.gather([Order(c, "count") for c in setup.clients])
         if not replies:
-            raise TrainingError("adaptive: no client said how many samples it has")
+            raise TrainingError("adaptive: no client reported its number of samples")
         return everyone().start(fed, setup).joined({}, largest=max(r.examples for r in replies))
 
     if threshold == "auto":
@@ -242,7 +248,7 @@ def adaptive(
 
 
 def by_size(client: Client, start: Weights) -> Fit:
-    """Train for as many of the run's epochs as one's samples are of the most that anybody has."""
+    """Train for a share of the run's epochs: the client's samples over the largest client's."""
     largest = int(client.told["largest"])
     epochs = client.schedule().epochs * min(len(client.train), largest) / largest
     return client.fit(start, epochs=max(1, round(epochs)))
@@ -250,33 +256,34 @@ def by_size(client: Client, start: Weights) -> Fit:
 
 @method
 def clusterfl(k: Count, alpha: NonNegative = 0.1, every: Count = 5) -> Method:
-    """A model for each client, pulled towards the mean of its group; groups by k-means of models.
+    """A model for each client, pulled towards its group's mean; k-means of models finds the groups.
 
     Family: clustered.
-    Rule: client i keeps a model w_i of its own and uses it. It minimises its loss +
-    α·‖w_i − w̄‖², w̄ the mean, by n_i, of its group's models as it last came to the server, starting
-    where it left off, and sends w_i. In round 1 and every ``every`` rounds all clients, not only
-    the cohort, train, and k-means of all w_i gives new groups.
+    Rule: client i keeps and uses its own model w_i. It minimises its loss + α·‖w_i − w̄‖², starting
+    from its last w_i, and sends the new w_i; w̄ is the last mean, weighted by n_i, of its group's
+    models. In round 1 and every ``every`` rounds all clients, not only the cohort, train, and
+    k-means of all w_i gives new groups.
     Args:
-        k: groups, 1 to the number of clients. Fewer are found where models coincide or replies are
-            lost.
-        alpha: strength of the pull, 0 or more; 0 is ``local`` to the bit, if all take part.
+        k: the number of groups, 1 to the number of clients. There are fewer if models coincide or
+            replies are lost.
+        alpha: strength α of the pull, 0 or more; 0 is ``local`` to the bit, if all clients take
+            part.
         every: rounds from one clustering to the next, 1 or more.
     Server sees: each client's model in every clustering; otherwise means.
     Travels: 1 model down, 1 up; in a round with a clustering, for all clients.
-    Newcomers: get every group's mean and join the one with the lowest loss on their training data;
-    they use it until they have trained.
-    Departs: the k-means form of the paper's multi-task objective; groups are found at intervals,
-    not in every iteration, and the paper's dropping of stragglers and of clients that are little
-    related is left out. A client whose reply is lost in a round with a clustering joins at its next
-    turn as a newcomer does, with the model that it had.
+    Newcomers: get every group's mean and join the group with the lowest loss on their training
+    data; they use this mean until they have trained.
+    Departs: this is the k-means form of the paper's multi-task objective; groups are found at
+    intervals, not in every iteration, and the paper's dropping of stragglers and of weakly related
+    clients is left out. A client whose reply is lost in a round with a clustering joins like a
+    newcomer the next time it is selected, with the model that it had.
     Reference: Ouyang et al., ClusterFL: A Similarity-Aware Federated Learning System for Human
     Activity Recognition, MobiSys 2021.
     """
 
     def train(client: Client, received: Weights) -> Fit:
-        own = client.kept("clusterfl") or received
-        fit = client.fit(own, proximal(2 * alpha, anchor=received))
+        last = client.kept("clusterfl") or received
+        fit = client.fit(last, proximal(2 * alpha, anchor=received))
         client.state["clusterfl"] = fit.weights
         return fit
 
@@ -292,37 +299,37 @@ def clusterfl(k: Count, alpha: NonNegative = 0.1, every: Count = 5) -> Method:
     return grouped("clusterfl", rule, keeping("clusterfl", train))
 
 
-# --- the rule that they share --------------------------------------------------------------------
+# --- the shared rule -----------------------------------------------------------------------------
 
 
 Due = Callable[[State, Round], bool]
 
 
 def every_so_often(rounds: int) -> Due:
-    """In the first round and every so many."""
+    """In the first round, and then every ``rounds`` rounds."""
     return lambda _, info: info.number % rounds == 0
 
 
 def once_from(number: int) -> Due:
-    """In this round, or the first later one in which anybody answers."""
+    """In this round, or in the first later one in which a client answers."""
     return lambda state, info: info.number >= number and 0 in state.models
 
 
 def regrouped(due: Due, label: Label, check: Check | None = None) -> Assign:
-    """One group at first; in the rounds that are ``due`` everybody trains and is grouped anew.
+    """One group at first; in each round that is ``due``, all clients train and are regrouped.
 
-    What was trained for that is the round's training: each new group's model is its mean. Groups
-    have new names, so that whatever else is kept for a group's model begins anew. Whoever does not
-    answer has no group until its next turn.
+    This training is the round's training: each new group's model is the mean of its members'
+    uploads. Groups get new names, so that whatever else is kept for a group's model starts afresh.
+    A client that does not answer has no group until the next time it is selected.
     """
 
     def sorts(
         state: State, info: Round, replies: list[Reply], more: More
     ) -> tuple[State, list[Reply]]:
-        asked = set(info.cohort)
-        rest = [c for c in state.groups if c not in asked]
-        if rest:
-            replies = sorted([*replies, *more(rest)], key=lambda r: r.client)
+        cohort = set(info.cohort)
+        others = [c for c in state.groups if c not in cohort]
+        if others:
+            replies = sorted([*replies, *more(others)], key=lambda r: r.client)
         sent = {r.client: r.arrays["model"] for r in replies if "model" in r.arrays}
         if not sent:
             return state, replies
@@ -330,7 +337,7 @@ def regrouped(due: Due, label: Label, check: Check | None = None) -> Assign:
         groups: dict[ClientId, Slot] = {
             c: f"{info.number + 1}/{g}" for c, g in zip(sent, labels, strict=True)
         }
-        # What does not travel is the same in every model.
+        # Layers that do not travel are the same in every model.
         models = dict.fromkeys(groups.values(), next(iter(state.models.values())))
         return State(models, groups, state.memory, notes), replies
 
@@ -338,23 +345,23 @@ def regrouped(due: Due, label: Label, check: Check | None = None) -> Assign:
 
 
 def changes(state: State, sent: Sent) -> Matrix:
-    """What each client changed of the parameters, a row each, all from one point.
+    """How each client changed the parameters, one row per client, all from the same point.
 
-    That is the model that they trained; where there are several, the mean of these over clients.
+    This is the model that they trained; if there are several, their mean over clients.
     """
     layout = next(iter(sent.values())).layout
-    middle = torch.zeros(layout.trainable, dtype=torch.float64)
+    point = torch.zeros(layout.trainable, dtype=torch.float64)
     for slot, count in Counter(state.groups[c] for c in sent).items():
         model = state.models[slot].part(layout)
-        middle.add_(model.parameters.double(), alpha=count / len(sent))
-    return np.stack([(w.parameters - middle).float().numpy() for w in sent.values()])
+        point.add_(model.parameters.double(), alpha=count / len(sent))
+    return np.stack([(w.parameters - point).float().numpy() for w in sent.values()])
 
 
 def answers(public: Public | None, model: Weights) -> Matrix:
-    """The probabilities that a model gives to each class of each public sample, in one row."""
+    """The class probabilities of a model for all public samples, in one row."""
     if public is None or not len(public.x):
         raise no_public("flis")
-    found = public.outputs(model, public.x)
-    if found.ndim != 2 or found.shape[1] < 2:
-        raise ConfigError("method flis needs classes: it compares the probabilities of answers")
-    return found.double().softmax(-1).reshape(-1).numpy()
+    outputs = public.outputs(model, public.x)
+    if outputs.ndim != 2 or outputs.shape[1] < 2:
+        raise ConfigError("method flis needs classes: it compares the probabilities of classes")
+    return outputs.double().softmax(-1).reshape(-1).numpy()

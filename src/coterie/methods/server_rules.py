@@ -1,6 +1,6 @@
-"""FedAvg with another server: optimisers, and means that bad clients cannot move.
+"""FedAvg with another aggregation: server optimisers, and robust means.
 
-Each is also a piece for other methods: ``ifca+fedadam``, ``fedclust+median``.
+Each can also be part of a combination: ``ifca+fedadam``, ``fedclust+median``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Minority = Annotated[float, Field(ge=0, lt=0.5)]
 
 
 def _around(name: str, wrap: Callable[[Method], Method]) -> Method:
-    """FedAvg inside, and the wrapping as a piece for others."""
+    """FedAvg with this wrapper, which can also wrap other methods in a combination."""
     return replace(wrap(grouped(name)), pieces=Pieces(around=wrap))
 
 
 @method
 def fedavgm(lr: Positive = 1.0, momentum: Decay = 0.9) -> Method:
-    """FedAvg whose server moves with momentum.
+    """FedAvg with server momentum.
 
     Family: pieces.
-    Rule: Δ the change that the mean would make; v ← βv + Δ; θ ← θ + η·v.
+    Rule: Δ is the change that the mean would make; v ← βv + Δ; θ ← θ + η·v.
     Args:
         lr: the server's learning rate η, above 0.
         momentum: β, 0 or more and below 1; 0 with lr 1 is FedAvg.
@@ -55,21 +55,21 @@ def fedavgm(lr: Positive = 1.0, momentum: Decay = 0.9) -> Method:
 def fedadam(
     lr: Positive = 0.01, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Positive = 1e-3
 ) -> Method:
-    """FedAvg whose server moves by Adam.
+    """FedAvg with the Adam optimiser on the server.
 
     Family: pieces.
-    Rule: Δ the change that the mean would make; m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²;
-    θ ← θ + η·m/(√v + τ); m starts at 0, v at τ².
+    Rule: Δ is the change that the mean would make; m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²; θ ← θ +
+    η·m/(√v + τ); m starts at 0, v at τ².
     Args:
         lr: the server's learning rate η, above 0.
-        beta1: of the mean change, 0 or more and below 1.
-        beta2: of the squared change, 0 or more and below 1.
-        tau: how far the step adapts to small changes, above 0.
+        beta1: decay β₁ of the mean of changes, 0 or more and below 1.
+        beta2: decay β₂ of the mean of squared changes, 0 or more and below 1.
+        tau: τ, which limits how far the step adapts to small changes, above 0.
     Server sees: means.
     Travels: 1 model down, 1 up.
     Newcomers: get the model.
-    Departs: nowhere: as in the paper there is no correction for the start at zero. Buffers of batch
-    normalisation become the plain mean.
+    Departs: nowhere: as in the paper, there is no bias correction for the start at zero. Buffers of
+    batch normalisation become the plain mean.
     Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021.
     """
     step = adaptive_step(lr, beta1, beta2, tau, yogi=False)
@@ -80,15 +80,15 @@ def fedadam(
 def fedyogi(
     lr: Positive = 0.01, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Positive = 1e-3
 ) -> Method:
-    """FedAvg whose server moves by Yogi: as FedAdam, with steps that grow more slowly.
+    """FedAvg with the Yogi optimiser on the server: like FedAdam, but steps grow more slowly.
 
     Family: pieces.
     Rule: as fedadam, but v ← v − (1−β₂)Δ²·sign(v − Δ²).
     Args:
         lr: the server's learning rate η, above 0.
-        beta1: of the mean change, 0 or more and below 1.
-        beta2: of the squared change, 0 or more and below 1.
-        tau: how far the step adapts to small changes, above 0.
+        beta1: decay β₁ of the mean of changes, 0 or more and below 1.
+        beta2: decay β₂ of the mean of squared changes, 0 or more and below 1.
+        tau: τ, which limits how far the step adapts to small changes, above 0.
     Server sees: means.
     Travels: 1 model down, 1 up.
     Newcomers: get the model.
@@ -101,10 +101,10 @@ def fedyogi(
 
 @method
 def median() -> Method:
-    """FedAvg with the median of each coordinate in place of the mean.
+    """FedAvg with the median of each coordinate instead of the mean.
 
     Family: pieces.
-    Rule: every number of the model becomes the median of the cohort's; each client counts the same.
+    Rule: each number of the model becomes the median of the cohort's; all clients count equally.
     Server sees: each client's model.
     Travels: 1 model down, 1 up.
     Newcomers: get the model.
@@ -120,10 +120,11 @@ def trimmed_mean(share: Minority = 0.1) -> Method:
     """FedAvg with a mean of each coordinate that leaves out the highest and lowest values.
 
     Family: pieces.
-    Rule: of every number of the model the ``share`` lowest and as many highest values of the cohort
-    are left out; the others are averaged, each client counting the same.
+    Rule: for each number of the model, the ``share`` lowest and as many highest values of the
+    cohort are left out and the others are averaged; all clients count equally.
     Args:
-        share: what is cut at each end, 0 or more and below 0.5; rounded down to whole clients.
+        share: the share of clients left out at each end, 0 or more and below 0.5; rounded down to
+            whole clients.
     Server sees: each client's model.
     Travels: 1 model down, 1 up.
     Newcomers: get the model.
@@ -136,17 +137,18 @@ def trimmed_mean(share: Minority = 0.1) -> Method:
 
 @method
 def krum(share: Minority = 0.1) -> Method:
-    """FedAvg with the one model that is nearest to most others in place of the mean.
+    """FedAvg that replaces the mean by the single model nearest to most others.
 
     Family: pieces.
-    Rule: of n models, f = ``share``·n of them perhaps bad, the one with the smallest sum of squared
-    distances to its n − f − 2 nearest others becomes everybody's.
+    Rule: of n models, of which f = ``share``·n may be malicious, the one with the smallest sum of
+    squared distances to its n − f − 2 nearest others becomes the new model.
     Args:
-        share: clients that may be bad, 0 or more and below 0.5; rounded down to whole clients.
+        share: the share of clients that may be malicious, 0 or more and below 0.5; rounded down to
+            whole clients.
     Server sees: each client's model.
     Travels: 1 model down, 1 up.
     Newcomers: get the model.
-    Departs: among fewer than f + 3 clients the nearest other one decides. The paper's guarantee
+    Departs: with fewer than f + 3 clients, the nearest other model decides. The paper's guarantee
     needs n > 2f + 2.
     Reference: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient
     Descent, NeurIPS 2017.

@@ -1,4 +1,4 @@
-"""Groups from distances, by a tree that is cut: what FedClust, PACFL and their kin share."""
+"""Groups from a matrix of distances, by cutting a tree: shared by FedClust, PACFL and others."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def cut_tree(
     clusters: int | None = None,
     least_similarity: float | None = None,
 ) -> tuple[Labels, dict[str, Any]]:
-    """Groups from a tree cut at a height, into so many, or where the silhouette is best.
+    """Groups from cutting a tree: at a height, into ``clusters`` groups, or at the best silhouette.
 
-    With ``least_similarity``, the lowest that there can be, the threshold is a similarity: 1 − the
-    height. With the groups comes what there is to show, and a warning about a threshold that leaves
-    everybody together or alone.
+    With ``least_similarity`` (the lowest possible similarity), the threshold is a similarity, which
+    is 1 − the height. Also returns the notes to record, with a warning if the threshold leaves all
+    clients together or each alone.
     """
     tree = agglomerate(distances, linkage)
     best = best_cut(distances, tree)
@@ -51,16 +51,16 @@ def cut_tree(
         "dendrogram": tree.to_list(),
         "threshold": height,
         "why": why,
-        # Names, as in the events that a resumed run reads back.
+        # Keys are text, as they are when a resumed run reads the events back.
         "silhouette": {str(k): score for k, score in best.scores.items()},
         **warning,
     }
 
 
 def cannot_bind(tree: Dendrogram, threshold: float, least_similarity: float | None = None) -> str:
-    """A warning about a threshold that no merge of the tree is on either side of; "" if one is.
+    """A warning if all merges of the tree lie on one side of the threshold; "" otherwise.
 
-    The ends of the scale are meant: everybody together, or everybody alone.
+    Both ends of the scale are taken as intended: all clients together, or every client alone.
 
     >>> tree = Dendrogram(3, np.array([[0, 1, 0.25, 2], [2, 3, 0.5, 3]]))
     >>> cannot_bind(tree, 4.0)
@@ -69,23 +69,23 @@ def cannot_bind(tree: Dendrogram, threshold: float, least_similarity: float | No
     ('', '')
     """
     if len(tree.merges) < 2:
-        return ""  # two clients are together or apart: both are what a threshold can say
-    alike = least_similarity is not None
-    height = 1 - threshold if alike else threshold
+        return ""  # two clients are together or apart, and either may be meant
+    as_similarity = least_similarity is not None
+    height = 1 - threshold if as_similarity else threshold
     first, last = float(tree.merges[:, 2].min()), float(tree.merges[:, 2].max())
     if height >= last:
         if math.isinf(height) or (least_similarity is not None and threshold <= least_similarity):
             return ""
-        at, way = (1 - last, "raise") if alike else (last, "lower")
+        at, change = (1 - last, "raise") if as_similarity else (last, "lower")
         return (
             f"threshold = {threshold:g} cannot bind: the last groups merge at {at:.4g}, so all "
-            f"clients are together; {way} it, or leave it out"
+            f"clients are together; {change} it, or leave it out"
         )
     if 0 < height < first:
-        at, way = (1 - first, "lower") if alike else (first, "raise")
+        at, change = (1 - first, "lower") if as_similarity else (first, "raise")
         return (
             f"threshold = {threshold:g} cannot bind: the first clients merge at {at:.4g}, so "
-            f"everybody is alone; {way} it, or leave it out"
+            f"every client is alone; {change} it, or leave it out"
         )
     return ""
 
@@ -93,34 +93,35 @@ def cannot_bind(tree: Dendrogram, threshold: float, least_similarity: float | No
 def chosen_because(best: Cut) -> str:
     """Why the automatic cut is where it is.
 
-    A cut counts if its silhouette is above 0.1 over clients, as it is drawn, and over groups. So a
-    cut with a higher silhouette over clients than the one that was chosen fell short over groups.
+    A cut counts only if its mean silhouette is above 0.1 both over clients (as drawn) and over
+    groups. So a cut with a higher silhouette over clients than the chosen one was too low over
+    groups.
     """
     if not best.scores:
         return "one group: no cut has a silhouette, as fewer than three clients differ"
     groups, highest = len(set(best.labels)), max(best.scores, key=lambda k: best.scores[k])
     score = best.scores[highest]
-    short = f"{score:.3f}, but 0.1 or less as a mean over groups"
+    too_low = f"{score:.3f}, but 0.1 or less as a mean over groups"
     if groups == 1 and score > 0.1:
-        return f"one group: the best cut, into {highest} groups, has silhouette {short}"
+        return f"one group: the best cut, into {highest} groups, has silhouette {too_low}"
     if groups == 1:
         return (
             f"one group: no silhouette is above 0.1, the best is {score:.3f} with {highest} groups"
         )
     chosen = f"silhouette {best.silhouette:.3f} with {groups} groups, the best"
-    if score > best.silhouette + 1e-9:  # what is closer is a tie
-        return f"{chosen} that counts: {highest} have {short}"
+    if score > best.silhouette + 1e-9:  # otherwise it is a tie
+        return f"{chosen} that counts: {highest} have {too_low}"
     return f"{chosen} of all cuts"
 
 
 def no_more(name: str, word: str, count: int | None) -> Check:
-    """Refuses more groups than there are clients."""
+    """A check that refuses more groups than there are clients."""
 
     def check(setup: Setup) -> None:
         if count is not None and count > len(setup.clients):
             raise ConfigError(
                 f"method {name}: {word} = {count} groups for {len(setup.clients)} clients: "
-                "take fewer"
+                "choose fewer"
             )
 
     return check

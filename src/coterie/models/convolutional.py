@@ -1,6 +1,6 @@
 """Convolutional models without shortcuts: LeNet-5, two small networks of papers, and VGG-16.
 
-A max-pooling stands before its ReLU: the two commute, and ReLU then sees a quarter of the numbers.
+Max-pooling comes before ReLU: the two commute, and ReLU then processes a quarter of the values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coterie.models.parts import (
     chain,
     image,
     norm_layer,
-    whole,
+    whole_number,
     widths,
 )
 from coterie.models.pooling import MaxPool2, max_pool
@@ -28,9 +28,9 @@ from coterie.registry import MODELS
 def _two_convs(
     shape: tuple[int, int, int], channels: Sequence[int], kernel: int, pad: tuple[bool, bool]
 ) -> tuple[dict[str, nn.Module], int]:
-    """Two of convolution, 2x2 max-pooling and ReLU, flattened; and the number of features left.
+    """Two blocks of convolution, 2x2 max-pooling and ReLU, flattened; and the number of features.
 
-    ``pad`` says which of the two convolutions pads the image, so that it keeps its size.
+    ``pad`` says which of the two convolutions pads the image such that it keeps its size.
     """
     inputs, height, width = shape
     layers: dict[str, nn.Module] = {}
@@ -46,9 +46,9 @@ def _two_convs(
 
 
 class _PlainNet(nn.Module):
-    """Two convolutions and dense layers, with pooling and ReLU called as functions.
+    """Two convolutions and three dense layers, with pooling and ReLU called as functions.
 
-    Batches are often so small that a module for each of these would cost a fiftieth of a step.
+    Batches are often so small that a module for each of them would take 2 % of a training step.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class _PlainNet(nn.Module):
 def lenet5(shape: Shape, outputs: int) -> nn.Module:
     """LeNet-5 with ReLU and max-pooling: ``conv1``, ``conv2``, ``fc1``, ``fc2``, ``head``.
 
-    6 and 16 channels of 5x5, each with 2x2 pooling, then 120 and 84. 62,006 parameters on
-    (3, 32, 32) with 10 outputs. On 28x28 ``conv1`` pads to the 32x32 of the original: 61,706 on
-    (1, 28, 28). Smaller images are padded in both. Reference: LeCun et al., "Gradient-based
-    learning applied to document recognition", 1998.
+    Convolutions of 5x5 with 6 and 16 channels, each with 2x2 pooling, then 120 and 84 units. 62,006
+    parameters on (3, 32, 32) with 10 outputs. On 28x28 ``conv1`` pads to the 32x32 of the original:
+    61,706 on (1, 28, 28). Smaller images are padded in both. Reference: LeCun et al.,
+    "Gradient-based learning applied to document recognition", 1998.
 
     >>> sum(p.numel() for p in lenet5((3, 32, 32), 10).parameters())
     62006
@@ -101,33 +101,33 @@ def cnn5(
 ) -> nn.Module:
     """Five layers, two of them convolutions: ``conv1``, ``conv2``, ``fc1``, ``fc2``, ``head``.
 
-    5x5 kernels, each with 2x2 max-pooling; ``channels`` and ``hidden`` are the widths. DC-PFL's
-    paper takes its network from Wang et al., which for CIFAR-10 has LeNet-5's widths: 62,006
-    parameters on (3, 32, 32) with 10 outputs. Unlike ``lenet5`` it does not pad 28x28 images
-    (44,426 on (1, 28, 28)), only smaller ones. Reference: Wang et al., "Optimizing federated
-    learning on non-IID data with reinforcement learning", 2020.
+    5x5 kernels, each with 2x2 max-pooling; ``channels`` and ``hidden`` are the widths. The paper on
+    DC-PFL uses the network of Wang et al., which has the widths of LeNet-5 for CIFAR-10: 62,006
+    parameters on (3, 32, 32) with 10 outputs. Unlike ``lenet5``, it does not pad 28x28 images
+    (44,426 parameters on (1, 28, 28)), only smaller ones. Reference: Wang et al., "Optimizing
+    federated learning on non-IID data with reinforcement learning", 2020.
 
     >>> sum(p.numel() for p in cnn5((1, 28, 28), 10).parameters())
     44426
     """
     sample = image("cnn5", shape)
     pad = min(sample[1:]) < SMALL
-    of_convs, of_dense = (
-        widths("cnn5", name, given, 2)
-        for name, given in (("channels", channels), ("hidden", hidden))
+    conv_widths, dense_widths = (
+        widths("cnn5", name, value, 2)
+        for name, value in (("channels", channels), ("hidden", hidden))
     )
-    return _PlainNet(sample, of_convs, (pad, pad), of_dense, outputs)
+    return _PlainNet(sample, conv_widths, (pad, pad), dense_widths, outputs)
 
 
 @MODELS.register("cnn")
 def cnn(shape: Shape, outputs: int, dropout: float | Sequence[float] = (0.25, 0.5)) -> nn.Module:
     """Two convolutions and two dense layers, with dropout: ``conv1``, ``conv2``, ``fc1``, ``head``.
 
-    32 and 64 channels of 3x3, then 512. ``dropout`` comes before and after ``fc1``: two rates, or
-    one for both. 1,204,682 parameters on (3, 32, 32) with 10 outputs. Images smaller than 28x28
-    are padded. The paper names no pooling; here 2x2 max-pooling follows each convolution.
-    Reference: Zhu et al., "Federated two stage decoupling with adaptive personalization layers"
-    (FedTSDP), 2023.
+    Convolutions of 3x3 with 32 and 64 channels, then 512 units. ``dropout`` is applied before and
+    after ``fc1``: two rates, or one for both. 1,204,682 parameters on (3, 32, 32) with 10 outputs.
+    Images smaller than 28x28 are padded. The paper does not mention pooling; here, 2x2 max-pooling
+    follows each convolution. Reference: Zhu et al., "Federated two stage decoupling with adaptive
+    personalization layers" (FedTSDP), 2023.
 
     >>> sum(p.numel() for p in cnn((3, 32, 32), 10).parameters())
     1204682
@@ -147,7 +147,7 @@ def cnn(shape: Shape, outputs: int, dropout: float | Sequence[float] = (0.25, 0.
 
 
 VGG16 = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
-"""Channels as multiples of the width, and convolutions, of each of VGG-16's five stages."""
+"""The channels (in multiples of the width) and convolutions of the five stages of VGG-16."""
 
 
 @MODELS.register("vgg16")
@@ -156,13 +156,13 @@ def vgg16(
 ) -> nn.Module:
     """VGG-16 as used on CIFAR: ``conv1`` to ``conv13`` with norms, ``fc1``, ``fc2``, ``head``.
 
-    Sixteen layers with weights: 13 convolutions of 3x3 (no bias: the norm has one) with ``width``
-    to 8 times ``width`` channels in five stages, each ended by 2x2 max-pooling; a mean over the
-    pixels left; two dense layers of 8 times ``width`` (in place of the original's 4096), each after
-    ``dropout``; and the head. 15,249,354 parameters on (3, 32, 32) with 10 outputs.
-    Small images are pooled less often, never below 2x2 before the last stage ends. Reference:
-    Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition",
-    2015.
+    Sixteen layers with weights: 13 convolutions of 3x3 (without bias, which the norm has) with
+    ``width`` to 8 times ``width`` channels in five stages, each ending with 2x2 max-pooling; a mean
+    over the remaining pixels; two dense layers of 8 times ``width`` units (instead of 4096 in the
+    original), each after ``dropout``; and the head. 15,249,354 parameters on (3, 32, 32) with 10
+    outputs. Small images are pooled less often, and never below 2x2 before the end of the last
+    stage. Reference: Simonyan and Zisserman, "Very deep convolutional networks for large-scale
+    image recognition", 2015.
 
     >>> model = vgg16((3, 32, 32), 10, width=8, norm="group")
     >>> sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules())
@@ -170,7 +170,7 @@ def vgg16(
     """
     inputs, height, side = image("vgg16", shape)
     make_norm = norm_layer(norm)
-    whole("vgg16", "width", width)
+    whole_number("vgg16", "width", width)
     side = min(height, side)
     layers: dict[str, nn.Module] = {}
     i = 0
@@ -180,7 +180,7 @@ def vgg16(
             i += 1
             layers[f"conv{i}"] = nn.Conv2d(inputs, channels, 3, padding=1, bias=False)
             layers[f"norm{i}"] = make_norm(channels)
-            # Batch norm needs two pixels to train on a batch of one, so 2x2 stays until the end.
+            # Batch norm needs two pixels to train on a batch of one, so keep 2x2 until the end.
             if last and (side > 2 or stage == len(VGG16)):
                 layers[f"pool{stage}"] = MaxPool2(ceil_mode=True)
                 side = (side + 1) // 2

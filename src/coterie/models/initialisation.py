@@ -1,4 +1,4 @@
-"""The first weights of a model: as PyTorch draws them, or drawn anew by He's or Glorot's rule."""
+"""The initial weights of a model: PyTorch's, or drawn by the rules of He or Glorot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from coterie.errors import ConfigError, unknown
 Draw = Callable[[Tensor], Tensor]
 
 he: Draw = partial(nn.init.kaiming_uniform_, nonlinearity="relu")
-"""Uniform in ±√(6 / inputs): keeps the variance of activations through layers with ReLU."""
+"""Uniform in ±√(6 / inputs), which preserves the variance of activations through ReLU layers."""
 
 glorot: Draw = nn.init.xavier_uniform_
 """Uniform in ±√(6 / (inputs + outputs))."""
 
 
 class Rule(NamedTuple):
-    """How the weights of convolutions and of dense layers are drawn; their biases are zero."""
+    """The distributions of the weights of convolutions and dense layers; biases are zero."""
 
     convolution: Draw
     dense: Draw
@@ -33,21 +33,21 @@ INITIALISATIONS: dict[str, Rule | None] = {
     "glorot": Rule(glorot, glorot),
     "authors": Rule(he, glorot),
 }
-"""Rules by name; "torch" leaves everything as PyTorch made it, "authors" is the rule of the
+"""The rules by name; "torch" keeps the initialisation of PyTorch, and "authors" is the rule of the
 authors of User-Centric Federated Learning."""
 
 
 def check_init(name: object) -> None:
-    """Refuse an initialisation that there is not."""
+    """Raise an error if an initialisation is unknown."""
     if not isinstance(name, str) or name not in INITIALISATIONS:
         raise ConfigError(unknown("choice of init", name, INITIALISATIONS))
 
 
 def initialise(module: nn.Module, init: str) -> None:
-    """Draw the weights of all convolutions and dense layers anew, in place, from torch's generator.
+    """Draw new weights for all convolutions and dense layers, in place, with torch's generator.
 
-    Every other part stays as it is: normalisations, embeddings, recurrent parts. So does a layer
-    whose weight is frozen or computed from other parameters, and a frozen bias.
+    Other parts, such as normalisations, embeddings and recurrent layers, are not changed; nor are
+    frozen biases, and layers whose weights are frozen or computed from other parameters.
 
     >>> layer = nn.Linear(100, 50)
     >>> initialise(layer, "he")

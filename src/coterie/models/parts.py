@@ -1,4 +1,4 @@
-"""What the model factories share: checks of their arguments, and norm and dropout layers."""
+"""Helpers of the model factories: checks of their arguments, and norm and dropout layers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SMALL = 28
 """Images with a side below this are padded, so that convolutions do not shrink them."""
 
 LEAST = 4
-"""The smallest side of an image that the image models take: two poolings leave one pixel."""
+"""The smallest side of an image that the image models accept: two poolings leave one pixel."""
 
 
-def whole(model: str, key: str, value: object, least: int = 1) -> int:
-    """``value`` if it is a whole number of at least ``least``, else a ConfigError that names it.
+def whole_number(model: str, key: str, value: object, least: int = 1) -> int:
+    """Check that ``value`` is a whole number of at least ``least``, and return it.
 
-    >>> whole("mlp", "outputs", 10)
+    >>> whole_number("mlp", "outputs", 10)
     10
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -35,7 +35,7 @@ def whole(model: str, key: str, value: object, least: int = 1) -> int:
 
 
 def widths(model: str, key: str, value: object, count: int | None = None) -> list[int]:
-    """``value`` as a list of layer widths, ``count`` of them if given, else a ConfigError.
+    """Check that ``value`` is a list of layer widths, ``count`` of them if given, and return it.
 
     >>> widths("mlp", "hidden", (64, 32))
     [64, 32]
@@ -44,11 +44,11 @@ def widths(model: str, key: str, value: object, count: int | None = None) -> lis
         raise ConfigError(f"{model}: {key} must be a list of whole numbers, not {value!r}")
     if count is not None and len(value) != count:
         raise ConfigError(f"{model}: {key} must have {count} numbers, not {len(value)}: {value!r}")
-    return [whole(model, f"each of {key}", width) for width in value]
+    return [whole_number(model, f"each of {key}", width) for width in value]
 
 
 def image(model: str, shape: Shape) -> tuple[int, int, int]:
-    """Channels, height and width of ``shape``; a ConfigError if ``model`` cannot take it.
+    """The channels, height and width of ``shape``; a ConfigError if ``model`` does not accept it.
 
     >>> image("lenet5", (1, 28, 28))
     (1, 28, 28)
@@ -65,7 +65,7 @@ def image(model: str, shape: Shape) -> tuple[int, int, int]:
 def add_dropout(layers: dict[str, nn.Module], name: str, model: str, p: object) -> None:
     """Add an ``nn.Dropout`` called ``name`` to ``layers``, unless ``p`` is 0.
 
-    A model without dropout then has no such module, so code that looks for one can tell.
+    Thus a model without dropout has no such module, which code can check.
 
     >>> layers: dict[str, nn.Module] = {}
     >>> add_dropout(layers, "dropout1", "mlp", 0.0), add_dropout(layers, "dropout2", "mlp", 0.5)
@@ -80,7 +80,7 @@ def add_dropout(layers: dict[str, nn.Module], name: str, model: str, p: object) 
 
 
 def chain(layers: dict[str, nn.Module]) -> nn.Sequential:
-    """``layers`` in their order as one module; a layer's name is its attribute.
+    """Combine layers, in order, into a module with an attribute for each layer.
 
     >>> chain({"head": nn.Linear(4, 2)}).head
     Linear(in_features=4, out_features=2, bias=True)
@@ -89,17 +89,17 @@ def chain(layers: dict[str, nn.Module]) -> nn.Sequential:
 
 
 def _group_norm(channels: int) -> nn.Module:
-    """GroupNorm with about 16 channels in a group, as Wu and He (2018) found to work well."""
+    """GroupNorm with about 16 channels per group, which worked well for Wu and He (2018)."""
     return nn.GroupNorm(math.gcd(channels, max(1, channels // 16)), channels)
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm2d, "group": _group_norm}
-"""How a convolution's output may be normalised. ``group`` keeps no running statistics, so
-there are no buffers to average and clients whose data differ do not disturb each other."""
+"""The norms of a convolution's output. ``group`` has no running statistics, so that there are
+no buffers to average, and clients whose data differ do not disturb each other."""
 
 
 def norm_layer(name: str) -> Callable[[int], nn.Module]:
-    """The function that makes the norm called ``name`` for a number of channels.
+    """The factory of the named norm for a number of channels.
 
     >>> norm_layer("group")(64).num_groups
     4

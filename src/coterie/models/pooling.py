@@ -1,9 +1,9 @@
 """2x2 max-pooling without branches.
 
-PyTorch's kernel for this walks the windows with a comparison that a processor cannot foresee. On
-one CPU thread, maxima of whole slices took about a sixth of its time forward, and 60 % of it with
-the backward pass, on maps of LeNet-5's first layer; small maps are left to PyTorch. Scoring that
-network became twice as fast; of training it is a few hundredths.
+PyTorch's kernel compares the values in each window, with branches that a processor cannot predict.
+On one CPU thread, for maps of LeNet-5's first layer, maxima of slices took about a sixth of its
+time in the forward pass, and 60 % including the backward pass; small maps are left to PyTorch. It
+makes scoring of LeNet-5 twice as fast, and training a few percent faster.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_SMALL = 20_000  # numbers in a map below which calling Python for the backward pass does not pay
-_WIDE = 16  # channels from which PyTorch's kernel is fast if they are the last dimension
+_SMALL = 20_000  # the size of a map below which a backward pass in Python does not pay off
+_WIDE = 16  # from this number of channels, PyTorch's kernel is fast with channels last
 
 
 class MaxPool2(nn.MaxPool2d):
-    """The maximum of each 2x2 window: ``max_pool`` as a module."""
+    """2x2 max-pooling as a module: ``max_pool``."""
 
     def __init__(self, ceil_mode: bool = False) -> None:
         super().__init__(2, ceil_mode=ceil_mode)
@@ -30,10 +30,10 @@ class MaxPool2(nn.MaxPool2d):
 
 
 def max_pool(x: Tensor, ceil_mode: bool = False) -> Tensor:
-    """The maximum of each 2x2 window of (N,C,H,W): the values of PyTorch's to the bit.
+    """The maximum of each 2x2 window of (N,C,H,W), bit by bit the same as PyTorch's.
 
-    So are its gradients, except where the two largest of a window are equal and lie on its
-    diagonal from the upper right: then the lower left gets the gradient instead.
+    So are its gradients, except if the two largest values of a window are equal and on the diagonal
+    from the upper right to the lower left: then the lower left gets the gradient instead.
 
     >>> max_pool(torch.tensor([[[[1.0, 2.0], [4.0, 3.0]]]]))
     tensor([[[[4.]]]])
@@ -62,15 +62,15 @@ def _sides(x: Tensor) -> tuple[Tensor, ...]:
     return x.view(n, c, height, width // 2, 2).unbind(4)
 
 
-def _divide(gradient: Tensor, pair: tuple[Tensor, ...], into: tuple[Tensor, ...]) -> None:
-    """Give the gradient of a maximum to the larger of a pair, to the first if they are equal.
+def _divide(gradient: Tensor, pair: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    """Pass the gradient of a maximum to the larger of a pair, or to the first if they are equal.
 
-    The mask is arithmetic, for one of floats is faster than one of bools; it is exact, since the
+    The mask is computed with floats, which is faster than with Booleans. It is exact, since the
     difference of two distinct floats is never zero.
     """
     second_is_larger = (pair[1] - pair[0]).sign_().clamp_(min=0)
-    torch.mul(gradient, second_is_larger, out=into[1])
-    torch.sub(gradient, into[1], out=into[0])
+    torch.mul(gradient, second_is_larger, out=gradients[1])
+    torch.sub(gradient, gradients[1], out=gradients[0])
 
 
 class _Windows(torch.autograd.Function):
@@ -84,7 +84,7 @@ class _Windows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         x, columns = ctx.saved_tensors
-        of_columns, of_x = torch.empty_like(columns), torch.empty_like(x)
-        _divide(gradient, _sides(columns), _sides(of_columns))
-        _divide(of_columns, _rows(x), _rows(of_x))
-        return of_x
+        columns_gradient, x_gradient = torch.empty_like(columns), torch.empty_like(x)
+        _divide(gradient, _sides(columns), _sides(columns_gradient))
+        _divide(columns_gradient, _rows(x), _rows(x_gradient))
+        return x_gradient

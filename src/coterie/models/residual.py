@@ -7,18 +7,18 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coterie.models.parts import Shape, chain, image, norm_layer, whole
+from coterie.models.parts import Shape, chain, image, norm_layer, whole_number
 from coterie.models.pooling import MaxPool2
 from coterie.registry import MODELS
 
 
 def _conv(inputs: int, channels: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution that keeps the size; it has no bias because its norm has one."""
+    """A 3x3 convolution that preserves the size; it has no bias because its norm has one."""
     return nn.Conv2d(inputs, channels, 3, stride=stride, padding=1, bias=False)
 
 
 class PlainBlock(nn.Module):
-    """ResNet-9's block: the input plus two of convolution, norm and ReLU."""
+    """The block of ResNet-9: the input plus two convolutions, each with norm and ReLU."""
 
     def __init__(self, channels: int, make_norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class PlainBlock(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """ResNet-18's block: two convolutions with norms, the shortcut added before the last ReLU."""
+    """The block of ResNet-18: two convolutions with norms, plus a shortcut before the last ReLU."""
 
     def __init__(
         self, inputs: int, channels: int, stride: int, make_norm: Callable[[int], nn.Module]
@@ -63,16 +63,16 @@ def resnet9(shape: Shape, outputs: int, width: int = 64, norm: str = "batch") ->
 
     3x3 convolutions with ``width``, 2, 4 and 8 times ``width`` channels, each followed by its norm
     (``"batch"`` or ``"group"``); ``conv2`` to ``conv4`` halve the image, but never below 2x2;
-    ``block1`` and ``block2`` hold two convolutions each; then the maximum over the pixels left.
-    6,573,130 parameters on (3, 32, 32) with 10 outputs. References: He et al., "Deep residual
-    learning for image recognition", 2016; Page, "How to train your ResNet", 2018.
+    ``block1`` and ``block2`` have two convolutions each; then the maximum over the remaining
+    pixels. 6,573,130 parameters on (3, 32, 32) with 10 outputs. References: He et al., "Deep
+    residual learning for image recognition", 2016; Page, "How to train your ResNet", 2018.
 
     >>> sum(p.numel() for p in resnet9((3, 32, 32), 10).parameters())
     6573130
     """
     channels, height, side = image("resnet9", shape)
     make_norm = norm_layer(norm)
-    whole("resnet9", "width", width)
+    whole_number("resnet9", "width", width)
     side = min(height, side)
     layers: dict[str, nn.Module] = {}
     for i, multiple in enumerate((1, 2, 4, 8), start=1):
@@ -96,12 +96,12 @@ def resnet9(shape: Shape, outputs: int, width: int = 64, norm: str = "batch") ->
 def resnet18(shape: Shape, outputs: int, width: int = 64, norm: str = "batch") -> nn.Module:
     """ResNet-18 as used on CIFAR: ``conv1``, ``block1`` to ``block8``, ``head``.
 
-    The first convolution is 3x3 with stride 1 and no max-pooling follows it. Eight blocks of two
-    3x3 convolutions, each followed by its norm (``"batch"`` or ``"group"``), with ``width`` to 8
-    times ``width`` channels; ``block3``, ``block5`` and ``block7`` halve the image, but never
-    below 2x2, and have a 1x1 convolution on the shortcut; then the mean over the pixels left.
-    11,173,962 parameters on (3, 32, 32) with 10 outputs. Reference: He et al., "Deep residual
-    learning for image recognition", 2016.
+    The first convolution is 3x3 with stride 1, without max-pooling. Eight blocks of two 3x3
+    convolutions, each followed by its norm (``"batch"`` or ``"group"``), with ``width`` to 8 times
+    ``width`` channels; ``block3``, ``block5`` and ``block7`` halve the image, but never below 2x2,
+    and have a 1x1 convolution on the shortcut; then the mean over the remaining pixels. 11,173,962
+    parameters on (3, 32, 32) with 10 outputs. Reference: He et al., "Deep residual learning for
+    image recognition", 2016.
 
     >>> model = resnet18((1, 8, 8), 10, width=4)
     >>> [name for name, _ in model.block3.named_children()]
@@ -109,7 +109,7 @@ def resnet18(shape: Shape, outputs: int, width: int = 64, norm: str = "batch") -
     """
     inputs, height, side = image("resnet18", shape)
     make_norm = norm_layer(norm)
-    channels = whole("resnet18", "width", width)
+    channels = whole_number("resnet18", "width", width)
     side = min(height, side)
     layers: dict[str, nn.Module] = {
         "conv1": _conv(inputs, channels),

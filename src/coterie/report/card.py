@@ -1,51 +1,38 @@
-"""A run as a small card of HTML, for notebooks: no script, no style sheet, light and dark."""
+"""A run as a small HTML card for notebooks, without scripts and style sheets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from coterie.report.markup import Markup, tag
 from coterie.report.numbers import clock, epsilon, moved, scored, shown
 from coterie.report.reading import FINISHED, RUNNING, Reading
+from coterie.report.rendering import render
 from coterie.report.tables import size
 from coterie.report.words import DAMAGE, grouping, headline
 
-_SENTENCES = 3  # after the first: a card is no report
+_SENTENCES = 3  # after the first: a card is shorter than a report
 _NAMED = 3  # clients at each end of the table
 _WIDTH, _HEIGHT = 220, 48  # of the curve, in pixels
-# Colours are the notebook's own, or grey that both a light and a dark page can bear.
-_FAINT = "rgba(128,128,128,.35)"
-_TABLE = "border-collapse:collapse;margin:0;font-size:inherit;color:inherit"
-_CELL = "text-align:right;padding:1px 14px 1px 0;background:none;font-weight:400"
 
 
 def card(reading: Reading) -> str:
-    """The headline in words, the numbers, the curve, and the clients at both ends."""
+    """The headline, the key numbers, the curve, and the best and the worst clients."""
     first, *more = headline(reading)
     groups = _groups(reading)
-    inside = [
-        tag("div", first, style="font-weight:600"),
-        tag("div", " ".join([m for m in more if m not in groups][:_SENTENCES])),
-        tag("div", " ".join(groups)) if groups else None,
-        tag("div", _circumstances(reading), style="opacity:.75;margin-bottom:6px"),
-        tag(
-            "div",
-            tag("div", _numbers(reading), _curve(reading)),
-            _clients(reading),
-            style="display:flex;flex-wrap:wrap;gap:8px 36px;align-items:flex-start",
-        ),
-    ]
-    return framed(inside)
-
-
-def framed(inside: Sequence[Markup | None]) -> str:
-    """What a card holds, with its frame."""
-    style = (
-        f"display:inline-block;max-width:min(100%,46em);border:1px solid {_FAINT};"
-        "border-radius:6px;padding:10px 14px;font-size:13px;line-height:1.45;overflow-x:auto"
+    judged, best, worst, between = _clients(reading)
+    return render(
+        "card/run.html",
+        first=first,
+        more=" ".join([m for m in more if m not in groups][:_SENTENCES]),
+        groups=" ".join(groups),
+        circumstances=_circumstances(reading),
+        numbers=_numbers(reading),
+        curve=_curve(reading),
+        judged=judged,
+        worst=worst,
+        between=between,
+        best=best,
     )
-    return tag("div", inside, style=style)
 
 
 def _groups(reading: Reading) -> list[str]:
@@ -58,7 +45,7 @@ def _groups(reading: Reading) -> list[str]:
 def _circumstances(reading: Reading) -> str:
     parts = []
     if reading.status != FINISHED:
-        state = "going on" if reading.status == RUNNING else "stopped"
+        state = "running" if reading.status == RUNNING else "stopped"
         parts.append(f"{state}, {len(reading.rounds)} of {reading.planned} rounds")
     elif reading.result.get("stopped"):
         parts.append(f"ended early: {reading.result['stopped']}")
@@ -71,11 +58,11 @@ def _circumstances(reading: Reading) -> str:
     return " · ".join(parts)
 
 
-def _numbers(reading: Reading) -> Markup:
+def _numbers(reading: Reading) -> list[tuple[str, str]]:
     by, rows = reading.judged_by, list[tuple[str, str]]()
     for title in ("received", "adapted"):
-        if found := scored(reading, title):
-            rows.append((title, shown(found.get(by), by)))
+        if scores := scored(reading, title):
+            rows.append((title, shown(scores.get(by), by)))
     if joined := (reading.result.get("newcomers") or {}).get("adapted"):
         rows.append(("newcomers", shown(joined.get(by), by)))
     if total := moved(reading):
@@ -85,52 +72,44 @@ def _numbers(reading: Reading) -> Markup:
         rows.append(("clock", f"{spent['total']:.1f} s"))
     if noise := epsilon(reading):
         rows.append(("privacy", f"ε ≤ {noise['epsilon']:.3g}"))
-    cells = [
-        [tag("th", name, scope="row", style=_left()), tag("td", value, style=_left())]
-        for name, value in rows
-    ]
-    return plain_table([], cells)
+    return rows
 
 
-def _clients(reading: Reading) -> Markup | None:
-    """The best and the worst clients, by the score that the run is judged by; no newcomers."""
+Row = tuple[str, str, str]
+
+
+def _clients(reading: Reading) -> tuple[str, list[Row], list[Row], int]:
+    """The score that clients are judged by, the best and the worst, and how many are between them.
+
+    Newcomers are not among them.
+    """
     title = reading.headline if any(reading.scores(reading.headline)) else "received"
     scores, names, groups = reading.scores(title), reading.names, reading.groups
     members = set(range(len(names))) - reading.newcomers
-    told = sorted((s, c) for c, s in enumerate(scores) if s is not None and c in members)
-    if not told:
-        return None
-    ends = told if len(told) <= 2 * _NAMED else [*told[:_NAMED], None, *told[-_NAMED:]]
-    rows: list[Sequence[Any]] = []
-    for each in ends:
-        if each is None:
-            rows.append([tag("td", f"… {len(told) - 2 * _NAMED} more", colspan=3, style=_left())])
-            continue
-        value, client = each
+    ranked = sorted((s, c) for c, s in enumerate(scores) if s is not None and c in members)
+
+    def row(score: float, client: int) -> Row:
         group = groups[client] if client < len(groups) else None
-        named = tag("th", names[client], scope="row", style=_left())
-        rows.append([named, "–" if group in (None, "") else group, shown(value, reading.judged_by)])
-    return plain_table(["client", "group", title], rows)
+        group = "–" if group in (None, "") else str(group)
+        return names[client], group, shown(score, reading.judged_by)
+
+    rows = [row(*each) for each in ranked]
+    if len(rows) <= 2 * _NAMED:
+        return title, [], rows, 0
+    return title, rows[-_NAMED:], rows[:_NAMED], len(rows) - 2 * _NAMED
 
 
-def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """A table in a card: cells that are markup are cells already."""
-    top = [
-        tag("th", h, scope="col", style=_left() if not i else _CELL) for i, h in enumerate(heads)
-    ]
-    body = [
-        tag("tr", [c if isinstance(c, Markup) else tag("td", c, style=_CELL) for c in row])
-        for row in rows
-    ]
-    head = tag("thead", tag("tr", top)) if heads else None
-    return tag("table", head, tag("tbody", body), style=_TABLE)
+@dataclass(frozen=True)
+class Curve:
+    """A line in a small picture: its points in pixels, and what it shows in words."""
+
+    line: str
+    words: str
+    width: int = _WIDTH
+    height: int = _HEIGHT
 
 
-def _left() -> str:
-    return _CELL.replace("right", "left")
-
-
-def _curve(reading: Reading) -> Markup | None:
+def _curve(reading: Reading) -> Curve | None:
     """The score over rounds, as a line."""
     by, title = reading.judged_by, "received"
     points = [
@@ -151,15 +130,4 @@ def _curve(reading: Reading) -> Markup | None:
         f"{title} score from round {first} to {last}: {shown(points[0][1], by)} to "
         f"{shown(points[-1][1], by)}, between {shown(low, by)} and {shown(high, by)}"
     )
-    drawn = tag("polyline", points=line, fill="none", stroke="currentColor", stroke_width="1.5")
-    return tag(
-        "svg",
-        tag("title", words),
-        drawn,
-        width=_WIDTH,
-        height=_HEIGHT,
-        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-        role="img",
-        aria_label=words,
-        style="display:block;margin-top:6px",
-    )
+    return Curve(line, words)

@@ -55,18 +55,18 @@ from coterie.report.words import DAMAGE
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-# The parts of a report, in order, and what they are called.
+# The sections of a report, in order, with their titles.
 SECTIONS = {
     "accuracy": "How good",
     "clients": "For whom",
     "groups": "Who learned with whom",
-    "method": "How the method went about it",
+    "method": "How the method worked",
     "cost": "What it cost",
     "privacy": "What the server saw",
 }
 
-# Pictures of the same thing on different scales, and what the scales are called: a page may show
-# one of them at a time.
+# Pictures of the same thing on different scales, with the scales' names: a page may show one at a
+# time.
 TABS = {
     "accuracy": "rounds",
     "accuracy-bytes": "bytes",
@@ -81,8 +81,8 @@ TABS = {
 class Picture:
     """One kind of picture.
 
-    ``draw`` raises a ``ConfigError`` that says why where a run has nothing for it; ``words`` says
-    what is to be seen, for those who do not see it and as its caption.
+    ``draw`` raises a ``ConfigError`` with the reason where there is nothing to draw; ``words``
+    makes the caption, which also describes the picture to screen readers.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture of a run, or of several; its figure has no title, for pages have their own."""
+    """A picture of one or several runs; its figure has no title, since pages have their own."""
 
     name: str
     section: str
@@ -109,7 +109,7 @@ class Drawn:
 
     @cached_property
     def figure(self) -> Figure:
-        """As plotly's figure, which is made when it is asked for."""
+        """The picture as plotly's figure, made on demand."""
         return self.sketch.figure()
 
 
@@ -123,7 +123,9 @@ def _tree(reading: Reading) -> Sketch:
 def _by_client(reading: Reading) -> Sketch:
     steps = names_of_groups(steps_of_groups(reading.events))
     if len({tuple(column) for column in followed(steps)}) == 1:
-        raise ConfigError(f"{reading.name}: nobody ever moved, which 'groups' shows as well")
+        raise ConfigError(
+            f"{reading.name}: no client ever changed groups, which 'groups' shows as well"
+        )
     return groups.groups_over_rounds(reading.events, reading.names)
 
 
@@ -155,11 +157,13 @@ def _groups_shown(reading: Reading) -> Sequence[Any]:
     if 1 < len(set(ended)) < len(ended):
         return reading.groups
     try:
-        told = noted_last(reading, "evidence")["evidence"]
+        evidence_notes = noted_last(reading, "evidence")["evidence"]
     except ConfigError:
         return reading.groups
-    found = dict(zip(told["clients"], told.get("labels") or (), strict=False))
-    return [found.get(c) for c in range(1 + max(found, default=-1))] or reading.groups
+    label_of = dict(
+        zip(evidence_notes["clients"], evidence_notes.get("labels") or (), strict=False)
+    )
+    return [label_of.get(c) for c in range(1 + max(label_of, default=-1))] or reading.groups
 
 
 def _layers(reading: Reading) -> Sketch:
@@ -321,8 +325,8 @@ def figure(
     """Register a picture of a run: a decorator of the function that draws it.
 
     The function gets a ``Reading`` and returns a ``Sketch``, or raises a ``ConfigError`` that says
-    why there is nothing to draw. ``section`` is the part of a report that it belongs to, and
-    ``words`` says what is to be seen.
+    why there is nothing to draw. ``section`` is its section of the report, and ``words`` makes its
+    caption.
     """
     if section not in SECTIONS:
         raise ConfigError(unknown("section of a report", section, SECTIONS))
@@ -345,7 +349,8 @@ def load_figure(text: str, option: str) -> None:
     function = function_at(absolute(text), option)
     if not any(inspect.unwrap(each.draw) is function for each in PICTURES.values()):
         raise ConfigError(
-            f"{option} {text}: that is no picture: put @coterie.report.catalogue.figure(…) above it"
+            f"{option} {text}: this function is not a picture: put "
+            "@coterie.report.catalogue.figure(…) above it"
         )
 
 
@@ -359,26 +364,25 @@ def draw(name: str, reading: Reading) -> Figure:
 def pictures(reading: Reading, problems: list[str] | None = None) -> list[Drawn]:
     """All pictures that a run has something for, in the order of ``PICTURES``.
 
-    A picture whose part of the run is damaged is left out, and a sentence about it is added to
-    ``problems``.
+    A picture whose part of the run is damaged is left out, with a sentence in ``problems``.
     """
-    found = []
+    drawn_pictures = []
     for p in PICTURES.everything:
         try:
             sketch = untitled(p.draw(reading))
-            found.append(Drawn(p.name, p.section, p.title, p.words(reading), sketch))
+            drawn_pictures.append(Drawn(p.name, p.section, p.title, p.words(reading), sketch))
         except ConfigError:
             continue
         except DAMAGE as error:
             if problems is not None:
                 problems.append(_damaged(p.name, error))
-    return found
+    return drawn_pictures
 
 
 def _damaged(name: str, error: Exception) -> str:
     why = (str(error).splitlines() or ["no reason"])[0][:120]
     return (
-        f"the picture '{name}' is left out: what the run has for it is damaged "
+        f"the picture '{name}' is left out: the run's data for it are damaged "
         f"({type(error).__name__}: {why})"
     )
 
@@ -388,7 +392,7 @@ _Runs = Sequence[Reading]
 
 @dataclass(frozen=True)
 class PictureOfSeveral:
-    """One kind of picture that has several runs side by side; as ``Picture``."""
+    """One kind of picture of several runs side by side; as ``Picture``."""
 
     name: str
     title: str
@@ -445,25 +449,25 @@ for _several in (
 def draw_compared(name: str, runs: Run | Sequence[Run]) -> Figure:
     """One picture of several runs by its name.
 
-    ``runs`` are what ``write_report`` takes: run directories, folders of them, results, and what
-    ``read_run`` gives.
+    ``runs`` are as for ``write_report``: run directories, folders of them, results, and what
+    ``read_run`` returns.
     """
     picture = COMPARED.find(name)
     return picture.draw(readings_of(listed(runs))).figure()
 
 
 def compared(readings: Sequence[Reading], problems: list[str] | None = None) -> list[Drawn]:
-    """The pictures that have several runs side by side; ``problems`` as for ``pictures``."""
-    found = []
+    """The pictures of several runs side by side; ``problems`` as for ``pictures``."""
+    drawn_pictures = []
     if len(readings) < 2:
         return []
     for p in COMPARED.everything:
         try:
             sketch = untitled(p.draw(readings))
-            found.append(Drawn(p.name, "accuracy", p.title, p.words(readings), sketch))
+            drawn_pictures.append(Drawn(p.name, "accuracy", p.title, p.words(readings), sketch))
         except ConfigError:
             continue
         except DAMAGE as error:
             if problems is not None:
                 problems.append(_damaged(p.name, error))
-    return found
+    return drawn_pictures

@@ -1,4 +1,4 @@
-"""Runs as they are given, in folders or as results, and the readings of them."""
+"""Readings of runs, which are given as directories, folders of them, or results."""
 
 from __future__ import annotations
 
@@ -26,58 +26,58 @@ def listed(runs: Run | Sequence[Run]) -> list[Run]:
 
 
 def readings_of(runs: Sequence[Run]) -> list[Reading]:
-    """Runs as they can be read; a folder that is no run stands for all runs below it."""
-    found: dict[Path, Reading] = {}
+    """The readings of runs; a folder that is not a run stands for all runs below it."""
+    by_path: dict[Path, Reading] = {}
     results: list[Reading] = []
     for each in runs:
         if not isinstance(each, str | Path):
             results.append(_reading(each))
             continue
         for name, path in _runs_in(Path(each)).items():
-            found.setdefault(path.resolve(), read_run(path, name))
-    names = _longer({path: reading.name for path, reading in found.items()})
-    read = [replace(reading, name=names[path]) for path, reading in found.items()]
-    every = [*read, *results]
-    apart = told_apart([reading.name for reading in every])
-    return [replace(reading, name=own) for reading, own in zip(every, apart, strict=True)]
+            by_path.setdefault(path.resolve(), read_run(path, name))
+    names = _longer({path: reading.name for path, reading in by_path.items()})
+    read = [replace(reading, name=names[path]) for path, reading in by_path.items()]
+    readings = [*read, *results]
+    apart = told_apart([reading.name for reading in readings])
+    return [replace(reading, name=name) for reading, name in zip(readings, apart, strict=True)]
 
 
-def _reading(given: Any) -> Reading:
-    """A result, or a run that was read before."""
-    if not isinstance(given, Notebook):
-        text = repr(given)
+def _reading(run: Any) -> Reading:
+    """The reading of a result, or of a run that was read before."""
+    if not isinstance(run, Notebook):
+        text = repr(run)
         text = text if len(text) <= 40 else f"{text[:39]}…"
         raise ConfigError(
-            f"{text} ({type(given).__name__}) is no run: give run directories, folders of them, "
-            "results of coterie.simulate, or what coterie.read_run gives"
+            f"{text} ({type(run).__name__}) is not a run: pass run directories, folders of them, "
+            "results of coterie.simulate, or what coterie.read_run returns"
         )
-    return given._read()
+    return run._read()
 
 
 def _longer(names: dict[Path, str]) -> dict[Path, str]:
-    """Names of runs; those that several have begin with as many folders as tell them apart."""
+    """Unique names of runs: equal names get the folders above them that differ."""
     taken = Counter(names.values())
-    found = dict(names)
+    unique = dict(names)
     for name in [name for name, count in taken.items() if count > 1]:
         same = [path for path in names if names[path] == name]
         parts = name.count("/") + 1
-        for more in range(1, max(len(path.parts) for path in same)):
-            longer = {path: "/".join(path.parts[-parts - more :]) for path in same}
+        for levels in range(1, max(len(path.parts) for path in same)):
+            longer = {path: "/".join(path.parts[-parts - levels :]) for path in same}
             if len(set(longer.values())) == len(same):
-                found |= longer
+                unique |= longer
                 break
-    return found
+    return unique
 
 
 def _runs_in(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         raise RunDirError(f"there is no folder {path}: name a run directory, or a folder of runs")
-    found = find_runs(path)
-    if not found and (path / "events.jsonl").is_file():
-        return {path.resolve().name: path}  # it lost its configuration
-    if not found:
+    runs = find_runs(path)
+    if not runs and (path / "events.jsonl").is_file():
+        return {path.resolve().name: path}  # its configuration is missing
+    if not runs:
         raise RunDirError(
-            f"{path} is not a run directory, and there is none in it: neither it nor a folder "
-            "below it has a config.toml"
+            f"{path} is not a run directory and has none below it: neither it nor a folder "
+            "in it has a config.toml"
         )
-    return found
+    return runs

@@ -1,4 +1,4 @@
-"""What a page says of several runs side by side."""
+"""The tables on a page about several runs: side by side, over seeds, and their settings."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
 from coterie.channel.exposure import server_sees
 from coterie.report import numbers
 from coterie.report.comparison_tables import resting, sign_of
 from coterie.report.figures.compared import alike
-from coterie.report.markup import Cell, Markup, table, tag
 from coterie.report.reading import FINISHED, Reading, number
+from coterie.report.rendering import Cell, render
 from coterie.report.run_sections import SEEN
 from coterie.report.tables import score, size
 from coterie.report.words import count, seconds
@@ -22,10 +24,10 @@ from coterie.results.seeds import BEST, MARKED, TIE, means_of
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, a run's value, how it is shown, and whether the highest is the best.
+    """A column: its title, a run's value, its format, and whether the highest or lowest is best.
 
-    ``best`` is None where neither is. One that is not ``shared`` is left out where all runs have
-    the same, as it is among the settings.
+    ``best`` is None where neither is. A column that is not ``shared`` is left out where all runs
+    have the same value, which is then among the settings.
     """
 
     title: str
@@ -44,13 +46,13 @@ def _worst(reading: Reading) -> float | None:
 
 
 def _newcomers(reading: Reading) -> float | None:
-    came = (reading.result.get("newcomers") or {}).get("adapted") or {}
-    return number(came.get(reading.judged_by))
+    scores = (reading.result.get("newcomers") or {}).get("adapted") or {}
+    return number(scores.get(reading.judged_by))
 
 
 def _bytes(reading: Reading) -> float | None:
-    found = numbers.moved(reading)
-    return found.get("down", 0) + found.get("up", 0) if found else None
+    total = numbers.moved(reading)
+    return total.get("down", 0) + total.get("up", 0) if total else None
 
 
 def _clock(reading: Reading) -> float | None:
@@ -58,8 +60,8 @@ def _clock(reading: Reading) -> float | None:
 
 
 def _sees(reading: Reading) -> str | None:
-    told = reading.result.get("exposure") or reading.result.get("sees")
-    return server_sees(reading.result) if told else None
+    exposure = reading.result.get("exposure") or reading.result.get("sees")
+    return server_sees(reading.result) if exposure else None
 
 
 def _as_score(value: float, reading: Reading) -> str:
@@ -97,7 +99,7 @@ COLUMNS = (
 
 
 def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
-    """A row a run, the best of a column marked; columns that nobody fills are left out."""
+    """A row for each run, with the best of each column marked; empty columns are left out."""
     values = [[column.value(r) for column in COLUMNS] for r in readings]
     judged = {r.judged_by for r in readings}
     kept = [i for i, column in enumerate(COLUMNS) if _worth(column, [row[i] for row in values])]
@@ -105,17 +107,21 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
         kept = [i for i in kept if COLUMNS[i].title != "method"]
     rows, full = [], [in_full(r.rounds, r.judged_by) for r in readings]
     for place, (reading, row) in enumerate(zip(readings, values, strict=True)):
-        name = tag("a", reading.name, href=f"#run-{place + 1}")
-        cells: list[Any] = [Cell(name, reading.name)]
+        link = f"#run-{place + 1}"
+        cells = [Cell(reading.name, reading.name, link=link)]
         for i in kept:
             column, value = COLUMNS[i], row[i]
             scored = column.show is _as_score
-            there = [
+            comparable = [
                 v[i]
                 for v, other in zip(values, readings, strict=True)
                 if v[i] is not None and (not scored or other.judged_by == reading.judged_by)
             ]
-            best = column.best is not None and len(set(there)) > 1 and value == column.best(there)
+            best = (
+                column.best is not None
+                and len(set(comparable)) > 1
+                and value == column.best(comparable)
+            )
             show = _with_unit if scored and len(judged) > 1 else column.show
             key = _KEYS.get(column.title, column.title)
             sign = sign_of({**full[place], key: value}, key)
@@ -124,30 +130,40 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
     accuracy = judged == {"accuracy"}
     caption = f"{len(readings)} runs; scores are means over clients{', in %' * accuracy}"
     if len(judged) > 1:
-        caption += "; the best is marked among those that are judged by the same score"
+        caption += "; the best is marked among runs that are judged by the same score"
     adapting = [r.name for r in readings if r.headline == "adapted"]
     if adapting:
-        caption += f"; judged after adapting, by the worst client too: {', '.join(adapting)}"
-    told = [{"method": r.name, **own} for r, own in zip(readings, full, strict=True)]
-    caption = ". ".join([caption, *resting(told, readings[0].judged_by)])
+        caption += f"; judged after adapting, including the worst client: {', '.join(adapting)}"
+    rows_in_full = [
+        {"method": r.name, **row_in_full} for r, row_in_full in zip(readings, full, strict=True)
+    ]
+    caption = ". ".join([caption, *resting(rows_in_full, readings[0].judged_by)])
     titles = ["run", *(COLUMNS[i].title for i in kept)]
-    shown = table(caption, titles, rows, sortable=True, numbers=1 + (titles[1] == "method"))
-    return tag("div", shown, id=id, class_="block")
+    return render(
+        "table.html",
+        id=id,
+        title="",
+        caption=caption,
+        columns=titles,
+        rows=rows,
+        sortable=True,
+        numbers=1 + (titles[1] == "method"),
+    )
 
 
 def _worth(column: Column, values: Sequence[Any]) -> bool:
-    there = [v for v in values if v is not None]
-    return bool(there) and (column.shared or len({str(v) for v in values}) > 1)
+    known = [v for v in values if v is not None]
+    return bool(known) and (column.shared or len({str(v) for v in values}) > 1)
 
 
-def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
-    """Means over runs that differ by nothing but the seed; "" if there are none.
+def over_seeds(readings: Sequence[Reading], id: str, level: int) -> Markup | None:
+    """Means over runs that differ only in their seed; None if there are none.
 
-    Only a configuration with a method and a seed says that much.
+    Only runs whose configuration has a method and a seed count.
     """
     by, readings = alike([r for r in readings if "method" in r.config and r.seed is not None])
     if not readings:
-        return ""
+        return None
     flat = [flattened(r.config) for r in readings]
     other = [k for k in _differing(flat) if k != "run.seed" and not k.startswith("method.")]
     titles = _distinct(
@@ -173,7 +189,7 @@ def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
     ]
     means = means_of(rows, other)
     if all(line["seeds"] < 2 for line in means):
-        return ""
+        return None
     scores = [key for key in MARKED if any(line[key] is not None for line in means)]
     columns = ["method", *other, "seeds", *(_WORDS.get(key, key) for key in scores)]
     cells = [
@@ -187,16 +203,20 @@ def over_seeds(readings: Sequence[Reading], id: str, level: int) -> str:
         ]
         for line in means
     ]
-    said = "Means over seeds ± standard deviation, the best of each column marked"
+    caption = "Means over seeds ± standard deviation, the best of each column marked"
     if any(line[f"{key}_mark"] == TIE for line in means for key in scores):
-        said += "; = is not significantly worse than it (paired t-test, Holm, 5 %)"
-    said = ". ".join([said, *resting(means, by, other)])
-    return tag(
-        "div",
-        tag(f"h{level}", "Over seeds"),
-        table(said, [*columns, "groups", "bytes"], cells, sortable=True, numbers=1 + len(other)),
+        caption += "; = is not significantly worse than it (paired t-test, Holm, 5 %)"
+    caption = ". ".join([caption, *resting(means, by, other)])
+    return render(
+        "table.html",
         id=id,
-        class_="block",
+        title="Over seeds",
+        level=level,
+        caption=caption,
+        columns=[*columns, "groups", "bytes"],
+        rows=cells,
+        sortable=True,
+        numbers=1 + len(other),
     )
 
 
@@ -216,31 +236,33 @@ def _spread(line: Mapping[str, Any], key: str, judged_by: str) -> Cell:
 
 def _titles(readings: Sequence[Reading], flat: Sequence[Mapping[str, Any]]) -> list[str]:
     """Methods, with the parameters by which runs of the same method differ."""
-    made = []
+    titles = []
     for reading, tree in zip(readings, flat, strict=True):
         alike = [t for r, t in zip(readings, flat, strict=True) if r.method == reading.method]
-        own = [k for k in _differing(alike) if k.startswith("method.") and tree.get(k) is not None]
-        made.append(" ".join([reading.method, *(f"{k[7:]}={tree[k]}" for k in own)]))
-    return made
+        parameters = [
+            k for k in _differing(alike) if k.startswith("method.") and tree.get(k) is not None
+        ]
+        titles.append(" ".join([reading.method, *(f"{k[7:]}={tree[k]}" for k in parameters)]))
+    return titles
 
 
 def _distinct(titles: Sequence[str], places: Sequence[Sequence[Any]]) -> list[str]:
-    """Titles, a later run with the same title in the same place with a number: it is no other seed.
+    """Titles, with a number after later runs with the same title, seed and settings.
 
     >>> _distinct(["a", "a", "a"], [(1,), (2,), (1,)])
     ['a', 'a', 'a (2)']
     """
-    seen: dict[str, int] = {}
-    made = []
-    for title, place in zip(titles, places, strict=True):
-        key = repr((title, *place))
-        seen[key] = seen.get(key, 0) + 1
-        made.append(title if seen[key] == 1 else f"{title} ({seen[key]})")
-    return made
+    counts: dict[str, int] = {}
+    unique = []
+    for title, setting in zip(titles, places, strict=True):
+        key = repr((title, *setting))
+        counts[key] = counts.get(key, 0) + 1
+        unique.append(title if counts[key] == 1 else f"{title} ({counts[key]})")
+    return unique
 
 
 def _differing(flat: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys that do not have the same value everywhere."""
+    """The keys whose values differ."""
     keys = list(dict.fromkeys(key for tree in flat for key in tree))
     return [k for k in keys if any(tree.get(k) != flat[0].get(k) for tree in flat)]
 
@@ -254,24 +276,15 @@ def settings(readings: Sequence[Reading], id: str, level: int) -> Markup:
         [key, *(None if tree.get(key) is None else str(tree[key]) for tree in flat)]
         for key in other
     ]
-    differing = table(
-        "Settings that differ", ["setting", *(r.name for r in readings)], rows, numbers=None
-    )
     shared = [[key, str(flat[0][key])] for key in same if flat[0].get(key) is not None]
-    return tag(
-        "div",
-        tag(f"h{level}", "Settings"),
-        differing if rows else tag("p", "All runs have the same settings."),
-        tag(
-            "details",
-            tag("summary", f"{count(len(shared), 'setting')} that they share"),
-            table("Settings that they share", ["setting", "value"], shared, numbers=None),
-            data_keep="shared",
-        )
-        if shared
-        else None,
+    return render(
+        "compared/settings.html",
         id=id,
-        class_="block",
+        level=level,
+        names=[r.name for r in readings],
+        differing=rows,
+        shared=shared,
+        shared_count=count(len(shared), "setting"),
     )
 
 
@@ -281,11 +294,11 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flattened({"run": {"seed": 1, "stop": {}}, "x": [1]})
     {'run.seed': 1, 'run.stop': {}, 'x': [1]}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found |= flattened(value, f"{name}.")
+            flat |= flattened(value, f"{name}.")
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat

@@ -1,7 +1,7 @@
-"""The table of a comparison: its columns, its blocks, and what has to be said below.
+"""The table of a comparison: its columns, its blocks, and the notes below.
 
-One run a method is a row of scores; of a sweep each row is a mean ± standard deviation over seeds,
-in a block for each setting.
+With one run for each method, a row has its scores; in a sweep each row is a mean ± standard
+deviation over seeds, in a block for each setting.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from coterie.results.seeds import BEST, LEAST_SEEDS, MARKED, TIE, UNTESTED, UNTO
 from coterie.results.titles import place_of, shown
 
 _NONE = "–"
-_SAME = 1e-12  # differences that are rounding, and nothing else
-# Columns, the most important first: where there is little room, the last ones are left out.
+_SAME = 1e-12  # differences that are only rounding
+# Columns, the most important first: a narrow terminal omits the last ones.
 _ORDER = (
     *("received", "seeds", "adapted", "worst", "bytes", "gain", "newcomers", "newcomers_received"),
     *("paper", "groups", "target_round", "paper_rounds", "target_megabits", "paper_megabits"),
@@ -32,17 +32,26 @@ _PAPER = ("paper", "paper_rounds", "paper_megabits")
 Row = Mapping[str, Any]
 
 
-def sheet_of(made: Comparison) -> Sheet:
-    """The table of a comparison, with all that has to be said below it."""
-    if not made.swept:
-        papers = {row["method"]: made.papers.get(row["method"]) for row in made.rows}
-        told = {method: about for method, about in papers.items() if about is not None}
-        sheet = _single(made.rows, made.judged_by, told)
-        notes = [*resting(made.rows, made.judged_by), *_missing(made), *paper_notes(told)]
+def sheet_of(comparison: Comparison) -> Sheet:
+    """The table of a comparison, with the notes below it."""
+    if not comparison.swept:
+        papers = {row["method"]: comparison.papers.get(row["method"]) for row in comparison.rows}
+        known = {method: about for method, about in papers.items() if about is not None}
+        sheet = _single(comparison.rows, comparison.judged_by, known)
+        notes = [
+            *resting(comparison.rows, comparison.judged_by),
+            *_missing(comparison),
+            *paper_notes(known),
+        ]
     else:
-        sheet = _swept(made)
-        rested = resting(made.means, made.judged_by, made.axes)
-        notes = [*rested, *_seeds(made), *_missing(made), *paper_notes(made.papers)]
+        sheet = _swept(comparison)
+        rested = resting(comparison.means, comparison.judged_by, comparison.axes)
+        notes = [
+            *rested,
+            *_seeds(comparison),
+            *_missing(comparison),
+            *paper_notes(comparison.papers),
+        ]
     return replace(sheet, notes=notes)
 
 
@@ -51,7 +60,7 @@ def comparison(
 ) -> Fitted:
     """Methods side by side, the best of each column marked.
 
-    ``abouts`` tells of a scenario, by method: the paper's figures then have a column.
+    ``abouts`` describes a scenario, by method, whose paper's figures then have a column.
     """
     return as_rich(_single(rows, judged_by, abouts or {}))
 
@@ -84,8 +93,8 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
     lines = []
     for row in rows:
         better = _NONE if row["better"] is None else f"{row['better']}/{row['compared']}"
-        own = {**row, "better": better, **dict.fromkeys(_PAPER, abouts.get(row["method"]))}
-        values = [(column, own.get(column.key)) for column in columns]
+        known = {**row, "better": better, **dict.fromkeys(_PAPER, abouts.get(row["method"]))}
+        values = [(column, known.get(column.key)) for column in columns]
         cells = [
             Cell(c.show(value), _top(value, best.get(c.key)), sign_of(row, c.key))
             for c, value in values
@@ -113,62 +122,65 @@ def _title(judged_by: str) -> str:
 
 def _adapted(methods: Sequence[str]) -> str:
     names = ", ".join(dict.fromkeys(methods))
-    return f"{names}: judged after adapting, by its worst client and over local too" * bool(names)
+    return (
+        f"{names}: judged after adapting, including its worst client and the gain over local"
+        * bool(names)
+    )
 
 
 # --- a sweep -------------------------------------------------------------------------------------
 
 
-def _swept(made: Comparison) -> Sheet:
+def _swept(comparison: Comparison) -> Sheet:
     """A block for each setting, a row for each method: means over seeds."""
-    rows, by = made.means, made.judged_by
+    rows, by = comparison.means, comparison.judged_by
     several = any(row["seeds"] > 1 for row in rows)
     uneven = len({row["seeds"] for row in rows}) > 1
     columns = [
         *([Column("seeds", "seeds", str)] if uneven else []),
         Column("received", "received", lambda v: score(v, by), True),
         Column("adapted", "adapted", lambda v: score(v, by), True),
-        *_newcomers_columns(rows, by, made.papers),
-        *_paper_column(made.papers),
+        *_newcomers_columns(rows, by, comparison.papers),
+        *_paper_column(comparison.papers),
         Column("worst\nclient", "worst", lambda v: score(v, by), True),
         *_gain_column(rows, by),
         Column("groups", "groups", _few),
         *_agreement_column(rows),
-        *_ended_column(made.rows, made.papers),
+        *_ended_column(comparison.rows, comparison.papers),
         Column("bytes", "bytes", _size),
-        *_wire_columns(rows, made.papers),
+        *_wire_columns(rows, comparison.papers),
         Column("time\ns", "seconds", _seconds),
     ]
     blocks: dict[str, list[tuple[str, Sequence[Cell]]]] = {}
     most: dict[str, int] = {}
     for row in rows:
-        block = repr([row[axis] for axis in made.axes])
+        block = repr([row[axis] for axis in comparison.axes])
         most[block] = max(most.get(block, 0), row["seeds"])
     for row in rows:
-        told = [_setting(axis, row[axis]) for axis in made.axes]
-        fullest = most[repr([row[axis] for axis in made.axes])]
+        settings = [_setting(axis, row[axis]) for axis in comparison.axes]
+        fullest = most[repr([row[axis] for axis in comparison.axes])]
         lacks = f"{row['seeds']}/{fullest}" if row["seeds"] < fullest else str(fullest)
-        place = place_of(row["method"], {axis: row[axis] for axis in made.axes})
-        own = {**row, "seeds": lacks, "of": row["seeds"]}
-        own |= dict.fromkeys(_PAPER, made.papers.get(place))
-        cells = [_mean(own, column, by) for column in columns]
-        blocks.setdefault(", ".join(told), []).append((str(row["method"]), cells))
+        paper_key = place_of(row["method"], {axis: row[axis] for axis in comparison.axes})
+        values = {**row, "seeds": lacks, "of": row["seeds"]}
+        values |= dict.fromkeys(_PAPER, comparison.papers.get(paper_key))
+        cells = [_mean(values, column, by) for column in columns]
+        blocks.setdefault(", ".join(settings), []).append((str(row["method"]), cells))
     what = "Accuracy in %" if by == "accuracy" else "R²"
     title = f"{what} on clients' own test data, ± deviation over seeds"
     adapted = [str(row["method"]) for row in rows if row.get("headline") == "adapted"]
-    found = [_contested(Block(title, lines)) for title, lines in blocks.items()]
+    contested = [_contested(Block(title, lines)) for title, lines in blocks.items()]
     return Sheet(
         title if several else _title(by),
         columns,
-        found,
+        contested,
         _adapted(adapted),
-        legend=_legend(found),
+        legend=_legend(contested),
         order=_ORDER,
     )
 
 
 def _contested(block: Block) -> Block:
-    """The same without marks in columns where a single method has a value: it beats nobody."""
+    """The same without marks in columns where only one method has a value."""
     rows = [cells for _, cells in block.rows]
     alone = [sum(cell.text != _NONE for cell in column) < 2 for column in zip(*rows, strict=True)]
     cleared = [
@@ -182,15 +194,15 @@ def _contested(block: Block) -> Block:
 
 
 def _legend(blocks: Sequence[Block]) -> list[tuple[str, str]]:
-    """What the marks say that there are."""
-    there = {c.mark for block in blocks for _, cells in block.rows for c in cells}
+    """The meaning of the marks that occur."""
+    marks = {c.mark for block in blocks for _, cells in block.rows for c in cells}
     few = "five" if LEAST_SEEDS == 5 else str(LEAST_SEEDS)
-    said = {
+    meanings = {
         BEST: "the best mean",
         TIE: "not significantly worse than it (paired t-test over seeds, 5 %, Holm)",
         UNTESTED: f"not tested, for fewer than {few} seeds in common with it",
     }
-    return [(mark, words) for mark, words in said.items() if mark in there]
+    return [(mark, words) for mark, words in meanings.items() if mark in marks]
 
 
 def _setting(axis: str, value: Any) -> str:
@@ -202,7 +214,7 @@ def _setting(axis: str, value: Any) -> str:
 def _mean(row: Row, column: Column, judged_by: str) -> Cell:
     text = column.show(row[column.key]) if row.get(column.key) is not None else _NONE
     if column.key in _TARGET and 0 < row["target_reached"] < row["of"]:
-        text += f" ({row['target_reached']}/{row['of']})"  # a mean of those that got there
+        text += f" ({row['target_reached']}/{row['of']})"  # the mean of those that reached it
     if column.key not in MARKED:
         return Cell(text)
     spread = row[f"{column.key}_std"]
@@ -211,43 +223,45 @@ def _mean(row: Row, column: Column, judged_by: str) -> Cell:
     return Cell(text, row[f"{column.key}_mark"], sign_of(row, column.key))
 
 
-def _seeds(made: Comparison) -> list[str]:
-    """Over how many seeds, and what could not be said."""
-    counts = sorted({row["seeds"] for row in made.means})
-    methods = len({row["method"] for row in made.means})
+def _seeds(comparison: Comparison) -> list[str]:
+    """The number of seeds, and what they do not allow to conclude."""
+    counts = sorted({row["seeds"] for row in comparison.means})
+    methods = len({row["method"] for row in comparison.means})
     of = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    numbers = ", ".join(map(str, made.seeds))
+    numbers = ", ".join(map(str, comparison.seeds))
     if counts[-1] == 1:
-        told = f"seeds {numbers}, one each" if len(made.seeds) > 1 else f"seed {numbers}"
-        return [f"{told}: how much of a difference is luck, several --seeds would show"]
+        shown_seeds = (
+            f"seeds {numbers}, one each" if len(comparison.seeds) > 1 else f"seed {numbers}"
+        )
+        return [f"{shown_seeds}: use several --seeds to see which differences are chance"]
     same = ", the same for all methods" if len(counts) == 1 and methods > 1 else ""
     notes = [f"over {of} seeds ({numbers}){same}"]
     if counts[-1] < LEAST_SEEDS and methods > 1:
         few = "five" if LEAST_SEEDS == 5 else str(LEAST_SEEDS)
         notes.append(f"with fewer than {few} seeds nothing is said about ties")
     if len(counts) > 1:
-        apart = any(row["shared_seeds"] is None for row in made.means)
+        apart = any(row["shared_seeds"] is None for row in comparison.means)
         notes.append(
-            "methods that lack seeds have means of those that they have (as 4/5); the best is "
+            "methods with missing seeds have means of the others (as 4/5); the best is "
             "chosen on the seeds that all have"
             + " (where fewer than two are left: on all of each)" * apart
             + ", and each is tested against it on the seeds that both have"
         )
-    if any(0 < row.get("target_reached", row["seeds"]) < row["seeds"] for row in made.means):
+    if any(0 < row.get("target_reached", row["seeds"]) < row["seeds"] for row in comparison.means):
         notes.append("to target, as in 2 (1/3): the mean of the one of three seeds that reached it")
     return notes
 
 
-def _missing(made: Comparison) -> list[str]:
-    lines = left_out(made.left_out)
-    lines += [f"failed: {name} ({error})" for name, error in made.failed.items()]
-    return lines + [f"stopped: {name} ({reason})" for name, reason in made.stopped.items()]
+def _missing(comparison: Comparison) -> list[str]:
+    lines = left_out(comparison.left_out)
+    lines += [f"failed: {name} ({error})" for name, error in comparison.failed.items()]
+    return lines + [f"stopped: {name} ({reason})" for name, reason in comparison.stopped.items()]
 
 
 # --- layers at rest ------------------------------------------------------------------------------
 
 _DAGGER = "†"
-_WITH_OWN = ("received", "adapted", "worst", "gain")  # scores of models with layers of clients' own
+_WITH_OWN = ("received", "adapted", "worst", "gain")  # scores of models with clients' own layers
 
 
 def sign_of(row: Row, key: str) -> str:
@@ -256,8 +270,8 @@ def sign_of(row: Row, key: str) -> str:
 
 
 def resting(rows: Sequence[Row], judged_by: str, axes: Sequence[str] = ()) -> list[str]:
-    """What the dagger means, with the scores of the last round in which all layers were due."""
-    told = []
+    """The meaning of the dagger, with the scores of the last round in which all layers were due."""
+    full_rounds = []
     for row in rows:
         if not row.get("rested"):
             continue
@@ -269,12 +283,12 @@ def resting(rows: Sequence[Row], judged_by: str, axes: Sequence[str] = ()) -> li
         ]
         round = f" in round {row['full_round']}" if row.get("full_round") else ""
         scored = f"{name} {' and '.join(full)}{round}"
-        told.append(scored if full else f"none of {name} was scored")
-    if not told:
+        full_rounds.append(scored if full else f"none of {name} was scored")
+    if not full_rounds:
         return []
     return [
-        f"{_DAGGER} scored in a round in which layers rested, so with layers of clients' own; the "
-        f"last full round had: {'; '.join(told)}"
+        f"{_DAGGER} scored in a round in which layers rested, so with clients' own layers; the "
+        f"last full round had: {'; '.join(full_rounds)}"
     ]
 
 
@@ -285,7 +299,7 @@ def _signed(value: float | None, judged_by: str) -> str:
     if value is None:
         return _NONE
     text = f"{100 * value:+.1f}" if judged_by == "accuracy" else f"{value:+.3f}"
-    return text if float(text) else text.replace("-", "+")  # rounding makes no loss of nothing
+    return text if float(text) else text.replace("-", "+")  # rounding must not turn 0 into a loss
 
 
 def _seconds(value: float | None) -> str:
@@ -306,7 +320,7 @@ def _size(value: float | None) -> str:
 
 
 def _ended_column(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[Column]:
-    """How many rounds it took, where some ended early or the paper says how many of its own."""
+    """The number of rounds, where some runs ended early or the paper reports its own."""
     published = _costs(abouts)
     whole_runs = "rounds" in published and published["target"] is None
     paper = [Column("paper's\nrounds", "paper_rounds", lambda a: cost_of(a, "rounds"))]
@@ -327,9 +341,9 @@ def _agreement_column(rows: Sequence[Row]) -> list[Column]:
 
 
 def _wire_columns(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[Column]:
-    """What was wasted, the clock's seconds and the way to the target, where there are any.
+    """Wasted bytes, the clock's seconds and the cost to the target, where there are any.
 
-    Where a paper has a target, its rounds or megabits are beside ours.
+    Where a paper has a target, its rounds or megabits stand beside the run's.
     """
     columns = [
         Column("wasted", "wasted", _size),
@@ -345,17 +359,17 @@ def _wire_columns(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[Column
         Column("s to\ntarget", "target_seconds", _seconds),
         Column("ε", "epsilon", lambda v: _NONE if v is None else f"{v:.3g}"),
     ]
-    there = {key for row in rows for key in row if key != "wasted" or row[key]}
+    keys = {key for row in rows for key in row if key != "wasted" or row[key]}
     published = _costs(abouts)
     if published.get("target") is not None:
-        there |= {f"paper_{cost}" for cost in published}
+        keys |= {f"paper_{cost}" for cost in published}
     if "megabits" not in published:
-        there -= {"target_megabits", "target_megabits_adapted"}
-    return [column for column in columns if column.key in there]
+        keys -= {"target_megabits", "target_megabits_adapted"}
+    return [column for column in columns if column.key in keys]
 
 
 def _costs(abouts: Mapping[str, Row]) -> dict[str, Any]:
-    """The target of a scenario, and which costs the paper has for some method."""
+    """The target of a scenario, and the costs that the paper has for some method."""
     return {k: v for about in abouts.values() for k, v in (about.get("to_target") or {}).items()}
 
 
@@ -370,9 +384,9 @@ def _five_digits(value: float | None) -> str:
 def _newcomers_columns(
     rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]
 ) -> list[Column]:
-    """The adapted score of those who joined at the end, if anybody did.
+    """The newcomers' adapted score, if there are newcomers.
 
-    Received ones, too, where a paper's figure is comparable with these.
+    Their received score, too, where a paper's figure is comparable with it.
     """
     if all(row.get("newcomers") is None for row in rows):
         return []

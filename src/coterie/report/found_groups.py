@@ -1,4 +1,4 @@
-"""The answer to the question about groups: on the terminal, as a card, and as a page."""
+"""The result of ``find_groups``: on the terminal, as a card, and as a page."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.report import catalogue
-from coterie.report.card import framed, plain_table
-from coterie.report.markup import Markup, table, tag, turning
 from coterie.report.page import Block, document, picture_blocks, words
+from coterie.report.rendering import bidirectional, render
 from coterie.report.tables import size
 from coterie.report.words import count, seconds
 
 if TYPE_CHECKING:
     from coterie.experiment.find_groups import FoundGroups
 
-_NUMBERS = 8  # of groups, that the table has at least
+_NUMBERS = 8  # of groups, up to which the table goes at least
 _ERROR = "error / one mean's"
 _NAMED = 12  # clients of a group that a table names
 _PICTURES = ("evidence", "client-map", "verdict", "similarity", "distances-by-layer", "labels")
@@ -28,96 +27,102 @@ _PICTURES = ("evidence", "client-map", "verdict", "similarity", "distances-by-la
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table, wherever it is shown: a title, headings, and rows of text."""
+    """A table in no format yet: a title, headings, and rows of text."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
-def sheets(found: FoundGroups) -> list[Sheet]:
-    """All tables of an answer that have rows."""
-    made = [groups_sheet(found), between_sheet(found), numbers_sheet(found), kinds_sheet(found)]
-    return [sheet for sheet in made if sheet.rows]
+def sheets(result: FoundGroups) -> list[Sheet]:
+    """All tables of a result that have rows."""
+    tables = [
+        groups_sheet(result),
+        between_sheet(result),
+        numbers_sheet(result),
+        kinds_sheet(result),
+    ]
+    return [sheet for sheet in tables if sheet.rows]
 
 
-def groups_sheet(found: FoundGroups) -> Sheet:
-    """Each group with its clients, and how certain it is."""
+def groups_sheet(result: FoundGroups) -> Sheet:
+    """Each group with its clients and their certainty."""
     rows = []
-    for group, members in found.members.items():
-        sure = [found.certainty[c] for c in members if c in found.certainty]
+    for group, members in result.members.items():
+        sure = [result.certainty[c] for c in members if c in result.certainty]
         mean = f"{sum(sure) / len(sure):.2f}" if sure else "–"
-        named = _listed([found.names[c] for c in members])
+        named = _listed([result.names[c] for c in members])
         rows.append([str(group), str(len(members)), mean, f"{min(sure, default=0):.2f}", named])
     columns = ("group", "clients", "certainty, mean", "lowest", "who")
     return Sheet("Groups", columns, rows)
 
 
-def between_sheet(found: FoundGroups) -> Sheet:
-    """The clients that are nearer to another group than to their own."""
+def between_sheet(result: FoundGroups) -> Sheet:
+    """The clients that are closer to another group than to their own."""
     rows = [
-        [found.names[c], str(found.groups[c]), f"{found.certainty[c]:.2f}"] for c in found.between
+        [result.names[c], str(result.groups[c]), f"{result.certainty[c]:.2f}"]
+        for c in result.between
     ]
     return Sheet("Clients between two groups", ("client", "group", "certainty"), rows)
 
 
-def numbers_sheet(found: FoundGroups) -> Sheet:
+def numbers_sheet(result: FoundGroups) -> Sheet:
     """The numbers of groups that were compared, with their errors."""
-    told = found.evidence
-    one, chosen = told["errors"].get("1", 0.0), told["groups"]
+    evidence = result.evidence
+    error_of_one, chosen = evidence["errors"].get("1", 0.0), evidence["groups"]
     rows = []
-    for k, error in told["errors"].items() if one else ():
+    for k, error in evidence["errors"].items() if error_of_one else ():
         if int(k) > max(_NUMBERS, chosen + 2):
             break
-        kappa = f"{told['kappa'][k]:.2f}" if k in told["kappa"] else "–"
-        deviation = f"{told['deviations'][k] / one:.3f}"
+        kappa = f"{evidence['kappa'][k]:.2f}" if k in evidence["kappa"] else "–"
+        deviation = f"{evidence['deviations'][k] / error_of_one:.3f}"
         mark = " (chosen)" if int(k) == chosen else ""
-        rows.append([f"{k}{mark}", f"{error / one:.3f}", deviation, kappa])
+        rows.append([f"{k}{mark}", f"{error / error_of_one:.3f}", deviation, kappa])
     columns = ("groups", _ERROR, "±", "κ")
     return Sheet("Held-out error by number of groups", columns, rows)
 
 
-def kinds_sheet(found: FoundGroups) -> Sheet:
+def kinds_sheet(result: FoundGroups) -> Sheet:
     """What each representation finds, where all were compared."""
     rows = []
-    for by, told in found.representations.items():
-        if "impossible" in told:
-            rows.append([by, "–", "–", "–", "–", told["impossible"]])
+    for by, kind in result.representations.items():
+        if "impossible" in kind:
+            rows.append([by, "–", "–", "–", "–", kind["impossible"]])
             continue
-        k = told["groups"]
-        kappa = f"{told['kappa'][str(k)]:.2f}" if k > 1 else "–"
-        note = "" if told["enough"] else told["why"].partition(":")[0]
-        error = f"{1 - told['explained']:.3f}"
-        rows.append([by, str(k), error, kappa, f"{told['agreement']:.2f}", note])
+        k = kind["groups"]
+        kappa = f"{kind['kappa'][str(k)]:.2f}" if k > 1 else "–"
+        note = "" if kind["enough"] else kind["why"].partition(":")[0]
+        error = f"{1 - kind['explained']:.3f}"
+        rows.append([by, str(k), error, kappa, f"{kind['agreement']:.2f}", note])
     columns = ["compared by", "groups", _ERROR, "κ", "agreement", "remark"]
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return Sheet("What each representation finds", columns, rows)
 
 
-def cost_line(found: FoundGroups) -> str:
-    """What the answer took."""
-    cost = found.cost
+def cost_line(result: FoundGroups) -> str:
+    """The cost of the result, in a sentence."""
+    cost = result.cost
     rounds = (
         f"; for the trial {count(cost['rounds'], 'round')} of training, and a copy for each client "
-        f"that trained for at least {found.trial.get('steps', 0)} steps"
+        f"that trained for at least {result.trial.get('steps', 0)} steps"
         if cost["rounds"]
         else ""
     )
     return (
         f"{size(cost['bytes']['down'])} down, {size(cost['bytes']['up'])} up; "
-        f"{cost['samples']:,} samples gone through by all clients to compare them{rounds}; "
+        f"{cost['samples']:,} samples processed by all clients to compare them{rounds}; "
         f"{seconds(cost['seconds'])}"
     )
 
 
-def compared_by(found: FoundGroups) -> str:
-    """What clients were compared by, in a sentence."""
-    told = found.evidence
-    how = f"Clients were compared by {_BY[told['by']]}"
-    how += f" after {told['steps']} local steps" if "steps" in told else ""
-    if "fallback" in told:
-        how += f"; by the final layer alone, {told['fallback']}"
+def compared_by(result: FoundGroups) -> str:
+    """What the clients were compared by, in a sentence."""
+    evidence = result.evidence
+    how = f"Clients were compared by {_BY[evidence['by']]}"
+    how += f" after {evidence['steps']} local steps" if "steps" in evidence else ""
+    if "fallback" in evidence:
+        how += f"; by the final layer alone, {evidence['fallback']}"
     return f"{how}."
 
 
@@ -138,14 +143,18 @@ def _listed(names: Sequence[str]) -> str:
 # --- the terminal -------------------------------------------------------------------------------
 
 
-def print_groups(out: Console, found: FoundGroups) -> None:
-    """The verdict, the tables, what it cost, and what was exposed."""
-    out.print(f"[bold]{escape(found.verdict)}[/]", highlight=False, soft_wrap=True)
-    for line in [*([found.meaning] if found.meaning else []), compared_by(found), *found.advice]:
+def print_groups(out: Console, result: FoundGroups) -> None:
+    """Print the verdict, the tables, the cost, and what was exposed."""
+    out.print(f"[bold]{escape(result.verdict)}[/]", highlight=False, soft_wrap=True)
+    for line in [
+        *([result.meaning] if result.meaning else []),
+        compared_by(result),
+        *result.advice,
+    ]:
         out.print(escape(line), highlight=False, soft_wrap=True)
-    for sheet in sheets(found):
+    for sheet in sheets(result):
         out.print(_as_rich(sheet))
-    lines = {"cost": [cost_line(found)], "exposed": list(found.exposure)}
+    lines = {"cost": [cost_line(result)], "exposed": list(result.exposure)}
     for title, texts in lines.items():
         for number, line in enumerate(texts):
             head = " " * 7 if number else f"[bold]{title:>7}[/]"
@@ -165,39 +174,45 @@ def _as_rich(sheet: Sheet) -> Table:
 # --- a notebook, and a page ---------------------------------------------------------------------
 
 
-def card(found: FoundGroups) -> str:
-    """The verdict and the groups as a small card of HTML, without scripts."""
-    sheet = groups_sheet(found)
-    inside = [
-        tag("div", found.verdict, style="font-weight:600"),
-        tag("div", " ".join([found.meaning, compared_by(found), *found.advice]).strip()),
-        tag("div", cost_line(found), style="opacity:.75;margin-bottom:6px"),
-        plain_table(sheet.columns, sheet.rows),
-    ]
-    return framed(inside)
+def card(result: FoundGroups) -> str:
+    """The verdict and the groups as a small HTML card, without scripts."""
+    sheet = groups_sheet(result)
+    sentences = " ".join([result.meaning, compared_by(result), *result.advice]).strip()
+    return render(
+        "card/groups.html",
+        verdict=result.verdict,
+        sentences=sentences,
+        cost=cost_line(result),
+        columns=sheet.columns,
+        rows=sheet.rows,
+    )
 
 
-def page(found: FoundGroups, title: str = "Groups of clients") -> str:
+def page(result: FoundGroups, title: str = "Groups of clients") -> str:
     """A self-contained page with the verdict, the tables and the pictures."""
-    reading = found._read()
+    reading = result._read()
     problems: list[str] = []
-    names = turning(reading.names)
+    names = bidirectional(reading.names)
     drawn = [d for d in catalogue.pictures(reading, problems) if d.name in _PICTURES]
     drawn.sort(key=lambda d: _PICTURES.index(d.name))
-    said = [found.verdict, *([found.meaning] if found.meaning else []), compared_by(found)]
-    blocks = [Block("verdict", words([*said, *found.advice], "verdict", names))]
-    blocks += [Block(id, html) for id, html in _tables(found)]
+    sentences = [result.verdict, *([result.meaning] if result.meaning else []), compared_by(result)]
+    blocks = [Block("verdict", words([*sentences, *result.advice], "verdict", names))]
+    blocks += [_table(f"table-{i}", sheet) for i, sheet in enumerate(sheets(result))]
     blocks += picture_blocks(drawn, "", 2, names, problems)
-    facts = [tag("p", "What it cost: ", cost_line(found))]
-    facts += [tag("p", "Exposed: ", line) for line in found.exposure]
-    blocks.append(Block("cost", tag("div", facts, id="cost", class_="block")))
+    html = render("groups/cost.html", cost=cost_line(result), exposure=result.exposure)
+    blocks.append(Block("cost", html))
     return document(title, blocks)
 
 
-def _tables(found: FoundGroups) -> list[tuple[str, Markup]]:
-    made = []
-    for number, sheet in enumerate(sheets(found)):
-        id = f"table-{number}"
-        inside = table(sheet.title, sheet.columns, sheet.rows, numbers=None)
-        made.append((id, tag("div", inside, id=id, class_="block")))
-    return made
+def _table(id: str, sheet: Sheet) -> Block:
+    html = render(
+        "table.html",
+        id=id,
+        title="",
+        caption=sheet.title,
+        columns=sheet.columns,
+        rows=sheet.rows,
+        sortable=False,
+        numbers=None,
+    )
+    return Block(id, html)

@@ -13,7 +13,6 @@ from coterie.core.tree import write_atomic
 from coterie.engines.workers import available_cores
 from coterie.errors import RunDirError
 from coterie.report.collect import Run, listed, readings_of
-from coterie.report.markup import tag
 from coterie.report.numbers import moved, scored, shown
 from coterie.report.page import (
     GENERATOR,
@@ -22,14 +21,14 @@ from coterie.report.page import (
     compared_blocks,
     document,
     heading,
-    render,
     run_blocks,
 )
 from coterie.report.reading import FINISHED, Reading
+from coterie.report.rendering import render
 from coterie.report.tables import size
 
 NAME = "report.html"
-_OPEN = 3  # up to so many runs on a page are shown at once, not folded
+_OPEN = 3  # up to this many runs, a page shows all of them unfolded
 
 
 def write_report(
@@ -37,9 +36,10 @@ def write_report(
     to: Path | str | None = None,
     title: str = "",
 ) -> Path:
-    """One HTML file about run directories, folders of them, results or readings; where it is.
+    """Write one HTML file about run directories, folders of them, results or readings.
 
-    Without ``to`` it is ``report.html`` in the run or the folder, if there is one, else here.
+    Returns its path. Without ``to`` that is ``report.html`` in the run directory or folder if there
+    is only one, else in the working directory.
 
     >>> import coterie, tempfile, torch
     >>> people = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(4)]
@@ -48,37 +48,37 @@ def write_report(
     >>> write_report(result, folder / "mine.html").name
     'mine.html'
     """
-    given = listed(runs)
-    place = Path(to) if to is not None else default_place(given)
-    page = report(readings_of(given), title)
+    sources = listed(runs)
+    path = Path(to) if to is not None else default_place(sources)
+    page = report(readings_of(sources), title)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(place, page.encode(), durable=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, page.encode(), durable=False)
     except OSError as error:
         raise RunDirError(
-            f"cannot write {place}: {error.strerror}. Choose another file with --to"
+            f"cannot write {path}: {error.strerror}. Choose another file with --to"
         ) from error
-    return place
+    return path
 
 
 def default_place(runs: Sequence[Run]) -> Path:
-    """Where a report goes if nobody says: into the one folder that was named, or here."""
+    """The default path of a report: in the only folder, or in the working directory."""
     if len(runs) == 1 and isinstance(runs[0], str | Path):
         return Path(runs[0]) / NAME
     return Path(NAME)
 
 
-def is_ours(place: Path) -> bool:
-    """Whether a file is a report, which may be written anew."""
+def is_ours(path: Path) -> bool:
+    """Whether a file is a report, which may be overwritten."""
     try:
-        with place.open("rb") as file:
+        with path.open("rb") as file:
             return f'content="{GENERATOR} '.encode() in file.read(4096)
     except OSError:
         return False
 
 
 def report(readings: Sequence[Reading], title: str = "") -> str:
-    """The page about runs."""
+    """The page about these runs, as HTML."""
     if len(readings) == 1:
         only = readings[0]
         return document(title or _title(only), run_blocks(only))
@@ -104,45 +104,44 @@ def _title(reading: Reading) -> str:
 
 
 def _whole(reading: Reading, id: str, inside: Sequence[Block], folded: bool) -> list[Block]:
-    """One run among several, in full; folded, its figures are drawn when it is opened."""
+    """One run among several, in full; the figures of a folded one are drawn when it is opened."""
     if not folded:
         return [heading(id, reading.name, 2), *inside]
-    summary = tag("summary", tag("h2", reading.name), tag("span", _about(reading), class_="detail"))
-    whole = tag("div", render(inside), class_="blocks")
-    return [Block(id, tag("details", summary, whole, id=id, class_="run"))]
+    html = render("run/folded.html", id=id, name=reading.name, about=_about(reading), blocks=inside)
+    return [Block(id, html)]
 
 
 def _about(reading: Reading) -> str:
-    found, by = scored(reading, reading.headline), reading.judged_by
+    scores, by = scored(reading, reading.headline), reading.judged_by
     total = moved(reading)
-    told = [
+    parts = [
         "" if reading.method in reading.name else reading.method,
-        f"{shown(found.get(by), by)} {reading.headline}" if found else "",
-        f"worst client {shown(found['worst'], by)}" if found.get("worst") is not None else "",
+        f"{shown(scores.get(by), by)} {reading.headline}" if scores else "",
+        f"worst client {shown(scores['worst'], by)}" if scores.get("worst") is not None else "",
         size(total.get("down", 0) + total.get("up", 0)) if total else "",
         "" if reading.status == FINISHED else reading.status,
     ]
-    return ", ".join(filter(None, told))
+    return ", ".join(filter(None, parts))
 
 
 # --- many runs on all cores ---------------------------------------------------------------------
 
-_taken: Sequence[Reading] = ()  # in a child: the runs that its parent has read
+_taken: Sequence[Reading] = ()  # in a child process: the runs that its parent has read
 
 
 def _each(readings: Sequence[Reading]) -> list[list[Block]]:
-    """The blocks of each run; where it is safe, many are shared out among children."""
+    """The blocks of each run; where it is safe, many runs are shared among child processes."""
     jobs = min(available_cores(), len(readings))
     alone = threading.active_count() == 1 and not multiprocessing.current_process().daemon
     can = alone and "fork" in multiprocessing.get_all_start_methods()
     if jobs < 2 or len(readings) <= _OPEN or not can:
         return [_of_run(reading, place) for place, reading in enumerate(readings)]
-    # Forked, a child has readings and libraries at once: to send and load them takes longer.
+    # A forked child has readings and libraries already: sending and loading them takes longer.
     context = multiprocessing.get_context("fork")
     try:
         with ProcessPoolExecutor(jobs, context, _take, (readings,)) as pool:
             return list(pool.map(_of_taken, range(len(readings))))
-    except BrokenProcessPool:  # a child was killed: here, it takes longer
+    except BrokenProcessPool:  # a child was killed: drawing in this process takes longer
         return [_of_run(reading, place) for place, reading in enumerate(readings)]
 
 

@@ -19,10 +19,10 @@ Row = Mapping[str, str]
 
 def rows_of(registry: Registry[Any]) -> dict[str, Row]:
     """What comes with Coterie, and what installed packages bring, which is not imported."""
-    found = dict(registry.index)
+    entries = dict(registry.index)
     for name, point in registry.installed.items():
-        found.setdefault(name, {"about": f"of an installed package: {point.value}"})
-    return found
+        entries.setdefault(name, {"about": f"of an installed package: {point.value}"})
+    return entries
 
 
 def listing(title: str, rows: Mapping[str, Row]) -> Table:

@@ -284,11 +284,13 @@ def secure_words(method: Method) -> tuple[bool, str]:
     """
     if method.sees == "nothing":
         return True, "it sends nothing that could be summed"
+    alike = "; all clients must make the same number of steps (``train.steps``)"
+    alike = alike if method.same_steps else ""
     if method.sees != "each":
-        return True, "it asks for sums only"
+        return True, f"it asks for sums only{alike}"
     looks = f"it looks at {looked_at(method) or 'the replies of each client'}"
     reveal = next((REVEALS[p] for p in method.name.split("+") if p in REVEALS), None)
-    return False, f"{looks}; ``--reveal {reveal}`` lets that through" if reveal else looks
+    return False, f"{looks}; ``--reveal {reveal}`` lets that through{alike}" if reveal else looks
 
 
 def secure_line(words: tuple[bool, str]) -> str:

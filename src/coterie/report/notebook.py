@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from coterie.report.reading import Reading
 
-_WHOLE = ("bytes_", "clients_", "groups", "round")  # columns of whole numbers, by how they begin
+_WHOLE = ("bytes_", "clients_", "groups", "round")  # columns of whole numbers, by prefix
 _COUNTS = ("client", "newcomer", "train", "val", "test", "bytes_down", "bytes_up")
 _WORDS = ("name", "group", "true_group")
 
@@ -22,8 +22,8 @@ def dataframe(reading: Reading, table: str) -> pandas.DataFrame:
     """A table of a run, as a data frame."""
     if table not in _TABLES:
         raise ConfigError(unknown("table", table, _TABLES))
-    made: pandas.DataFrame = the_pandas().DataFrame(_columns(*_TABLES[table](reading)))
-    return made
+    frame: pandas.DataFrame = the_pandas().DataFrame(_columns(*_TABLES[table](reading)))
+    return frame
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -36,16 +36,18 @@ def _rounds(reading: Reading) -> Rows:
 
     rows = []
     for event in reading.rounds:
-        found = {name.replace("/", "_"): value for name, value in numbers(event).items()}
-        found |= {"round": event["round"], "abandoned": "abandoned" in event}
-        rows.append(found)
+        row = {name.replace("/", "_"): value for name, value in numbers(event).items()}
+        row |= {"round": event["round"], "abandoned": "abandoned" in event}
+        rows.append(row)
     return _named(rows, first=("round",)), rows
 
 
 def _clients(reading: Reading) -> Rows:
     if reading.clients:
         return list(reading.clients[0]), reading.clients
-    titles = [t for t in ("received", "adapted", "alone") if reading.scores(t)]  # not finished
+    titles = [
+        t for t in ("received", "adapted", "alone") if reading.scores(t)
+    ]  # a run that is not finished
     rows = []
     for client, name in enumerate(reading.names):
         row: dict[str, Any] = {"client": client, "name": name}
@@ -59,11 +61,13 @@ def _clients(reading: Reading) -> Rows:
 def _scores(reading: Reading) -> Rows:
     rows: list[dict[str, Any]] = []
     for event in reading.rounds:
-        told = event.get("client_scores") or {}
-        for client in range(max((len(own) for own in told.values()), default=0)):
-            own = {title: _at(scores, client) for title, scores in told.items()}
-            if any(value is not None for value in own.values()):
-                rows.append({"round": event["round"], "client": client, **own})
+        scores_by_title = event.get("client_scores") or {}
+        for client in range(
+            max((len(row_scores) for row_scores in scores_by_title.values()), default=0)
+        ):
+            row_scores = {title: _at(scores, client) for title, scores in scores_by_title.items()}
+            if any(value is not None for value in row_scores.values()):
+                rows.append({"round": event["round"], "client": client, **row_scores})
     return _named(rows, first=("round", "client", "received")), rows
 
 
@@ -87,7 +91,7 @@ _TABLES: dict[str, Callable[[Reading], Rows]] = {
 
 
 def _named(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> list[str]:
-    """All columns that rows have, in the order in which they come."""
+    """All columns of these rows, in order of appearance."""
     return list(dict.fromkeys([*first, *(key for row in rows for key in row)]))
 
 
@@ -96,28 +100,28 @@ def _at(values: Sequence[Any], place: int) -> Any:
 
 
 def _columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Columns of one type each: whole numbers where every row has one, NaN for what is missing."""
+    """Columns of one type each: whole numbers where no value is missing, else with NaN."""
     import pandas
 
     from coterie.report.reading import number
 
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name in names:
-        held = [row.get(name) for row in rows]
+        cells = [row.get(name) for row in rows]
         if name in ("kind", "abandoned"):
-            found[name] = pandas.Series(held, dtype="bool" if name == "abandoned" else "object")
+            columns[name] = pandas.Series(cells, dtype="bool" if name == "abandoned" else "object")
             continue
-        there = [v for v in held if v not in ("", None)]
-        if name == "name" or (name in _WORDS and not all(map(_is_whole, there))):
-            found[name] = pandas.Series([None if v == "" else v for v in held], dtype="object")
+        known = [v for v in cells if v not in ("", None)]
+        if name == "name" or (name in _WORDS and not all(map(_is_whole, known))):
+            columns[name] = pandas.Series([None if v == "" else v for v in cells], dtype="object")
             continue
-        values = [number(v) for v in held]
-        whole = name in (*_COUNTS, *_WORDS, "down", "up") or name.startswith(_WHOLE)
-        if whole and None not in values:
-            found[name] = pandas.Series([int(v) for v in values if v is not None], dtype="int64")
+        values = [number(v) for v in cells]
+        is_whole = name in (*_COUNTS, *_WORDS, "down", "up") or name.startswith(_WHOLE)
+        if is_whole and None not in values:
+            columns[name] = pandas.Series([int(v) for v in values if v is not None], dtype="int64")
         else:
-            found[name] = pandas.Series(values, dtype="float64")
-    return found
+            columns[name] = pandas.Series(values, dtype="float64")
+    return columns
 
 
 def _is_whole(value: Any) -> bool:

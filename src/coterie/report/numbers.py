@@ -21,8 +21,8 @@ def shown(value: Any, judged_by: str) -> str:
 
 def scored(reading: Reading, title: str) -> Mapping[str, Any]:
     """The scores ("received", "adapted") at the end, or of the last round that has them."""
-    told = [reading.result.get(title), *(e.get(title) for e in reversed(reading.rounds))]
-    return next((found for found in told if found and isinstance(found, Mapping)), {})
+    candidates = [reading.result.get(title), *(e.get(title) for e in reversed(reading.rounds))]
+    return next((scores for scores in candidates if scores and isinstance(scores, Mapping)), {})
 
 
 def moved(reading: Reading) -> Mapping[str, Any]:
@@ -32,53 +32,55 @@ def moved(reading: Reading) -> Mapping[str, Any]:
 
 
 def group_count(reading: Reading) -> int:
-    """How many groups there are."""
-    told = reading.result.get("groups")
-    return told if isinstance(told, int) else len({g for g in reading.groups if g is not None})
+    """The number of groups."""
+    count = reading.result.get("groups")
+    return count if isinstance(count, int) else len({g for g in reading.groups if g is not None})
 
 
 def clock(reading: Reading) -> Mapping[str, Any]:
     """Simulated seconds so far: ``total`` and its parts; empty without a clock."""
-    if told := reading.result.get("clock"):
-        return dict(told)
+    if spent := reading.result.get("clock"):
+        return dict(spent)
     last = dict(next((e["clock"] for e in reversed(reading.rounds) if e.get("clock")), {}))
     named = {key: last.get(f"total_{key}") for key in ("computation", "communication", "waiting")}
     return {"total": last["total"], **named} if "total" in last else {}
 
 
 def epsilon(reading: Reading) -> Mapping[str, Any]:
-    """What noise has spent so far: ``epsilon`` and ``delta``; empty without noise."""
+    """The privacy loss so far: ``epsilon`` and ``delta``; empty without noise."""
     rounds = [e["privacy"] for e in reversed(reading.rounds) if e.get("privacy")]
-    told = [reading.result.get("privacy") or {}, *rounds]
-    return next((dict(found) for found in told if number(found.get("epsilon")) is not None), {})
+    candidates = [reading.result.get("privacy") or {}, *rounds]
+    return next(
+        (dict(noise) for noise in candidates if number(noise.get("epsilon")) is not None), {}
+    )
 
 
 def client_name(reading: Reading, client: Any) -> str:
-    """What a client is called; "" if nobody knows."""
+    """A client's name; "" if it is unknown."""
     names = reading.names
     known = isinstance(client, int) and 0 <= client < len(names)
     return names[client] if known else "" if client is None else f"client {client}"
 
 
 def client_rows(reading: Reading) -> list[dict[str, Any]]:
-    """What is known of each client: its name, group, samples, scores and bytes, as numbers."""
+    """Each client's name, group, samples, scores and bytes, as far as they are known."""
     groups, names = reading.groups, reading.names
     scores = {title: reading.scores(title) for title in ("received", "adapted", "alone")}
     members = max(len(names), len(reading.clients), *(len(s) for s in scores.values()))
-    came = reading.newcomers
+    newcomers = reading.newcomers
     truth = reading.data.get("groups") or []
     rows = []
     for client in range(members):
-        told = reading.clients[client] if client < len(reading.clients) else {}
+        row_in_table = reading.clients[client] if client < len(reading.clients) else {}
         row: dict[str, Any] = {
             "client": names[client] if client < len(names) else f"client {client}",
-            "group": told.get("group") or _at(groups, client),
-            "true_group": told.get("true_group") or _at(truth, client),
-            "newcomer": "yes" if client in came else None,
-            **{key: number(told.get(key)) for key in ("train", "test", "gain")},
-            **{title: _at(own, client) for title, own in scores.items()},
+            "group": row_in_table.get("group") or _at(groups, client),
+            "true_group": row_in_table.get("true_group") or _at(truth, client),
+            "newcomer": "yes" if client in newcomers else None,
+            **{key: number(row_in_table.get(key)) for key in ("train", "test", "gain")},
+            **{title: _at(client_scores, client) for title, client_scores in scores.items()},
         }
-        down, up = number(told.get("bytes_down")), number(told.get("bytes_up"))
+        down, up = number(row_in_table.get("bytes_down")), number(row_in_table.get("bytes_up"))
         row["bytes"] = None if down is None or up is None else down + up
         rows.append(row)
     return rows
@@ -89,38 +91,40 @@ def _at(values: Any, place: int) -> Any:
 
 
 def kinds(reading: Reading) -> dict[str, tuple[float, float]]:
-    """Bytes down and up by kind: of the end, or summed over the rounds so far."""
-    told = dict[str, Any](reading.result.get("bytes") or {}).get("kinds")
-    if told:
-        return by_purpose({k: (v.get("down", 0), v.get("up", 0)) for k, v in told.items()})
-    found: dict[str, tuple[float, float]] = {}
+    """Bytes down and up by kind: at the end, or summed over the rounds so far."""
+    totals = dict[str, Any](reading.result.get("bytes") or {}).get("kinds")
+    if totals:
+        return by_purpose({k: (v.get("down", 0), v.get("up", 0)) for k, v in totals.items()})
+    sums: dict[str, tuple[float, float]] = {}
     for event in reading.rounds:
-        found = _added(found, by_purpose(event.get("kinds") or {}))
-    return found
+        sums = _added(sums, by_purpose(event.get("kinds") or {}))
+    return sums
 
 
-_OF_A_TRIAL = re.compile(r"(\d+\.\d+|scores)(/|$)")  # models of groups of a cut, and their scores
+_OF_A_TRIAL = re.compile(
+    r"(\d+\.\d+|scores)(/|$)"
+)  # models of the groups of a cut, and their scores
 
 
 def by_purpose(kinds: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
-    """Bytes down and up by kind, those of a trial's many groups together.
+    """Bytes down and up by kind, with those of a trial's many groups summed.
 
     >>> by_purpose({"model": (8, 8), "0.0": (4, 0), "3.12": (4, 0), "scores": (0, 2)})
     {'model': (8, 8), 'trial': (8, 2)}
     """
-    found: dict[str, tuple[float, float]] = {}
+    sums: dict[str, tuple[float, float]] = {}
     for kind, moved in kinds.items():
         purpose = "trial" if _OF_A_TRIAL.match(kind) else kind
         down, up = moved
-        found = _added(found, {purpose: (down, up)})
-    return found
+        sums = _added(sums, {purpose: (down, up)})
+    return sums
 
 
 def _added(
-    sums: Mapping[str, tuple[float, float]], more: Mapping[str, tuple[float, float]]
+    sums: Mapping[str, tuple[float, float]], others: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
-    found = dict(sums)
-    for kind, (down, up) in more.items():
-        before = found.get(kind, (0, 0))
-        found[kind] = (before[0] + down, before[1] + up)
-    return found
+    added = dict(sums)
+    for kind, (down, up) in others.items():
+        before = added.get(kind, (0, 0))
+        added[kind] = (before[0] + down, before[1] + up)
+    return added

@@ -1,30 +1,32 @@
-"""The pages of runs, in parts: what ``coterie report`` writes into a file and the live page serves.
+"""Pages about runs, which ``coterie report`` writes into a file and the live page serves.
 
-A page is a list of blocks, each an element with an id of its own, so that a live page can replace
-one at a time. Figures travel as JSON beside them, and are drawn by ``assets/page.js`` when they
-come into sight.
+A page is a list of blocks, each an element with its own id, so that a live page can replace one at
+a time. Figures are JSON beside them; ``assets/page.js`` draws them when they come into sight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from markupsafe import Markup
+
 from coterie import __version__
 from coterie.report import catalogue, comparison_sections, palette, run_sections
 from coterie.report.catalogue import Drawn
-from coterie.report.markup import Markup, isolated, joined, json_script, json_text, tag, turning
 from coterie.report.reading import Reading
+from coterie.report.rendering import bidirectional, render
 from coterie.report.repeating import repeat
 from coterie.report.words import DAMAGE, headline
 from coterie.report.words_compared import headline_compared
 
-GENERATOR = "coterie report"  # by this a file is known to be one of ours
-# Nothing is loaded and nothing is sent; styles and scripts are those of the page itself.
+GENERATOR = "coterie report"  # this identifies a file as a report
+# A page loads and sends nothing; its styles and scripts are inside it.
 OFFLINE = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
@@ -35,12 +37,12 @@ OFFLINE = (
 class Block:
     """A part of a page: the outer HTML of the element with this id.
 
-    With a ``figure`` (compact JSON of data and layout) there is an element with the attribute
-    ``data-plot`` inside, into which it is drawn. A heading has a ``title`` and its ``level``.
+    A block with a ``figure`` (compact JSON of data and layout) has an element with the attribute
+    ``data-plot``, into which it is drawn. A heading has a ``title`` and its ``level``.
     """
 
     id: str
-    html: str
+    html: Markup
     figure: str | None = None
     title: str = ""
     level: int = 0
@@ -56,41 +58,43 @@ class Link:
 
 
 def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block]:
-    """Everything of one run, in order: headline, numbers, pictures and tables by section.
+    """Everything about one run, in order: headline, numbers, pictures and tables by section.
 
     ``prefix`` begins all ids, for several runs on a page; ``level`` is that of the headings.
     """
     problems = list(reading.problems)
     drawn = catalogue.pictures(reading, problems)
-    names = turning(_unless_damaged("the list of names", lambda: _names(reading), problems) or ())
-    made = [Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline", names))]
-    id = f"{prefix}tiles"
-    html: str | None = _unless_damaged(
-        "the key numbers", lambda: run_sections.tiles(reading, id), problems
+    names = bidirectional(
+        _unless_damaged("the list of names", lambda: _names(reading), problems) or ()
     )
-    made += [Block(id, html)] if html else []
+    blocks = [Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline", names))]
+    id = f"{prefix}tiles"
+    html: Markup | None = _unless_damaged(
+        "the part 'tiles'", lambda: run_sections.tiles(reading, id), problems
+    )
+    blocks += [Block(id, html)] if html else []
     for section, title in catalogue.SECTIONS.items():
         shown = [d for d in drawn if d.section == section]
-        said = " ".join(d.words for d in shown)
+        captions = " ".join(d.words for d in shown)
         inside = picture_blocks(shown, prefix, level + 1, names, problems)
         tables = []
         for name, make in run_sections.TABLES.get(section, {}).items():
             id = f"{prefix}{name}"
-            called = partial(make, reading, id, level + 1, said)
+            called = partial(make, reading, id, level + 1, captions)
             if html := _unless_damaged(f"the part '{name}'", called, problems):
                 tables.append(Block(id, html))
         if inside or tables:
-            made += [heading(f"{prefix}section-{section}", title, level), *inside, *tables]
+            blocks += [heading(f"{prefix}section-{section}", title, level), *inside, *tables]
     id = f"{prefix}repeat"
-    html = _unless_damaged("how to repeat it", lambda: repeat(reading, id, level + 1), problems)
-    made.append(heading(f"{prefix}section-repeat", "Repeat it", level))
-    made += [Block(id, html)] if html else []
+    html = _unless_damaged("the part 'repeat'", lambda: repeat(reading, id, level + 1), problems)
+    blocks.append(heading(f"{prefix}section-repeat", "Repeat it", level))
+    blocks += [Block(id, html)] if html else []
     id = f"{prefix}notice"
-    return [Block(id, run_sections.notice(reading, id, problems)), *made]
+    return [Block(id, run_sections.notice(reading, id, problems)), *blocks]
 
 
 def _names(reading: Reading) -> list[str]:
-    """What the sentences about a run may name."""
+    """The names that can occur in sentences about a run."""
     classes = reading.data.get("classes") or ()
     return [reading.name, *reading.names, *map(str, classes)]
 
@@ -99,24 +103,24 @@ T = TypeVar("T")
 
 
 def _unless_damaged(what: str, make: Callable[[], T], problems: list[str]) -> T | None:
-    """What is made of a run, or nothing and a sentence if its files hold what nobody expects."""
+    """What ``make`` returns; None, with a sentence in ``problems``, if files are damaged."""
     try:
         return make()
     except DAMAGE as error:
         why = (str(error).splitlines() or ["no reason"])[0][:120]
-        damage = f"what the run has for it is damaged ({type(error).__name__}: {why})"
+        damage = f"the run's data for it are damaged ({type(error).__name__}: {why})"
         problems.append(f"{what} is left out: {damage}")
         return None
 
 
 def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
-    """Several runs side by side: words, a table, pictures, and the settings that differ."""
+    """Several runs side by side: a headline, tables, pictures, and the settings that differ."""
     problems: list[str] = []
-    names = turning([r.name for r in readings])
-    told = _unless_damaged("the headline", lambda: headline_compared(readings), problems)
+    names = bidirectional([r.name for r in readings])
+    sentences = _unless_damaged("the headline", lambda: headline_compared(readings), problems)
     drawn = catalogue.compared(readings, problems)
-    made = [Block("compared-headline", words(told or [], "compared-headline", names))]
-    tables: dict[str, tuple[str, Callable[[], str]]] = {
+    made = [Block("compared-headline", words(sentences or [], "compared-headline", names))]
+    tables: dict[str, tuple[str, Callable[[], Markup | None]]] = {
         "over-seeds": (
             "the table over seeds",
             lambda: comparison_sections.over_seeds(readings, "over-seeds", level + 1),
@@ -144,20 +148,15 @@ def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
 
 
 def words(sentences: Sequence[str], id: str, names: Sequence[str] = ()) -> Markup:
-    """A headline: the first sentence is the largest; ``names`` do not turn what is around them."""
-    first, *more = sentences or ["Nothing is known of this run."]
-    return tag(
-        "div",
-        tag("p", isolated(first, names), class_="first"),
-        [tag("p", isolated(m, names)) for m in more],
-        id=id,
-        class_="headline",
-    )
+    """A headline: the first sentence is the largest; ``names`` keep their writing direction."""
+    sentences = sentences or ["Nothing is known of this run."]
+    return render("headline.html", id=id, sentences=sentences, names=names)
 
 
 def heading(id: str, title: str, level: int) -> Block:
-    """The heading of what follows it."""
-    return Block(id, tag(f"h{level}", title, id=id, class_="section"), title=title, level=level)
+    """The heading of a section."""
+    html = render("heading.html", id=id, title=title, level=level)
+    return Block(id, html, title=title, level=level)
 
 
 # --- pictures -----------------------------------------------------------------------------------
@@ -166,15 +165,15 @@ def heading(id: str, title: str, level: int) -> Block:
 def picture_blocks(
     drawn: Sequence[Drawn], prefix: str, level: int, names: Sequence[str], problems: list[str]
 ) -> list[Block]:
-    """A block for each picture: of the same on other scales as tabs, small ones side by side.
+    """A block for each picture, with scales of the same picture as tabs, small ones side by side.
 
-    ``names`` are isolated in captions; what cannot be written is left out, and said in
-    ``problems``.
+    ``names`` keep their writing direction in captions; a picture that fails is left out, with a
+    sentence in ``problems``.
     """
     tabs = [d.name for d in drawn if d.name in catalogue.TABS]
     tabs = tabs if len(tabs) > 1 else []
     beside = _pairs(drawn)
-    found: dict[str, Block] = {}
+    by_name: dict[str, Block] = {}
     group = f"{prefix}tabs-accuracy"
     for each in drawn:
         kind = "block picture half" if each.name in beside else "block picture"
@@ -182,16 +181,17 @@ def picture_blocks(
         called = partial(picture_block, each, prefix, level, kind, tab, names)
         block = _unless_damaged(f"the picture '{each.name}'", called, problems)
         if block is not None:
-            found[each.name] = block
-    made = list(found.values())
-    panels = [(found[name].id, catalogue.TABS[name]) for name in tabs if name in found]
+            by_name[each.name] = block
+    picture_list = list(by_name.values())
+    panels = [(by_name[name].id, catalogue.TABS[name]) for name in tabs if name in by_name]
     if panels:
-        first = [b.id for b in made].index(panels[0][0])
-        made.insert(first, Block(group, tab_list(group, "Score against", panels)))
-    return made
+        first = [b.id for b in picture_list].index(panels[0][0])
+        html = render("tabs.html", id=group, label="Score against", panels=panels)
+        picture_list.insert(first, Block(group, html))
+    return picture_list
 
 
-# Pictures that lose nothing at half the width of a page.
+# Pictures that are legible at half the width of a page.
 _SMALL = (
     *("similarity", "mixing", "silhouette", "verdict"),
     *("bytes-by-client", "time", "lost", "exposure"),
@@ -199,32 +199,14 @@ _SMALL = (
 
 
 def _pairs(drawn: Sequence[Drawn]) -> set[str]:
-    """Those that stand beside one another: neighbours, both small, and about as high."""
-    found: set[str] = set()
+    """The pictures that stand side by side: neighbours, both small, and about equally high."""
+    beside: set[str] = set()
     for left, right in pairwise(drawn):
         heights = sorted(d.sketch.layout.get("height") or 420 for d in (left, right))
         small = left.name in _SMALL and right.name in _SMALL and heights[1] < 1.3 * heights[0]
-        if small and left.name not in found:
-            found |= {left.name, right.name}
-    return found
-
-
-def tab_list(id: str, label: str, names: Sequence[tuple[str, str]]) -> Markup:
-    """The buttons of tabs; without scripts, and on paper, all panels are shown."""
-    buttons = [
-        tag(
-            "button",
-            title,
-            type="button",
-            role="tab",
-            id=f"tab-{panel}",
-            aria_controls=panel,
-            aria_selected="false" if place else "true",
-            tabindex="-1" if place else "0",
-        )
-        for place, (panel, title) in enumerate(names)
-    ]
-    return tag("div", buttons, id=id, class_="tabs", role="tablist", aria_label=label)
+        if small and left.name not in beside:
+            beside |= {left.name, right.name}
+    return beside
 
 
 def picture_block(
@@ -235,48 +217,22 @@ def picture_block(
     tabs: str | None = None,
     names: Sequence[str] = (),
 ) -> Block:
-    """A picture with its heading and, as caption, its words."""
+    """A picture with its heading and its caption."""
     id = f"{prefix}fig-{drawn.name}"
     tree = drawn.tree
     height = tree["layout"].get("height") or 420
-    panel = {"role": "tabpanel", "aria_labelledby": f"tab-{id}", "data_tabs": tabs} if tabs else {}
-    html = tag(
-        "div",
-        tag(
-            "figure",
-            tag(f"h{level}", drawn.title),
-            tag(
-                "div",
-                class_="plot",
-                id=f"plot-{id}",
-                data_plot=f"data-{id}",
-                role="img",
-                aria_label=drawn.words,
-                style=f"min-height:{height:.0f}px",
-            ),
-            tag(
-                "figcaption",
-                tag("span", isolated(drawn.words, names)),
-                save_button(id, drawn.title),
-            ),
-        ),
+    html = render(
+        "picture.html",
         id=id,
-        class_=kind,
-        **panel,
+        kind=kind,
+        tabs=tabs,
+        level=level,
+        title=drawn.title,
+        words=drawn.words,
+        names=names,
+        height=f"{height:.0f}",
     )
     return Block(id, html, figure_json(tree))
-
-
-def save_button(id: str, title: str) -> Markup:
-    """A button that saves the picture above it."""
-    return tag(
-        "button",
-        "Save picture",
-        type="button",
-        class_="save",
-        data_save=f"plot-{id}",
-        aria_label=f"Save picture: {title}",
-    )
 
 
 def figure_json(tree: dict[str, Any]) -> str:
@@ -289,16 +245,6 @@ def figure_json(tree: dict[str, Any]) -> str:
 
 
 # --- the whole page -----------------------------------------------------------------------------
-
-
-def render(blocks: Iterable[Block]) -> Markup:
-    """Blocks one after the other, with the data of their figures."""
-    return joined(
-        [
-            (Markup(b.html), json_script(f"data-{b.id}", b.figure) if b.figure else None)
-            for b in blocks
-        ]
-    )
 
 
 def contents(blocks: Sequence[Block]) -> list[Link]:
@@ -315,72 +261,41 @@ def document(
     scripts: Sequence[str] = (),
     plotly: str | None = None,
     policy: str | None = OFFLINE,
-    header: str = "",
+    header: Markup | str = "",
 ) -> str:
-    """A whole page: the title is its one h1, ``blocks`` its content.
+    """A whole page: the title is its only h1, ``blocks`` its content.
 
-    Without ``navigation`` the headings among the blocks are its entries. ``plotly`` is the address
-    of plotly.js; without it the library is written into the page, and "" leaves it out.
-    ``scripts`` are more JavaScript sources, run after the page's own; ``header`` is HTML beside
-    the name at the top, such as buttons. ``policy`` is the page's Content-Security-Policy; None
-    if the server sends one.
+    Without ``navigation``, the contents list the headings among the blocks. ``plotly`` is the
+    address of plotly.js; None writes the library into the page, and "" leaves it out. ``scripts``
+    are more JavaScript sources, run after the page's own; ``header`` is HTML at the top, beside the
+    name. ``policy`` is the page's Content-Security-Policy; None if the server sends one.
     """
     links = contents(blocks) if navigation is None else navigation
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        policy and tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="generator", content=f"{GENERATOR} {__version__}"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        tag("style", Markup(asset("page.css"))),
-        tag("script", Markup(asset("theme.js"))),
+    return render(
+        "page.html",
+        title=title,
+        generator=GENERATOR,
+        version=__version__,
+        policy=policy,
+        header=header,
+        links=links,
+        blocks=blocks,
+        style=asset("page.css"),
+        theme=asset("theme.js"),
+        dark_colours=json.dumps(palette.DARK, separators=(",", ":")),
+        plotly_address=plotly,
+        plotly=_plotly() if plotly is None else None,
+        scripts=[asset("page.js"), *map(Markup, scripts)],
     )
-    body = tag(
-        "body",
-        tag("a", "Skip to the content", class_="skip", href="#main"),
-        tag(
-            "header",
-            tag("p", "Coterie", class_="brand"),
-            Markup(header),
-            tag("button", "Dark", type="button", id="theme", aria_pressed="false"),
-            class_="top",
-        ),
-        tag("nav", _list(links), aria_label="Contents", class_="contents") if links else None,
-        tag(
-            "main",
-            tag("h1", title),
-            tag("div", render(blocks), class_="blocks"),
-            id="main",
-            tabindex="-1",
-        ),
-        tag("footer", tag("p", f"Made by Coterie {__version__}.")),
-        json_script("dark-colours", json_text(palette.DARK)),
-        _plotly(plotly),
-        tag("script", Markup(asset("page.js"))),
-        [tag("script", Markup(source)) for source in scripts],
-    )
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _list(links: Sequence[Link]) -> Markup:
-    items = [
-        tag("li", tag("a", link.title, href=f"#{link.target}"), class_=f"level-{link.level}")
-        for link in links
-    ]
-    return tag("ul", items)
-
-
-def _plotly(address: str | None) -> Markup:
+def _plotly() -> Markup:
     from plotly.offline import get_plotlyjs
 
-    if address is not None:
-        return tag("script", src=address) if address else Markup()
-    return tag("script", Markup(get_plotlyjs()))
+    return Markup(get_plotlyjs())
 
 
 @cache
-def asset(name: str) -> str:
+def asset(name: str) -> Markup:
     """The text of a file in ``assets``."""
-    return (files("coterie.report") / "assets" / name).read_text(encoding="utf-8")
+    return Markup((files("coterie.report") / "assets" / name).read_text(encoding="utf-8"))

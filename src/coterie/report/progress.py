@@ -1,4 +1,4 @@
-"""Progress while a run goes on: a bar on a terminal, a plain line a round elsewhere."""
+"""Progress of a run: a bar on a terminal, a plain line for each round elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from coterie.report.tables import round_line, score, size
 
 Watch = Callable[[Event], None]
 
-_LOOK_BACK = 20  # rounds that the time left is reckoned from
-_LEAST_BAR = 8  # columns: a shorter bar says nothing
-_REFRESH = 4  # times a second: what moves between rounds is the time
+_LOOK_BACK = 20  # rounds that the time left is estimated from
+_LEAST_BAR = 8  # columns: a shorter bar is useless
+_REFRESH = 4  # times a second: only the time changes between rounds
 _GAP = 2  # columns between two parts
 
-# What is left out first where a terminal is narrow stands last.
+# The parts, the most important first: a narrow terminal omits the last ones.
 _FIRST = (
     *("round", "received", "left", "bytes", "abandoned", "groups", "title", "adapted", "lost"),
     "passed",
@@ -46,10 +46,10 @@ def progress(
     done: int = 0,
     may_end: bool = False,
 ) -> Iterator[Watch]:
-    """Something to call with each round's event.
+    """A function to call with each round's event.
 
-    ``done`` are rounds of before; ``may_end`` says that a budget or a rule may end the run earlier,
-    so that the time left is only the most that it can be.
+    ``done`` is the number of earlier rounds; ``may_end`` says that a budget or a rule may end the
+    run earlier, so that the time left is an upper bound.
     """
     if quiet:
         yield lambda event: None
@@ -75,9 +75,9 @@ def progress(
 
 
 def saying(console: Console, title: str, quiet: bool = False) -> Callable[[str], None]:
-    """Something to call with what comes up between rounds: a line, above the bar if there is one.
+    """A function to call with messages between rounds: it prints a line, above any bar.
 
-    Warnings are said even where progress is not wanted.
+    It prints warnings even where progress is not wanted.
     """
 
     def say(text: str) -> None:
@@ -96,7 +96,7 @@ def saying(console: Console, title: str, quiet: bool = False) -> Callable[[str],
 
 @dataclass
 class Board:
-    """What a terminal shows of a run: one line, as much of it as there is room for."""
+    """The line that a terminal shows about a run, as much of it as fits."""
 
     title: str
     rounds: int
@@ -114,20 +114,23 @@ class Board:
         self.begun = self.now()
 
     def take(self, event: Event) -> None:
-        """A round that is over, or is told of again with scores that came later."""
+        """Show a completed round, or a round again with scores that came later."""
         now, number = self.now(), event["round"]
         again = bool(self._seen) and number <= self.done
         if not self._seen:
-            # What came before the first round tells nothing about those that follow.
+            # The time before the first round says nothing about the rounds.
             self._seen.append((number - 1, now - sum(event["seconds"].values())))
         if not again:
             self._seen.append((number, now))
             self.abandoned += "abandoned" in event
             self.lost += event.get("lost", 0) + event.get("late", 0)
         self.done = max(self.done, number)
-        for name, found in (("received", event.get("received")), ("adapted", event.get("adapted"))):
-            if found and self.judged_by in found:
-                self.parts[name] = self._scored(name, found[self.judged_by])
+        for name, scores in (
+            ("received", event.get("received")),
+            ("adapted", event.get("adapted")),
+        ):
+            if scores and self.judged_by in scores:
+                self.parts[name] = self._scored(name, scores[self.judged_by])
         groups = len({g for g in event["groups"] if g is not None})
         if groups:
             self.parts["groups"] = Text(f"{groups} group{'s' * (groups > 1)}")
@@ -143,12 +146,12 @@ class Board:
         return Text.assemble(f"{name} ", (f"{score(value, self.judged_by)}{unit}", "bold"))
 
     def end(self) -> None:
-        """No round comes any more."""
+        """There are no more rounds."""
         self.ended = self.now()
 
     @property
     def left(self) -> float | None:
-        """Seconds until the last round is over, as the last ones lasted; None: nobody knows yet."""
+        """Estimated seconds until the end, from the last rounds; None before there are any."""
         if len(self._seen) < 2:
             return None
         (first, then), (last, at) = self._seen[0], self._seen[-1]
@@ -156,7 +159,7 @@ class Board:
         return max(0.0, whole - (self.now() - at))
 
     def line(self, width: int) -> Table:
-        """The parts that fit into so many columns."""
+        """The parts that fit into this number of columns."""
         number = f"{self.done:>{len(str(self.rounds))}}/{self.rounds}"
         parts = {"title": Text(self.title, style="bold"), "round": Text(number), **self.parts}
         if self.ended is None:
@@ -171,7 +174,7 @@ class Board:
         for name in [n for n in _FIRST if n in parts]:
             needs = parts[name].cell_len + _GAP * bool(kept)
             if needs > room:
-                break  # nor what matters less: a line only ever loses its last parts
+                break  # nor what matters less: a line loses only its last parts
             kept[name], room = parts[name], room - needs
         if room >= _LEAST_BAR + _GAP and "title" in kept:
             kept["bar"] = ProgressBar(self.rounds, self.done, width=min(room - _GAP, 40))
@@ -187,7 +190,7 @@ class Board:
 
 
 def lasting(seconds: float) -> str:
-    """Seconds for people.
+    """A number of seconds in words.
 
     >>> lasting(8.4), lasting(75), lasting(3 * 3600 + 62), lasting(200_000)
     ('8 s', '1:15', '3:01:02', '2 d 7 h')

@@ -1,7 +1,7 @@
-"""Reading run directories as they are found: finished, going on, torn, crashed, or of long ago.
+"""Reading run directories: finished, running, torn, crashed, or of older versions.
 
-Whatever cannot be read is left out and said in ``problems``; only a folder that is no run at all is
-refused.
+Parts that cannot be read are left out and listed in ``problems``; only a folder that is not a run
+raises an error.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 FINISHED, RUNNING, STOPPED = "finished", "running", "stopped"
 _CONFIG = dict.fromkeys([*Config.model_fields, "python"], dict[str, Any])
-_MOST = 1000  # missing rounds that are looked for
-_DEPTH = 4  # how deep under a folder runs are looked for
+_MOST = 1000  # missing rounds that are listed at most
+_DEPTH = 4  # how deep below a folder to look for runs
 
 Row = Mapping[str, Any]
 
@@ -52,10 +52,10 @@ class Reading(Notebook):
     """One run, as far as it can be read.
 
     ``status`` is "finished", "running" or "stopped" (also by a crash). ``events`` are the lines of
-    ``events.jsonl`` that make sense, of kinds that are known; ``rounds`` those of them that are
-    rounds, with scores that came later. ``clients`` and ``exposed`` are rows of the tables written
-    at the end, ``result`` the summary, ``data`` what is known of clients' data; all are empty if
-    they are not there. ``problems`` are sentences.
+    ``events.jsonl`` that are valid and of known kinds; ``rounds`` are the rounds among them, with
+    scores that came later. ``clients`` and ``exposed`` are rows of the tables written at the end,
+    ``result`` is the summary, ``data`` describes the clients' data; all are empty if they are
+    missing. ``problems`` are sentences.
     """
 
     name: str
@@ -73,13 +73,13 @@ class Reading(Notebook):
 
     @cached_property
     def rounds(self) -> list[Event]:
-        """The rounds, in order; of a round that is there twice, the later one."""
-        found = {event["round"]: event for event in rounds_of(self.events)}
-        return [found[number] for number in sorted(found)]
+        """The rounds, in order; the later one of a round that occurs twice."""
+        by_number = {event["round"]: event for event in rounds_of(self.events)}
+        return [by_number[number] for number in sorted(by_number)]
 
     @property
     def begun(self) -> Event:
-        """What was before the first round, if anything was."""
+        """The event before the first round, if there is one."""
         return next((e for e in self.events if e.get("event") == INIT), Event())
 
     @property
@@ -98,33 +98,33 @@ class Reading(Notebook):
 
     @property
     def headline(self) -> str:
-        """Which of the two scores: "received" or "adapted"."""
-        told = [self.result, *reversed(self.sessions)]
-        found = (str(each["headline"]) for each in told if each.get("headline"))
-        return next(found, "received")
+        """The score of the two that counts: "received" or "adapted"."""
+        tables = [self.result, *reversed(self.sessions)]
+        headlines = (str(each["headline"]) for each in tables if each.get("headline"))
+        return next(headlines, "received")
 
     @property
     def accuracy(self) -> float:
-        """The mean score of the received model at the end, or of late (R² for a regression)."""
-        told = [self.result, *reversed(self.rounds)]
-        found: Row = next((e["received"] for e in told if e.get("received")), {})
-        if self.judged_by not in found:
+        """The mean score of the received model at the end, or so far (R² for a regression)."""
+        tables = [self.result, *reversed(self.rounds)]
+        scores: Row = next((e["received"] for e in tables if e.get("received")), {})
+        if self.judged_by not in scores:
             raise ConfigError(f"{self.name}: no client has been scored")
-        return float(found[self.judged_by])
+        return float(scores[self.judged_by])
 
     @property
     def planned(self) -> int:
-        """How many rounds were asked for."""
-        asked = [s.get("rounds") for s in self.sessions[-1:]]
-        asked.append(self.settings("run").get("rounds"))
-        found = next((n for n in asked if isinstance(n, int)), 0)
-        return max(found, len(self.rounds))
+        """The planned number of rounds."""
+        rounds = [s.get("rounds") for s in self.sessions[-1:]]
+        rounds.append(self.settings("run").get("rounds"))
+        count = next((n for n in rounds if isinstance(n, int)), 0)
+        return max(count, len(self.rounds))
 
     @property
     def seed(self) -> int | None:
         """The seed, if it was written down."""
-        found = self.settings("run").get("seed")
-        return found if isinstance(found, int) else None
+        seed = self.settings("run").get("seed")
+        return seed if isinstance(seed, int) else None
 
     def settings(self, name: str) -> Row:
         """A table of the configuration, also of a run made in Python; empty if there is none."""
@@ -132,17 +132,17 @@ class Reading(Notebook):
 
     @property
     def newcomers(self) -> set[int]:
-        """Who was held out while the others trained, as far as it is known."""
+        """The clients that were held out while the others trained, as far as they are known."""
         marked = {c for c, row in enumerate(self.clients) if number(row.get("newcomer"))}
         joined = [e.get("clients") or () for e in self.events if e.get("event") == "admission"]
         return marked.union(*joined)
 
     @property
     def names(self) -> list[str]:
-        """What clients are called, in client order; those without a name by their number."""
-        told = self.data.get("names") or [c.get("name", "") for c in self.clients]
-        members = max([len(told), *(len(e.get("groups") or ()) for e in self.rounds[-1:])])
-        named = [str(told[c]) if c < len(told) and told[c] else "" for c in range(members)]
+        """The clients' names, in client order; their numbers where they have none."""
+        names = self.data.get("names") or [c.get("name", "") for c in self.clients]
+        members = max([len(names), *(len(e.get("groups") or ()) for e in self.rounds[-1:])])
+        named = [str(names[c]) if c < len(names) and names[c] else "" for c in range(members)]
         return [
             f"client {name or c}" if not name or name.isdecimal() else name
             for c, name in enumerate(named)
@@ -156,14 +156,14 @@ class Reading(Notebook):
 
     @cached_property
     def grouping(self) -> dict[str, Any]:
-        """How the run came to its groups, as in ``result.json``; empty if nothing is noted."""
+        """How the run found its groups, as in ``result.json``; empty if it noted nothing."""
         groups = len({g for g in self.groups if g is not None})
         whole = round_samples(self._train_counts, self.settings("train"))
         return grouping_of(self._told, groups, self.status != RUNNING, whole)
 
     @property
     def warnings(self) -> list[str]:
-        """What the run warned of, in sentences."""
+        """The run's warnings, as sentences."""
         return warnings_of(self._told, self.status == FINISHED)
 
     @property
@@ -173,27 +173,27 @@ class Reading(Notebook):
 
     @property
     def _train_counts(self) -> list[int]:
-        """How many training samples those who train have, as far as it is known."""
-        came, rows = self.newcomers, self.clients
-        counts = [number(r.get("train")) for c, r in enumerate(rows) if c not in came]
+        """The training samples of the clients that train, as far as they are known."""
+        newcomers, rows = self.newcomers, self.clients
+        counts = [number(r.get("train")) for c, r in enumerate(rows) if c not in newcomers]
         counts = counts or [sum(row) for row in self.data.get("labels") or ()]
         return [int(n) for n in counts if n is not None]
 
     def scores(self, title: str) -> list[float | None]:
-        """Each client's own score at the end ("received", "adapted", "alone"), or of late."""
+        """Each client's score at the end ("received", "adapted", "alone"), or so far."""
         key = f"{title}_{self.judged_by}"
         if any(c.get(key) for c in self.clients):
             return [number(c.get(key)) for c in self.clients]
-        told = [e["client_scores"].get(title) for e in self.rounds if e.get("client_scores")]
-        found = [own for own in told if own]
-        return list(found[-1]) if found else []
+        by_round = [e["client_scores"].get(title) for e in self.rounds if e.get("client_scores")]
+        known = [scores for scores in by_round if scores]
+        return list(known[-1]) if known else []
 
     def _read(self) -> Reading:
         return self
 
     @classmethod
     def of(cls, result: Result, name: str = "") -> Reading:
-        """A result of this process, whether it was kept in a folder or not."""
+        """The reading of a result in memory, whether or not it was kept in a folder."""
         from coterie.results.provenance import described, size_of, versions
 
         held = result.newcomers
@@ -218,9 +218,9 @@ class Reading(Notebook):
 
 
 def read_run(path: str | Path, name: str = "") -> Reading:
-    """A run directory, read as far as it goes: also one that is going on, or was stopped.
+    """Read a run directory as far as possible, even one that is running or was stopped.
 
-    What it gives has ``accuracy``, ``groups``, ``to_dataframe()`` and ``figure("groups")``, and a
+    What it returns has ``accuracy``, ``groups``, ``to_dataframe()`` and ``figure("groups")``, and a
     notebook shows it, as with a ``Result``. It needs no data, and has no models.
     """
     path = Path(path)
@@ -229,7 +229,7 @@ def read_run(path: str | Path, name: str = "") -> Reading:
         hint = f": there is no folder {path}" if not path.is_dir() else ": it has no config.toml"
         raise RunDirError(f"{path} is not a run directory{hint}")
     problems: list[str] = []
-    # Looked at before the files: those of a run that nobody works on are as it left them.
+    # Before reading the files: if no process works on the run now, they do not change any more.
     working, saved = run.at_work(), run.saved()
     events = _events(run.events, problems)
     result = _checked(run.result, from_json, fields_of(Summary), problems)
@@ -237,9 +237,9 @@ def read_run(path: str | Path, name: str = "") -> Reading:
     for wrong in wrong_tables(run, result.pop(CHECKSUMS, None)):
         problems.append(f"{wrong.name} is damaged (its checksum is wrong), or of another time")
     last = max((e["round"] for e in events if "event" not in e), default=0)
-    told = result.get("rounds")
-    if isinstance(told, int) and told < last:
-        problems.append(f"result.json is of round {told}, before the run was continued: left out")
+    done = result.get("rounds")
+    if isinstance(done, int) and done < last:
+        problems.append(f"result.json is of round {done}, before the run was continued: left out")
         result, clients, exposed = {}, [], []
     rounds = {e["round"] for e in events if "event" not in e}
     lacking = (n for n in range(1, max(saved, last) + 1) if n not in rounds)
@@ -266,19 +266,19 @@ def read_run(path: str | Path, name: str = "") -> Reading:
 def find_runs(path: Path, is_run: Callable[[Path], bool] | None = None) -> dict[str, Path]:
     """The run directories of a folder, by name: itself, or those below it.
 
-    A folder inside a run is none; names are paths below the folder. ``is_run`` says what counts as
-    one, if not having a configuration.
+    A folder inside a run is not a run; names are paths below the folder. ``is_run`` decides what is
+    a run; by default, a folder with a configuration.
     """
     is_run = is_run or has_config
     if is_run(path):
         return {path.resolve().name: path}
-    found: dict[str, Path] = {}
-    _walk(path, path, _DEPTH, is_run, found)
-    return found
+    runs: dict[str, Path] = {}
+    _walk(path, path, _DEPTH, is_run, runs)
+    return runs
 
 
 def _walk(
-    top: Path, folder: Path, depth: int, is_run: Callable[[Path], bool], found: dict[str, Path]
+    top: Path, folder: Path, depth: int, is_run: Callable[[Path], bool], runs: dict[str, Path]
 ) -> None:
     try:
         inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
@@ -286,59 +286,57 @@ def _walk(
         return
     for each in inside:
         if is_run(each):
-            found[each.relative_to(top).as_posix()] = each
+            runs[each.relative_to(top).as_posix()] = each
         elif depth > 1:
-            _walk(top, each, depth - 1, is_run, found)
+            _walk(top, each, depth - 1, is_run, runs)
 
 
 def has_config(path: Path) -> bool:
-    """Whether a folder is that of a run which has begun."""
-    return os.path.isfile(RunDir(path).config)  # also of a folder that may not be entered: no
+    """Whether a folder belongs to a run that has begun."""
+    return os.path.isfile(RunDir(path).config)  # False for a folder without access, too
 
 
 def number(value: Any) -> float | None:
-    """A number, wherever it was written; None if it is none.
+    """A value as a finite number; None if it is not one.
 
     >>> number("0.5"), number(""), number(None), number("nan")
     (0.5, None, None, None)
     """
     try:
-        found = float(value)
+        converted = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if found - found == 0 else None
+    return converted if converted - converted == 0 else None
 
 
 # --- files --------------------------------------------------------------------------------------
 
 
 def _events(path: Path, problems: list[str]) -> list[Event]:
-    """The events that make sense; unknown kinds are left out, and said."""
-    found, strange = [], dict[str, int]()
+    """The valid events; unknown kinds are left out and listed in ``problems``."""
+    events, unknown = [], dict[str, int]()
     for event in _lines(path, problems):
         if not is_count(event.get("round")):
-            strange["without a round"] = strange.get("without a round", 0) + 1
+            unknown["without a round"] = unknown.get("without a round", 0) + 1
         elif "event" in event and event["event"] not in KINDS.keys() - {ROUND}:
             kind = f"of kind '{event['event']}'"
-            strange[kind] = strange.get(kind, 0) + 1
+            unknown[kind] = unknown.get(kind, 0) + 1
         else:
-            found.append(event)
-    for kind, count in strange.items():
+            events.append(event)
+    for kind, count in unknown.items():
         problems.append(f"{path.name} has {count} event{'s' * (count > 1)} {kind}: left out")
-    return _mended(path, found, fields_of(Event), problems)
+    return _mended(path, events, fields_of(Event), problems)
 
 
 def _mended(
     path: Path, trees: Sequence[Row], fields: Mapping[str, Any], problems: list[str]
 ) -> list[Any]:
-    """Tables without what is not as it should be, which is said once for each field."""
+    """Tables without values of a wrong type, each field of which is listed once."""
     bad: list[str] = []
-    found = [mended(tree, fields, bad) for tree in trees]
+    kept = [mended(tree, fields, bad) for tree in trees]
     for key in dict.fromkeys(bad):
-        problems.append(
-            f"{path.name}: '{key}' is not as it should be, and left out where it is not"
-        )
-    return found
+        problems.append(f"{path.name}: '{key}' has values of the wrong type, which are left out")
+    return kept
 
 
 def _checked(
@@ -351,19 +349,19 @@ def _checked(
 
 
 def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The lines of a file that grows; the last may be torn, others are said to be damaged."""
-    found = read_lines(_data(path, problems), JSON_LINES)
-    if count := len(found.damaged):
+    """The lines of a growing file; the last may be torn, others like it are listed as damaged."""
+    lines = read_lines(_data(path, problems), JSON_LINES)
+    if count := len(lines.damaged):
         problems.append(f"{path.name} has {count} damaged line{'s' * (count > 1)}: left out")
-    return [line.value for line in found.every]
+    return [line.value for line in lines.every]
 
 
 def _config(text: str) -> dict[str, Any]:
     check_note(text.encode())
-    found = tomllib.loads(text)
-    if not found:
+    config = tomllib.loads(text)
+    if not config:
         raise ValueError("it has no tables")
-    return found
+    return config
 
 
 def _mapping(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
@@ -386,17 +384,17 @@ def _rows(path: Path, problems: list[str]) -> list[dict[str, str]]:
     except csv.Error as error:
         problems.append(f"{path.name} cannot be read: {error}")
         return []
-    # Cells beyond the last column have no name, those that a torn row lacks no text.
+    # Cells beyond the last column have no name, and cells missing in a torn row have no text.
     return [{str(k): v or "" for k, v in row.items() if k is not None} for row in rows]
 
 
 def _text(path: Path, problems: list[str]) -> str:
-    """A file's text, "" if there is none; bytes that are no text become question marks."""
+    """A file's text, "" if it is missing; invalid bytes become question marks."""
     return _data(path, problems).decode(errors="replace")
 
 
 def _data(path: Path, problems: list[str]) -> bytes:
-    """A file's content, nothing if there is none."""
+    """A file's content; empty if it is missing."""
     try:
         with open(path, "rb", opener=open_plain) as file:
             return file.read()
@@ -408,5 +406,5 @@ def _data(path: Path, problems: list[str]) -> bytes:
 
 
 def _table(config: Row, name: str) -> Row:
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
+    table = config.get(name)
+    return table if isinstance(table, Mapping) else {}

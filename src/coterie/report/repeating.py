@@ -8,15 +8,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from coterie.errors import RunDirError
-from coterie.report.markup import Markup, joined, tag
 from coterie.report.reading import FINISHED, RUNNING, Reading
+from coterie.report.rendering import render
 from coterie.results.rundir import ENGINE
 from coterie.results.toml import to_toml
 
 
 def repeat(reading: Reading, id: str, level: int) -> Markup:
-    """The commands, versions and the exact configuration."""
+    """The block with the commands, the versions and the exact configuration."""
     first = reading.sessions[0] if reading.sessions else {}
     commands = [("Started with", command) for command in [_started(first)] if command]
     python, serving = from_python(reading), is_served(reading)
@@ -25,55 +27,27 @@ def repeat(reading: Reading, id: str, level: int) -> Markup:
             commands.append(("Repeat it with", f"coterie run {_config_path(reading)} --dir again"))
         if reading.status not in (FINISHED, RUNNING) and (command := go_on(reading)):
             commands.append(("Continue it with", command))
-    config = to_toml(reading.config)
-    return tag(
-        "div",
-        [_command(title, text) for title, text in commands],
-        tag("p", "It was made from Python: continue or repeat it with the same call.")
-        if python
-        else None,
-        tag(
-            "p",
-            "It was a federation of clients elsewhere: repeat it with its coterie serve command "
-            "and another --dir.",
-        )
-        if serving
-        else None,
-        _circumstances(reading),
-        tag(
-            "details",
-            tag("summary", "Its settings" if python else "The exact configuration"),
-            copied(config, "config.toml"),
-            data_keep="config",
-        )
-        if config
-        else None,
+    return render(
+        "run/repeat.html",
         id=id,
-        class_="block",
+        commands=commands,
+        from_python=python,
+        is_served=serving,
+        facts=_circumstances(reading),
+        config=to_toml(reading.config),
     )
 
 
-def _command(title: str, text: str) -> Markup:
-    return joined(tag("p", f"{title}:", class_="label"), copied(text, title.lower()))
-
-
-def copied(text: str, what: str) -> Markup:
-    """Text in a box with a button that copies it."""
-    button = tag("button", "Copy", type="button", class_="copy", aria_label=f"Copy: {what}")
-    box = tag("pre", tag("code", text), tabindex="0", role="group", aria_label=what)
-    return tag("div", button, box, class_="copied")
-
-
-def _circumstances(reading: Reading) -> Markup:
+def _circumstances(reading: Reading) -> list[tuple[str, Any]]:
     last = reading.sessions[-1] if reading.sessions else {}
     rows: list[tuple[str, Any]] = [("method", reading.method)]
     if reading.seed is not None:
         rows.append(("seed", reading.seed))
-    if from_python(reading):  # of others the configuration says it
+    if from_python(reading):  # the configuration of other runs has it
         rows.append(("rounds", reading.planned))
         train = reading.settings("train")
-        told = [f"{k} {v}" for k, v in train.items() if v is not None and v != {}]
-        rows += [("training", ", ".join(told))] if told else []
+        settings = [f"{k} {v}" for k, v in train.items() if v is not None and v != {}]
+        rows += [("training", ", ".join(settings))] if settings else []
     whens = [str(s["at"]) for s in reading.sessions if s.get("at")]
     if whens:
         shown = ", then ".join(whens).replace("T", " ").replace("+00:00", " UTC")
@@ -88,7 +62,7 @@ def _circumstances(reading: Reading) -> Markup:
         rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
     if reading.path is not None:
         rows.append(("folder", reading.path))
-    return tag("dl", [(tag("dt", k), tag("dd", str(v))) for k, v in rows], class_="facts")
+    return rows
 
 
 def _started(session: Mapping[str, Any]) -> str:
@@ -97,7 +71,7 @@ def _started(session: Mapping[str, Any]) -> str:
 
 
 def go_on(reading: Reading) -> str:
-    """The command line that continues a run that was stopped; "" if there is none."""
+    """The command that continues a stopped run; "" if there is none."""
     try:
         words, folder = command(reading)
     except RunDirError:
@@ -108,7 +82,7 @@ def go_on(reading: Reading) -> str:
 
 
 def why_not(reading: Reading) -> str:
-    """Why no command continues a run, and what does; "" if one does."""
+    """Why no command continues a run, and what to do instead; "" if a command does."""
     try:
         command(reading)
     except RunDirError as error:
@@ -117,10 +91,10 @@ def why_not(reading: Reading) -> str:
 
 
 def command(reading: Reading) -> tuple[list[str], Path]:
-    """What to tell Coterie to go on with a run, and in which folder.
+    """The arguments that make Coterie continue a run, and the folder to run it in.
 
-    Of what a run's files say, only the words after ``coterie serve`` are used, and only if they
-    lead to this very run.
+    Of the run's files it uses only the arguments of ``coterie serve``, and only if they lead to
+    this run.
     """
     if reading.path is None or "python" in reading.config:
         raise RunDirError(
@@ -129,33 +103,34 @@ def command(reading: Reading) -> tuple[list[str], Path]:
         )
     path = reading.path.resolve()
     last = reading.sessions[-1] if reading.sessions else {}
-    told = _words(last)
-    if told[:1] != ["serve"]:
+    arguments = _words(last)
+    if arguments[:1] != ["serve"]:
         if (path / ENGINE).is_dir():
             raise RunDirError(
-                f"{reading.name} is a federation, and how it was served is not known: give its "
-                "coterie serve command again"
+                f"{reading.name} is a federation, and its coterie serve command is not known: give "
+                "that command again"
             )
         return ["run", "--resume", str(path)], path.parent
     folder = Path(str(last.get("folder")))
-    given = given_for("--dir", told)
-    leads = bool(given) and (folder / given[-1]).resolve() == path
+    directories = given_for("--dir", arguments)
+    leads = bool(directories) and (folder / directories[-1]).resolve() == path
     if not folder.is_absolute() or not folder.is_dir() or not leads:
         raise RunDirError(
-            f"{reading.name} was served from a folder that is not there any more, or for another "
+            f"{reading.name} was served from a folder that does not exist any more, or with "
+            "another "
             "--dir: give its coterie serve command again"
         )
-    return told, folder
+    return arguments, folder
 
 
 def is_served(reading: Reading) -> bool:
-    """Whether its clients were elsewhere, and came to a server."""
-    told = any(_words(session)[:1] == ["serve"] for session in reading.sessions)
-    return told or (reading.path is not None and (reading.path / ENGINE).is_dir())
+    """Whether the run was a federation, with its clients in other processes."""
+    served = any(_words(session)[:1] == ["serve"] for session in reading.sessions)
+    return served or (reading.path is not None and (reading.path / ENGINE).is_dir())
 
 
 def given_for(option: str, words: Sequence[str]) -> list[str]:
-    """What a command was given for an option, every time.
+    """All values of an option in a command.
 
     >>> given_for("--dir", ["serve", "--dir", "a", "--dir=b"])
     ['a', 'b']
@@ -168,7 +143,7 @@ def given_for(option: str, words: Sequence[str]) -> list[str]:
 
 
 def _words(session: Mapping[str, Any]) -> list[str]:
-    """What a process was told; nothing if that is not known."""
+    """The arguments of a process; empty if they are not known."""
     words = session.get("argv")
     known = isinstance(words, list) and all(isinstance(w, str) for w in words)
     return list(words) if known and words else []
@@ -179,5 +154,5 @@ def _config_path(reading: Reading) -> str:
 
 
 def from_python(reading: Reading) -> bool:
-    """Whether it was made by ``simulate``, which no file can repeat."""
+    """Whether a run was made from Python, so that no command repeats it."""
     return "python" in reading.config or reading.path is None

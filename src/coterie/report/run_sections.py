@@ -1,16 +1,17 @@
-"""What a page says of one run beside its pictures: key numbers, tables and sentences.
+"""The parts of a page about one run beside its pictures: key numbers, tables and sentences.
 
-Every part takes a reading and the id of its element; one that has nothing to say is "".
+Every part takes a reading and the id of its element; a part that has nothing to say is None.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from coterie.channel.exposure import server_sees
 from coterie.report.figures.verdict import tried
-from coterie.report.markup import Cell, Markup, joined, table, tag
 from coterie.report.numbers import (
     client_name,
     client_rows,
@@ -23,6 +24,7 @@ from coterie.report.numbers import (
     shown,
 )
 from coterie.report.reading import FINISHED, RUNNING, Reading, number
+from coterie.report.rendering import Cell, render
 from coterie.report.repeating import from_python, go_on, why_not
 from coterie.report.scenario_tables import paper_notes, target_lines
 from coterie.report.tables import (
@@ -44,46 +46,50 @@ SEEN = {
     "sums": "sums only",
     "nothing": "nothing",
 }
-_WORST = 5  # so many clients are named
+_WORST = 5  # clients in the table of the worst
 
 
 # --- numbers ------------------------------------------------------------------------------------
 
 
+class Tile(NamedTuple):
+    """A key number: its title, its value, and the client and the words below it."""
+
+    title: str
+    value: str
+    more: str = ""
+    client: str = ""
+    is_text: bool = False
+
+
 def tiles(reading: Reading, id: str) -> Markup:
     """The key numbers of a run."""
-    by, made = reading.judged_by, []
+    by, numbers = reading.judged_by, list[Tile]()
     for title in ("received", "adapted"):
-        if found := scored(reading, title):
-            made.append(_tile(title.capitalize(), shown(found.get(by), by), "mean over clients"))
+        if scores := scored(reading, title):
+            numbers.append(Tile(title.capitalize(), shown(scores.get(by), by), "mean over clients"))
     judged = scored(reading, reading.headline) or scored(reading, "received")
     if judged.get("worst") is not None:
-        who = client_name(reading, judged.get("worst_client"))
+        client = client_name(reading, judged.get("worst_client"))
         how = "after adapting" if judged is scored(reading, "adapted") else ""
-        more = joined(tag("bdi", who) if who else None, ", " if who and how else None, how)
-        made.append(_tile("Worst client", shown(judged["worst"], by), more))
+        numbers.append(Tile("Worst client", shown(judged["worst"], by), how, client))
     if groups := group_count(reading):
         members = len([g for g in reading.groups if g is not None])
         of = f"of {count(members, 'client')}" if members else ""
-        made.append(_tile("Groups", str(groups), of))
+        numbers.append(Tile("Groups", str(groups), of))
     if total := moved(reading):
         down, up = total.get("down", 0), total.get("up", 0)
-        made.append(_tile("Bytes", size(down + up), f"{size(down)} down, {size(up)} up"))
+        numbers.append(Tile("Bytes", size(down + up), f"{size(down)} down, {size(up)} up"))
     if spent := clock(reading):
-        made.append(_tile("Simulated time", seconds(spent["total"]), "by the clock of the run"))
-    made.append(_tile("Rounds", str(len(reading.rounds)), _of_planned(reading)))
+        numbers.append(Tile("Simulated time", seconds(spent["total"]), "on the run's clock"))
+    numbers.append(Tile("Rounds", str(len(reading.rounds)), _of_planned(reading)))
     if noise := epsilon(reading):
         delta = f"at δ = {noise['delta']:.2g}" if noise.get("delta") is not None else ""
-        made.append(_tile("Privacy loss", f"ε ≤ {noise['epsilon']:.3g}", delta))
+        numbers.append(Tile("Privacy loss", f"ε ≤ {noise['epsilon']:.3g}", delta))
     if reading.result.get("exposure") or reading.result.get("sees"):
-        seen = server_sees(reading.result)
-        made.append(_tile("The server saw", SEEN.get(seen, seen), "", "value text"))
-    return tag("dl", made, id=id, class_="tiles")
-
-
-def _tile(title: str, value: str, more: str, kind: str = "value") -> Markup:
-    inside = [tag("dt", title), tag("dd", value, class_=kind)]
-    return tag("div", inside, tag("dd", more, class_="more") if more else None)
+        view = server_sees(reading.result)
+        numbers.append(Tile("The server saw", SEEN.get(view, view), is_text=True))
+    return render("run/tiles.html", id=id, tiles=numbers)
 
 
 def _of_planned(reading: Reading) -> str:
@@ -94,30 +100,25 @@ def _of_planned(reading: Reading) -> str:
 
 def notice(reading: Reading, id: str, problems: Sequence[str] = ()) -> Markup:
     """A box about a run that is not finished, and about what could not be read."""
-    done, asked = len(reading.rounds), reading.planned
-    so_far = f"{done} of {count(asked, 'round')}" if asked else count(done, "round")
-    lines: list[Any] = []
-    if reading.status == RUNNING:
-        lines.append(tag("p", tag("strong", "Going on. "), f"This is as of {so_far}."))
-    elif reading.status != FINISHED:
-        inside = [tag("strong", "Stopped, or crashed. "), f"This is as of {so_far}. "]
-        if command := go_on(reading):
-            inside += ["Continue it with ", tag("code", command)]
-        elif not from_python(reading) and reading.path is not None:
-            inside.append(f"To continue: {why_not(reading)}.")
-        lines.append(tag("p", inside))
-    if not lines and not problems:
-        return tag("div", id=id, hidden=True)
-    return unread(id, problems, lines)
+    done, planned = len(reading.rounds), reading.planned
+    so_far = f"{done} of {count(planned, 'round')}" if planned else count(done, "round")
+    state = {FINISHED: "", RUNNING: "running"}.get(reading.status, "stopped")
+    stopped = state == "stopped"
+    has_command = not from_python(reading) and reading.path is not None
+    return render(
+        "run/notice.html",
+        id=id,
+        state=state,
+        so_far=so_far,
+        command=go_on(reading) if stopped else "",
+        why_not=why_not(reading) if stopped and has_command else "",
+        problems=problems,
+    )
 
 
-def unread(id: str, problems: Sequence[str], before: Sequence[Markup] = ()) -> Markup:
+def unread(id: str, problems: Sequence[str]) -> Markup:
     """A box about what could not be read."""
-    lines = list(before)
-    if problems:
-        said = [tag("li", problem) for problem in problems]
-        lines += [tag("p", "Not all of it could be read:"), tag("ul", said)]
-    return tag("div", lines, id=id, class_="notice", role="note")
+    return render("run/notice.html", id=id, state="", problems=problems)
 
 
 # --- clients ------------------------------------------------------------------------------------
@@ -138,38 +139,32 @@ _CLIENT_COLUMNS = {
 }
 
 
-def clients(reading: Reading, id: str, level: int, said: str) -> str:
-    """The worst clients by name, and all of them to unfold."""
+def clients(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The worst clients, and all clients in a folded table."""
     by, rows = reading.judged_by, client_rows(reading)
     judged = reading.headline if any(r[reading.headline] is not None for r in rows) else "received"
-    there = [r for r in rows if r[judged] is not None and not r["newcomer"]]
-    if not there:
-        return ""
+    scored_rows = [r for r in rows if r[judged] is not None and not r["newcomer"]]
+    if not scored_rows:
+        return None
     keys = [k for k in _CLIENT_COLUMNS if any(r[k] not in (None, "") for r in rows)]
-    titles = [_CLIENT_COLUMNS[k] for k in keys]
-    worst = sorted(there, key=lambda r: r[judged])[:_WORST]
+    worst = sorted(scored_rows, key=lambda r: r[judged])[:_WORST]
     unit = ", in %" if by == "accuracy" else ""
 
     def cells(row: Mapping[str, Any], keys: Sequence[str]) -> list[Cell]:
         return [Cell(_client_cell(key, row[key], by), row[key]) for key in keys]
 
-    named = f"The clients that do worst, by their {judged} score{unit}"
-    own = [k for k in keys if k != "newcomer"]  # of those who were there all along
-    everybody = "The only client" if len(rows) == 1 else f"All {len(rows)} clients"
-    return tag(
-        "div",
-        tag(f"h{level}", "Those left behind"),
-        table(
-            named, [_CLIENT_COLUMNS[k] for k in own], [cells(r, own) for r in worst], sortable=True
-        ),
-        tag(
-            "details",
-            tag("summary", everybody),
-            table(f"{everybody}{unit}", titles, [cells(r, keys) for r in rows], sortable=True),
-            data_keep="all",
-        ),
+    members = [k for k in keys if k != "newcomer"]  # the worst are chosen among the others
+    return render(
+        "run/clients.html",
         id=id,
-        class_="block",
+        level=level,
+        judged=judged,
+        unit=unit,
+        everyone="The only client" if len(rows) == 1 else f"All {len(rows)} clients",
+        columns=[_CLIENT_COLUMNS[k] for k in keys],
+        rows=[cells(row, keys) for row in rows],
+        worst_columns=[_CLIENT_COLUMNS[k] for k in members],
+        worst=[cells(row, members) for row in worst],
     )
 
 
@@ -185,88 +180,64 @@ def _client_cell(key: str, value: Any, judged_by: str) -> str | None:
     return f"{value:.0f}" if key in ("train", "test") else str(value)
 
 
-def newcomers(reading: Reading, id: str, level: int, said: str) -> str:
-    """Those who joined at the end."""
-    came = reading.result.get("newcomers")
-    if not isinstance(came, Mapping):
-        return ""
+def newcomers(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The clients that joined at the end."""
+    joined = reading.result.get("newcomers")
+    if not isinstance(joined, Mapping):
+        return None
     from rich.text import Text
 
-    lines = [Text.from_markup(line).plain.strip() for line in _newcomers(reading, came)]
+    lines = [Text.from_markup(line).plain.strip() for line in _newcomers(reading, joined)]
     bare = [line.removeprefix("newcomers").strip() for line in lines]
-    text = [tag("p", line.replace("   ", "; ")) for line in bare]  # the terminal has columns
-    return tag("div", tag(f"h{level}", "Newcomers"), text, id=id, class_="block")
+    text = [line.replace("   ", "; ") for line in bare]  # the terminal has columns
+    return render("run/newcomers.html", id=id, level=level, lines=text)
 
 
-def _newcomers(reading: Reading, came: Mapping[str, Any]) -> list[str]:
+def _newcomers(reading: Reading, joined: Mapping[str, Any]) -> list[str]:
     try:
-        return newcomer_lines(came, reading.judged_by)
-    except DAMAGE:  # of another version
+        return newcomer_lines(joined, reading.judged_by)
+    except DAMAGE:  # a run of another version
         return []
 
 
 # --- groups -------------------------------------------------------------------------------------
 
 
-def between(reading: Reading, id: str, level: int, said: str) -> str:
-    """The clients that are nearer to another group than to their own."""
-    found = deciding(reading.events, "evidence", group_count(reading))
-    if found is None or not (reading.grouping.get("evidence") or {}).get("between"):
-        return ""
-    notes, groups = found[1], reading.groups
+def between(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The clients that are closer to another group than to their own."""
+    decided = deciding(reading.events, "evidence", group_count(reading))
+    if decided is None or not (reading.grouping.get("evidence") or {}).get("between"):
+        return None
+    notes, groups = decided[1], reading.groups
     pairs = zip(notes["clients"], notes["certainty"], strict=True)
     rows = [
         (client_name(reading, c), _at(groups, c), Cell(f"{sure:+.2f}", sure))
         for sure, c in sorted((sure, c) for c, sure in pairs if sure < 0)
     ]
-    return tag(
-        "div",
-        tag(f"h{level}", "Between two groups"),
-        table(
-            "Clients nearer to another group than to their own",
-            ["client", "group", "certainty"],
-            rows,
-            sortable=len(rows) > 1,
-            numbers=2,
-        ),
-        tag(
-            "p",
-            "Certainty is how much nearer a client's other half is to its own group than to the "
-            "nearest other one, from −1 to 1. Below 0 it is nearer to the other.",
-            class_="detail",
-        ),
-        id=id,
-        class_="block",
-    )
+    return render("run/between.html", id=id, level=level, rows=rows)
 
 
 def _at(values: Sequence[Any], place: int) -> str | None:
-    found = values[place] if place < len(values) else None
-    return None if found is None else str(found)
+    value = values[place] if place < len(values) else None
+    return None if value is None else str(value)
 
 
-def trials(reading: Reading, id: str, level: int, said: str) -> str:
-    """What each trial of groups said; the one that decided is open."""
+def trials(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The result of each trial of groups; the one that decided is unfolded."""
     last = deciding(reading.events, "verdict", group_count(reading))
-    found = [each for each in noted(reading.events, "verdict") if each[1].get("losses")]
-    if not found:
-        return ""
-    inside: list[Any] = []
-    for round, notes in found:
-        title = f"Trial in round {round}"
-        why = tag("p", f"{str(notes.get('why', '')).rstrip('.')}.", class_="detail")
-        shown_table = table(title, _TRIAL_COLUMNS, _tried(notes), hidden_caption=True)
-        if len(found) == 1:
-            inside += [why, shown_table]
-            continue
-        opened = last is not None and last[0] == round
-        kept = {"data_keep": f"trial-{round}", "open": opened}
-        inside.append(tag("details", tag("summary", title), why, shown_table, **kept))
-    title = f"Trial in round {found[0][0]}" if len(found) == 1 else f"{len(found)} trials"
-    return tag("div", tag(f"h{level}", title), inside, id=id, class_="block")
-
-
-_TRIAL_COLUMNS = ["groups", "validation loss", "standard error of the difference", "chosen"]
+    verdicts = [each for each in noted(reading.events, "verdict") if each[1].get("losses")]
+    if not verdicts:
+        return None
+    trials = [
+        {
+            "round": round,
+            "why": str(notes.get("why", "")).rstrip("."),
+            "rows": _tried(notes),
+            "decided": last is not None and last[0] == round,
+        }
+        for round, notes in verdicts
+    ]
+    return render("run/trials.html", id=id, level=level, trials=trials)
 
 
 def _tried(notes: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -284,12 +255,12 @@ def _tried(notes: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 # --- cost ---------------------------------------------------------------------------------------
 
 
-def bytes_by_kind(reading: Reading, id: str, level: int, said: str) -> str:
-    """Where the bytes went."""
-    found = sorted(kinds(reading).items(), key=lambda item: -sum(item[1]))
-    if not found:
-        return ""
-    total = sum(down + up for _, (down, up) in found) or 1
+def bytes_by_kind(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The bytes by kind."""
+    largest_first = sorted(kinds(reading).items(), key=lambda item: -sum(item[1]))
+    if not largest_first:
+        return None
+    total = sum(down + up for _, (down, up) in largest_first) or 1
     rows = [
         (
             kind,
@@ -297,101 +268,93 @@ def bytes_by_kind(reading: Reading, id: str, level: int, said: str) -> str:
             Cell(size(up), up),
             Cell(f"{percent((down + up) / total)} %", down + up),
         )
-        for kind, (down, up) in found
+        for kind, (down, up) in largest_first
     ]
     sums = dict[str, Any](reading.result.get("bytes") or {})
     computing = _defensively(lambda: probing_cost(reading.grouping), "")
     unmetered = [
-        ("scoring and what a real client does by itself", "unmetered"),
-        ("reports that did not count", "wasted"),
+        ("scoring, and work that a real client does on its own", "unmetered"),
+        ("replies that did not count", "wasted"),
     ]
-    more = []
+    unmetered_bytes = []
     for title, key in unmetered:
         pair = sums.get(key) or {}
         if pair.get("down") or pair.get("up"):
-            more.append(f"{title}: {size(pair['down'])} down, {size(pair['up'])} up")
-    return tag(
-        "div",
-        tag(f"h{level}", "Bytes by kind"),
-        table("Bytes by kind", ["kind", "down", "up", "share"], rows, hidden_caption=True),
-        tag("p", f"Not in these: {'; '.join(more)}.", class_="detail") if more else None,
-        tag("p", computing, class_="detail") if computing else None,
+            unmetered_bytes.append(f"{title}: {size(pair['down'])} down, {size(pair['up'])} up")
+    return render(
+        "run/bytes.html",
         id=id,
-        class_="block half",
+        level=level,
+        rows=rows,
+        unmetered=unmetered_bytes,
+        computing=computing,
     )
 
 
-def time_by_part(reading: Reading, id: str, level: int, said: str) -> str:
-    """Where the seconds went: simulated, and of this computer."""
+def time_by_part(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The seconds by part, simulated and of this computer."""
     rows: list[tuple[Any, ...]] = []
     spent = clock(reading)
     words = {"computation": "computing", "communication": "communicating", "waiting": "waiting"}
     for key, title in words.items():
         if spent.get(key):
             rows.append((f"simulated, {title}", Cell(seconds(spent[key]), spent[key])))
-    own = [e["seconds"] for e in reading.rounds if isinstance(e.get("seconds"), Mapping)]
+    real = [e["seconds"] for e in reading.rounds if isinstance(e.get("seconds"), Mapping)]
     for key, title in (("train", "training"), ("score", "scoring")):
-        value = sum(number(s.get(key)) or 0 for s in own)
+        value = sum(number(s.get(key)) or 0 for s in real)
         if value:
             rows.append((f"this run itself, {title}", Cell(seconds(value), value)))
     if not rows:
-        return ""
-    shown_table = table("Seconds by part", ["part", "time"], rows, hidden_caption=True)
-    return tag("div", tag(f"h{level}", "Time by part"), shown_table, id=id, class_="block half")
+        return None
+    return render("run/time.html", id=id, level=level, rows=rows)
 
 
 # --- privacy ------------------------------------------------------------------------------------
 
 
-def exposure(reading: Reading, id: str, level: int, said: str) -> str:
-    """What the server saw, unless it is said already, and what was promised."""
+def exposure(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """What the server saw, unless a caption says it already, and the promised privacy."""
     lines = _defensively(lambda: exposure_lines(reading.result), [])
     promised = reading.result.get("privacy")
     line = _defensively(lambda: privacy_line(promised) if promised else "", "")
-    text = [tag("li", each) for each in lines if each not in said]
+    text = [each for each in lines if each not in captions]
     if not text and not line:
-        return ""
-    return tag(
-        "div",
-        tag("ul", text, class_="sentences") if text else None,
-        tag("p", tag("strong", "Promised: "), line, ".") if line else None,
-        id=id,
-        class_="block",
-    )
+        return None
+    return render("run/exposure.html", id=id, sentences=text, promised=line)
 
 
-def paper(reading: Reading, id: str, level: int, said: str) -> str:
-    """The published figure of the scenario, if it is one."""
+def paper(reading: Reading, id: str, level: int, captions: str) -> Markup | None:
+    """The published figure of the run's scenario, if it has one."""
     about = reading.scenario or reading.result.get("scenario") or {}
     if not about:
-        return ""
+        return None
     figure, spread = number(about.get("figure")), number(about.get("spread"))
-    said = f"no figure for {about.get('method')} with these parameters"
+    published = f"no figure for {about.get('method')} with these parameters"
     if figure is not None:
         plus = f" ± {percent(spread)}" if spread is not None else ""
-        said = f"{percent(figure)}{plus} % for {about.get('method')}"
+        published = f"{percent(figure)}{plus} % for {about.get('method')}"
     notes = _defensively(lambda: target_lines(about, reading.result), [])
     notes += _defensively(lambda: paper_notes({about["method"]: about}), [])
-    return tag(
-        "div",
-        tag(f"h{level}", "What the paper has"),
-        tag("p", tag("strong", f"{about.get('name', 'scenario')}: "), said, "."),
-        tag("ul", [tag("li", note.removeprefix("paper: ")) for note in notes]) if notes else None,
+    return render(
+        "run/paper.html",
         id=id,
-        class_="block",
+        level=level,
+        name=about.get("name", "scenario"),
+        figure=published,
+        notes=[note.removeprefix("paper: ") for note in notes],
     )
 
 
 def _defensively(make: Callable[[], Any], otherwise: Any) -> Any:
-    """What is made of a summary, unless it is of another version that lacks a part."""
+    """What ``make`` returns, or else ``otherwise`` where the run is of a version that lacks it."""
     try:
         return make()
     except DAMAGE:
         return otherwise
 
 
-# The level of its heading, and what the captions of its section say already.
-Part = Callable[[Reading, str, int, str], str]
+# It takes the level of its heading, and the captions of its section.
+Part = Callable[[Reading, str, int, str], Markup | None]
 # The parts of each section that follow its pictures, by the name in their ids.
 TABLES: dict[str, dict[str, Part]] = {
     "accuracy": {"paper": paper},

@@ -1,6 +1,7 @@
-"""Progress of several runs: on a terminal a bar over all and a line for each that is at work.
+"""Progress of several runs: on a terminal, a bar for all and a line for each active run.
 
-Elsewhere a line for each run that is over; of a single run, or on request, a line a round.
+Elsewhere there is a line for each completed run; for a single run, or on request, a line for each
+round.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from coterie.report.progress import Board, Watch, lasting, progress
 from coterie.report.tables import score, size
 from coterie.results.watchers import Look
 
-_NAME = 12  # columns that a name has at least
+_NAME = 12  # the fewest columns for a name
 _BAR = 40
 _GAP = 2
 _REFRESH = 4  # times a second
@@ -32,7 +33,7 @@ _REFRESH = 4  # times a second
 
 @contextmanager
 def runs_progress(console: Console, quiet: bool = False, verbose: bool = False) -> Iterator[Look]:
-    """Something to tell what runs do; ``verbose``, of every round where there is no terminal."""
+    """A display of several runs; ``verbose`` prints each round where there is no terminal."""
     if quiet:
         yield Look()
         return
@@ -51,11 +52,11 @@ class Lines(Look):
         self._swept = False
 
     def expect(self, runs: int, at_once: int, swept: bool) -> None:
-        """So many runs follow."""
+        """Announce the number of runs."""
         self._runs, self._swept = runs, swept
 
     def begin(self, name: str, rounds: int, judged_by: str) -> None:
-        """A run begins."""
+        """A run has begun."""
         line: Watch = lambda _: None  # noqa: E731
         if self._runs < 2 or self._verbose:
             shown = progress(self._console, f"{name:{_NAME}}", rounds, judged_by)
@@ -79,15 +80,15 @@ class Lines(Look):
         self._watches[name] = watch
 
     def round(self, name: str, event: Event) -> None:
-        """A round of it has ended."""
+        """A run has completed a round."""
         self._watches[name](event)
 
     def again(self, name: str, why: str) -> None:
-        """It is begun again."""
-        self._say(f"{name}: its process {why}; it goes on in another one")
+        """A run was restarted in another process."""
+        self._say(f"{name}: its process {why}; it continues in another process")
 
     def end(self, name: str, error: CoterieError | None) -> None:
-        """It is finished, or failed."""
+        """A run has finished or failed."""
         self._over += 1
         if self._swept or self._runs > 1 or error is not None:
             came_to = self._last.get(name, "finished")
@@ -96,14 +97,14 @@ class Lines(Look):
             self._say(f"{self._over}/{self._runs}  {name}: {came_to}")
 
     def tick(self) -> None:
-        """Nothing moves between rounds."""
+        """Do nothing: plain lines do not change between rounds."""
 
     def _say(self, text: str) -> None:
         self._console.out(text, highlight=False)
 
 
 class Screen(Look):
-    """A bar over all runs, and a line for each that is at work."""
+    """A bar for all runs, and a line for each active run."""
 
     def __init__(
         self, console: Console, stack: ExitStack, now: Callable[[], float] = time.monotonic
@@ -116,11 +117,11 @@ class Screen(Look):
         self._live: Live | None = None
 
     def expect(self, runs: int, at_once: int, swept: bool) -> None:
-        """So many runs follow."""
+        """Announce the number of runs."""
         self._runs, self._swept, self._begun = runs, swept, self._now()
         if not runs:
             return
-        # A thread that draws must not be there when processes are forked: they would inherit its
+        # A drawing thread must not exist when processes are forked: they would inherit its
         # locks. With several runs at a time there is somebody who ticks.
         live = Live(
             self,
@@ -133,22 +134,22 @@ class Screen(Look):
         self._live = self._stack.enter_context(live)
 
     def begin(self, name: str, rounds: int, judged_by: str) -> None:
-        """A run begins."""
+        """A run has begun."""
         self._boards[name] = Board("", rounds, judged_by)  # names have a column of their own
         self.tick()
 
     def round(self, name: str, event: Event) -> None:
-        """A round of it has ended."""
+        """A run has completed a round."""
         self._boards[name].take(event)
 
     def again(self, name: str, why: str) -> None:
-        """It is begun again."""
+        """A run was restarted in another process."""
         self._print(
-            f"[yellow]note:[/] {escape(name)}: its process {why}; it goes on in another one"
+            f"[yellow]note:[/] {escape(name)}: its process {why}; it continues in another process"
         )
 
     def end(self, name: str, error: CoterieError | None) -> None:
-        """It is finished, or failed."""
+        """A run has finished or failed."""
         self._over += 1
         board = self._boards.pop(name, None)
         if error is not None:
@@ -162,7 +163,7 @@ class Screen(Look):
         self.tick()
 
     def tick(self) -> None:
-        """Draw what is true now."""
+        """Draw the present state."""
         if self._live is not None:
             self._live.refresh()
 
@@ -171,7 +172,7 @@ class Screen(Look):
 
     @property
     def share(self) -> float:
-        """How much of all is done, 0 to 1."""
+        """The completed share of all runs, 0 to 1."""
         parts = [b.done / b.rounds for b in self._boards.values()]
         return (self._over + sum(parts)) / max(self._runs, 1)
 
@@ -198,7 +199,7 @@ def _fate(error: CoterieError) -> str:
 
 
 def _named(boards: Mapping[str, Board], width: int) -> Table:
-    """A line for each run: its name, whatever else there is room for."""
+    """A line for each run: its name, and as much else as fits."""
     most = min(max(_NAME, *map(len, boards)), width // 2)
     grid = Table.grid(padding=(0, _GAP), pad_edge=False)
     for name, board in boards.items():
@@ -207,7 +208,7 @@ def _named(boards: Mapping[str, Board], width: int) -> Table:
 
 
 def shortened(name: str, most: int) -> str:
-    """A name of at most so many characters; both ends tell runs apart, so the middle is left out.
+    """A name cut in the middle to at most this many characters, since both ends identify runs.
 
     >>> shortened("fedavg, dirichlet alpha=0.1, seed 4", 20)
     'fedavg, di…1, seed 4'

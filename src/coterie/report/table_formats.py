@@ -1,8 +1,11 @@
-"""A table in no format yet, and the same for the terminal, as Markdown, LaTeX and HTML."""
+"""A table in no format yet, and its forms for the terminal, Markdown, LaTeX and HTML.
+
+They are written by hand: pandas is an extra, and its ``to_markdown`` and ``to_latex`` have neither
+blocks of rows nor marks of the best, so that most of this would remain.
+"""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +15,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from coterie.report.rendering import render
 from coterie.results.seeds import BEST, TIE, UNTESTED, UNTOLD
 
-_SIGNS = {BEST: "*", TIE: "=", UNTESTED: "?"}  # also seen where there are no colours
-_WORDS = {BEST: "bold", TIE: "=", UNTESTED: "?"}  # of Markdown and HTML
+_SIGNS = {BEST: "*", TIE: "=", UNTESTED: "?"}  # visible without colours, too
+_WORDS = {BEST: "bold", TIE: "=", UNTESTED: "?"}  # in Markdown and HTML
 _TEX_WORDS = {BEST: "bold", TIE: "underlined", UNTESTED: "?"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A title (lines of it, for narrow tables), a key of rows, how a value is shown."""
+    """A title (in lines, for narrow tables), a key of rows, and the format of a value."""
 
     title: str
     key: str
@@ -36,9 +40,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, and whether it is the best of its column, or as good as that.
+    """A text, and whether it is the best of its column or a tie with the best.
 
-    ``sign`` stands after it and is explained in a note.
+    ``sign`` follows the text and is explained in a note.
     """
 
     text: str
@@ -48,7 +52,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Block:
-    """The rows of one setting: a title, and cells a row."""
+    """The rows of one setting: a title, and the cells of each row."""
 
     title: str
     rows: Sequence[tuple[str, Sequence[Cell]]]
@@ -56,10 +60,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table in no format yet. ``caption`` is what the rows need; ``notes`` stand below.
+    """A table in no format yet. ``caption`` explains its rows; ``notes`` stand below.
 
-    ``legend`` says what marks mean, ``order`` has the keys of columns, the most important first;
-    where there is no room for all, the others are in the file ``kept``.
+    ``legend`` explains the marks, ``order`` has the keys of columns, the most important first;
+    columns that do not fit are in the file ``kept``.
     """
 
     title: str
@@ -73,18 +77,18 @@ class Sheet:
 
 
 def notes_of(sheet: Sheet, words: Mapping[str, str] = _SIGNS) -> list[str]:
-    """What stands below: what the marks mean, in the words of a format, and all else."""
-    told = [f"{words[mark]}{':' * words[mark].isalpha()} {text}" for mark, text in sheet.legend]
-    return ["; ".join(told), *sheet.notes] if told else list(sheet.notes)
+    """The notes below: the meaning of the marks, in the words of a format, and all others."""
+    meanings = [f"{words[mark]}{':' * words[mark].isalpha()} {text}" for mark, text in sheet.legend]
+    return ["; ".join(meanings), *sheet.notes] if meanings else list(sheet.notes)
 
 
 def as_rich(sheet: Sheet) -> Fitted:
-    """For the terminal: marks are signs, the best is bold; columns of all blocks are as wide."""
+    """The table for a terminal: marks are signs, the best is bold."""
     return Fitted(sheet)
 
 
 class Fitted:
-    """A sheet that leaves out whole columns where there is no room, and says which."""
+    """A table that leaves out columns that do not fit, and names them."""
 
     def __init__(self, sheet: Sheet) -> None:
         self.sheet = sheet
@@ -102,7 +106,9 @@ class Fitted:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         sheet = self.sheet
         name = max(map(len, ("method", *(name for name, _ in self._rows))))
-        name = min(name, max(len("method"), options.max_width // 2))  # longer ones have more lines
+        name = min(
+            name, max(len("method"), options.max_width // 2)
+        )  # longer names take several lines
         shown = self._fitting(options.max_width - name)
         yield Text(sheet.title, style="italic")
         if not sheet.blocks[0].title:
@@ -119,7 +125,7 @@ class Fitted:
             yield Text(f"no room for: {', '.join(missing)} (they are in {sheet.kept})", style="dim")
 
     def _fitting(self, room: int) -> list[int]:
-        """The places of columns that there is room for: the least important go first."""
+        """The positions of the columns that fit: the least important are left out first."""
         order = list(self.sheet.order)
         places = sorted(
             range(len(self.sheet.columns)),
@@ -132,19 +138,19 @@ class Fitted:
     def _table(
         self, rows: Sequence[tuple[str, Sequence[Cell]]], name: int, shown: list[int], header: bool
     ) -> Table:
-        made = Table(box=None, padding=(0, _GAP), collapse_padding=True, pad_edge=False)
-        made.show_header = header
-        made.add_column("method", style="bold", overflow="fold", min_width=name, max_width=name)
+        table = Table(box=None, padding=(0, _GAP), collapse_padding=True, pad_edge=False)
+        table.show_header = header
+        table.add_column("method", style="bold", overflow="fold", min_width=name, max_width=name)
         for i in shown:
-            made.add_column(
+            table.add_column(
                 self.sheet.columns[i].title,
                 justify="right",
                 no_wrap=True,
                 min_width=self._wide[i],
             )
         for title, cells in rows:
-            made.add_row(escape(title), *(_marked(cells[i], self._signed[i]) for i in shown))
-        return made
+            table.add_row(escape(title), *(_marked(cells[i], self._signed[i]) for i in shown))
+        return table
 
 
 _GAP = 1  # between columns
@@ -165,7 +171,7 @@ def _marked(cell: Cell, signed: int) -> str:
 
 
 def as_markdown(sheet: Sheet) -> str:
-    """As Markdown: a table for each block; the best in bold, ties with a sign."""
+    """The table as Markdown, one for each block: the best in bold, ties with a sign."""
     lines = [_plain(sheet.title), ""]
     titles = ["method", *(column.name for column in sheet.columns)]
     for block in sheet.blocks:
@@ -191,7 +197,7 @@ def _after(cell: Cell) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that means nothing in Markdown."""
+    """Text escaped for Markdown."""
     text = " ".join(text.split())
     for sign in "\\`*_|[]<>":
         text = text.replace(sign, f"\\{sign}")
@@ -218,7 +224,7 @@ _TEX = {
 
 
 def tex(text: str) -> str:
-    r"""Text that means nothing in LaTeX.
+    r"""Text escaped for LaTeX.
 
     >>> print(tex("50 % of a_b & 1 ± 2"))
     50 \% of a\_b \& 1 $\pm$ 2
@@ -227,7 +233,7 @@ def tex(text: str) -> str:
 
 
 def as_latex(sheet: Sheet) -> str:
-    """As LaTeX with booktabs: the best in bold, ties underlined."""
+    """The table as LaTeX with booktabs: the best in bold, ties underlined."""
     width = len(sheet.columns) + 1
     titles = [r"method", *(tex(column.name) for column in sheet.columns)]
     lines = [
@@ -262,25 +268,6 @@ def _tex_cell(cell: Cell) -> str:
 
 
 def as_html(sheet: Sheet) -> str:
-    """As HTML, for a notebook."""
-    titles = "".join(f"<th>{html.escape(c.name)}</th>" for c in sheet.columns)
-    lines = [
-        f"<p>{html.escape(sheet.title)}</p>",
-        f"<table><thead><tr><th>method</th>{titles}</tr></thead><tbody>",
-    ]
-    for block in sheet.blocks:
-        if block.title:
-            across = f'<th colspan="{len(sheet.columns) + 1}" style="text-align:left">'
-            lines.append(f"<tr>{across}<em>{html.escape(block.title)}</em></th></tr>")
-        for name, cells in block.rows:
-            shown = "".join(f'<td style="text-align:right">{_html_cell(c)}</td>' for c in cells)
-            lines.append(f'<tr><th style="text-align:left">{html.escape(name)}</th>{shown}</tr>')
-    lines.append("</tbody></table>")
+    """The table as HTML, for a notebook."""
     notes = filter(None, (sheet.caption, *notes_of(sheet, _WORDS)))
-    lines += [f"<p>{html.escape(note)}</p>" for note in notes]
-    return "\n".join(lines)
-
-
-def _html_cell(cell: Cell) -> str:
-    text = html.escape(cell.text)
-    return f"<b>{text}</b>{cell.sign}" if cell.mark == BEST else text + _after(cell)
+    return render("comparison.html", sheet=sheet, best=BEST, after=_after, notes=notes)

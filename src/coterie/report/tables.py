@@ -19,7 +19,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def size(bytes: float, digits: int = 2) -> str:
-    """Bytes for people.
+    """A number of bytes with its unit.
 
     >>> size(532), size(1_500_000)
     ('532 B', '1.50 MB')
@@ -41,7 +41,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def score(value: float | None, judged_by: str) -> str:
-    """A headline score: accuracies as percentages, anything else as it is."""
+    """A headline score: accuracies as percentages, other scores with three decimals."""
     if value is None:
         return "–"
     return percent(value) if judged_by == "accuracy" else f"{value:.3f}"
@@ -66,8 +66,8 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
     if "clock" in event:
         parts.append(f"clock {event['clock']['total']:.1f} s")
     parts += [f"{event[key]} {key}" for key in ("lost", "late") if event.get(key)]
-    if people := event.get("rejected"):
-        parts.append(f"left out: client{'s' * (len(people) > 1)} {', '.join(people)}")
+    if rejected := event.get("rejected"):
+        parts.append(f"left out: client{'s' * (len(rejected) > 1)} {', '.join(rejected)}")
     if "privacy" in event:
         parts.append(f"ε ≤ {event['privacy']['epsilon']:.3g}")
     if "abandoned" not in event:
@@ -78,20 +78,20 @@ def round_line(event: Mapping[str, Any], rounds: int, judged_by: str) -> str:
 
 
 def exposure_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What the server saw of clients, in sentences; none of an older run."""
-    seen = summary.get("exposure")
-    return [] if seen is None else sentences(seen)
+    """Sentences about what the server saw of clients; none for an older run."""
+    exposed = summary.get("exposure")
+    return [] if exposed is None else sentences(exposed)
 
 
 def left_out(reasons: Mapping[str, str]) -> list[str]:
-    """The lines under a comparison about methods that are not in it."""
+    """The lines below a comparison about methods that are left out."""
     return [f"left out: {title} ({reason})" for title, reason in reasons.items()]
 
 
 def target_picture(
     targets: Sequence[np.ndarray], groups: Sequence[int] | None, most: int = 40
 ) -> Table:
-    """Who holds which numbers: a row a client, a bar a tenth of the whole range."""
+    """The clients' targets: a row for each client, a bar for each tenth of the range."""
     table = Table(title="Training targets of each client, from the lowest to the highest of all")
     table.add_column("client", justify="right")
     if groups is not None:
@@ -99,12 +99,12 @@ def target_picture(
     for name in ("where they lie", "lowest", "mean", "highest", "samples"):
         table.add_column(name, justify="right", no_wrap=True)
     low, high = min(float(t.min()) for t in targets), max(float(t.max()) for t in targets)
-    for i, own in enumerate(targets[:most]):
-        counts, _ = np.histogram(own, bins=10, range=(low, high))
+    for i, values in enumerate(targets[:most]):
+        counts, _ = np.histogram(values, bins=10, range=(low, high))
         bar = "".join(_block(n / counts.max()) for n in counts).replace(" ", "·")
         group = [] if groups is None else [str(groups[i])]
-        numbers = [f"{n:.4g}" for n in (own.min(), own.mean(), own.max())]
-        table.add_row(str(i), *group, bar, *numbers, str(len(own)))
+        numbers = [f"{n:.4g}" for n in (values.min(), values.mean(), values.max())]
+        table.add_row(str(i), *group, bar, *numbers, str(len(values)))
     if len(targets) > most:
         table.caption = f"the first {most} of {len(targets)} clients"
     return table
@@ -117,14 +117,14 @@ def _block(share: float) -> str:
 def label_picture(
     counts: np.ndarray, classes: Sequence[str], groups: Sequence[int] | None, most: int = 40
 ) -> Table:
-    """Who holds what: a row a client, a bar a class."""
+    """The clients' labels: a row for each client, a bar for each class."""
     table = Table(
         title="Training samples of each client, by class", show_lines=False, pad_edge=False
     )
     table.add_column("client", justify="right")
     if groups is not None:
         table.add_column("true group", justify="right")
-    narrow = len(classes) > 12  # one column for all classes, a character each
+    narrow = len(classes) > 12  # one column for all classes, one character each
     for name in [f"classes {classes[0]} to {classes[-1]}"] if narrow else classes:
         shown = escape(name if narrow else name[:8])
         table.add_column(shown, justify="center", overflow="fold", no_wrap=not narrow)
@@ -140,8 +140,8 @@ def label_picture(
     return table
 
 
-def print_summary(out: Console, summary: Mapping[str, Any], place: Path) -> None:
-    """The end of a run, in a few lines."""
+def print_summary(out: Console, summary: Mapping[str, Any], path: Path) -> None:
+    """Print the result of a run in a few lines."""
     by = summary["judged_by"]
     unit = " %" if by == "accuracy" else ""
     for title in ("received", "adapted", "alone"):
@@ -172,44 +172,44 @@ def print_summary(out: Console, summary: Mapping[str, Any], place: Path) -> None
     _print_titled(out, "grouping", grouping_lines(summary.get("grouping") or {}))
     for line in _wire_lines(summary, by):
         out.print(line, soft_wrap=True)
-    if found := summary.get("privacy"):
-        out.print(f"  [bold]privacy[/]  {escape(privacy_line(found))}", soft_wrap=True)
+    if promised := summary.get("privacy"):
+        out.print(f"  [bold]privacy[/]  {escape(privacy_line(promised))}", soft_wrap=True)
     _print_titled(out, "exposed", exposure_lines(summary))
     _print_titled(out, "warning", summary.get("warnings") or [], "yellow")
-    out.print(f"     [bold]kept[/]  {escape(str(place))}", soft_wrap=True)
+    out.print(f"     [bold]kept[/]  {escape(str(path))}", soft_wrap=True)
 
 
 def _print_titled(out: Console, title: str, lines: Sequence[str], style: str = "bold") -> None:
-    """Sentences one below the other, the first after a title."""
+    """Print sentences one below the other, the first after a title."""
     for number, line in enumerate(lines):
         shown = "" if number else title
         out.print(f"[{style}]{shown:>9}[/]  {escape(line)}", highlight=False, soft_wrap=True)
 
 
-LARGE = 0.01  # a δ above this hardly means anything
+LARGE = 0.01  # a δ above this means hardly anything
 
 
-def privacy_line(found: Mapping[str, Any]) -> str:
-    """What was promised and what was spent, in one line.
+def privacy_line(privacy: Mapping[str, Any]) -> str:
+    """The promised privacy and the privacy loss, in one line.
 
     >>> privacy_line({"secure": True, "randomness": "simulated"})
     'secure aggregation; simulated: keys and noise come from the seed'
     """
-    words = ["secure aggregation"] if found["secure"] else []
-    if "epsilon" in found:
-        budget = f" of {found['budget']:g}" if found.get("budget") else ""
+    words = ["secure aggregation"] if privacy["secure"] else []
+    if "epsilon" in privacy:
+        budget = f" of {privacy['budget']:g}" if privacy.get("budget") else ""
         words.append(
-            f"ε = {found['epsilon']:.3g}{budget} at δ = {found['delta']:.2g} "
-            f"({found['accountant']}; {found['adjacency']})"
+            f"ε = {privacy['epsilon']:.3g}{budget} at δ = {privacy['delta']:.2g} "
+            f"({privacy['accountant']}; {privacy['adjacency']})"
         )
-        if found["delta"] > LARGE:
-            words.append("a δ so large promises little: client-level privacy needs many clients")
-    if "noise" in found:
+        if privacy["delta"] > LARGE:
+            words.append("such a large δ promises little: client-level privacy needs many clients")
+    if "noise" in privacy:
         words.append(
-            f"noise {found['noise']:.3g} × clip {found['clip']:.3g} ({found['clipping']}), "
-            f"{found['mechanism']}"
+            f"noise {privacy['noise']:.3g} × clip {privacy['clip']:.3g} ({privacy['clipping']}), "
+            f"{privacy['mechanism']}"
         )
-    if found["randomness"] == "simulated":
+    if privacy["randomness"] == "simulated":
         words.append("simulated: keys and noise come from the seed")
     else:
         words.append("keys and noise from the operating system")
@@ -217,7 +217,7 @@ def privacy_line(found: Mapping[str, Any]) -> str:
 
 
 def _wire_lines(summary: Mapping[str, Any], judged_by: str) -> list[str]:
-    """The clock, the way to the target, what went wrong, and why it ended early."""
+    """The clock, the cost to the target, lost replies, and why the run ended early."""
     lines = []
     if clock := summary.get("clock"):
         waited = f", {clock['waiting']:.1f} waiting" if clock["waiting"] else ""
@@ -226,13 +226,14 @@ def _wire_lines(summary: Mapping[str, Any], judged_by: str) -> list[str]:
             f"{clock['communication']:.1f} communicating{waited}"
         )
     if "to_target" in summary:
-        found = summary["to_target"]
+        reached = summary["to_target"]
         text = "the target was never reached"
-        if found:
-            at = f"{score(found['target'], judged_by)}{' %' * (judged_by == 'accuracy')}"
-            spent = f" and {found['seconds']:.1f} s" if "seconds" in found else ""
+        if reached:
+            at = f"{score(reached['target'], judged_by)}{' %' * (judged_by == 'accuracy')}"
+            spent = f" and {reached['seconds']:.1f} s" if "seconds" in reached else ""
             text = (
-                f"{at} first in round {found['round']}, after {size(sum(found['bytes'].values()))}"
+                f"{at} first in round {reached['round']}, after "
+                f"{size(sum(reached['bytes'].values()))}"
                 f"{spent}"
             )
         lines.append(f"   [bold]target[/]  {text}")
@@ -247,53 +248,58 @@ def _wire_lines(summary: Mapping[str, Any], judged_by: str) -> list[str]:
     return lines
 
 
-def newcomer_lines(came: Mapping[str, Any] | None, judged_by: str) -> list[str]:
-    """Those who joined at the end: how good, where, at what cost, and who did not answer."""
-    if came is None:
+def newcomer_lines(newcomers: Mapping[str, Any] | None, judged_by: str) -> list[str]:
+    """The newcomers' scores, groups and cost, and the clients that did not answer."""
+    if newcomers is None:
         return []
     unit = " %" if judged_by == "accuracy" else ""
-    joined, moved = Counter(came["groups"]), came["bytes"]
+    members, moved = Counter(newcomers["groups"]), newcomers["bytes"]
     means = "not scored"
-    if came["received"]:
-        received, adapted = (score(came[k][judged_by], judged_by) for k in ("received", "adapted"))
+    if newcomers["received"]:
+        received, adapted = (
+            score(newcomers[k][judged_by], judged_by) for k in ("received", "adapted")
+        )
         means = f"{received}{unit} received, {adapted}{unit} adapted"
     lines = [
-        f"[bold]newcomers[/]  {means} after {_epochs(came)}   "
+        f"[bold]newcomers[/]  {means} after {_epochs(newcomers)}   "
         f"{size(moved['down'])} down, {size(moved['up'])} up to join"
     ]
-    if joined:
-        # Where each has a group of its own, as without sharing, the list would say nothing.
-        alone = len(joined) > 1 and max(joined.values()) == 1
-        shares = [f"{n} in group {group}" for group, n in sorted(joined.items(), key=_by_size)]
+    if members:
+        # Where each client is its own group, as without sharing, the list would be useless.
+        alone = len(members) > 1 and max(members.values()) == 1
+        shares = [f"{n} in group {group}" for group, n in sorted(members.items(), key=_by_size)]
         where = "each in a group of its own" if alone else ", ".join(shares)
-        lines.append(f"           {len(came['clients'])} joined: {escape(where)}")
-    if came["unanswered"]:
-        names = ", ".join(str(c) for c in came["unanswered"])
-        lines.append(f"           {len(came['unanswered'])} did not answer: {names}")
+        lines.append(f"           {len(newcomers['clients'])} joined: {escape(where)}")
+    if newcomers["unanswered"]:
+        names = ", ".join(str(c) for c in newcomers["unanswered"])
+        lines.append(f"           {len(newcomers['unanswered'])} did not answer: {names}")
     return lines
 
 
-def _epochs(found: Mapping[str, Any]) -> str:
-    return f"{found['epochs']} epoch{'s' * (found['epochs'] != 1)}"
+def _epochs(table: Mapping[str, Any]) -> str:
+    return f"{table['epochs']} epoch{'s' * (table['epochs'] != 1)}"
 
 
 def _by_size(item: tuple[Any, int]) -> tuple[int, str]:
     return -item[1], str(item[0])
 
 
-def print_admitted(out: Console, found: Mapping[str, Any], judged_by: str, model: Path) -> None:
-    """A newcomer in its place, in a few lines."""
+def print_admitted(out: Console, admitted: Mapping[str, Any], judged_by: str, model: Path) -> None:
+    """Print an admitted newcomer's group, scores and cost in a few lines."""
     unit = " %" if judged_by == "accuracy" else ""
-    held = found["samples"]
-    means = f"after {_epochs(found)} on its {held['train']} training samples"
-    lines = [f"   [bold]joined[/]  group {escape(str(found['group']))}"]
-    if held["test"]:
-        for title, how in (("received", f"on its {held['test']} test samples"), ("adapted", means)):
-            value = score(found[title][judged_by], judged_by)
+    samples = admitted["samples"]
+    means = f"after {_epochs(admitted)} on its {samples['train']} training samples"
+    lines = [f"   [bold]joined[/]  group {escape(str(admitted['group']))}"]
+    if samples["test"]:
+        for title, how in (
+            ("received", f"on its {samples['test']} test samples"),
+            ("adapted", means),
+        ):
+            value = score(admitted[title][judged_by], judged_by)
             lines.append(f"[bold]{title:>9}[/]  {value}{unit} {how}")
     else:
         lines.append(f"  [bold]adapted[/]  {means}; it has no test samples, so there is no score")
-    moved = found["bytes"]
+    moved = admitted["bytes"]
     lines.append(f"    [bold]bytes[/]  {size(moved['down'])} down, {size(moved['up'])} up to join")
     lines.append(f"    [bold]model[/]  {escape(str(model))}")
     for line in lines:

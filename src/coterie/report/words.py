@@ -1,4 +1,4 @@
-"""Runs in words: headlines, and what is to be seen in each picture."""
+"""A run in words: the sentences of its headline, and the pieces that captions are made of."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, number
 from coterie.report.tables import score, size
 from coterie.results.findings import between_groups, how_sure, own_weight, probing_cost
 
-# What a run's files can hold in place of what they should: notes may be damaged, or another's.
+# Errors that damaged files cause, or notes of another version or method.
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -39,7 +39,7 @@ def change(found: float, by: str) -> str:
 
 
 def count(number: int, what: str, many: str = "") -> str:
-    """So many of something.
+    """A number with its noun, in the singular or the plural.
 
     >>> count(1, "client"), count(3, "reply", "replies")
     ('1 client', '3 replies')
@@ -48,12 +48,12 @@ def count(number: int, what: str, many: str = "") -> str:
 
 
 def word(by: str) -> str:
-    """What the headline score is called in a sentence."""
+    """The name of the headline score in a sentence."""
     return {"accuracy": "accuracy", "r2": "R²"}.get(by, by)
 
 
 def seconds(found: float) -> str:
-    """A length of time for people.
+    """A length of time in words.
 
     >>> seconds(3.21), seconds(75), seconds(7300)
     ('3.2 s', '1 min 15 s', '2 h 1 min')
@@ -74,38 +74,38 @@ def seconds(found: float) -> str:
 
 
 def headline(reading: Reading) -> list[str]:
-    """What a run came to, in a few sentences, the most important first."""
-    found: list[str] = []
+    """The outcome of a run in a few sentences, the most important first."""
+    lines: list[str] = []
     parts = (_reached, _state, _warned, _worst, _alone, _groups, grouping, _newcomers, _cost, _seen)
     for part in parts:
         try:
-            found += part(reading)
+            lines += part(reading)
         except DAMAGE:
-            continue  # the pages say apart from this what could not be read
-    return found
+            continue  # the page lists separately what could not be read
+    return lines
 
 
 def _reached(reading: Reading) -> list[str]:
     done = len(reading.rounds)
     members = sum(g is not None for g in reading.groups) or len(reading.names)
-    who = f"{reading.method} with {count(members, 'client')}" if members else reading.method
+    run = f"{reading.method} with {count(members, 'client')}" if members else reading.method
     by = reading.judged_by
     scores = [(t, _at_end(reading, t)) for t in ("received", "adapted")]
-    told = [f"{value(v, by)} {t}" for t, v in scores if v is not None]
-    if not told:
-        return [f"{who}: {count(done, 'round')} done, none of them scored."]
-    mean = " on average over clients' own test data" if len(reading.names) != 1 else ""
-    text = f"{who} reached {word(by)} {' and '.join(told)} after {count(done, 'round')}{mean}."
+    values = [f"{value(v, by)} {t}" for t, v in scores if v is not None]
+    if not values:
+        return [f"{run}: {count(done, 'round')} completed, none of them scored."]
+    mean = " on average over the clients' own test data" if len(reading.names) != 1 else ""
+    text = f"{run} reached {word(by)} {' and '.join(values)} after {count(done, 'round')}{mean}."
     if reading.headline == "adapted":
-        return [text, f"{reading.method} is judged after adapting, by its worst client too."]
+        return [text, f"{reading.method} is judged after adapting, and so is its worst client."]
     return [text]
 
 
 def _at_end(reading: Reading, title: str) -> float | None:
-    own = reading.result.get(title)
-    told = number(own.get(reading.judged_by)) if isinstance(own, Mapping) else None
-    if told is not None:
-        return told
+    scores = reading.result.get(title)
+    last = number(scores.get(reading.judged_by)) if isinstance(scores, Mapping) else None
+    if last is not None:
+        return last
     points = curve(reading.rounds, title, reading.judged_by)
     return points[-1][1] if points else None
 
@@ -114,11 +114,11 @@ def _state(reading: Reading) -> list[str]:
     done, planned = len(reading.rounds), reading.planned
     if reading.status == RUNNING:
         are = "round is" if planned == 1 else "rounds are"
-        return [f"It is running: {done} of {planned} {are} done, so nothing here is final."]
+        return [f"It is running: {done} of {planned} {are} completed, so nothing here is final."]
     if reading.status == STOPPED:
         return [
             f"It did not finish: it was stopped or failed after {done} of "
-            f"{count(planned, 'round')}, and can be resumed. What is shown is as of then."
+            f"{count(planned, 'round')}, and can be resumed. This page shows the run up to then."
         ]
     why = str(reading.result.get("stopped") or "")
     if why:
@@ -132,32 +132,31 @@ def _warned(reading: Reading) -> list[str]:
 
 def _worst(reading: Reading) -> list[str]:
     title, by = reading.headline, reading.judged_by
-    found = worst(reading, title) or worst(reading, "received")
-    if found is None or len(reading.names) < 2:
+    lowest = worst(reading, title) or worst(reading, "received")
+    if lowest is None or len(reading.names) < 2:
         return []
-    name, low = found
-    own = [v for _, v in scores_of(reading, title) or scores_of(reading, "received")]
-    level = [v for v in own if v - low < 1e-9]
-    if len(level) == len(own):
-        if len(own) == 1:
+    name, low = lowest
+    scores = [v for _, v in scores_of(reading, title) or scores_of(reading, "received")]
+    equal = [v for v in scores if v - low < 1e-9]
+    if len(equal) == len(scores):
+        if len(scores) == 1:
             return [f"The only client with a score, {name}, has {value(low, by)}."]
-        return [f"All {len(own)} clients have {value(low, by)}."]
-    also = f" and {count(len(level) - 1, 'other')}" if len(level) > 1 else ""
-    verb = "are" if also else "is"
-    return [f"Worst off {verb} {name}{also} with {value(low, by)}."]
+        return [f"All {len(scores)} clients have {value(low, by)}."]
+    others = f" and {count(len(equal) - 1, 'other')}" if len(equal) > 1 else ""
+    return [f"The lowest score is {value(low, by)}, of {name}{others}."]
 
 
 def _alone(reading: Reading) -> list[str]:
     try:
-        found = gains(reading)
+        gained = gains(reading)
     except ConfigError:
         return []
     by = reading.judged_by
-    mean = sum(g for _, g in found) / len(found)
-    better, worse = sum(g > 0 for _, g in found), sum(g < 0 for _, g in found)
+    mean = sum(g for _, g in gained) / len(gained)
+    better, worse = sum(g > 0 for _, g in gained), sum(g < 0 for _, g in gained)
     return [
-        f"Against training alone clients gain {change(mean, by)} on average: {better} of "
-        f"{len(found)} are better off, {worse} worse."
+        f"Compared with training alone, clients gain {change(mean, by)} on average: {better} of "
+        f"{len(gained)} are better off and {worse} worse off."
     ]
 
 
@@ -166,33 +165,33 @@ def _groups(reading: Reading) -> list[str]:
     if not sizes:
         return []
     if len(sizes) == 1 and reading.grouping:
-        return []  # which says so, and why
+        return []  # the sentence about the grouping says so, and why
     if len(sizes) == 1:
         ended = "ended" if reading.status == FINISHED else "are"
         return [f"All clients {ended} in one group."] if sizes.total() > 1 else []
     lone = sum(n == 1 for n in sizes.values())
     if lone == len(sizes):
         return [f"Each of the {len(sizes)} clients is in a group of its own."]
-    alone = f", {lone} of them of one client" if lone else ""
-    agreed = agreement_of(reading)
-    like = "" if agreed is None else f" {_agreeing(agreed)}"
+    singles = f" ({lone} with only one client)" if lone else ""
+    index = agreement_of(reading)
+    agreement_text = "" if index is None else f" {_agreeing(index)}"
     largest = max(sizes.values())
-    given = {"oracle", "known-groups"} & set(reading.method.split("+"))
-    verb, most = "was given" if given else "found", count(largest, "client")
-    return [f"It {verb} {len(sizes)} groups{alone}, the largest of {most}.{like}"]
+    known = {"oracle", "known-groups"} & set(reading.method.split("+"))
+    verb, members = "was given" if known else "found", count(largest, "client")
+    return [f"It {verb} {len(sizes)} groups{singles}, the largest with {members}.{agreement_text}"]
 
 
 def grouping(reading: Reading) -> list[str]:
-    """How the run came to its groups, how sure they are, and who is between two of them."""
-    told = reading.grouping
-    who = between_groups(told, _called(reading))
-    parts = (told.get("sentence"), how_sure(told), who, own_weight(told))
+    """How the run found its groups, how certain they are, and which clients are between groups."""
+    result = reading.grouping
+    between = between_groups(result, _called(reading))
+    parts = (result.get("sentence"), how_sure(result), between, own_weight(result))
     text = " ".join(str(part) for part in parts if part)
     return [text] if text else []
 
 
 def _called(reading: Reading) -> Callable[[int], str] | None:
-    """What clients are called, if they have names of their own."""
+    """The names of clients by number; None if they only have numbers."""
     names = reading.names
     if all(name == f"client {c}" for c, name in enumerate(names)):
         return None
@@ -200,7 +199,7 @@ def _called(reading: Reading) -> Callable[[int], str] | None:
 
 
 def agreement_of(reading: Reading) -> float | None:
-    """The adjusted Rand index of the last groups and the true ones, if these are known."""
+    """The adjusted Rand index of the last groups and the true groups, where these are known."""
     from coterie.results.rows import agreement
 
     true, groups = reading.data.get("groups") or [], reading.groups
@@ -212,22 +211,22 @@ def agreement_of(reading: Reading) -> float | None:
     return agreement(rows) if rows else None
 
 
-def _agreeing(agreed: float) -> str:
-    if agreed > 1 - 1e-9:
-        return "They are exactly the true ones."
-    return f"Their agreement with the true ones is {agreed:.2f} (1 is perfect, 0 is chance)."
+def _agreeing(index: float) -> str:
+    if index > 1 - 1e-9:
+        return "They are exactly the true groups."
+    return f"Their agreement with the true groups is {index:.2f} (1 is perfect, 0 is chance)."
 
 
 def _newcomers(reading: Reading) -> list[str]:
-    came = reading.result.get("newcomers")
-    if not isinstance(came, Mapping) or not came.get("clients"):
+    newcomers = reading.result.get("newcomers")
+    if not isinstance(newcomers, Mapping) or not newcomers.get("clients"):
         return []
     by = reading.judged_by
-    joined = count(len(came["clients"]), "client")
-    both = {"received": came.get("received"), "adapted": came.get("adapted")}
+    joined = count(len(newcomers["clients"]), "client")
+    both = {"received": newcomers.get("received"), "adapted": newcomers.get("adapted")}
     scores = [(t, number((own or {}).get(by))) for t, own in both.items()]
-    told = [f"{value(v, by)} {t}" for t, v in scores if v is not None]
-    return [f"{joined} joined at the end, with {' and '.join(told) or 'no score'}."]
+    values = [f"{value(v, by)} {t}" for t, v in scores if v is not None]
+    return [f"{joined} joined at the end, with {' and '.join(values) or 'no score'}."]
 
 
 def _cost(reading: Reading) -> list[str]:
@@ -236,46 +235,47 @@ def _cost(reading: Reading) -> list[str]:
         return []
     timed = "" if clock is None else f" and {seconds(clock)} of simulated time"
     wasted = _wasted(reading)
-    more = f"; {size(wasted)} more were wasted" if wasted else ""
+    waste = f"; another {size(wasted)} were wasted" if wasted else ""
     probes = probing_cost(reading.grouping)
     return [
-        f"It cost {size(moved)} (down and up together){timed}{more}." + f" {probes}" * bool(probes)
+        f"It cost {size(moved)} (downloads and uploads together){timed}{waste}."
+        + f" {probes}" * bool(probes)
     ]
 
 
 def _wasted(reading: Reading) -> float:
-    told = dict((reading.rounds[-1].get("total_wasted") if reading.rounds else None) or {})
-    return sum(number(v) or 0.0 for v in told.values())
+    totals = dict((reading.rounds[-1].get("total_wasted") if reading.rounds else None) or {})
+    return sum(number(v) or 0.0 for v in totals.values())
 
 
 def _seen(reading: Reading) -> list[str]:
-    seen, promised = reading.result.get("exposure"), reading.result.get("privacy")
-    found = []
-    if isinstance(seen, Mapping):
-        found.append(_safely_said(seen))
+    exposed, promised = reading.result.get("exposure"), reading.result.get("privacy")
+    lines = []
+    if isinstance(exposed, Mapping):
+        lines.append(_safely_said(exposed))
     eps = number(promised.get("epsilon")) if isinstance(promised, Mapping) else None
     if eps is not None and isinstance(promised, Mapping):
         delta = number(promised.get("delta"))
-        found.append(f"Privacy: ε = {eps:.3g}" + (f" at δ = {delta:.2g}." if delta else "."))
+        lines.append(f"Privacy: ε = {eps:.3g}" + (f" at δ = {delta:.2g}." if delta else "."))
     elif reading.rounds and isinstance(reading.rounds[-1].get("privacy"), Mapping):
         so_far = number(reading.rounds[-1]["privacy"].get("epsilon"))
         if so_far is not None:
-            found.append(f"Privacy so far: ε ≤ {so_far:.3g}.")
-    return [text for text in found if text]
+            lines.append(f"Privacy so far: ε ≤ {so_far:.3g}.")
+    return [text for text in lines if text]
 
 
 def _safely_said(seen: Mapping[str, Any]) -> str:
     try:
         return " ".join(sentences(seen)[:2])
     except DAMAGE:
-        return ""  # of an older run
+        return ""  # a run of an older version
 
 
 def rose(points: Sequence[tuple[float, float]], what: str, by: str) -> str:
-    """How a score went from its first to its last point."""
+    """The start of a sentence about how a score changed from its first point to its last."""
     (first, start), (last, end) = points[0], points[-1]
     if len(points) == 1:
-        return f"{what} is {value(end, by)} in round {first:.0f}, the only one that was scored"
+        return f"{what} is {value(end, by)} in round {first:.0f}, the only round that was scored"
     verb = "rose" if end - start > 1e-9 else "fell" if start - end > 1e-9 else "stayed"
     if verb == "stayed":
         return f"{what} is {value(end, by)} in round {last:.0f}, as in round {first:.0f}"
@@ -286,5 +286,5 @@ def rose(points: Sequence[tuple[float, float]], what: str, by: str) -> str:
 
 
 def noted_round(event: Event) -> str:
-    """When an event was, in words."""
+    """The time of an event, in words."""
     return "before round 1" if event.get("event") == "init" else f"in round {event['round']}"

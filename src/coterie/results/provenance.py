@@ -21,17 +21,18 @@ from coterie.data.heterogeneity import label_table
 from coterie.data.population import Population
 
 if TYPE_CHECKING:
+    from coterie.client.plan import Plan
     from coterie.experiment.experiment import Experiment
 
 _NAMED = ("torch", "numpy", "scipy", "scikit-learn")
 
 
-def session(experiment: Experiment, done: int, model_bytes: int) -> Session:
+def session(experiment: Experiment, done: int, plan: Plan) -> Session:
     """The record of a process that works on a run: its time, arguments and versions.
 
     ``argv`` are the arguments of the command line; None if the run was started from Python.
     ``headline`` is the score that the method is judged by, ``model_bytes`` the size of the part of
-    the model that is sent.
+    the model that is sent, ``batch_clients`` how many clients train as one stacked model.
     """
     settings = experiment.settings
     program = Path(sys.argv[0]) if sys.argv else Path()
@@ -45,7 +46,8 @@ def session(experiment: Experiment, done: int, model_bytes: int) -> Session:
         "engine": settings.engine,
         "workers": settings.workers,
         "headline": cast(Headline, experiment.method.headline),
-        "model_bytes": model_bytes,
+        "model_bytes": size_of(plan.start),
+        "batch_clients": plan.training.batch_clients,
         "versions": versions(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }

@@ -114,6 +114,11 @@ def client_rows(
     newcomers: Collection[ClientId] = (),
 ) -> list[dict[str, Any]]:
     """The table of clients; if there are ``newcomers``, a column marks them."""
+    by_title = {"received": received, "adapted": adapted, "alone": alone}
+    columns = {
+        title: sorted({k for s in scores.values() for k in s if k.startswith("test_")})
+        for title, scores in by_title.items()
+    }
     rows = []
     for id, client in enumerate(population.clients):
         bytes_moved = ledger.method.get(id, Bytes())
@@ -129,12 +134,9 @@ def client_rows(
             "bytes_down": bytes_moved.down,
             "bytes_up": bytes_moved.up,
         }
-        for title, scores in (("received", received), ("adapted", adapted), ("alone", alone)):
-            if not scores:
-                continue
-            own_scores = scores.get(id, {})
-            for key in sorted({k for s in scores.values() for k in s if k.startswith("test_")}):
-                row[f"{title}_{key.removeprefix('test_')}"] = own_scores.get(key, "")
+        for title, scores in by_title.items():
+            for key in columns[title]:
+                row[f"{title}_{key.removeprefix('test_')}"] = scores.get(id, {}).get(key, "")
         if alone:
             row["gain"] = _gain(received.get(id, {}), alone.get(id, {}), f"test_{judged_by}")
         rows.append(row)

@@ -19,7 +19,7 @@ from flwr.proto.runtime_pb2 import (
 )
 
 from coterie.engines.flower import runtime
-from coterie.engines.flower.runtime import Desk, client_app
+from coterie.engines.flower.runtime import NodeWorker, client_app
 
 
 class SuperNode:
@@ -66,7 +66,7 @@ def test_a_message_that_was_given_up_is_put_down(monkeypatch):
         names.append(name)
         return len(names) == 2  # at first it may still come
 
-    assert Desk("127.0.0.1:1", b"s", client_app(never), given_up).serve()
+    assert NodeWorker("127.0.0.1:1", b"s", client_app(never), given_up).serve()
     assert names == ["lost", "lost"]
     assert node.asked == 2
     assert node.told == [SubStatus.FAILED]

@@ -270,7 +270,7 @@ def test_one_that_misses_arrays_for_ever_is_given_up(tmp_path):
 LOSSES = {
     "error": "client 1 did not answer: the node is gone",
     "wrong node": "",
-    "garbage": "client 1: a message that is none of Coterie's",
+    "garbage": "client 1: this is not a message of Coterie",
     "refuse": "",
     "drop": "",
     "lose": "",
@@ -575,7 +575,7 @@ def test_such_an_answer_is_rejected_by_name_and_the_round_goes_on(tmp_path, monk
 def test_an_order_of_another_kind_or_none_is_refused(enrolled):
     member = enrolled.grid.members[0]
     for content, told in [
-        (RecordDict(), "none of Coterie's"),
+        (RecordDict(), "not a message of Coterie"),
         (RecordDict({"head": ConfigRecord({"format": 2})}), "another version"),
         (sealed(Packet("burn", "a", Message(b"{}", ())), Digests()), "not known here: 'burn'"),
         (sealed(Packet("describe", "a", Message(b"{}", ())), Digests()), "KeyError"),
@@ -678,7 +678,7 @@ IMPOSSIBLE = [
     (lambda b: b.update(examples=True), "it counts True samples"),
     (lambda b: b["metrics"].update(loss=float("nan")), "is not finite"),
     (lambda b: b.update(version=7), "no name"),
-    (lambda b: b["arrays"].clear(), "made unlike those of the others (model of"),
+    (lambda b: b["arrays"].clear(), "differ in form from those of the others (model of"),
     (lambda b: b["arrays"]["model"].update(of=["hidden1"]), ""),
     (lambda b: b.update(error="TrainingError", text="my disk is full"), "my disk is full"),
 ]
@@ -870,5 +870,5 @@ def test_what_the_receiver_has_is_named_and_not_sent():
 def test_an_array_under_another_digest_is_refused():
     content = sealed(Packet("order", "a", Message(b"{}", (b"abc",))), Digests())
     content["arrays"]["0" * 64] = next(iter(content["arrays"].values()))
-    with pytest.raises(WireError, match="not what its digest says"):
+    with pytest.raises(WireError, match="not have the digest that it was sent under"):
         opened(content, {})

@@ -74,7 +74,7 @@ def test_members_that_the_file_does_not_name_are_said_before_anything_is_trained
     fed = Federation(tmp_path, known({"site0": "a", "site1": "b", "site9": "a"}), secure=True)
     with pytest.raises(ConfigError) as told:
         fed.serve(expect=2, watch=late(fed, 2))
-    assert "client 2 (site2) is missing; 'site9' is not known as a client" in str(told.value)
+    assert "client 2 (site2) is missing; 'site9' is not a known client" in str(told.value)
     assert fed.grid.orders() == []
 
 
@@ -95,7 +95,7 @@ def test_ids_that_nobody_has_need_no_group(tmp_path):
 
 def test_a_column_is_refused_with_what_to_do(tmp_path):
     fed = Federation(tmp_path, known("site"))
-    with pytest.raises(ConfigError, match=r"does not know its clients' metadata. Give a file"):
+    with pytest.raises(ConfigError, match=r"does not know its clients' metadata. Name a file"):
         fed.serve()
     assert fed.grid.posts == []
 

@@ -251,8 +251,8 @@ def test_no_clock():
         ("wireless", {"t_min": math.nan}, "t_min = nan: must be a finite number"),
         ("wireless", {"draw": 1}, "draw = 1: must be a valid boolean"),
         ("wireless", {"system": 4}, "system = 4: must be 1, 2 or 3"),
-        ("wireless", {"system": 1, "rho": 4.0}, "system = 1 says what rho is"),
-        ("wireless", {"system": 2, "inverse_mu": 0.0}, "says what inverse_mu is"),
+        ("wireless", {"system": 1, "rho": 4.0}, "system = 1 also sets rho"),
+        ("wireless", {"system": 2, "inverse_mu": 0.0}, "also sets inverse_mu"),
     ],
 )
 def test_wrong_names_keys_and_values_are_refused(name, parameters, says):

@@ -294,7 +294,7 @@ def test_what_an_abandoned_round_showed_was_seen():
             ledger.abandon()  # in round 3 nothing had arrived yet
     assert ledger.rows()[0]["rounds"] == 2
     assert ledger.summary()["abandoned"] == 1
-    assert ledger.sentences()[-1].startswith("One round was abandoned: what had arrived")
+    assert ledger.sentences()[-1].startswith("One round was abandoned: the server saw")
 
 
 def test_a_checkpoint_keeps_everything_at_every_moment():
@@ -403,7 +403,7 @@ def test_plain_averaging_in_words():
     ledger.sum(1, "train", 0, range(20), MODEL, PLAIN)  # the mean of what was seen anyway
     assert ledger.sentences() == [
         "The server received every client's model (all 3 layers) in 20 rounds, unprotected; the "
-        "method used only their means. --secure would show it sums alone."
+        "method used only their means. With --secure it would see only sums."
     ]
     assert sees(ledger.summary()) == "means"
 
@@ -427,8 +427,8 @@ def test_a_method_that_looks_at_each_is_not_offered_secure_sums():
     ledger = plain()
     ledger.single(0, 21, {"head": ["c"]}, PLAIN)
     assert ledger.sentences() == [
-        "The server looked at the 'head' (layer c) of 1 of 20 clients once, in round 21, "
-        "unprotected: the method needs each by itself.",
+        "The server saw the 'head' (layer c) of 1 of 20 clients once, in round 21, "
+        "unprotected: the method uses each of them.",
         "The server received every client's model (all 3 layers) in 20 rounds, unprotected; the "
         "method used only their means.",
     ]
@@ -441,7 +441,7 @@ def test_secure_sums_in_words():
         people = [c for c in range(10 if number > 10 else 20) if (c, number) != (7, 5)]
         ledger.sum(number, "train", 0, people, MODEL, SECURE)
     assert ledger.sentences() == [
-        "The server saw sums only, of 10 to 20 clients, in 20 rounds.",
+        "The server saw only sums of 10 to 20 clients, in 20 rounds.",
         "2 pairs of sums differ by a single client (rounds 4 and 5: client 7): the difference "
         "narrows down what that client sent.",
     ]
@@ -454,7 +454,7 @@ def test_the_difference_of_one_round_is_the_vector_unless_it_is_noised():
         "what that client sent."
     )
     noised = sums([[1, 2, 3], [1, 2]], protection=SECURE_NOISED).sentences()
-    assert noised[0] == "The server saw noised sums only, of 2 to 3 clients, once, in round 1."
+    assert noised[0] == "The server saw only noised sums of 2 to 3 clients, once, in round 1."
     assert noised[1].endswith("the difference narrows down what that client sent.")
     assert sums([[1, 2, 3]], [[1, 2, 4]]).sentences()[-1] == (
         "1 pair of sums differs by fewer than 3 clients (rounds 1 and 2: clients 3 and 4): the "
@@ -468,9 +468,9 @@ def test_consent_in_words():
         ledger.single(client, 0, {"head": ["c"]}, CONSENT)
     add(ledger, 1, range(10), range(10, 20))
     assert ledger.sentences() == [
-        "By consent (--reveal final-layer) the server saw every client's 'head' (layer c) "
+        "With consent (--reveal final-layer), the server saw every client's 'head' (layer c) "
         "before round 1.",
-        "Otherwise the server saw sums only, of 10 clients, once, in round 1.",
+        "Otherwise the server saw only sums of 10 clients, once, in round 1.",
     ]
     assert sees(ledger.summary()) == "revealed"
     assert ledger.summary()["revealed"] == [
@@ -517,18 +517,18 @@ def test_nothing_in_words():
 
 def test_a_secure_run_without_a_sum_sent_masked_values_and_says_so():
     ledger = Exposure(LAYERS, secure=True)
-    assert ledger.sentences() == ["The server learned no sum: what it received was masked."]
+    assert ledger.sentences() == ["The server learned no sum: everything it received was masked."]
     assert Exposure.from_tree(ledger.to_tree()).sentences() == ledger.sentences()
     add(ledger, 1, [1, 2, 3])
-    assert ledger.sentences()[0].startswith("The server saw sums only, of 3 clients")
+    assert ledger.sentences()[0].startswith("The server saw only sums of 3 clients")
 
 
 def test_a_mean_of_one_client_has_words_of_its_own():
     ledger = Exposure(LAYERS, members=4)
     ledger.single(2, 1, MODEL, OF_ONE_ALONE)
     (said,) = ledger.sentences()
-    assert said.startswith("A mean of one client is what it sent: so the method saw ")
-    assert "the method needs each by itself" not in said
+    assert said.endswith(", unprotected: a mean of one client is its update.")
+    assert "the method uses each of them" not in said
     assert sees(ledger.summary()) == "each"
 
 

@@ -46,7 +46,7 @@ def test_the_limit_is_a_multiple_of_the_median_change_not_of_the_models_own_leng
     found = too_long(*given(models(1, 1, 1, 50.1)))
     assert list(found) == [3]
     assert "its 'model' is a change of length 50.1, 50.1 times the median of 4" in found[3]
-    assert "run.outliers leaves out what is longer than 50 times" in found[3]
+    assert "run.outliers leaves out changes longer than 50 times" in found[3]
 
 
 def test_of_many_clients_one_may_move_the_mean_by_five_ordinary_changes():
@@ -197,7 +197,7 @@ def test_one_that_diverges_alone_has_done_so_itself():
 def test_most_of_those_with_one_model_have_not():
     received = {key: {"0": START} for key in range(4)}
     assert faults([0, 1, 2], [3], received) == dict.fromkeys(
-        range(3), "3 of 4 clients with one order ended so"
+        range(3), "3 of 4 clients with the same order diverged"
     )
     grouped = {c: {"0": START if c < 2 else FAR} for c in range(8)}
     assert list(faults([0, 1, 7], [2, 3, 4, 5, 6], grouped)) == [0, 1]

@@ -66,7 +66,7 @@ def test_plain_rounds_draw_as_they_always_did(asked):
 
 @pytest.mark.parametrize("asked", [0.01, 11, 0, 2.5e9])
 def test_impossible_cohorts_are_refused(asked):
-    with pytest.raises(ConfigError, match=r"run\.cohort = .* give a number from 1 to 10"):
+    with pytest.raises(ConfigError, match=r"run\.cohort = .* set it to a number from 1 to 10"):
         cohort_size(asked, 10)
 
 
@@ -262,17 +262,17 @@ def test_least_reports_by_number_and_by_share():
         ({"over_selection": 0.9}, r"run\.over_selection = 0\.9: must be at least 1"),
         ({"over_selection": math.nan}, r"run\.over_selection = nan"),
         ({"over_selection": math.inf}, r"run\.over_selection = inf"),
-        ({"cohort": 8, "over_selection": 1.3}, r"asks 11 of 10 clients for a cohort of 8"),
+        ({"cohort": 8, "over_selection": 1.3}, r"selects 11 of 10 clients for a cohort of 8"),
         ({"deadline": 0.0}, r"run\.deadline = 0\.0: must be greater than 0"),
         ({"deadline": math.nan}, r"run\.deadline = nan"),
         ({"real_deadline": -1.0}, r"run\.real_deadline = -1\.0: must be greater than 0"),
-        ({"cohort": 5, "min_reports": 6}, r"run\.min_reports = 6 of a cohort of 5"),
+        ({"cohort": 5, "min_reports": 6}, r"run\.min_reports = 6 with a cohort of 5"),
         ({"min_reports": 0}, r"run\.min_reports = 0"),
         ({"min_reports": 0.0}, r"run\.min_reports = 0\.0"),
         ({"min_reports": 1.5e9}, r"run\.min_reports"),
         ({"selection": -1.0}, r"run\.selection = -1"),
         ({"abandoned": 0}, r"run\.abandoned = 0"),
-        ({"weighted": True}, r"run\.weighted draws by the time that clients are on"),
+        ({"weighted": True}, r"run\.weighted selects clients by the time that they are on"),
     ],
 )
 def test_policies_that_cannot_work_are_refused(changes, says):
@@ -290,7 +290,7 @@ def test_policies_that_cannot_work_are_refused(changes, says):
     ],
 )
 def test_what_is_about_simulated_time_needs_a_clock(changes, there, key):
-    with pytest.raises(ConfigError, match=f"{key} is about simulated time"):
+    with pytest.raises(ConfigError, match=f"{key} uses simulated time"):
         check(Policy(**changes), 10, None, there)
     check(Policy(**changes), 10, CLOCK, there)
 

@@ -64,30 +64,33 @@ def test_what_can_be_is_taken(changes):
         ({"examples": ...}, "it counts None samples"),
         ({"metrics": {"loss": NAN}}, "is not finite"),
         ({"metrics": {"loss": INF}}, "is not finite"),
-        ({"metrics": {"loss": "0"}}, "its 'loss' is no number"),
-        ({"metrics": {"loss": None}}, "its 'loss' is no number"),
-        ({"metrics": {"loss": [1.0]}}, "its 'loss' is no number"),
-        ({"metrics": {"loss": True}}, "its 'loss' is no number"),
-        ({"metrics": {"\x1b[2J": 1.0}}, "its '?[2J' is no number"),
-        ({"metrics": {"x" * 101: 1.0}}, "is no number"),
-        ({"metrics": {5: 1.0}}, "its '5' is no number"),
-        ({"metrics": {str(n): 1.0 for n in range(10_001)}}, "not made like numbers"),
-        ({"metrics": [0.5]}, "not made like an answer"),
-        ({"metrics": ...}, "not made like an answer"),
-        ({"arrays": ...}, "not made like an answer"),
-        ({"arrays": [1]}, "not made like an answer"),
-        ({"arrays": {"../x\n": torch.zeros(1)}}, "whose name is none"),
-        ({"scored": 3}, "scores are not made like scores"),
-        ({"scored": {"metrics": 3}}, "not made like numbers"),
-        ({"scored": {"metrics": {"val_a": "b"}}}, "its 'val_a' is no number"),
-        ({"scored": {"metrics": {"loss": 1.0}}}, "'loss' is no name of a score"),
-        ({"scored": {"metrics": {"test_worst": 1.0}}}, "'test_worst' is no name of a score"),
-        ({"scored": {"metrics": {"val_p10": 1.0}}}, "is no name of a score"),
-        ({"scored": {"metrics": {"test_weighted_x": 1.0}}}, "is no name of a score"),
-        ({"scored": {"metrics": {"test_accuracy": 1e9}}}, "scores go up to 1"),
-        ({"version": "a\nb"}, "no name"),
-        ({"version": 5}, "no name"),
-        ({"version": None}, "no name"),
+        ({"metrics": {"loss": "0"}}, "its 'loss' is not a number"),
+        ({"metrics": {"loss": None}}, "its 'loss' is not a number"),
+        ({"metrics": {"loss": [1.0]}}, "its 'loss' is not a number"),
+        ({"metrics": {"loss": True}}, "its 'loss' is not a number"),
+        ({"metrics": {"\x1b[2J": 1.0}}, "its '?[2J' is not a number"),
+        ({"metrics": {"x" * 101: 1.0}}, "is not a number"),
+        ({"metrics": {5: 1.0}}, "its '5' is not a number"),
+        ({"metrics": {str(n): 1.0 for n in range(10_001)}}, "not have the form of metrics"),
+        ({"metrics": [0.5]}, "not have the form of an answer"),
+        ({"metrics": ...}, "not have the form of an answer"),
+        ({"arrays": ...}, "not have the form of an answer"),
+        ({"arrays": [1]}, "not have the form of an answer"),
+        ({"arrays": {"../x\n": torch.zeros(1)}}, "name of one of its arrays is not valid"),
+        ({"scored": 3}, "scores do not have the form of scores"),
+        ({"scored": {"metrics": 3}}, "not have the form of metrics"),
+        ({"scored": {"metrics": {"val_a": "b"}}}, "its 'val_a' is not a number"),
+        ({"scored": {"metrics": {"loss": 1.0}}}, "'loss' is not a valid name of a score"),
+        (
+            {"scored": {"metrics": {"test_worst": 1.0}}},
+            "'test_worst' is not a valid name of a score",
+        ),
+        ({"scored": {"metrics": {"val_p10": 1.0}}}, "is not a valid name of a score"),
+        ({"scored": {"metrics": {"test_weighted_x": 1.0}}}, "is not a valid name of a score"),
+        ({"scored": {"metrics": {"test_accuracy": 1e9}}}, "scores are at most 1"),
+        ({"version": "a\nb"}, "not a valid name"),
+        ({"version": 5}, "not a valid name"),
+        ({"version": None}, "not a valid name"),
     ],
     ids=lambda given: str(given)[:40],
 )
@@ -155,7 +158,7 @@ def test_a_message_as_they_are_is_unpacked():
     # What came plainly may be as long as it is: secure sums have many bytes to a number.
     long = json.dumps({"body": said, "arrays": [["u1", [9000], 9000], ["f4", [900], 9]]}).encode()
     vet_message(Message(long, (bytes(9000), bytes(9))), 1000)
-    with pytest.raises(TrainingError, match="more than there can be"):
+    with pytest.raises(TrainingError, match="larger than allowed"):
         vet_message(Message(long, (bytes(8000), bytes(9))), 1000)
     with pytest.raises(TrainingError, match="header has"):
         vet_message(Message(bytes(1 + (1 << 26)), ()), 1000)
@@ -249,7 +252,7 @@ def test_the_reason_says_how_the_others_are_made():
     orders = {c: Order(c, "train", {"model": WHOLE}) for c in range(3)}
     bodies = {c: {"arrays": {"model": WHOLE if c else PART}} for c in range(3)}
     (why,) = misfits(orders, bodies).values()
-    assert why == "its arrays are made unlike those of the others (model of 4 tensors)"
+    assert why == "its arrays differ in form from those of the others (model of 4 tensors)"
 
 
 # --- honest methods through a channel that checks -------------------------------------------------
@@ -337,7 +340,7 @@ def cut(body):
     ("lie", "told"),
     [
         (spoil, "no longer finite"),
-        (cut, "unlike those of the others"),
+        (cut, "differ in form from those of the others"),
         (lambda b: b.update(examples=10**6), "it counts 1000000 samples"),
         (lambda b: b["metrics"].update(loss=NAN), "is not finite"),
         (lambda b: b.pop("arrays"), "arrays"),

@@ -387,7 +387,7 @@ class Unused(nn.Module):
 
 
 def test_a_last_layer_that_is_never_called_has_no_representation():
-    with pytest.raises(ConfigError, match=r"last layer .spare. is not called once"):
+    with pytest.raises(ConfigError, match=r"last layer .spare. is not called exactly once"):
         FlatModel(Unused()).represent(torch.zeros(1, 3))
 
 

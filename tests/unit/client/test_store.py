@@ -35,7 +35,7 @@ def test_versions_are_kept_as_asked(tmp_path):
     assert store.answered(7, "3.0", "asked").to_bytes() == REPLY.to_bytes()
     assert store.answered(7, "3.0", "something else") is None
     assert store.answered(7, "4.0", "asked") is None
-    with pytest.raises(RunDirError, match=r"client 7 no longer holds version 1\.0"):
+    with pytest.raises(RunDirError, match=r"client 7 no longer has version 1\.0"):
         store.read(7, "1.0")
     store.flush({7: "3.0", 8: ""})
 

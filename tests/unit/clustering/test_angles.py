@@ -57,11 +57,11 @@ def test_small_angles_keep_their_digits(degrees):
 
 def test_the_matrix_holds_the_smallest_angle_of_every_pair():
     bases = some(6)
-    found = smallest_angle_matrix(bases)
+    angles = smallest_angle_matrix(bases)
     expected = [[principal_angles(a, b)[0] for b in bases] for a in bases]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert (found == found.T).all()
-    assert (found.diagonal() == 0).all()
+    np.testing.assert_allclose(angles, expected, atol=1e-6)
+    assert (angles == angles.T).all()
+    assert (angles.diagonal() == 0).all()
     assert smallest_angle_matrix(bases[:1]).tolist() == [[0.0]]
 
 
@@ -86,12 +86,12 @@ def test_paired_angles_by_hand_and_by_loops():
         return sum(np.degrees(np.arccos(min(abs(u @ v), 1))) for u, v in zip(a.T, b.T, strict=True))
 
     expected = [[naive(a, b) for b in bases] for a in bases]
-    found = paired_angle_matrix(bases)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert (found == found.T).all()
-    assert (found.diagonal() == 0).all()
+    angles = paired_angle_matrix(bases)
+    np.testing.assert_allclose(angles, expected, atol=1e-5)
+    assert (angles == angles.T).all()
+    assert (angles.diagonal() == 0).all()
     signs = [b * rng(i).choice([-1, 1], 3) for i, b in enumerate(bases)]
-    np.testing.assert_allclose(paired_angle_matrix(signs), found)
+    np.testing.assert_allclose(paired_angle_matrix(signs), angles)
 
 
 @pytest.mark.parametrize("matrix", [smallest_angle_matrix, paired_angle_matrix])
@@ -111,16 +111,18 @@ def test_clients_with_data_of_one_kind_are_found_in_any_order(matrix, seed):
     ]
     order = rng(seed).permutation(12)
     for way in (np.arange(12), order):
-        found = matrix([basis(data[i], 2) for i in way])
-        assert best_cut(found, agglomerate(found)).labels.tolist() == canonical(truth[way]).tolist()
+        result = matrix([basis(data[i], 2) for i in way])
+        assert (
+            best_cut(result, agglomerate(result)).labels.tolist() == canonical(truth[way]).tolist()
+        )
 
 
 def test_a_basis_spans_the_strongest_directions():
     data = np.zeros((5, 7))
     data[3, 2], data[1, 4], data[0, 0] = 5.0, 9.0, 1.0
-    found = basis(data.astype(np.float32), 2)
-    np.testing.assert_allclose(abs(found), np.eye(5)[:, [1, 3]], atol=1e-12)
-    assert found.dtype == np.float64
+    result = basis(data.astype(np.float32), 2)
+    np.testing.assert_allclose(abs(result), np.eye(5)[:, [1, 3]], atol=1e-12)
+    assert result.dtype == np.float64
     any_data = basis(rng().normal(size=(8, 30)), 4)
     np.testing.assert_allclose(any_data.T @ any_data, np.eye(4), atol=1e-12)
 

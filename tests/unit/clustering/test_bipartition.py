@@ -36,12 +36,12 @@ def across(matrix, one, two):
 
 @given(similarities())
 def test_no_other_cut_is_less_similar_across(matrix):
-    found = bipartition(matrix)
+    halves = bipartition(matrix)
     least = min(across(matrix, *cut) for cut in cuts(len(matrix)))
-    assert found.cross == least == across(matrix, *found.parts)
-    assert sorted(found.parts[0] + found.parts[1]) == list(range(len(matrix)))
-    assert 0 in found.parts[0]
-    assert found.parts[1]
+    assert halves.cross == least == across(matrix, *halves.parts)
+    assert sorted(halves.parts[0] + halves.parts[1]) == list(range(len(matrix)))
+    assert 0 in halves.parts[0]
+    assert halves.parts[1]
 
 
 @given(similarities(), st.randoms(use_true_random=False))
@@ -67,9 +67,9 @@ def test_by_hand():
             [-0.1, -0.9, 0.1, -0.5, 1.0],
         ]
     )
-    found = bipartition(matrix)
-    assert found.parts == ((0, 2, 4), (1, 3))
-    assert found.cross == -0.2
+    halves = bipartition(matrix)
+    assert halves.parts == ((0, 2, 4), (1, 3))
+    assert halves.cross == -0.2
 
 
 def test_a_chain_stays_together_however_far_its_ends_are_apart():
@@ -87,7 +87,7 @@ def test_two_clients_are_two_parts():
 
 @pytest.mark.parametrize("matrix", [[[1.0]], [[1.0, 0.2, 0.1], [0.2, 1.0, 0.1]]])
 def test_what_cannot_be_divided_is_refused(matrix):
-    with pytest.raises(ConfigError, match="two or more clients"):
+    with pytest.raises(ConfigError, match="at least two clients"):
         bipartition(matrix)
 
 

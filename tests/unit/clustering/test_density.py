@@ -37,9 +37,9 @@ def test_a_client_between_two_groups_joins_the_nearer_one_in_any_order():
     at = np.array([0.0, 0.5, 1.0, 1.9, 3.0, 3.5, 4.0])  # 1.9 has one neighbour on either side
     for seed in range(8):
         order = rng(seed).permutation(7)
-        found = dbscan(line(*at[order]), 1.1, min_points=4)
+        labels = dbscan(line(*at[order]), 1.1, min_points=4)
         expected = canonical(np.array([0, 0, 0, 0, 1, 1, 1])[order])
-        assert found.tolist() == expected.tolist()
+        assert labels.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -54,11 +54,11 @@ def test_agrees_with_scipy(dtype, width):
 @given(small)
 def test_any_finite_rows_give_a_symmetric_matrix_without_nan(x):
     for function in VECTOR:
-        found = function(x)
-        assert np.isfinite(found).all()
-        assert (found == found.T).all()
-        assert (found.diagonal() == 0).all()
-        assert (found >= 0).all()
+        result = function(x)
+        assert np.isfinite(result).all()
+        assert (result == result.T).all()
+        assert (result.diagonal() == 0).all()
+        assert (result >= 0).all()
     assert (cosine(x) <= 2).all()
     assert (cosine(x, -x) <= 2).all()
     # math.dist scales each pair; ours scales by the largest number, so that a difference
@@ -91,11 +91,11 @@ def test_many_columns_are_the_sum_of_the_blocks(function, monkeypatch):
 def test_identical_rows_are_at_exactly_zero(function, dtype):
     x = (rng().normal(size=(4, 3000)) * 100 + 1e4).astype(dtype)
     x = x[[0, 1, 2, 0, 1, 0, 3]]
-    found = function(x)
-    assert (found[np.ix_([0, 3, 5], [0, 3, 5])] == 0).all()
-    assert (found[1, 4], found[4, 1]) == (0, 0)
-    assert (found == 0).sum() == 7 + 6 + 2
-    np.testing.assert_array_equal(found[0], found[5])
+    result = function(x)
+    assert (result[np.ix_([0, 3, 5], [0, 3, 5])] == 0).all()
+    assert (result[1, 4], result[4, 1]) == (0, 0)
+    assert (result == 0).sum() == 7 + 6 + 2
+    np.testing.assert_array_equal(result[0], result[5])
     assert (function(x, x[:1])[[0, 3, 5]] == 0).all()
 
 
@@ -156,9 +156,9 @@ def test_tiny_differences_far_from_the_origin_are_accurate(others):
     x = (1000 + 1e-3 * rng().normal(size=(20, 4000))).astype(np.float32)
     big = x.astype(np.float64)
     exact = np.array([[math.sqrt(math.fsum((a - b) ** 2)) for b in big] for a in big])
-    found = euclidean(x, x.copy()) if others else euclidean(x)
-    np.testing.assert_allclose(found, exact, rtol=1e-6)
-    np.testing.assert_allclose(found, exact, rtol=1e-11)
+    result = euclidean(x, x.copy()) if others else euclidean(x)
+    np.testing.assert_allclose(result, exact, rtol=1e-6)
+    np.testing.assert_allclose(result, exact, rtol=1e-11)
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -166,8 +166,8 @@ def test_tight_groups_far_apart_are_accurate(others):
     """Centring alone does not help here: the pairs are recomputed from their differences."""
     x = np.repeat(rng().normal(size=(3, 3000)) * 1e6, 4, axis=0)
     x += 1e-4 * rng(1).normal(size=x.shape)
-    found = euclidean(x, x.copy()) if others else euclidean(x)
-    np.testing.assert_allclose(found, cdist(x, x), rtol=1e-8)
+    result = euclidean(x, x.copy()) if others else euclidean(x)
+    np.testing.assert_allclose(result, cdist(x, x), rtol=1e-8)
 
 
 @pytest.mark.parametrize("function", [euclidean, cosine])
@@ -234,11 +234,11 @@ def test_the_offset_is_the_root_mean_square_of_both_orientations():
     x = rng().normal(size=(4, 6))
     x[3] = x[0]
     offset = 0.3
-    found = euclidean(x, offset=offset)
+    result = euclidean(x, offset=offset)
     for i, j in product(range(4), repeat=2):
         ways = [np.linalg.norm(a - b + offset) ** 2 for a, b in ((x[i], x[j]), (x[j], x[i]))]
-        assert found[i, j] == pytest.approx(0 if i == j else math.sqrt(sum(ways) / 2), rel=1e-12)
-    assert found[0, 3] == pytest.approx(0.3 * math.sqrt(6))
+        assert result[i, j] == pytest.approx(0 if i == j else math.sqrt(sum(ways) / 2), rel=1e-12)
+    assert result[0, 3] == pytest.approx(0.3 * math.sqrt(6))
     assert euclidean(x, x, offset=offset)[0, 0] == pytest.approx(0.3 * math.sqrt(6))
 
 
@@ -285,13 +285,13 @@ def test_jensen_shannon_agrees_with_scipy(monkeypatch):
 def test_jensen_shannon_of_reordered_or_equal_clients():
     p = probabilities(6).astype(np.float32)
     p[4] = p[1]
-    found = jensen_shannon(p)
-    assert found[1, 4] == 0
-    assert (found == found.T).all()
-    assert (found.diagonal() == 0).all()
-    assert found.max() <= math.log(2)
+    divergences = jensen_shannon(p)
+    assert divergences[1, 4] == 0
+    assert (divergences == divergences.T).all()
+    assert (divergences.diagonal() == 0).all()
+    assert divergences.max() <= math.log(2)
     order = rng().permutation(6)
-    np.testing.assert_array_equal(jensen_shannon(p[order]), found[np.ix_(order, order)])
+    np.testing.assert_array_equal(jensen_shannon(p[order]), divergences[np.ix_(order, order)])
     assert jensen_shannon(p[:1]).tolist() == [[0.0]]
 
 

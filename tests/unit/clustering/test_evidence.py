@@ -59,72 +59,72 @@ def same(one, two, order=None):
 
 
 def test_held_out_errors_by_hand():
-    found = find_evidence(FIRST, SECOND, ones(FIRST))
-    assert found.errors == pytest.approx({1: 37.125, 2: 4.25, 3: 13.5, 4: 15})
-    assert found.errors == pytest.approx({k: sum(r) / 4 for k, r in RESIDUALS.items()})
-    assert found.labels.tolist() == [0, 0, 1, 1]
-    assert found.groups == 2
-    assert found.explained == pytest.approx(1 - 4.25 / 37.125)
+    result = find_evidence(FIRST, SECOND, ones(FIRST))
+    assert result.errors == pytest.approx({1: 37.125, 2: 4.25, 3: 13.5, 4: 15})
+    assert result.errors == pytest.approx({k: sum(r) / 4 for k, r in RESIDUALS.items()})
+    assert result.labels.tolist() == [0, 0, 1, 1]
+    assert result.groups == 2
+    assert result.explained == pytest.approx(1 - 4.25 / 37.125)
 
 
 def test_standard_errors_by_hand():
     # Of the differences from two groups, client by client: their deviation over √4. For one group
     # 32.625, 33.625, 28.125, 37.125; their squares about 32.875 add up to 41.25: √(41.25/3/4).
-    found = find_evidence(FIRST, SECOND, ones(FIRST))
-    assert found.deviations[1] == pytest.approx(math.sqrt(41.25 / 12))
+    result = find_evidence(FIRST, SECOND, ones(FIRST))
+    assert result.deviations[1] == pytest.approx(math.sqrt(41.25 / 12))
     for k, row in RESIDUALS.items():
         gaps = np.array(row) - RESIDUALS[2]
-        assert found.deviations[k] == pytest.approx(gaps.std(ddof=1) / 2, abs=1e-12)
-    assert found.plausible == [2]
-    assert found.decisive
+        assert result.deviations[k] == pytest.approx(gaps.std(ddof=1) / 2, abs=1e-12)
+    assert result.plausible == [2]
+    assert result.decisive
 
 
 def test_kappa_by_hand():
     # Three groups: 14 is nearest to 16 and 10 to 10, so the last two change places both ways. Half
     # agree, by chance 1/4 + 1/16 + 1/16: (0.5 − 0.375)/0.625. Four groups: nobody is where it was,
     # by chance a quarter would: −0.25/0.75.
-    found = find_evidence(FIRST, SECOND, ones(FIRST))
-    assert found.kappa == pytest.approx({2: 1.0, 3: 0.2, 4: -1 / 3})
+    result = find_evidence(FIRST, SECOND, ones(FIRST))
+    assert result.kappa == pytest.approx({2: 1.0, 3: 0.2, 4: -1 / 3})
     assert cohen_kappa([0, 0, 0], [0, 0, 0]) == 1.0
 
 
 def test_certainty_by_hand():
     # The means of both halves, 1, 1, 12 and 13, have centres 1 and 12.5. How much nearer each half
     # is to its own: 0 is 1 from 1 and 12.5 from the other, squared 1 and 156.25.
-    found = find_evidence(FIRST, SECOND, ones(FIRST))
+    result = find_evidence(FIRST, SECOND, ones(FIRST))
     wanted = [
         1 - (1 / 12.5**2 + 1 / 10.5**2) / 2,
         1 - (1 / 10.5**2 + 1 / 12.5**2) / 2,
         1 - (2.5**2 / 9**2 + 1.5**2 / 13**2) / 2,
         1 - (3.5**2 / 15**2 + 2.5**2 / 9**2) / 2,
     ]
-    np.testing.assert_allclose(found.certainty, wanted)
-    assert found.between == []
+    np.testing.assert_allclose(result.certainty, wanted)
+    assert result.between == []
 
 
 def test_a_client_whose_halves_fall_into_different_groups_sits_between_them():
     near = [0.0, 0.1, 0.2, 0.3]
     first = np.array([*near, *(10 + x for x in near), 0.0])[:, None]
     second = np.array([*near[::-1], *(10 + x for x in near), 10.2])[:, None]
-    found = find_evidence(first, second, ones(first))
-    assert found.groups == 2
-    assert found.between == [8]
-    assert found.certainty[:8].min() > 0.8
+    result = find_evidence(first, second, ones(first))
+    assert result.groups == 2
+    assert result.between == [8]
+    assert result.certainty[:8].min() > 0.8
 
 
 def test_clients_count_by_their_samples_by_hand():
     # Weights 3, 1, 1, 1 on a line: one mean of the first halves is (0 + 2 + 10 + 16)/6 = 28/6, of
     # the second (6 + 0 + 14 + 10)/6 = 5.
-    found = find_evidence(FIRST, SECOND, [3, 1, 1, 1])
+    result = find_evidence(FIRST, SECOND, [3, 1, 1, 1])
     share = np.array([3, 1, 1, 1]) / 6
     one = ((SECOND - 28 / 6) ** 2 + (FIRST - 5) ** 2).ravel() / 2
-    assert found.errors[1] == pytest.approx(share @ one)
+    assert result.errors[1] == pytest.approx(share @ one)
     # Two groups: centres (3·0 + 2)/4 = 0.5 and 13, and (3·2 + 0)/4 = 1.5 and 12.
     two = [(1.5**2 + 1.5**2) / 2, (0.5**2 + 0.5**2) / 2, 2.5, 12.5]
-    assert found.errors[2] == pytest.approx(share @ two)
+    assert result.errors[2] == pytest.approx(share @ two)
     gaps = one - two
     gaps = gaps - share @ gaps
-    assert found.deviations[1] == pytest.approx(
+    assert result.deviations[1] == pytest.approx(
         math.sqrt((share**2 * gaps**2).sum() / (1 - (share**2).sum()))
     )
 
@@ -133,14 +133,14 @@ def test_the_fewest_groups_within_one_standard_error_are_chosen():
     kinds = set()
     for seed in range(20):
         first, second, _ = planted(seed, noise=0.7)
-        found = find_evidence(first, second, ones(first), most=8)
-        lowest = min(found.errors, key=found.errors.get)
-        allowed = {k: found.errors[lowest] + found.deviations[k] for k in found.errors}
-        assert found.groups == min(k for k in allowed if found.errors[k] <= allowed[k])
-        assert ("no better by more than one standard error" in found.why) == (
-            1 < found.groups != lowest
+        result = find_evidence(first, second, ones(first), most=8)
+        lowest = min(result.errors, key=result.errors.get)
+        allowed = {k: result.errors[lowest] + result.deviations[k] for k in result.errors}
+        assert result.groups == min(k for k in allowed if result.errors[k] <= allowed[k])
+        assert ("no better by more than one standard error" in result.why) == (
+            1 < result.groups != lowest
         )
-        kinds.add((found.groups == 1, found.groups == lowest))
+        kinds.add((result.groups == 1, result.groups == lowest))
     assert {(False, True), (False, False)} <= kinds  # so the test can tell
 
 
@@ -209,9 +209,9 @@ def test_a_client_of_two_samples_is_the_same_client_twice():
 @pytest.mark.parametrize("seed", range(3))
 def test_equal_halves_are_reproduced_for_every_number_of_groups(seed):
     first, _, _ = planted(seed, noise=1.0)
-    found = find_evidence(first, first, ones(first))
-    assert found.kappa == dict.fromkeys(range(2, len(first) + 1), 1.0)
-    assert found.errors[len(first)] == pytest.approx(0, abs=1e-12)
+    result = find_evidence(first, first, ones(first))
+    assert result.kappa == dict.fromkeys(range(2, len(first) + 1), 1.0)
+    assert result.errors[len(first)] == pytest.approx(0, abs=1e-12)
 
 
 def test_planted_groups_are_found_and_shuffled_halves_are_one_group(monkeypatch):
@@ -220,8 +220,8 @@ def test_planted_groups_are_found_and_shuffled_halves_are_one_group(monkeypatch)
     right, alone = 0, 0
     for seed in range(100):
         first, second, truth = planted(seed, noise=0.4, apart=1.5)
-        found = find_evidence(first, second, ones(first), most=6)
-        right += found.labels.tolist() == truth.tolist()
+        result = find_evidence(first, second, ones(first), most=6)
+        right += result.labels.tolist() == truth.tolist()
         other = rng(1000 + seed).permutation(len(first))
         alone += find_evidence(first, second[other], ones(first), most=6).groups == 1
     assert right >= 95  # so that the shuffling means something
@@ -296,17 +296,17 @@ def test_equal_clients_are_one_group_and_zeros_say_nothing():
 def test_a_row_of_zeros_has_no_direction_and_does_no_harm(width):
     first, second, truth = planted(1, width=width, apart=3.0)
     first[2] = second[2] = 0.0
-    found = find_evidence(first, second, ones(first), directions=True)
-    assert np.isfinite(list(found.errors.values())).all()
+    result = find_evidence(first, second, ones(first), directions=True)
+    assert np.isfinite(list(result.errors.values())).all()
     others = np.delete(np.arange(len(first)), 2)
-    pairs = {(truth[i], found.labels[i]) for i in others}
+    pairs = {(truth[i], result.labels[i]) for i in others}
     assert len(pairs) == 3
 
 
 def test_halves_that_have_nothing_in_common_are_too_little():
     first, second = rng(0).normal(size=(2, 10, 200))
-    found = find_evidence(first, second, np.ones(10))
-    assert (found.groups, found.enough, found.why) == (1, False, NO_SIGNAL)
+    result = find_evidence(first, second, np.ones(10))
+    assert (result.groups, result.enough, result.why) == (1, False, NO_SIGNAL)
     one = find_evidence(first + 3, second + 3, np.ones(10))
     assert (one.groups, one.enough, one.why) == (1, True, ONE_GROUP)
 
@@ -314,11 +314,11 @@ def test_halves_that_have_nothing_in_common_are_too_little():
 def test_ten_thousand_clients():
     began = time.perf_counter()
     first, second, truth = planted(0, sizes=(5000, 3000, 1500, 500), width=8, noise=0.1)
-    found = find_evidence(first, second, np.ones(10_000), directions=True)
+    result = find_evidence(first, second, np.ones(10_000), directions=True)
     assert time.perf_counter() - began < 10
-    assert found.labels.tolist() == truth.tolist()
-    assert found.certainty.min() > 0
-    assert found.tree is None
+    assert result.labels.tolist() == truth.tolist()
+    assert result.certainty.min() > 0
+    assert result.tree is None
 
 
 def test_what_cannot_be_compared_is_refused_in_a_sentence():

@@ -148,32 +148,32 @@ def test_more_groups_than_distinct_rows_are_refused():
 @pytest.mark.parametrize("seed", range(5))
 def test_planted_groups_are_found_in_any_order(seed):
     x, truth = planted(seed)
-    found = best_k(x.astype(np.float32))
-    assert found.labels.tolist() == truth.tolist()
+    best = best_k(x.astype(np.float32))
+    assert best.labels.tolist() == truth.tolist()
     assert kmeans(x, 4)[0].tolist() == truth.tolist()
-    assert found.silhouette == found.scores[4] == max(found.scores.values())
+    assert best.silhouette == best.scores[4] == max(best.scores.values())
     order = rng(seed + 1).permutation(len(x))
     assert best_k(x[order]).labels.tolist() == canonical(truth[order]).tolist()
     for g in range(4):
-        np.testing.assert_allclose(found.centres[g], x[truth == g].mean(axis=0), atol=1e-6)
+        np.testing.assert_allclose(best.centres[g], x[truth == g].mean(axis=0), atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_one_blob_is_one_group(seed):
     x = rng(seed).normal(size=(24, 200))
-    found = best_k(x)
-    assert found.labels.tolist() == [0] * 24
-    assert found.silhouette == 0
-    assert list(found.scores) == list(range(2, 24))
-    np.testing.assert_allclose(found.centres, x.mean(axis=0)[None], atol=1e-12)
+    best = best_k(x)
+    assert best.labels.tolist() == [0] * 24
+    assert best.silhouette == 0
+    assert list(best.scores) == list(range(2, 24))
+    np.testing.assert_allclose(best.centres, x.mean(axis=0)[None], atol=1e-12)
 
 
 def test_scores_are_scikit_learns():
     x = rng(2).normal(size=(12, 3))
-    found = best_k(x, floor=-1)
+    best = best_k(x, floor=-1)
     expected = {k: silhouette_score(x, kmeans(x, k)[0]) for k in range(2, 12)}
-    assert found.scores == pytest.approx(expected, abs=1e-9)
-    assert found.labels.tolist() == kmeans(x, max(expected, key=expected.get))[0].tolist()
+    assert best.scores == pytest.approx(expected, abs=1e-9)
+    assert best.labels.tolist() == kmeans(x, max(expected, key=expected.get))[0].tolist()
 
 
 def test_the_penalty_and_the_limit_prefer_fewer_groups():
@@ -200,10 +200,10 @@ def test_few_or_identical_rows_are_one_group_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for x in (np.ones((1, 3)), np.array([[0.0], [9.0]]), np.ones((6, 2)), np.zeros((6, 2))):
-            found = best_k(x, floor=-1)
-            assert found.labels.tolist() == [0] * len(x)
-            assert found.scores == {}
-            np.testing.assert_allclose(found.centres, x.mean(axis=0)[None])
+            best = best_k(x, floor=-1)
+            assert best.labels.tolist() == [0] * len(x)
+            assert best.scores == {}
+            np.testing.assert_allclose(best.centres, x.mean(axis=0)[None])
         x = np.array([[0.0], [0.0], [0.0], [5.0], [5.0], [9.0]])
         assert best_k(x).labels.tolist() == [0, 0, 0, 1, 1, 2]
         assert list(best_k(x).scores) == [2, 3]

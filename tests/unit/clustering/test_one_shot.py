@@ -151,15 +151,15 @@ def test_a_planted_mixture_is_found_whole(seed):
     means = random.normal(size=(9, 50))
     gaps = np.linalg.norm(means[:, None] - means, axis=2)
     means *= 20 / gaps[gaps > 0].min()
-    truth, found, sent = [], [], []
+    truth, result, sent = [], [], []
     for _ in range(4):
         for own in random.permutation(9).reshape(3, 3):
             y = random.permutation(np.repeat(own, 15))
             truth.append(y)
             sent.append(local_centres(means[y] + random.normal(size=(45, 50)), 3))
     seeds = seed_centres([c for _, c in sent], 9)
-    found = [nearest_seed(c, seeds)[labels] for labels, c in sent]
-    assert canonical(np.concatenate(found)).tolist() == canonical(np.concatenate(truth)).tolist()
+    result = [nearest_seed(c, seeds)[labels] for labels, c in sent]
+    assert canonical(np.concatenate(result)).tolist() == canonical(np.concatenate(truth)).tolist()
 
 
 def test_what_cannot_be_done_is_refused():

@@ -52,8 +52,8 @@ def row(*steps):
 
 def test_drift_by_hand():
     # η = 0.5, β = 2, δ = 3: (ηβ + 1)^τ is 2^τ; 1.5·(2^τ − 1) − 1.5τ.
-    found = drift(row(1, 2, 3, 5), 0.5, Estimates(1.0, 2.0, 3.0))
-    assert found.tolist() == pytest.approx([0, 1.5, 6.0, 39.0])
+    gaps = drift(row(1, 2, 3, 5), 0.5, Estimates(1.0, 2.0, 3.0))
+    assert gaps.tolist() == pytest.approx([0, 1.5, 6.0, 39.0])
 
 
 numbers = st.floats(1e-3, 1e3)
@@ -62,10 +62,10 @@ numbers = st.floats(1e-3, 1e3)
 @given(numbers, numbers, numbers)
 @settings(max_examples=60, deadline=None)
 def test_one_step_does_not_drift_and_more_drift_more(lr, beta, delta):
-    found = drift(np.arange(1.0, 101), lr, Estimates(1.0, beta, delta))
-    assert found[0] == 0
-    assert (np.diff(found[np.isfinite(found)]) > 0).all()
-    assert not np.isnan(found).any()
+    gaps = drift(np.arange(1.0, 101), lr, Estimates(1.0, beta, delta))
+    assert gaps[0] == 0
+    assert (np.diff(gaps[np.isfinite(gaps)]) > 0).all()
+    assert not np.isnan(gaps).any()
 
 
 def test_equal_clients_do_not_drift_nor_do_those_with_straight_losses():
@@ -78,8 +78,8 @@ def test_bound_by_hand():
     # ρh = 2·1.5 = 3, over ηφτ = 0.1 it is 30: 0.61111 + √(0.37346 + 30) + 3 = 9.12232.
     # At τ = 1 h = 0: A/(ηφ) = (10/90)/0.05 = 2.22222.
     seen, resource = Estimates(2.0, 2.0, 3.0), Resource("s", 100.0, 0.0, 1.0, 9.0)
-    found = bound(row(1, 2), 0.5, 0.1, seen, [resource])
-    assert found.tolist() == pytest.approx([2.22222, 9.12232], abs=1e-5)
+    bounds = bound(row(1, 2), 0.5, 0.1, seen, [resource])
+    assert bounds.tolist() == pytest.approx([2.22222, 9.12232], abs=1e-5)
 
 
 def test_what_is_spent_already_is_no_part_of_the_bound():
@@ -108,8 +108,8 @@ unit = st.floats(0.01, 2)
 def test_the_search_finds_what_trying_all_finds(rho, beta, delta, lr, resources, most):
     tried = [plain_bound(tau, lr, 0.025, rho, beta, delta, resources) for tau in range(1, most + 1)]
     made = [Resource("", budget, 0.0, c, b) for budget, c, b in resources]
-    found = best_steps(most, lr, 0.025, Estimates(rho, beta, delta), made)
-    assert tried[found - 1] <= min(tried) * (1 + 1e-9)
+    steps = best_steps(most, lr, 0.025, Estimates(rho, beta, delta), made)
+    assert tried[steps - 1] <= min(tried) * (1 + 1e-9)
 
 
 def test_equal_clients_make_all_the_steps_they_may_if_aggregation_costs_anything():
@@ -129,8 +129,8 @@ def test_dear_aggregation_makes_more_steps_and_differing_clients_fewer():
 
 def test_steps_are_infinitely_bad_rather_than_not_a_number():
     wild = Estimates(1e200, 1e100, 1e200)
-    found = bound(np.arange(1.0, 1001), 1.0, 0.025, wild, [Resource("s", 10.0, 0.0, 1.0, 1.0)])
-    assert not np.isnan(found).any()
+    bounds = bound(np.arange(1.0, 1001), 1.0, 0.025, wild, [Resource("s", 10.0, 0.0, 1.0, 1.0)])
+    assert not np.isnan(bounds).any()
     assert best_steps(1000, 1.0, 0.025, wild, [Resource("s", 10.0, 0.0, 1.0, 1.0)]) == 1
     flat = bound(row(1, 500), 1.0, 0.025, replace(wild, rho=0.0), [])
     assert flat.tolist() == [0, 0]  # ρ = 0: no drift can raise the loss
@@ -185,13 +185,13 @@ def test_groups_count_by_their_samples():
     # ρ = 1, β = 6; δ² = 6 − 5 = 1. Known: 0.125 + 0.75; ρ = (0.25·2 + 0.75·1)/0.875.
     first = mean(10, [0.5, 2.0, 1.0, 8.0, 25.0, 0.2], [4.0, 0.0])
     second = mean(30, [1.0, 1.0, 6.0, 4.0, 6.0, 0.6], [1.0, 2.0])
-    found = Measured.of([first, second])
-    assert found.known == pytest.approx(0.875)
-    assert found.rho == pytest.approx(1.25 / 0.875)
-    assert found.beta == pytest.approx(4.75 / 0.875)
-    assert found.delta == pytest.approx(math.sqrt(0.25 * 9 + 0.75 * 1))
-    assert found.loss == pytest.approx(5.0)
-    assert found.work == pytest.approx(0.5)
+    result = Measured.of([first, second])
+    assert result.known == pytest.approx(0.875)
+    assert result.rho == pytest.approx(1.25 / 0.875)
+    assert result.beta == pytest.approx(4.75 / 0.875)
+    assert result.delta == pytest.approx(math.sqrt(0.25 * 9 + 0.75 * 1))
+    assert result.loss == pytest.approx(5.0)
+    assert result.work == pytest.approx(0.5)
     assert Measured.of([]) is None
 
 
@@ -258,9 +258,9 @@ def test_single_replies_of_clients_that_pick_go_by_their_pick():
     ("inner", "why"),
     [
         (coterie.local, "local shares nothing"),
-        (coterie.user_centric, "mixes models in shares"),
+        (coterie.user_centric, "mixes models with weights"),
         (lambda: coterie.fedfomo(m=1), "fedfomo"),
-        (lambda: coterie.dc_pfl(alpha=1), "conversation of its own"),
+        (lambda: coterie.dc_pfl(alpha=1), "exchange of its own"),
         (coterie.dc_pfl, "dc-pfl"),
         (coterie.fedtsdp, "fedtsdp"),
         (lambda: coterie.layer_wise(coterie.fedavg(), 2), "lets layers rest"),
@@ -268,7 +268,7 @@ def test_single_replies_of_clients_that_pick_go_by_their_pick():
     ],
 )
 def test_what_does_not_fit_is_refused(inner, why):
-    with pytest.raises(ConfigError, match=f"{why}.*adaptive-tau cannot go around it"):
+    with pytest.raises(ConfigError, match=f"{why}.*adaptive-tau cannot wrap it"):
         adaptive_steps(inner())
 
 
@@ -307,7 +307,7 @@ def test_it_is_a_piece_for_others(monkeypatch):
     assert made.name == "ifca+adaptive-tau"
     assert {"train", "pick", "tau.loss"} <= set(made.tasks)
     assert make("scaffold+adaptive-tau", {}).check is not None
-    with pytest.raises(ConfigError, match="both say what goes around it"):
+    with pytest.raises(ConfigError, match="both say what wraps the method"):
         make("fedadam+adaptive-tau", {})
 
 
@@ -341,8 +341,8 @@ def built(*modules, frozen=()):
     ],
 )
 def test_phi_is_the_authors_for_the_kind_of_model(layout, phi, words):
-    found, why = weight_of("auto", layout)
-    assert found == phi
+    result, why = weight_of("auto", layout)
+    assert result == phi
     assert words in why
     assert weight_of(0.7, layout) == (0.7, "it was given")
 

@@ -75,23 +75,23 @@ def test_a_joined_method_travels_by_name():
     ("name", "parameters", "words"),
     [
         ("ifca+fedclust", {"k": 2}, "ifca and fedclust both say who learns together"),
-        ("fedadam+median", {}, "fedadam and median both say what goes around it"),
+        ("fedadam+median", {}, "fedadam and median both say what wraps the method"),
         ("ifca+fedper", {"k": 2}, "write ifca.k or fedper.k"),
         ("ifca+fedprox", {"nu": 2}, "unknown parameter of method ifca.fedprox 'nu'"),
         ("ifca+fedprox", {"ifca.n": 2}, "unknown parameter of method ifca 'n'"),
         ("ifca+ifca", {"k": 2}, "write each part once"),
         ("ifca+", {"k": 2}, "write each part once"),
         ("ifca+nobody", {"k": 2}, "unknown method 'nobody'"),
-        ("fedfomo+median", {}, "makes no mean"),
-        ("fedfomo+fedadam", {}, "makes no mean"),
-        ("user-centric+median", {}, "mixes models in shares: no robust mean"),
+        ("fedfomo+median", {}, "computes no mean"),
+        ("fedfomo+fedadam", {}, "computes no mean"),
+        ("user-centric+median", {}, "mixes models with weights: no robust mean"),
         ("local+krum", {}, "shares nothing: no robust mean"),
-        ("local+fedavgm", {}, "shares nothing: no server's optimiser"),
-        ("fedtsdp+fedavgm", {}, "numbers its clusters anew"),
+        ("local+fedavgm", {}, "shares nothing: no server optimizer"),
+        ("fedtsdp+fedavgm", {}, "renumbers its clusters"),
         ("dc-pfl+fedadam", {}, "lets layers rest, which a step would move"),
         ("ditto", {"lam": float("inf")}, "lam = inf: must be a finite number"),
-        ("dc-pfl+fedprox", {}, "dc-pfl has a conversation of its own"),
-        ("dc-pfl+fedtsdp", {}, "conversation of its own"),
+        ("dc-pfl+fedprox", {}, "dc-pfl has an exchange of its own"),
+        ("dc-pfl+fedtsdp", {}, "exchange of its own"),
         ("ifca+fedprox", {"k": 2, "mu": -1.0}, "mu = -1.0: must be at least 0"),
     ],
 )
@@ -133,7 +133,7 @@ def test_layers_do_not_rest_where_the_server_needs_them_all(name):
 
 def test_a_paced_method_cannot_lose_its_pace_by_being_taken_apart():
     paced = coterie.layer_wise(coterie.ifca(k=2), 2)
-    with pytest.raises(ConfigError, match="conversation of its own"):
+    with pytest.raises(ConfigError, match="exchange of its own"):
         combined("x", {"paced": paced, "fedprox": coterie.fedprox()})
 
 
@@ -161,8 +161,8 @@ def test_every_other_method_lets_layers_rest(tmp_path):
 def test_a_newcomer_that_is_offered_nothing_is_admitted(tmp_path):
     """All layers personal: there is no model to pick, and nothing goes wrong."""
     made = make("ifca+fedper", {"ifca.k": 2, "fedper.k": 2})
-    found = execute(experiment(made, settings={"rounds": 1, "holdout": 1}), tmp_path)
-    assert sorted(found.groups) == [0, 1, 2, 3, 4, 5]
+    outcome = execute(experiment(made, settings={"rounds": 1, "holdout": 1}), tmp_path)
+    assert sorted(outcome.groups) == [0, 1, 2, 3, 4, 5]
 
 
 # --- rules that sort replies ---------------------------------------------------------------------

@@ -281,8 +281,8 @@ def test_many_clients_with_long_representations_are_compared_by_sketches(by, mon
         return find_evidence(first, *rest, **more)
 
     monkeypatch.setattr(probing, "find_evidence", noting)
-    found = ask(Scripted(answer, range(12)), Probe(by, steps=5), start, range(12))
-    assert found.evidence.labels.tolist() == [0, 1] * 6
+    result = ask(Scripted(answer, range(12)), Probe(by, steps=5), start, range(12))
+    assert result.evidence.labels.tolist() == [0, 1] * 6
     assert lengths == [64]
 
 
@@ -296,10 +296,10 @@ def test_a_direction_of_inputs_has_no_sign():
         return halves(line, -line if order.client % 3 else line, by="data")
 
     fed = Scripted(answer, range(6))
-    found = ask(fed, Probe("data"), START, range(4))
-    assert found.spreads == pytest.approx([0.0] * 4, abs=1e-9)
-    middles = centres(found.places, [0, 1, 0, 1])
-    assert place(fed, found.memory, middles, [4, 5]) == {4: 0, 5: 1}
+    result = ask(fed, Probe("data"), START, range(4))
+    assert result.spreads == pytest.approx([0.0] * 4, abs=1e-9)
+    middles = centres(result.places, [0, 1, 0, 1])
+    assert place(fed, result.memory, middles, [4, 5]) == {4: 0, 5: 1}
 
 
 def test_inputs_along_two_lines_are_two_groups(tmp_path):
@@ -419,8 +419,8 @@ def test_too_little_training_is_said_when_most_clients_never_learn_enough():
     assert not one.evidence.enough
     assert "too little training to tell: after 300 steps" in one.notes["why"] == one.evidence.why
     # Groups that are there all the same are there.
-    found = asked(Answers(APART, needed=short))
-    assert (found.evidence.groups, found.evidence.enough) == (2, True)
+    result = asked(Answers(APART, needed=short))
+    assert (result.evidence.groups, result.evidence.enough) == (2, True)
     half = dict(enumerate([25, 25, 0, 0]))
     assert asked(
         Answers(dict.fromkeys(range(4), (0, 1)), needed=half), fallback=False
@@ -463,12 +463,12 @@ def test_of_a_whole_change_that_tells_nothing_the_final_layer_is_looked_at():
         return halves(*[weights(TWO, *side) for side in sides])
 
     fed = Scripted(answer, range(4))
-    found = ask(fed, Probe("model", steps=5), START, range(4))
-    assert found.evidence.labels.tolist() == [0, 1, 0, 1]
-    assert found.memory["by"] == found.notes["by"] == "final-layer"
-    assert "fallback" in found.notes
+    result = ask(fed, Probe("model", steps=5), START, range(4))
+    assert result.evidence.labels.tolist() == [0, 1, 0, 1]
+    assert result.memory["by"] == result.notes["by"] == "final-layer"
+    assert "fallback" in result.notes
     assert len(fed.asked) == 1  # nothing more was asked for
-    assert found.places.shape == (4, 2)
+    assert result.places.shape == (4, 2)
     alone = ask(fed, Probe("model", steps=5, fallback=False), START, range(4))
     assert (alone.evidence.groups, alone.memory["by"]) == (1, "model")
 
@@ -487,7 +487,7 @@ def test_who_did_not_answer_is_not_there():
     assert answer.clients == answer.notes["clients"] == [0, 2, 3]
     assert answer.evidence.labels.tolist() == [0, 0, 1]
     fed.script = lambda order: None
-    with pytest.raises(TrainingError, match="no client said how many steps"):
+    with pytest.raises(TrainingError, match="no client answered how many steps"):
         asked(fed)
     with pytest.raises(TrainingError, match="no client answered the probe"):
         asked(fed, steps=5)
@@ -602,10 +602,10 @@ def two_layers(order):
 @pytest.mark.parametrize("start", [(0, 0, 0, 0), (7, -1, 2, 3)])
 def test_whole_models_are_compared_layer_by_layer(start):
     fed = Scripted(two_layers, range(3))
-    found = ask(fed, Probe("model", steps=5), weights(TWO, *start), range(3))
+    result = ask(fed, Probe("model", steps=5), weights(TWO, *start), range(3))
     # ‖(3, 4)‖ = 5 from client 1 to both others in layer 0, ‖(5, 12)‖ = 13 from client 2 in layer 1.
     layers = {"0": [[], [5.0], [0.0, 5.0]], "1": [[], [0.0], [13.0, 13.0]]}
-    assert found.layer_notes == {"layer_distances": {"clients": [0, 1, 2], "layers": layers}}
+    assert result.layer_notes == {"layer_distances": {"clients": [0, 1, 2], "layers": layers}}
 
 
 def test_layers_are_noted_where_whole_models_were_sent_and_of_so_many_as_can_be_read(monkeypatch):
@@ -614,5 +614,5 @@ def test_layers_are_noted_where_whole_models_were_sent_and_of_so_many_as_can_be_
     monkeypatch.setattr(probing, "MOST_BY_LAYER", 2)
     for count, noted in ((2, ["layer_distances"]), (3, [])):
         fed = Scripted(two_layers, range(count))
-        found = ask(fed, Probe("model", steps=5), START, range(count))
-        assert list(found.layer_notes) == noted
+        result = ask(fed, Probe("model", steps=5), START, range(count))
+        assert list(result.layer_notes) == noted

@@ -177,8 +177,8 @@ def replies(**by_client):
     """A script: each client (c0, c1, ...) answers with a model of these two numbers, or not."""
 
     def script(order):
-        found = by_client.get(f"c{order.client}")
-        return None if found is None else Upload({"model": weights(LINE, *found)}, {"loss": 0.0})
+        result = by_client.get(f"c{order.client}")
+        return None if result is None else Upload({"model": weights(LINE, *result)}, {"loss": 0.0})
 
     return script
 
@@ -361,7 +361,7 @@ def test_mixing_in_shares_is_refused():
     fed = _Robust(Scripted(replies(**SANE), range(4)), coordinate_median, whole=False)
     shares = {0: {0: 0.5, 1: 0.5}}
     for mean in (lambda: fed.reduce([], shares), lambda: fed.average([], shares)):
-        with pytest.raises(ConfigError, match="mixes models in shares"):
+        with pytest.raises(ConfigError, match="mixes models with weights"):
             mean()
     assert fed.fed.asked == []  # before anybody has been asked
     fed.reduce([], {0: {0: 1.0, 1: 0.0}})  # all or nothing is no share
@@ -369,7 +369,7 @@ def test_mixing_in_shares_is_refused():
 
 @pytest.mark.parametrize("method", [median, trimmed_mean, krum])
 def test_user_centric_with_a_robust_mean_is_refused(method):
-    with pytest.raises(ConfigError, match="mixes models in shares"):
+    with pytest.raises(ConfigError, match="mixes models with weights"):
         method().pieces.around(coterie.user_centric())
 
 

@@ -78,20 +78,20 @@ def test_two_cuts_and_three_clients_by_hand():
     # Gaps 0.3, 0.2 and 0.1: 0.2 on average, their sample variance 0.01. Together with 0.02 from
     # few validation samples that makes √(0.03/3) = 0.1.
     rows = [row((1.0, 0.7), 0.01), row((1.2, 1.0), 0.02), row((0.8, 0.7), 0.03)]
-    found = judge(torch.stack(rows).mean(0), 3, 2)
-    assert found.losses == pytest.approx([1.0, 0.8])
-    assert found.errors == pytest.approx([0.1, 0.0])
-    assert (found.chosen, found.clients) == (1, 3)
+    verdict = judge(torch.stack(rows).mean(0), 3, 2)
+    assert verdict.losses == pytest.approx([1.0, 0.8])
+    assert verdict.errors == pytest.approx([0.1, 0.0])
+    assert (verdict.chosen, verdict.clients) == (1, 3)
     # With 0.12 more it is √(0.15/3) = 0.224: then 0.2 is no difference.
     rows = [replaced + torch.tensor([0, 0, 0, 0, 0, 0, 0.12]) for replaced in rows]
-    found = judge(torch.stack(rows).mean(0), 3, 2)
-    assert found.errors[0] == pytest.approx(math.sqrt(0.05))
-    assert found.chosen == 0
+    verdict = judge(torch.stack(rows).mean(0), 3, 2)
+    assert verdict.errors[0] == pytest.approx(math.sqrt(0.05))
+    assert verdict.chosen == 0
 
 
 def test_clients_that_are_alike_leave_the_error_of_few_samples():
-    found = judge(row((1.0, 0.9), 0.04), 4, 2)
-    assert found.errors == pytest.approx([math.sqrt(0.04 / 4), 0.0])
+    verdict = judge(row((1.0, 0.9), 0.04), 4, 2)
+    assert verdict.errors == pytest.approx([math.sqrt(0.04 / 4), 0.0])
     assert judge(row((1.0, 0.9), 0.03), 4, 2).chosen == 1  # √0.0075 = 0.087
     assert judge(row((1.0, 0.9), 0.05), 4, 2).chosen == 0  # √0.0125 = 0.112
 
@@ -111,8 +111,8 @@ def test_standard_errors_are_those_of_the_gap_to_the_lowest():
     random = np.random.default_rng(0)
     losses = random.normal(1, 0.2, (7, 4))
     losses[:, 2] -= 0.5
-    found = judge(torch.stack([row(tuple(r)) for r in losses]).mean(0), 7, 4)
-    for errors, cut in ((found.errors, 2), (found.from_one, 0)):
+    verdict = judge(torch.stack([row(tuple(r)) for r in losses]).mean(0), 7, 4)
+    for errors, cut in ((verdict.errors, 2), (verdict.from_one, 0)):
         gaps = losses - losses[:, [cut]]
         assert errors == pytest.approx(gaps.std(axis=0, ddof=1) / math.sqrt(7), abs=1e-9)
 
@@ -131,9 +131,9 @@ def test_clients_without_validation_data_do_not_count():
 def test_losses_without_ones_own_contribution_are_averaged_alike():
     rows = [row((1.0, 0.7), others=(1.1, 0.9)), row((1.2, 1.0), others=(1.5, 1.1))]
     nothing = torch.zeros(row_length(2), dtype=torch.float64)
-    found = judge(torch.stack([*rows, nothing]).mean(0), 3, 2)
-    assert found.others == pytest.approx([1.3, 1.0])
-    assert found.losses == pytest.approx([1.1, 0.85])
+    verdict = judge(torch.stack([*rows, nothing]).mean(0), 3, 2)
+    assert verdict.others == pytest.approx([1.3, 1.0])
+    assert verdict.losses == pytest.approx([1.1, 0.85])
 
 
 # --- candidates -----------------------------------------------------------------------------------
@@ -226,13 +226,13 @@ def scored(channel, start, cuts, number, totals=None, **offered):
     arrays = {n: Weights(start.layout, torch.tensor([v])) for n, v in offered.items()}
     config = {"cuts": cuts} | ({} if totals is None else {"totals": totals})
     (reply,) = channel.gather([Order(0, "score-cuts", arrays, config)])
-    found, k = reply.arrays["scores"].tolist(), len(cuts.split())
+    result, k = reply.arrays["scores"].tolist(), len(cuts.split())
     for first in (1, 1 + k):
-        found[first : first + k] = [
-            found[first],
-            *(found[first] + v for v in found[first + 1 : first + k]),
+        result[first : first + k] = [
+            result[first],
+            *(result[first] + v for v in result[first + 1 : first + k]),
         ]
-    return found
+    return result
 
 
 def test_a_row_by_hand(tmp_path):
@@ -272,21 +272,21 @@ def test_the_loss_without_ones_own_contribution_by_hand(tmp_path):
     channel, start = scoring(tmp_path, [1.0, 3.0])
     channel.begin(0)
     channel.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
-    found = scored(channel, start, "a b alone", 0, totals="8 4 2", a=2.0, b=1.5)
-    assert found[1:4] == pytest.approx([1, 1.25, 2])
-    assert found[4:7] == pytest.approx([10 / 9, 1, 1])
+    result = scored(channel, start, "a b alone", 0, totals="8 4 2", a=2.0, b=1.5)
+    assert result[1:4] == pytest.approx([1, 1.25, 2])
+    assert result[4:7] == pytest.approx([10 / 9, 1, 1])
 
 
 def test_who_is_nearly_all_of_its_group_has_nobody_elses_model(tmp_path):
     # Of its group's samples 2 are its own: with 41 in all a twentieth is others', with 40 less.
     channel, start = scoring(tmp_path, [1.0, 3.0], targets=(5.0,) * 38)
-    found = []
+    result = []
     for number, total in enumerate((41, 39)):
         channel.begin(number)
         channel.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
-        found.append(scored(channel, start, "a b", number, totals=f"80 {total}", a=2.0, b=1.5))
-    assert found[0][4] != found[0][3]
-    assert found[1][4] == found[1][3]
+        result.append(scored(channel, start, "a b", number, totals=f"80 {total}", a=2.0, b=1.5))
+    assert result[0][4] != result[0][3]
+    assert result[1][4] == result[1][3]
 
 
 def test_models_to_be_scored_travel_in_half_the_bytes_unless_their_numbers_are_too_large():
@@ -314,15 +314,15 @@ def test_models_are_scored_on_the_data_that_are_asked_for(tmp_path):
 def test_on_training_data_the_evidence_has_no_say():
     cuts = torch.tensor([[0, 0], [0, 1]])
     memory = {"clients": [0, 1], "slot": 0, "cuts": cuts, "rounds": 1, "own": 1, "decisive": True}
-    assert trial._Plan({**memory, "on": "val"}, 1).own == 1
-    assert trial._Plan({**memory, "on": "train"}, 1).own == -1
-    assert trial._Plan({**memory, "decisive": False}, 1).own == -1
+    assert trial._TrialPlan({**memory, "on": "val"}, 1).evidence_cut == 1
+    assert trial._TrialPlan({**memory, "on": "train"}, 1).evidence_cut == -1
+    assert trial._TrialPlan({**memory, "decisive": False}, 1).evidence_cut == -1
 
 
 def test_who_has_no_model_of_its_own_contributed_nothing(tmp_path):
     channel, start = scoring(tmp_path, [1.0, 3.0])
-    found = scored(channel, start, "a b", 0, totals="8 4", a=2.0, b=1.5)
-    assert found[3:5] == found[1:3] == pytest.approx([1, 1.25])
+    result = scored(channel, start, "a b", 0, totals="8 4", a=2.0, b=1.5)
+    assert result[3:5] == result[1:3] == pytest.approx([1, 1.25])
 
 
 def test_what_is_trained_is_kept_in_a_trial_only(tmp_path):
@@ -382,8 +382,8 @@ def test_what_an_earlier_trial_left_behind_is_not_used(tmp_path):
     channel.begin(0)
     channel.reduce([Order(0, "train", {"0": start}, {trial.STEPS: 0})], {0: {0: 1.0}})
     # Its scores were never asked for. In round 5 its training is lost: it is in no mean.
-    found = scored(channel, start, "a b", 5, totals="8 4", a=2.0, b=1.5)
-    assert found[3:5] == found[1:3] == pytest.approx([1, 1.25])
+    result = scored(channel, start, "a b", 5, totals="8 4", a=2.0, b=1.5)
+    assert result[3:5] == result[1:3] == pytest.approx([1, 1.25])
     assert scored(channel, start, "a alone", 5, a=2.0) == [0.0] * row_length(2)
 
 
@@ -395,7 +395,7 @@ def test_a_trial_trains_as_long_as_the_probe_or_asks_how_long_that_must_be(steps
     answer = Answer(IDS, [1] * 6, evidence, torch.eye(6), [0.0] * 6, memory, notes)
     state = State({0: weights(PLANE, 0, 0)}, dict.fromkeys(IDS, 0))
     fed = Scripted(lambda order: steps_(50, samples=2.0), IDS)
-    after = Evidenced().concluded(fed, state, answer)
+    after = Evidenced().decided(fed, state, answer)
     assert after.memory["trial"]["steps"] == (steps or 50)
     asked = [order for _, orders, _ in fed.asked for order in orders.values()]
     assert [(o.client, o.task, o.config["keep"]) for o in asked] == [
@@ -719,11 +719,11 @@ def test_models_that_are_alike_stay_alike_in_a_sum_of_short_numbers():
     random = np.random.default_rng(0)
     one, apart = random.uniform(1, 9, 40), random.uniform(1e-4, 2e-4, 40)
     rows = [row((a, a, a - b), others=(a, a, a)).float() for a, b in zip(one, apart, strict=True)]
-    found = judge(torch.stack(rows).mean(0), 40, 3)
-    assert found.losses[0] == found.losses[1]
-    assert found.others[0] == found.others[1] == found.others[2]
+    verdict = judge(torch.stack(rows).mean(0), 40, 3)
+    assert verdict.losses[0] == verdict.losses[1]
+    assert verdict.others[0] == verdict.others[1] == verdict.others[2]
     # Less than a digit of the losses is kept of it in float32, and all of the difference.
-    assert found.losses[0] - found.losses[2] == pytest.approx(apart.mean(), rel=1e-6)
+    assert verdict.losses[0] - verdict.losses[2] == pytest.approx(apart.mean(), rel=1e-6)
 
 
 # --- run: replies that are lost -------------------------------------------------------------------
@@ -981,7 +981,7 @@ def test_the_cut_chosen_is_taken_when_the_evidence_has_not_decided():
 def test_groups_that_the_evidence_has_decided_for_stand_against_finer_ones():
     # Without the client itself, finer groups gain little: 0.4 instead of 0.37.
     verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, [1.1, 0.73, 0.72, 0.7])
-    chosen, why = trial.decide(verdict, COUNTS, own=1)
+    chosen, why = trial.decide(verdict, COUNTS, decided=1)
     assert chosen == 1
     assert why.startswith("2 groups have a validation loss of 0.600")
     assert why.endswith("these are the groups that the evidence finds")
@@ -998,12 +998,12 @@ def test_groups_that_the_evidence_has_decided_for_stand_against_finer_ones():
 )
 def test_they_give_way_to_finer_ones_that_do_better_without_the_client_itself(others, taken):
     verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, others)
-    chosen, why = trial.decide(verdict, COUNTS, own=1)
+    chosen, why = trial.decide(verdict, COUNTS, decided=1)
     assert chosen == taken
     assert ("these are the groups that the evidence finds" in why) == (taken == 1)
     if taken == 2:
         assert why.endswith(
-            "the evidence finds 2, but without the client itself these have 0.750 and 4 groups "
+            "the evidence finds 2, but without a client's own update these have 0.750 and 4 groups "
             "0.720"
         )
     # Where the evidence has not decided, own contributions count.
@@ -1011,30 +1011,30 @@ def test_they_give_way_to_finer_ones_that_do_better_without_the_client_itself(ot
 
 
 def test_they_do_not_stand_against_coarser_ones():
-    assert trial.decide(said([1.0, 0.6, 0.6, 0.6], [0.1] * 4, 1), COUNTS, own=2)[0] == 1
+    assert trial.decide(said([1.0, 0.6, 0.6, 0.6], [0.1] * 4, 1), COUNTS, decided=2)[0] == 1
 
 
 def test_where_they_are_not_clearly_better_than_one_model_it_stays_for_now():
     worse = said([1.0, 1.1, 0.5, 0.4], [0.2, 0.2, 0.05, 0.0], 2)
-    chosen, why = trial.decide(worse, COUNTS, own=1)
+    chosen, why = trial.decide(worse, COUNTS, decided=1)
     assert chosen == 0
     assert why == (
         "the 2 groups that the evidence finds have a validation loss of 1.100, not clearly less "
         "than one model's 1.000"
     )
     hardly = said([1.0, 0.99, 0.5, 0.4], [0.2, 0.0, 0.05, 0.0], 2, from_one=[0.0, 0.05, 0.1, 0.2])
-    assert trial.decide(hardly, COUNTS, own=1)[0] == 0
+    assert trial.decide(hardly, COUNTS, decided=1)[0] == 0
 
 
 def test_where_groups_cannot_be_judged_without_the_client_they_stand():
     verdict = said([1.0, 0.6, 0.5, 0.4], [0.2, 0.1, 0.05, 0.0], 3, [])
-    assert trial.decide(verdict, COUNTS, own=1)[0] == 1
+    assert trial.decide(verdict, COUNTS, decided=1)[0] == 1
     assert trial.decide(verdict, COUNTS)[0] == 3
 
 
 def test_one_model_stays_where_no_grouping_is_better():
     verdict = said([0.41, 0.4, 0.5, 0.6], [0.02, 0.0, 0.1, 0.1], 0)
-    for own in (-1, 2):
-        chosen, why = trial.decide(verdict, COUNTS, own)
+    for decided in (-1, 2):
+        chosen, why = trial.decide(verdict, COUNTS, decided)
         assert chosen == 0
         assert why == "no grouping is better than one model on validation data (loss 0.410)"

@@ -100,16 +100,16 @@ def test_what_is_no_event_is_refused_in_one_sentence(more, words, tmp_path):
 
 
 def test_a_summary_lacks_nothing_and_has_nothing_else(place, tmp_path):
-    found = RunDir(place).read_result()
-    for key in found:
-        rest = {k: v for k, v in found.items() if k != key}
+    result = RunDir(place).read_result()
+    for key in result:
+        rest = {k: v for k, v in result.items() if k != key}
         if key in SUMMARY_MAY:
             RunDir(tmp_path).write_result(rest)
             continue
         with pytest.raises(RunDirError, match=f"a result cannot be written: it lacks {key}"):
             RunDir(tmp_path).write_result(rest)
     with pytest.raises(RunDirError, match="extra inputs"):
-        RunDir(tmp_path).write_result({**found, "more": 1})
+        RunDir(tmp_path).write_result({**result, "more": 1})
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):

@@ -20,10 +20,10 @@ def test_weights_are_examples_times_the_row():
     assert mix(replies, ALL)["all"].arrays["model"].tolist() == [4.0]
     assert mix(replies, ALL, by_examples=False)["all"].arrays["model"].tolist() == [3.0]
     rows = {0: {"a": 3.0, "b": 1.0}, 1: {"a": 1.0}}
-    found = mix(replies, rows)
-    assert found["a"].arrays["model"].tolist() == [3.0]  # (30·1 + 30·5)/60
-    assert found["b"].arrays["model"].tolist() == [1.0]
-    assert (found["a"].examples, found["a"].clients) == (40, (0, 1))
+    result = mix(replies, rows)
+    assert result["a"].arrays["model"].tolist() == [3.0]  # (30·1 + 30·5)/60
+    assert result["b"].arrays["model"].tolist() == [1.0]
+    assert (result["a"].examples, result["a"].clients) == (40, (0, 1))
 
 
 def test_sums_are_in_float64():
@@ -54,10 +54,10 @@ def test_the_client_names_its_slot_and_empty_slots_are_absent():
         reply(1, 3, [5.0], slot=2.0),
         reply(2, 1, [7.0], slot=0.0),
     ]
-    found = mix(replies, chosen("slot"))
-    assert set(found) == {0, 2}
-    assert found[2].arrays["model"].tolist() == [4.0]
-    assert found[0].clients == (2,)
+    result = mix(replies, chosen("slot"))
+    assert set(result) == {0, 2}
+    assert result[2].arrays["model"].tolist() == [4.0]
+    assert result[0].clients == (2,)
 
 
 def test_metrics_are_plain_means_over_those_who_report_them():

@@ -29,7 +29,7 @@ from coterie.experiment.experiment import Settings
 from coterie.experiment.stopping import Stop
 
 ROOT = Path(__file__).parents[3]
-PLACE = '    seed: int = key(0, "Seed of everything random.", flag="--seed")\n'
+PLACE = '    seed: int = key(0, "Random seed of the run.", flag="--seed")\n'
 LINE = '    novelty: int = key(3, "How new it is. More is newer.", flag="--novelty", ge=1, le=9)\n'
 LOOK = """
 import json, sys
@@ -76,15 +76,15 @@ def test_a_new_key_is_one_line(tmp_path):
         check=True,
         env={"PYTHONPATH": str(tmp_path), "COLUMNS": "200", "PATH": "", "HOME": str(tmp_path)},
     )
-    found = json.loads(done.stdout)
-    for shown in found["help"].values():
+    result = json.loads(done.stdout)
+    for shown in result["help"].values():
         assert "--novelty" in shown
         assert "How new it is (default: 3)." in shown
     row = "| `novelty` (`--novelty`) | whole number from 1, to 9 | `3` | How new it is. More is "
-    assert row in found["page"]
-    assert (found["set"], found["flag"], found["kept"]) == (5, 7, 3)
-    assert found["bound"] == "run.novelty = 10: must be at most 9"
-    assert "did you mean 'run.novelty'" in found["misspelt"]
+    assert row in result["page"]
+    assert (result["set"], result["flag"], result["kept"]) == (5, 7, 3)
+    assert result["bound"] == "run.novelty = 10: must be at most 9"
+    assert "did you mean 'run.novelty'" in result["misspelt"]
 
 
 def test_every_key_says_what_it_means_in_a_sentence():

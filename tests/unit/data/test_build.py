@@ -140,7 +140,7 @@ def test_samples_is_a_subset():
     chosen = everything(build_population(raw, clients=4, partition="iid", samples=60))
     assert len(set(chosen)) == 60
     assert max(chosen) > 100
-    with pytest.raises(DataError, match="samples = 201, but only 200"):
+    with pytest.raises(DataError, match="samples = 201, but there are only 200"):
         build_population(raw, clients=4, partition="iid", samples=201)
 
 
@@ -151,7 +151,7 @@ def test_public_comes_from_the_held_out_part():
     assert len(set(open_numbers)) == 12
     assert min(open_numbers) >= 200
     assert len(everything(population)) == 200
-    with pytest.raises(DataError, match="public = 31, but the held-out part has 30"):
+    with pytest.raises(DataError, match="public = 31, but the held-out part has only 30"):
         build_population(raw, clients=4, partition="iid", public=31)
 
 
@@ -163,7 +163,7 @@ def test_public_is_taken_out_of_the_training_part_otherwise():
     assert len(held) == 100
     assert len(open_numbers) == 30
     assert not held & open_numbers
-    with pytest.raises(DataError, match="only 170 are there"):
+    with pytest.raises(DataError, match="there are only 170"):
         build_population(numbered_images(), clients=4, partition="iid", public=30, samples=180)
     with pytest.raises(DataError, match="public = 200"):
         build_population(numbered_images(), clients=4, partition="iid", public=200)
@@ -275,7 +275,7 @@ def test_wrong_requests(change, message):
         (RawData(np.ones((0, 2)), np.zeros(0, int), "table", ("a",)), "no samples"),
         (RawData(np.array([[np.nan]]), np.zeros(1, int), "table", ("a",)), "nan at row 0"),
         (RawData(np.ones((1, 1)), np.array([1]), "table", ("a",)), "from 1 to 1, but it has 1"),
-        (RawData(np.ones((1, 1)), np.array([0]), "sound", ("a",)), "kind 'sound'"),
+        (RawData(np.ones((1, 1)), np.array([0]), "sound", ("a",)), "kind of data 'sound'"),
     ],
 )
 def test_wrong_raw_data(raw, message):

@@ -94,7 +94,7 @@ def test_wrong_checksum(served, tmp_path):
 def test_missing_on_the_server(served):
     address, _, folder = served
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match=r"cannot fetch .*/t10k-labels-idx1-ubyte.gz .*404"):
+    with pytest.raises(DataError, match=r"cannot download .*/t10k-labels-idx1-ubyte.gz .*404"):
         load("mnist", mirror=address)
 
 
@@ -118,7 +118,7 @@ def test_no_network_names_files_and_folder(served, tmp_path):
 
 
 def test_an_address_that_is_none(served):
-    with pytest.raises(DataError, match="cannot fetch nonsense/"):
+    with pytest.raises(DataError, match="cannot download nonsense/"):
         load("mnist", mirror="nonsense")
 
 

@@ -33,14 +33,14 @@ def test_names_that_are_numbers():
 def test_a_name_of_several_clients_means_none_of_them():
     same = {0: "x", 1: "x"}
     assert by_client({"0": "a", "1": "b"}, same, "g") == {0: "a", 1: "b"}
-    with pytest.raises(ConfigError, match="'x' is not known as a client"):
+    with pytest.raises(ConfigError, match="'x' is not a known client"):
         by_client({"x": "a", "1": "b"}, same, "g")
 
 
 def test_ids_may_have_gaps():
     assert by_client({"0": "a", "2": "b"}, {0: "", 2: ""}, "g") == {0: "a", 2: "b"}
     assert by_client(["a", "b"], {2: "", 0: ""}, "g") == {0: "a", 2: "b"}
-    with pytest.raises(ConfigError, match="'1' is not known"):
+    with pytest.raises(ConfigError, match="'1' is not a known client"):
         by_client({"0": "a", "1": "b", "2": "c"}, {0: "", 2: ""}, "g")
 
 
@@ -49,7 +49,7 @@ def test_all_that_is_wrong_with_clients_is_said_at_once():
         by_client({"rome": "s", "0": "n", "paris": "s", "ulm": "s"}, NAMES, "groups.json")
     assert str(told.value) == (
         "groups.json: client 1 (oslo), client 2 (bern) are missing; 'paris', 'ulm' are not known "
-        "as clients; client 0 (rome) is named more than once. Name each of the 3 clients once, by "
+        "clients; client 0 (rome) is named more than once. Name each of the 3 clients once, by "
         "its id or its name"
     )
 
@@ -191,7 +191,7 @@ def test_metadata_of_clients_in_a_list():
     }
     with pytest.raises(ConfigError, match=r"metadata column 'site': client 1 is missing"):
         from_clients(people, metadata={"site": {0: "n"}})
-    with pytest.raises(ConfigError, match=r"metadata column 'site': give a dict"):
+    with pytest.raises(ConfigError, match=r"metadata column 'site': use a dict"):
         from_clients(people, metadata={"site": "n"})
     with pytest.raises(ConfigError, match=r"metadata must be a dict"):
         from_clients(people, metadata=["n", "s"])

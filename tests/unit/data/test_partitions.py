@@ -210,7 +210,7 @@ def test_primary_secondary_size_is_kept_or_refused():
     labels = balanced(each=500)
     dealt = PARTITIONS["primary-secondary"](labels, 10, 0, size=40)
     assert {len(held) for held in dealt.indices} == {40}
-    with pytest.raises(DataError, match=r"10 clients of 501 samples each, but the classes allow"):
+    with pytest.raises(DataError, match=r"10 clients of 501 samples each, but the classes permit"):
         PARTITIONS["primary-secondary"](labels, 10, 0, size=501)
 
 
@@ -247,7 +247,7 @@ def test_regression_targets_can_be_dealt(name):
         ("shards", 501, {}, "need 1002 samples"),
         ("shards", 5, {"per_client": 0}, "per_client = 0"),
         ("label-skew", 5, {"fraction": 0}, "fraction = 0"),
-        ("label-skew", 3, {"groups": 4}, "at least 4 clients, there are 3"),
+        ("label-skew", 3, {"groups": 4}, "at least 4 clients, but there are 3"),
         ("label-skew", 50, {"groups": 46}, "only 45 different sets of 2 of the 10 labels"),
         ("primary-secondary", 400, {}, "400 clients of at least 4 samples"),
         ("column", 3, {"by": np.arange(1000) % 2}, "2 different values, but clients = 3"),
@@ -266,7 +266,7 @@ def test_primary_secondary_needs_three_classes():
 
 @pytest.mark.parametrize("name", ["dirichlet", "label-skew", "shards", "primary-secondary"])
 def test_class_partitions_refuse_regression(name):
-    with pytest.raises(DataError, match="regression set"):
+    with pytest.raises(DataError, match="regression data set"):
         PARTITIONS[name](np.linspace(0, 1, 500), 3, 0)
 
 

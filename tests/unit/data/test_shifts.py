@@ -66,7 +66,7 @@ def test_rotation_by_an_eighth():
 def test_rotation_of_images_that_are_not_square():
     _, shifted = pair(images(size=(4, 6)), shift="rotation", shift_params={"groups": 2})
     assert shifted.shape == (1, 4, 6)
-    with pytest.raises(DataError, match="needs square images, these are 4x6"):
+    with pytest.raises(DataError, match="needs square images, but these are 4x6"):
         pair(images(size=(4, 6)), shift="rotation")
 
 
@@ -84,7 +84,7 @@ def test_label_permutation_is_one_bijection_a_group():
 
 def test_label_permutations_can_be_used_up():
     assert len({tuple(p) for p in group_permutations(3, 6, seed=0)}) == 6
-    with pytest.raises(DataError, match="3 classes have only 6 orders"):
+    with pytest.raises(DataError, match="3 classes have only 6 permutations"):
         group_permutations(3, 7, seed=0)
     assert len(group_permutations(200, 3, seed=0)) == 3
 
@@ -124,12 +124,12 @@ def test_groups_of_the_partition_are_kept_when_as_many():
 @pytest.mark.parametrize(
     ("raw", "shift", "params", "message"),
     [
-        (None, "rotation", {"groups": 9}, "at least 9 clients, there are 8"),
+        (None, "rotation", {"groups": 9}, "at least 9 clients, but there are 8"),
         (None, "rotation", {"groups": 0}, "groups = 0"),
         (None, "noise", {"level": -1}, "level = -1"),
-        ("table", "rotation", {}, "is for images, this is table data"),
-        ("text", "noise", {}, "this is text data"),
-        ("regression", "label-permutation", {}, "this is a regression set"),
+        ("table", "rotation", {}, "is for images, but this is table data"),
+        ("text", "noise", {}, "but this is text data"),
+        ("regression", "label-permutation", {}, "this is a regression data set"),
     ],
 )
 def test_wrong_shifts(raw, shift, params, message):

@@ -36,7 +36,9 @@ def test_csv_is_found_in_its_folder(tmp_path):
     csv_file(tmp_path, TABLE, "second.csv")
     assert len(load("csv", tmp_path, file="second.csv", label="ill", columns=["site"])) == 3
     assert len(load("csv", file=tmp_path / "data.csv", label="ill", columns=["site"])) == 3
-    with pytest.raises(DataError, match=r"holds 2 .csv files \(data.csv, second.csv\): set file"):
+    with pytest.raises(
+        DataError, match=r"contains 2 .csv files \(data.csv, second.csv\): set file"
+    ):
         load("csv", tmp_path, label="ill")
     with pytest.raises(DataError, match=r"there is no file third.csv in"):
         load("csv", tmp_path, file="third.csv", label="ill")
@@ -70,7 +72,7 @@ def test_csv_with_byte_order_mark_and_quotes(tmp_path):
     [
         ("", {}, "the file is empty"),
         ("a,y\n", {}, "no rows below the header"),
-        ("a,y\n1,0\n2\n", {}, "line 3: 1 fields where the header has 2"),
+        ("a,y\n1,0\n2\n", {}, "line 3: 1 fields, but the header has 2"),
         ("a,y\n1,0\n2,1,5\n", {}, "line 3: 3 fields"),
         ("a,y\n1,0\ntwo,1\n", {}, "line 3, column 'a': 'two' is not a number"),
         ("a,y\n1,0\n\n ,1\n", {}, "line 4, column 'a': an empty field is not a number"),
@@ -82,14 +84,14 @@ def test_csv_with_byte_order_mark_and_quotes(tmp_path):
         ("a,b\n1,0\n", {}, "unknown column 'y'"),
         ("a,y\n1,0\n", {"columns": ["b"]}, "unknown column 'b'"),
         ("a,a,y\n1,2,0\n", {}, "two columns are named 'a'"),
-        ("y\n1\n", {}, "no column is left as a feature"),
+        ("y\n1\n", {}, "there are no features besides"),
         ("a,y\n1,0\n1,2\n", {"classes": ["0", "1"]}, "line 3, column 'y': the label '2' is not"),
         ("a,y\n1,0\n1,2\n", {"classes": 1}, "2 different labels, but classes = 1"),
         (b"a,y\n\xff\xfe,0\n", {}, "not UTF-8"),
         ('a,y\n1,"0\n2,1\n', {}, "unexpected end of data"),
         ("a,y\n1,0\n", {"target": "guess"}, "target = 'guess'"),
-        ("a,y\n1,0\n", {"columns": "a"}, r"like \['a'\]"),
-        ("a,y\n1,0\n", {"delimiter": ""}, "give one character"),
+        ("a,y\n1,0\n", {"columns": "a"}, r"as in \['a'\]"),
+        ("a,y\n1,0\n", {"delimiter": ""}, "choose a single character"),
     ],
 )
 def test_wrong_csv(tmp_path, content, params, message):
@@ -270,13 +272,13 @@ def test_sizes_and_colours(tmp_path):
         "train/a/2.png": png(np.full((6, 4), 9, np.uint8)),
     }
     write_tree(tmp_path, files)
-    with pytest.raises(DataError, match=r"train/a/2.png: 6x4 pixels where the first image has 4x4"):
+    with pytest.raises(DataError, match=r"train/a/2.png: 6x4 pixels, but the first image has 4x4"):
         load("image-folder", tmp_path)
     raw = load("image-folder", tmp_path, size=(3, 2))
     assert raw.x.shape == (2, 1, 3, 2)
     assert (raw.x[1] == 9).all()
     write_tree(tmp_path, {"train/a/2.png": png(np.zeros((4, 4, 3), np.uint8))})
-    with pytest.raises(DataError, match=r"2.png: 3 colour channels where the first image has 1"):
+    with pytest.raises(DataError, match=r"2.png: 3 colour channels, but the first image has 1"):
         load("image-folder", tmp_path)
     assert load("image-folder", tmp_path, channels=3).x.shape == (2, 3, 4, 4)
     assert load("image-folder", tmp_path, channels=1, size=8).x.shape == (2, 1, 8, 8)

@@ -102,7 +102,7 @@ def test_a_function_of_the_user_in_the_folder_one_is_in(tmp_path):
         ("loading_one", "write package.module:function"),
         ("loading_nowhere:read", "No module named 'loading_nowhere'"),
         ("loading_one:write", "write"),
-        ("loading_one:NUMBER", "that is no function"),
+        ("loading_one:NUMBER", "this is not a function"),
         ("loading_wrong:read", "SyntaxError"),
         ("loading_raises:read", "RuntimeError: no licence"),
     ],
@@ -140,7 +140,7 @@ def test_the_experiment_s_own_data():
     source.check()
     population, place = source.read(asked, 2)
     assert (place, len(population.clients)) == (2, 3)
-    with pytest.raises(DataError, match=r"client 3 has no part: .* among 3 clients"):
+    with pytest.raises(DataError, match=r"client 3 has no part of .* among 3 clients"):
         source.read(asked, 3)
 
 
@@ -154,10 +154,10 @@ def test_the_folder_of_the_server_is_not_the_client_s(tmp_path):
 @pytest.mark.parametrize(
     ("source", "kind", "told"),
     [
-        (Source(), ConfigError, "say where this client's data is"),
-        (Source(form="npz"), ConfigError, "say where this client's data is"),
-        (Source(simulated=True, form="npz"), ConfigError, "--simulated takes the experiment's own"),
-        (Source(simulated=True, loader="a:b"), ConfigError, "--simulated takes"),
+        (Source(), ConfigError, "give this client's data with --data PATH"),
+        (Source(form="npz"), ConfigError, "give this client's data with --data PATH"),
+        (Source(simulated=True, form="npz"), ConfigError, "--simulated uses the experiment's own"),
+        (Source(simulated=True, loader="a:b"), ConfigError, "--simulated uses"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(source, kind, told):
@@ -169,7 +169,7 @@ def test_a_missing_or_unknown_file(tmp_path):
     with pytest.raises(DataError, match="there is no file or folder"):
         Source(tmp_path / "nowhere.npz").check()
     (tmp_path / "notes.docx").touch()
-    with pytest.raises(ConfigError, match="say what it is with --form"):
+    with pytest.raises(ConfigError, match="give it with --form"):
         Source(tmp_path / "notes.docx").check()
     (tmp_path / "bad.npz").write_text("none")
     with pytest.raises(DataError):

@@ -18,7 +18,7 @@ def test_a_file_ends_the_waiting_once(tmp_path, monkeypatch):
     serve.Served.pause(engine)
     assert waited == [serve._LOOK]
     RunDir(tmp_path).ask_to_stop()
-    with pytest.raises(Interrupted, match="waited for clients"):
+    with pytest.raises(Interrupted, match="waiting for clients"):
         serve.Served.pause(engine)
     serve.Served.pause(engine)  # what was asked has been heeded
     assert waited == 2 * [serve._LOOK]

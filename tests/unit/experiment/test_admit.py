@@ -438,7 +438,9 @@ def test_what_cannot_be_admitted():
     with pytest.raises(DataError, match=r"uint8 of shape \(64,\), the run's"):
         admit_client(result, replace(data, train=flat))
     oracle = execute(experiment(coterie.oracle(), people, settings={"rounds": 1}))
-    with pytest.raises(ConfigError, match="oracle cannot admit client 4: nobody told it"):
+    with pytest.raises(
+        ConfigError, match="oracle cannot admit client 4: its true group is unknown"
+    ):
         admit_client(oracle, data)
 
 

@@ -49,7 +49,7 @@ def test_samples_that_were_asked_for_come_first():
         load("digits"), clients=4, partition="iid", public="auto", samples=1700
     )
     assert len(public.public) == 97
-    with pytest.raises(DataError, match="beside 1 public ones"):
+    with pytest.raises(DataError, match="besides the 1 public ones"):
         build_population(load("digits"), clients=4, partition="iid", public="auto", samples=1797)
 
 

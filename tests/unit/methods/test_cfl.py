@@ -1,6 +1,6 @@
-"""CFL, its rounds driven by hand: who is asked, what splits, where newcomers go.
+"""CFL, with rounds driven by hand: which clients are asked, which groups split, where newcomers go.
 
-Models have two numbers; a script says what each client changes of them in each round.
+Models have two numbers; a script says how each client changes them in each round.
 """
 
 import json
@@ -30,10 +30,10 @@ COUNTS = {3: 1, 8: 2, 20: 1, 7: 2, 11: 1, 12: 1}
 
 
 class People(Scripted):
-    """Clients who change what they receive as told: ``moves[round][client]``; None is no answer.
+    """Clients that change what they receive: ``moves[round][client]``; None is no answer.
 
-    A newcomer's answer to a walk is ``walks[round of the split][client]``. From both halves of its
-    data a client changes what it receives alike.
+    A newcomer's answer to a walk is ``walks[round of the split][client]``. A client makes the same
+    change from both halves of its data.
     """
 
     def __init__(self, moves, examples=COUNTS, walks=None):
@@ -163,7 +163,7 @@ def test_two_groups_can_split_in_one_round_after_one_question():
 
 
 def test_absent_members_are_asked_for_fresh_updates_and_stale_ones_are_never_used():
-    """In round 1 all agree but for small deviations; these would put 8 and 11 the other way."""
+    """In round 1 all agree up to small deviations, which would put 8 and 11 in the other part."""
     before = {3: (9, 1), 8: (9, -1), 20: (9, 1), 7: (9, -1), 11: (9, 1), 12: (9, -1)}
     people = People({0: before, 1: FIRST})
     # Of the cohort, 2·(−2,−2) + 1·(4,0) + 1·(0,4): 0.
@@ -176,7 +176,7 @@ def test_absent_members_are_asked_for_fresh_updates_and_stale_ones_are_never_use
 
 
 def test_names_do_not_depend_on_who_was_in_the_cohort():
-    """The part of the smallest id is the first, though client 3 is heard last."""
+    """The part with the smallest id is the first, although client 3 answers last."""
     people = People({0: FIRST})
     state = run(cfl(**RULE | {"eps1": 0.6}), people, [[7, 8, 11, 12, 20]])
     assert asked(people) == [[7, 8, 11, 12, 20], [3]]
@@ -231,9 +231,9 @@ def test_nobody_answers():
 
 @pytest.mark.parametrize("cohort", [IDS, [3, 20, 7]])
 def test_a_member_that_does_not_answer_at_a_split_walks_at_its_turn(cohort):
-    """Client 8 is silent in round 1, in the cohort or when asked for more; then its turn comes.
+    """Client 8 does not answer in round 1, in the cohort or outside it; later it is selected again.
 
-    Without it 3 and 20 weigh (4,4), the others (−4,−4) if 11 and 12 stay put.
+    Without it, 3 and 20 weigh (4,4), and the others (−4,−4) if 11 and 12 do not move.
     """
     first = {3: (4, 0), 8: None, 20: (0, 4), 7: (-2, -2), 11: (-1, 0), 12: (1, 0)}
     rule = RULE | {"gamma": 0.0}
@@ -256,7 +256,7 @@ def test_a_member_that_does_not_answer_at_a_split_walks_at_its_turn(cohort):
 
 
 def relative(second, cohorts=2, **more):
-    """Round 1: two clients move by (3, 4) and (−1, 0): the mean is (1, 2), the largest 5."""
+    """In round 1 two clients move by (3, 4) and (−1, 0): mean (1, 2), largest norm 5."""
     people = People({0: {0: (3, 4), 1: (-1, 0)}, 1: second, 2: second}, {})
     return run(cfl(**{"eps1": 0.1} | more), people, [[0, 1]] * cohorts, [0, 1], (0.0, 0.0))
 
@@ -276,7 +276,7 @@ def test_relative_thresholds_by_hand():
 
 
 def test_the_largest_norms_are_remembered():
-    """Two quiet rounds do not lower what the first one set."""
+    """Two quiet rounds do not lower the norms of the first round."""
     people = People(
         {0: {0: (3, 4), 1: (-1, 0)}, 1: {0: (1, 0), 1: (1, 0)}, 2: {0: (2, 0), 1: (-2, 0)}}, {}
     )
@@ -397,7 +397,7 @@ def test_before_any_split_a_newcomer_joins_without_a_question():
 
 
 def test_the_length_of_an_update_does_not_matter_only_its_direction():
-    """Members weigh the same in their part's direction, however far they moved."""
+    """All members count equally in their part's direction, however far they moved."""
     moves = {0: {0: (100, 0), 1: (0, 1), 2: (-100, -1)}}
     people = People(moves, {}, walks={0: {9: (1, 2)}})
     method = cfl(eps1=0.5, eps2=1.0, relative=False)
@@ -409,7 +409,7 @@ def test_the_length_of_an_update_does_not_matter_only_its_direction():
 
 
 def test_a_walk_is_the_same_whenever_asked_and_leaves_nothing_behind(tmp_path):
-    """With shuffled batches, dropout and momentum: those of the split's own round."""
+    """Shuffled batches, dropout and momentum are those of the round of the split."""
     rule = cfl(eps1=100.0, eps2=0.0, relative=False)
     made = experiment(rule, digits(clients=12), settings={"rounds": 2, "holdout": 4})
     state, channel, engine = drive(made, tmp_path, Spy)
@@ -430,8 +430,8 @@ def test_a_walk_is_the_same_whenever_asked_and_leaves_nothing_behind(tmp_path):
 
 
 def test_a_walk_does_not_repeat_the_batches_of_the_round(tmp_path, monkeypatch):
-    """Client 1 trains in round 1, is not heard, and walks: batches and dropout of its own."""
-    from coterie.client import client as module
+    """Client 1 trains, its reply is lost, and it walks with other batches and dropout."""
+    from coterie.client import stacked as module
 
     used, original = [], module.fit
     monkeypatch.setattr(module, "fit", lambda *given: used.append(given[6:8]) or original(*given))
@@ -519,7 +519,7 @@ def test_the_tree_is_saved_and_read_exactly(tmp_path):
 
 
 def test_cfl_with_fedprox_splits_by_what_fedprox_trains(tmp_path):
-    """Clients pulled hard to what they receive move less than the limit."""
+    """Clients pulled strongly towards the received model move less than the limit."""
     targets, rule = [[6.0], [6.2], [-6.0], [-6.2]], {"eps1": 9.0, "eps2": 2.0, "relative": False}
     free = on_quadratics(cfl(**rule), targets, schedule={"epochs": 20}, settings={"rounds": 1})
     assert set(drive(free, tmp_path / "a")[0].groups.values()) == {"00", "01"}
@@ -542,7 +542,7 @@ def test_bad_parameters_are_refused(given):
 
 
 def test_a_lost_reply_at_a_split_leaves_the_engine_in_step(tmp_path):
-    """The reply of client 1 is lost in the round of the split; it walks and trains in the next."""
+    """The reply of client 1 is lost in the round of the split; it walks in the next one."""
 
     def lossy(plan):
         return Faulty(Loop(plan), lose_reply=lambda c, o: (c, o) == (1, "1.0"))

@@ -1,4 +1,4 @@
-"""DC-PFL: distances, the bend of the loss, and the steps from one structure to the next."""
+"""DC-PFL: distances, the bend of the loss, and the steps from one grouping to the next."""
 
 import json
 import math
@@ -50,7 +50,7 @@ QUICK = [10.0, 4.0, 2.0, 1.0]
 
 @dataclass
 class Actors:
-    """Clients that report the losses of a script, and always send the same model."""
+    """Clients that report scripted losses and always send the same model."""
 
     method: object
     losses: list = field(default_factory=list)  # by round: a number, or one for each client
@@ -80,7 +80,7 @@ class Actors:
         return Upload(arrays, {"loss": loss[order.client] if isinstance(loss, dict) else loss})
 
     def rounds(self, count, cohort=(0, 1, 2, 3)):
-        """So many rounds; the last one's exchanges are in ``last``."""
+        """Run this many rounds; ``last`` has the exchanges of the last one."""
         for _ in range(count):
             before, state = len(self.fed.asked), replace(self.state, notes={})
             self.state = self.method.round(self.fed, state, Round(self.number, list(cohort)))
@@ -93,7 +93,7 @@ class Actors:
 
 
 def actors(losses=(), start=1, smooth=1, observe=1, sleep=2, alpha=1, **more):
-    """Played by the paper's rules, which short curves can meet."""
+    """A run by the paper's rules, which short curves can trigger."""
     own = {k: more.pop(k) for k in ("dynamic", "gamma", "share", "levels", "trial_on") if k in more}
     method = coterie.dc_pfl(
         **PAPER | own,
@@ -477,7 +477,7 @@ MERGES = torch.tensor([[0, 1, 0.1, 2], [2, 3, 0.3, 2], [4, 5, 1.0, 4]], dtype=to
 
 
 def begun(method, targets, folder, engine=Spy):
-    """Clients of quadratics, a channel to them, and a state whose tree is that of ``MERGES``."""
+    """Clients with quadratic losses, a channel to them, and a state with the tree of ``MERGES``."""
     made = on_quadratics(method, targets)
     channel, running, plan = opened(made, folder, engine)
     state = method.init(channel, made.setup(plan.start))
@@ -554,7 +554,7 @@ def test_a_trial_on_the_same_batches_sends_what_was_tried(tmp_path):
 
 
 def test_both_models_of_a_trial_see_the_same_batches(tmp_path):
-    """From the same weights, over shuffled batches and dropout, they end at the same loss."""
+    """From the same weights, with shuffled batches and dropout, both end at the same loss."""
     method = coterie.dc_pfl(**PAPER, start=1, alpha=1)
     made = experiment(method, permuted_digits(4))
     channel, engine, plan = opened(made, tmp_path)
@@ -568,7 +568,7 @@ def test_both_models_of_a_trial_see_the_same_batches(tmp_path):
 
 
 def test_what_an_earlier_trial_left_behind_is_never_sent(tmp_path):
-    """Client 0 never heard the first verdict; in the second trial its group stays the same."""
+    """Client 0 never received the first verdict; in the second trial its group stays the same."""
     method = coterie.dc_pfl(**PAPER, start=1, alpha=1)
 
     def lossy(plan):
@@ -587,9 +587,9 @@ def test_what_an_earlier_trial_left_behind_is_never_sent(tmp_path):
 
 @pytest.mark.parametrize("lost", ["lose_order", "lose_reply"])
 def test_who_is_alone_from_a_trial_on_keeps_its_model_whatever_is_lost(lost, tmp_path):
-    """Client 3 does not hear the verdict, nor the next order: its model is that of the full round.
+    """Client 3 gets neither the verdict nor the next order, and keeps the full round's model.
 
-    It is never thrown back to θ⁰, here 0, nor to the mean of the group that it left.
+    It never falls back to θ⁰ (0 here), nor to the mean of the group that it left.
     """
     method = coterie.dc_pfl(**PAPER, start=1, alpha=1)
     mute = {"9.1", "10.0", "12.0"}
@@ -641,7 +641,7 @@ def refines(fine, coarse):
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
-    """Sixty rounds with every event, and what passed through the engine."""
+    """Sixty rounds with every event, and everything that passed through the engine."""
     method = coterie.dc_pfl(
         **{**PAPER, "share": 0.95}, smooth=2, observe=1, sleep=1, start=3, alpha=3
     )

@@ -1,4 +1,4 @@
-"""When a loss stops falling fast: curves whose knee is known."""
+"""The end of a rapid decrease, on curves with a known knee."""
 
 import math
 
@@ -12,13 +12,13 @@ SEEDS = range(1000, 1100)  # the constants of the rule were chosen on others
 
 
 def hinge(knee, width=1.5):
-    """A straight fall to 0 that bends, most in the round of the knee, over a few rounds."""
+    """A straight fall to 0 that bends over a few rounds, most in the round of the knee."""
     rounds = np.arange(knee + LATEST + 1)
     return width * np.log1p(np.exp((knee - rounds) / width))
 
 
 def logistic(knee, width=5.0):
-    """A fall from 1 to 0; its curvature is greatest ln(2 + √3) widths after the middle."""
+    """A fall from 1 to 0 whose curvature is largest ln(2 + √3) widths after the middle."""
     rounds = np.arange(knee + LATEST + 1)
     return 1 / (1 + np.exp((rounds - knee) / width + math.log(2 + math.sqrt(3))))
 
@@ -29,7 +29,7 @@ def test_the_knees_are_where_the_curvature_is_greatest():
 
 
 def first(losses, bend="slope", smooth=5, observe=3):
-    """The round in which the end is found, or none."""
+    """The round in which the end is found, or None."""
     for number in range(len(losses)):
         if has_ended(losses[: number + 1], bend, smooth, observe):
             return number
@@ -120,7 +120,7 @@ def test_convex_radii_come_from_full_windows_and_bends_upwards():
 
 @pytest.mark.parametrize("every", [3, 7, 10])
 def test_where_some_rounds_have_no_loss_that_counts(every):
-    """The first seven rounds, then one in so many, as when layers rest."""
+    """Losses of the first seven rounds, then of every few rounds, as when layers rest."""
     rounds = [t for t in range(90) if t < 7 or t % every == 0]
     bent = [max(60.0 - 2 * t, 0.0) if t < 30 else 0.0 for t in rounds]
     ends = [t for n, t in enumerate(rounds) if falls_slower(bent[: n + 1], rounds[: n + 1])]

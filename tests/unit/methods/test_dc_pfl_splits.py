@@ -1,4 +1,4 @@
-"""DC-PFL's groups at the defaults: evidence, a trial of every cut, one group at a time."""
+"""DC-PFL's groups at the defaults: evidence, and a trial of every cut, one group at a time."""
 
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ SHORT = {"bend": "absolute", "smooth": 1, "observe": 1, "sleep": 2, "start": 1, 
 
 
 def sides(client, groups=THIRDS):
-    """Both halves of a client: the direction of its group, or of all, and a little of its own."""
+    """Both halves of a client: the direction of its group (or of all), and a little of its own."""
     rng = np.random.default_rng(client)
     base = DIRECTIONS[groups[client] if groups else 0]
     noise = torch.from_numpy(rng.normal(size=(2, 4))).float()
@@ -39,13 +39,13 @@ def sides(client, groups=THIRDS):
 
 
 def sent_by(client, groups):
-    """What a client has trained: scaled to [0, 1], a matter of its group, and a little its own."""
+    """A client's trained model, scaled to [0, 1]: its group's values, and a little of its own."""
     return weights(LAYOUT, 0, 0.3 * groups[client], 0.001 * client, 1)
 
 
 @dataclass
 class Play:
-    """Clients that answer a probe by their groups, train to fixed models and tell these losses."""
+    """Clients that answer a probe by their groups, train to fixed models and report losses."""
 
     method: object
     losses: list = field(default_factory=list)
@@ -103,7 +103,7 @@ def play(losses=(), early=True, groups=THIRDS, **more):
 
 
 def taken(monkeypatch, *numbers):
-    """Have trials take the first cut into so many groups, one number after the other."""
+    """Make trials adopt the first cut into each of these numbers of groups, in turn."""
     left = list(numbers)
 
     def decide(verdict, counts, *_):
@@ -323,7 +323,7 @@ def test_a_trial_that_nobody_answers_is_put_off(monkeypatch):
 
 
 def test_answers_that_say_too_little_say_so_and_nobody_is_asked_again():
-    """They would answer the same: it is the same training of the same model."""
+    """A second answer would be the same, because it is the same training of the same model."""
     made = play(QUICK, groups=None, enough=0).rounds(2)
     assert made.state.notes["why"] == probing.TOO_SHORT.format(steps=300)
     assert set(made.rounds(6).phases[1:]) == {"done"}
@@ -492,7 +492,7 @@ def test_the_same_run_in_two_parts_around_a_trial(taking, monkeypatch, tmp_path)
 
 
 def test_after_a_trial_in_vain_every_layer_of_the_mean_goes_out(monkeypatch, tmp_path):
-    """Layers were at rest before it: each client has its own, and the trial has averaged them."""
+    """Layers rested before the trial: each client has its own, and the trial has averaged them."""
     taken(monkeypatch, 1)
     method = coterie.dc_pfl(start=2, alpha=4, early=False)
     made = experiment(method, people("rotation"), schedule=BUSY)

@@ -1,4 +1,4 @@
-"""FedClust: who is grouped with whom, by final layers written by hand or really trained."""
+"""FedClust's groups, by final layers written by hand or really trained."""
 
 import json
 import math
@@ -27,7 +27,7 @@ FINALS = {0: (0, 0), 1: (2, 0), 2: (10, 0), 3: (10, 8)}
 
 
 def by_hand(finals, sent=None):
-    """Clients whose warm-up gives these final layers, and whose rounds give these models."""
+    """Clients with these final layers after the warm-up, and these models in rounds."""
 
     def answer(order):
         if order.task == "warm-up":
@@ -106,7 +106,7 @@ def test_without_validation_data_the_evidence_decides_and_says_so():
 
 
 def told(angles, validation=1, lengths=None, **parameters):
-    """The first state, of clients whose final layer changes in these directions, half by half."""
+    """The first state, when the clients' final layers change in these directions, by half."""
 
     def answer(order):
         if order.task == "steps":

@@ -1,4 +1,4 @@
-"""FedFomo: weights worked by hand, who is sent what, and what it costs."""
+"""FedFomo: weights worked by hand, which models each client is sent, and the cost."""
 
 from collections import Counter
 from dataclasses import replace
@@ -38,7 +38,7 @@ NONE = Split(torch.zeros(0, 1), torch.zeros(0))
 
 
 class Pair(nn.Module):
-    """Two parameters, of which only the first answers: losses and distances differ."""
+    """Two parameters, of which only the first affects outputs: losses and distances differ."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ PAIR = Layout.of(Pair())
 
 
 def holding(own, val=(0.0,), train=(99.0,), module=None, state=None):
-    """A client whose own model is this, with these validation targets."""
+    """A client with this model of its own and these validation targets."""
     model = FlatModel(module or Pair())
     context = TrainingContext(model, model.weights(), nn.functional.mse_loss, Schedule(), seed=0)
     splits = [Split(torch.zeros(len(y), 1), torch.tensor(y)) for y in (train, val)]
@@ -297,7 +297,7 @@ def test_each_pick_is_by_chance_with_probability_epsilon():
 
 
 def conversation(m, epsilon, decay, clients=40):
-    """A state in which everybody has sent a model and likes the next two best."""
+    """A state in which every client has sent a model and prefers the next two clients."""
     layout = PAIR
 
     def script(order):
@@ -415,7 +415,7 @@ def test_a_newcomer_without_validation_data_is_refused(tmp_path):
 
 @pytest.mark.parametrize("m", [3, 4])
 def test_as_many_models_as_clients_are_refused(m, tmp_path):
-    with pytest.raises(ConfigError, match=f"m = {m} others' models for 3 clients: take fewer"):
+    with pytest.raises(ConfigError, match=f"m = {m} others' models for 3 clients: choose an m"):
         on_quadratics(fedfomo(m=m), THREE).plan(tmp_path)
 
 

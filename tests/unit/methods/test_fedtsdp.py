@@ -1,4 +1,4 @@
-"""FedTSDP: two stages of clustering, sampling weights and half layers, on replies made by hand."""
+"""FedTSDP: two stages of clustering, sampling weights and half layers, on hand-made replies."""
 
 import math
 import sys
@@ -31,14 +31,14 @@ def paper(**own):
 
 
 def answers_by_first_number(model, x):
-    """Two classes: the first number of a model is the probability of class 0, to every sample."""
+    """Two classes: the first number of a model is the probability of class 0, for all samples."""
     p = model.vector[0].double()
     return torch.stack([p, 1 - p]).log().expand(len(x), 2)
 
 
 @dataclass
 class Actors:
-    """Clients that send these models whatever they receive; ``batches`` are the samples shown."""
+    """Clients that send these models whatever they receive; ``batches`` are the public samples."""
 
     method: object
     sent: dict
@@ -371,7 +371,7 @@ def test_parameters_that_make_no_sense():
 
 
 def test_the_public_batch_and_the_statistic_have_streams_of_their_own(tmp_path):
-    """Another seed draws other batches; and clients train as in FedAvg whatever is drawn."""
+    """Another seed draws other batches, and clients train as in FedAvg whatever is drawn."""
     made = [
         experiment(m, digits(), settings={"rounds": 3})
         for m in (coterie.fedavg(), paper(hopkins=2.0, public_batch=3))

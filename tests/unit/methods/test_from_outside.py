@@ -1,4 +1,4 @@
-"""What a new thing costs: each is one file of a user's own, and nothing else is touched."""
+"""What an extension costs: each one is a single file of the user's, and nothing else changes."""
 
 import json
 
@@ -234,7 +234,7 @@ def test_a_run_goes_on_from_the_same_file_only(tmp_path, says):
         code, text = says(*words)
         assert code == 2
         assert f"{file} has changed since this began" in text
-        assert "put it back as it was, or begin anew" in text
+        assert "restore the file, or start again" in text
     file.unlink()
     code, text = says("run", "--resume", "a", "--rounds", "4")
     assert (code, "FileNotFoundError" in text) == (2, True)
@@ -262,7 +262,7 @@ def test_a_place_where_nothing_is_is_a_sentence(says):
 
 
 def test_spawned_workers_know_the_same_functions(tmp_path, monkeypatch):
-    """They share no memory, and start without anything that was loaded here."""
+    """Workers share no memory and start without anything that was loaded here."""
     (tmp_path / "mine.py").write_text(METHOD + MODEL + CODEC)
     tree = {
         "data": {"clients": 4, "samples": 200},

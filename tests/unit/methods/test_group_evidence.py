@@ -1,4 +1,4 @@
-"""The question about groups: which, how sure, how stable, what it means, and does it pay."""
+"""Groups as a question: which ones, how sure, how stable, what they mean, whether they help."""
 
 import json
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_the_pool_gives_the_same_bits_as_the_loop():
 
 
 def skewed():
-    """Two groups of clients: one holds the digits 0 to 4 mostly, the other 5 to 9."""
+    """Two groups of clients: one has mostly the digits 0 to 4, the other 5 to 9."""
     rng = np.random.default_rng(0)
     pool = turned(clients=2, groups=1, seed=3)
     x = torch.cat([c.train.x for c in pool.clients])
@@ -123,7 +123,7 @@ def test_it_ends_by_itself_however_many_rounds_are_asked_for():
 
 
 def counted(method, task):
-    """The same method, and a list that grows with each order of this task."""
+    """The same method, and a list that grows with each order for this task."""
     calls = []
     inner = method.tasks[task]
 
@@ -418,7 +418,7 @@ def test_what_does_not_matter_is_not_refused():
 
 
 def test_one_client_is_refused_by_the_method_too():
-    with pytest.raises(ConfigError, match="compares clients, and there is one only"):
+    with pytest.raises(ConfigError, match="compares clients, and there is only one"):
         execute(experiment(coterie.group_evidence(), digits(clients=1, groups=1)))
 
 

@@ -1,4 +1,4 @@
-"""k-FED: who is grouped with whom, by centres worked by hand or by real data."""
+"""k-FED's groups, by centres worked by hand or from real data."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ SENT = {
 
 
 def by_hand(sent, models=None):
-    """Clients that send these centres with their numbers of points, nothing where it is None."""
+    """Clients that send these centres with their numbers of points; None is no answer."""
 
     def answer(order):
         if order.task == "centre":
@@ -80,7 +80,7 @@ def test_local_clusters_are_the_square_root_of_k_unless_given(tmp_path):
 
 
 def asked(method, population, folder):
-    """What each client answered the first question with."""
+    """Each client's answer to the first question."""
     made = experiment(method, population)
     channel, engine, plan = opened(made, folder)
     channel.begin(0, stage="init")
@@ -93,7 +93,7 @@ def sizes(sent):
 
 
 def table(*clients):
-    """A population whose clients hold these inputs, for training and for tests."""
+    """A population whose clients hold these inputs, for both training and testing."""
     people = []
     for rows in clients:
         x = torch.as_tensor(rows)
@@ -221,7 +221,7 @@ def test_one_cluster_is_fedavg_to_the_bit(settings, tmp_path):
 
 
 def test_a_cluster_each_is_local_to_the_bit(tmp_path):
-    """Six clients far from each other: with k = 6 and one centre each, everybody is alone."""
+    """Six clients far from each other: with k = 6 and one centre each, every client is alone."""
     far = [100.0 * torch.eye(6)[i] + torch.randn(20, 6) for i in range(6)]
     ours = trained(k_fed(k=6, local=1), tmp_path / "a", population=table(*far))
     local = trained(coterie.local(), tmp_path / "b", population=table(*far))

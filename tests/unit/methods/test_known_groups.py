@@ -1,4 +1,4 @@
-"""Given groups in Python: where they come from, how the method travels, whom it admits."""
+"""Given groups in Python: their sources, how the method travels, and which clients it admits."""
 
 import json
 import warnings
@@ -56,7 +56,7 @@ def test_other_methods_say_their_own_parameters():
 
 
 def test_values_that_no_file_could_hold():
-    with pytest.raises(ConfigError, match="give plain numbers and texts"):
+    with pytest.raises(ConfigError, match="use plain numbers and texts"):
         coterie.known_groups(groups=[np.int64(1), np.int64(0)])
     with pytest.raises(ConfigError, match=r"known-groups: groups = 1\.5"):
         coterie.known_groups(groups=1.5)
@@ -123,7 +123,7 @@ def test_a_run_with_noise_warns_once_of_what_it_does_not_cover():
     with pytest.warns(UserWarning, match="ε does not cover the groups given to") as told:
         coterie.simulate(PEOPLE, method=coterie.known_groups(GROUPS), **given)
     assert len([w for w in told if "does not cover" in str(w.message)]) == 1
-    with pytest.warns(UserWarning, match="column 'group', .* if it was found on the data"):
+    with pytest.warns(UserWarning, match="column 'group', .* if it was derived from the data"):
         coterie.simulate(PEOPLE, method=make("known-groups+fedprox"), **given)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

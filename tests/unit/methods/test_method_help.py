@@ -1,4 +1,4 @@
-"""Methods in words: docstrings are complete, tables come from signatures, pages are up to date."""
+"""Help for methods: docstrings are complete, tables follow signatures, pages are up to date."""
 
 import importlib.util
 import inspect

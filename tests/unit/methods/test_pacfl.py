@@ -1,4 +1,4 @@
-"""PACFL: who is grouped with whom, by angles worked by hand or by real data."""
+"""PACFL's groups, by angles worked by hand or from real data."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def columns(*vectors):
 
 
 def by_hand(bases, sent=None):
-    """Clients that send these bases, none where it is None, and in rounds these models."""
+    """Clients that send these bases (None is no answer), and in rounds these models."""
 
     def answer(order):
         if order.task == "span":
@@ -110,7 +110,7 @@ def test_groups_by_number():
 
 @pytest.mark.parametrize("measure", ["smallest", "sum"])
 def test_a_singular_vector_has_no_sign(measure):
-    """Without the absolute value 0° and 178° would be 178° apart, and the same line 180°."""
+    """Without the absolute value, 0° and 178° would be 178° apart, and equal lines 180°."""
     a, b = line(0), line(178)
     for one in (a, -a):
         for two in (b, -b):
@@ -129,7 +129,7 @@ def test_signs_of_any_vector_of_real_bases_change_no_angle():
 
 
 def test_vectors_that_are_not_orthonormal_are_made_so():
-    """The plane of x and x + y holds y, so the angle is 0; the vectors as sent say 45°."""
+    """The plane of x and x + y contains y, so the angle is 0; the vectors as sent give 45°."""
     slanted = columns(X, (X + Y) / math.sqrt(2))
     assert proximity([slanted, columns(Y)], "smallest")[0, 1] == pytest.approx(0, abs=1e-5)
     # x + y and y + z in planes of z and of x: the angle of planes that share a line is 0, while
@@ -206,7 +206,7 @@ def test_no_more_directions_than_the_data_have():
 
 
 def table(*clients):
-    """A population whose clients hold these inputs, for training and for tests."""
+    """A population whose clients hold these inputs, for both training and testing."""
     people = []
     for rows in clients:
         x = torch.as_tensor(rows)
@@ -217,7 +217,7 @@ def table(*clients):
 
 
 def asked(method, population, folder):
-    """What each client answered the first question with."""
+    """Each client's answer to the first question."""
     made = experiment(method, population)
     channel, engine, plan = opened(made, folder)
     channel.begin(0, stage="init")
@@ -308,7 +308,7 @@ def test_a_newcomer_joins_the_group_at_the_smallest_mean_angle():
 
 
 def test_newcomers_are_not_clustered_with_the_others():
-    """One at 40° between groups at 0° and 80° would have drawn them together, or stood alone."""
+    """A client at 40° between groups at 0° and 80° would have joined them, or been alone."""
     bases = {0: line(0), 1: line(1), 2: line(80), 3: line(81), 4: line(40), 5: line(41)}
     fed = by_hand(bases)
     method = pacfl(threshold=41.0)
@@ -382,7 +382,7 @@ def test_rotated_digits_are_told_apart_in_any_order(seed, tmp_path):
 
 @pytest.mark.parametrize("measure", ["smallest", "sum"])
 def test_clients_with_the_same_data_are_never_separated(measure, tmp_path):
-    """In any order: what rounding leaves of an angle of 0 is no difference."""
+    """In any order, rounding errors of an angle of 0 count as no difference."""
     people = digits(clients=2, samples=240)
     twins = []
     for i in range(5):

@@ -1,4 +1,4 @@
-"""Personal methods on one client: buffers, second derivatives, what is kept and what is adapted."""
+"""Personal methods on one client: buffers, second derivatives, what is kept and adapted."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ LOSS = nn.functional.mse_loss
 
 
 def alone(module, train, val=None, state=None, round=0, loss=LOSS, **schedule):
-    """A client with its data and nobody else, and the model that it starts from."""
+    """A client with its data and no others, and the model that it starts from."""
     model = FlatModel(module)
     settings = Schedule(**{"batch_size": 1000, "lr": 0.1} | schedule)
     context = TrainingContext(model, model.weights(), loss, settings, seed=0)
@@ -52,7 +52,7 @@ def rows(n=12, seed=3):
 
 
 class Normalised(nn.Module):
-    """Inputs of mean 10 are normalised first: every pass shows in the running mean."""
+    """Inputs of mean 10 are normalised first, so every pass shows in the running mean."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,7 @@ def smooth(dropout=0.0):
 
 @pytest.mark.parametrize("order", ["first", "hessian-free"])
 def test_the_step_is_the_gradient_after_an_inner_step(order):
-    """Against automatic differentiation through the inner step, with all samples in a batch."""
+    """Compared with automatic differentiation through the inner step, with a single batch."""
     data, alpha, beta = rows(), 0.3, 0.1
     client = alone(smooth(), data)
     module = smooth()
@@ -131,7 +131,7 @@ def test_the_step_is_the_gradient_after_an_inner_step(order):
 
 
 def test_both_sides_of_a_difference_have_the_same_dropout():
-    """Else the difference of two masks, divided by 2δ, would drown the curvature."""
+    """Otherwise the difference of two masks, divided by 2δ, would hide the curvature."""
     alpha, beta = 0.3, 0.1
     ends = {}
     for delta in (0.1, 0.01):
@@ -236,7 +236,7 @@ def test_the_personal_steps_begin_at_w_for_every_batch():
 
 @pytest.mark.parametrize(("personal_lr", "lam"), [(0.2, 10.0), (1.0, 2.0), (0.002, 1000.0)])
 def test_personal_steps_that_would_diverge_are_refused(personal_lr, lam):
-    with pytest.raises(ConfigError, match=r"personal_lr·lam = .*Take personal_lr below"):
+    with pytest.raises(ConfigError, match=r"personal_lr·lam = .*Set personal_lr below"):
         pfedme(personal_lr=personal_lr, lam=lam)
     pfedme(personal_lr=personal_lr * 0.99, lam=lam)
 
@@ -345,7 +345,7 @@ def test_pfedme_brings_its_server_along():
     parts = {"ifca": coterie.ifca(k=2), "pfedme": pfedme(beta=0.5)}
     assert parts["pfedme"].pieces.around is not None
     assert pfedme().pieces.around is None
-    with pytest.raises(ConfigError, match="how the server takes the mean"):
+    with pytest.raises(ConfigError, match="how the server averages"):
         combined("both", {**parts, "fedavgm": coterie.fedavgm()})
 
 
@@ -392,7 +392,7 @@ def test_a_personal_model_never_travels(name, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_depends_on_data_held_out(name, tmp_path):
-    """With other validation and test samples clients have the same models, adapted ones too."""
+    """With other validation and test samples, clients have the same models, also when adapted."""
     people = digits()
     other = tuple(
         replace(c, val=d.test, test=d.val)

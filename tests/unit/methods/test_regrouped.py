@@ -1,4 +1,4 @@
-"""Rules that group clients anew: FL+HC, FLIS, Gong's adaptive clustering and ClusterFL, by hand."""
+"""Rules that regroup clients: FL+HC, FLIS, Gong's adaptive clustering and ClusterFL, by hand."""
 
 import json
 
@@ -25,9 +25,9 @@ IDS = [2, 5, 6, 9]
 
 
 class People(Scripted):
-    """Clients who change what they receive by ``moves[round][client]``; None is no answer.
+    """Clients that change what they receive by ``moves[round][client]``; None is no answer.
 
-    From both halves of its data a client changes what it receives alike.
+    A client makes the same change from both halves of its data.
     """
 
     def __init__(self, moves, examples=None):
@@ -100,7 +100,7 @@ def test_each_groups_model_is_the_mean_by_samples_of_what_was_just_trained():
 
 
 def test_clustering_and_the_round_after_it_are_one():
-    """With everybody there: as if the groups had been known before the round."""
+    """With all clients taking part, it is as if the groups had been known before the round."""
     people = People(dict.fromkeys(range(2), ROUND), COUNTS)
     ours = run(fl_hc(rounds=1, clusters=2), people, [IDS, IDS])
     # Round 1: (4 + 18, 4 + 2)/6 = (11/3, 1). Then 2 and 6 add (5.5, 0), 5 and 9 add (0, 3).
@@ -121,7 +121,7 @@ def test_what_happened_can_be_read():
 
 
 def test_who_does_not_answer_has_no_group_until_its_turn():
-    """Client 5 is asked though not in the cohort; it is silent, and later picks a group."""
+    """Client 5, not in the cohort, is asked and does not answer; later it picks a group."""
     people = People({0: {**ROUND, 5: None}, 1: ROUND}, COUNTS)
     method = fl_hc(rounds=0, clusters=2)
     state = run(method, people, [[2, 6, 9]])
@@ -200,7 +200,7 @@ def test_buffers_are_averaged_but_not_compared():
 
 
 def tasks(people):
-    """Exchange by exchange: what was asked, and of whom."""
+    """The tasks of each exchange, and the clients asked."""
     return [(next(iter(orders.values())).task, sorted(orders)) for _, orders, _ in people.asked]
 
 
@@ -234,7 +234,7 @@ def test_adaptive_asks_again_while_there_is_one_group_and_ever_less_often():
 
 
 def test_flis_compares_what_models_answer():
-    """By what is answered 2 is with 9, though by what they changed it is with 6."""
+    """By outputs client 2 is with 9, although by updates it is with 6."""
 
     def unlike(model, x):
         kind = {(4, 0): 0, (0, 4): 1, (6, 0): 1, (0, 2): 0}[tuple(map(int, model.vector))]
@@ -289,7 +289,7 @@ def test_threshold_by_hand():
 
 
 def test_updates_are_compared_and_not_models():
-    """Far from 0 all models point the same way; and what an earlier round changed is past."""
+    """Far from 0 all models point the same way, and changes of earlier rounds do not count."""
     moves = {0: {2: (9, 9), 5: (-9, -9), 6: (9, 9), 9: (-9, -9)}, 1: ROUND}
     rule = fl_hc(rounds=1, metric="cosine", threshold=0.5)
     state = run(rule, People(moves), [IDS, IDS], start=(100.0, 100.0))
@@ -437,7 +437,7 @@ def test_whoever_has_more_than_anybody_said_trains_as_long_as_the_run_says(tmp_p
 
 def test_nobody_says_how_much_it_has(tmp_path):
     mute = on_quadratics(adaptive(), [[1.0], [2.0]])
-    with pytest.raises(TrainingError, match="no client said how many"):
+    with pytest.raises(TrainingError, match="no client reported its number"):
         drive(mute, tmp_path, lambda p: Faulty(Loop(p), lose_reply=lambda c, o: True))
 
 
@@ -473,7 +473,7 @@ def test_cut_at_one_minus_t_by_hand(threshold, expected):
 
 
 def test_groups_that_have_learnt_are_not_divided_by_noise():
-    """Each group's own changes cancel; the groups still stand where they have gone."""
+    """Each group's own changes cancel, but the groups remain where they have moved."""
     moves = {
         0: {2: (4, 0), 5: (-4, 0), 6: (4, 0), 9: (-4, 0)},
         1: {2: (0, 0.1), 5: (0, 0.1), 6: (0, -0.1), 9: (0, -0.1)},

@@ -1,4 +1,4 @@
-"""Why a tree was cut where it was: the sentence says what is drawn, and names the best cut."""
+"""The reason for a cut: the sentence matches what is drawn and names the best cut."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from coterie.report.reading import Reading
 
 
 def apart(groups, inside, between, far):
-    """Distances of clients of these groups; those of the last one are far from all others."""
+    """Distances between clients in these groups; the last group is far from all others."""
     last = max(groups)
     return np.array(
         [
@@ -82,9 +82,7 @@ def test_the_picture_its_caption_and_the_reason_agree(name):
     event = {"round": 0, "event": "init", "notes": notes}
     caption = captions_groups.silhouette(Reading("r", "running", events=[event]))
     score = {"outlier": "0.120", "pairs": "0.152", "clear": "0.900"}[name]
-    assert caption == (
-        f"2 groups have the highest silhouette, {score}. What was chosen: {sentence}."
-    )
+    assert caption == (f"2 groups have the highest silhouette, {score}. The choice: {sentence}.")
     drawn = figures.silhouette(notes)
     assert f"highest: 2 groups, {score}" in [trace.name for trace in drawn.data]
     assert drawn.layout.title.subtitle.text == sentence

@@ -37,7 +37,7 @@ ROWS = np.array(
 
 
 def told(gradients=None, variances=None, samples=None, sent=None):
-    """Clients that tell of these gradients, and send these models."""
+    """Clients that report these gradients and send these models."""
     gradients = GRADIENTS if gradients is None else gradients
     variances = VARIANCES if variances is None else variances
 
@@ -144,7 +144,7 @@ def test_a_deviation_of_zero_is_floored():
 
 
 def probed(targets, folder, **parameters):
-    """What each client of quadratics tells at θ⁰ = 0: gradient and variance."""
+    """What each client with a quadratic loss sends at θ⁰ = 0: gradient and variance."""
     made = on_quadratics(coterie.user_centric(**parameters), targets)
     channel, engine, plan = opened(made, folder)
     channel.begin(0, stage="init")

@@ -125,9 +125,9 @@ def test_first_weights_are_the_seeded_models_with_the_rule_over_them(init, numbe
     if init not in (None, "torch"):
         initialise(wanted, init)
         assert changed(wanted, plain) == set(plain)
-    found = made.fresh(number).state_dict()
-    assert found.keys() == plain.keys()
-    assert all(torch.equal(found[k], v) for k, v in wanted.state_dict().items())
+    result = made.fresh(number).state_dict()
+    assert result.keys() == plain.keys()
+    assert all(torch.equal(result[k], v) for k, v in wanted.state_dict().items())
     if number == 0:
         start = made.plan("nowhere").start.tensors()
         assert all(torch.equal(start[k], v) for k, v in wanted.state_dict().items())
@@ -190,10 +190,10 @@ def test_given_weights_win_over_the_rule():
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
         nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
     ):
-        found = coterie.simulate(
+        result = coterie.simulate(
             digits(), model, init="he", start=start, rounds=1, engine="loop"
         ).plan.start.tensors()
-        assert all(torch.equal(found[name], value) for name, value in start.items())
+        assert all(torch.equal(result[name], value) for name, value in start.items())
 
 
 def test_loop_and_pool_train_the_same_models():

@@ -363,11 +363,14 @@ def test_groups_of_one_kind_of_everything():
         json.loads(figure.to_json())
         return catalogue.PICTURES["groups"].words(Reading("r", "running", events=events))
 
-    assert words([0, 0, 0]) == "1 group after round 1; nobody ever moved."
-    assert words([0, 1, 2]) == "3 clients, each alone, after round 1; nobody ever moved."
+    assert words([0, 0, 0]) == "1 group after round 1; no client ever changed groups."
+    assert (
+        words([0, 1, 2])
+        == "3 clients, each in a group of its own, after round 1; no client ever changed groups."
+    )
     assert words([0, 0], [0, 0, 0]).startswith("1 group after round 1, 1 group after round 2; ")
-    assert "memberships changed once." in words([None, 0], [0, 0])
-    assert "changed once." in words(list(range(100)), [c % 20 for c in range(100)])
+    assert "clients changed groups once." in words([None, 0], [0, 0])
+    assert "changed groups once." in words(list(range(100)), [c % 20 for c in range(100)])
 
 
 def test_labels_are_shares_by_group_with_lines_between_groups():
@@ -380,8 +383,8 @@ def test_labels_are_shares_by_group_with_lines_between_groups():
     assert [list(row) for row in heat.customdata] == [[0, 0], [0, 0], [1, 1], [1, 1]]
     assert {s.y0 for s in figure.layout.shapes} == {1.5, 2.5}
     assert every()["labels"].words == (
-        "Clients hold between 1 and 2 of 2 classes; the most frequent one makes up 50 to 100 % of "
-        "a client's samples."
+        "Clients have samples of between 1 and 2 of 2 classes; a client's most frequent class "
+        "makes up 50 to 100 % of its samples."
     )
 
 
@@ -403,7 +406,7 @@ def test_distances_have_no_diagonal_and_are_ordered_by_group():
     assert first[0] != first[0]
     assert first[1:] == [5, 1, 6]
     words = every()["similarity"].words  # x: 0 and 1; others alone
-    assert words.startswith("The distance of every two of 4 clients, before round 1: 1 on average")
+    assert words.startswith("The distance of each pair of 4 clients, before round 1: 1 on average")
     assert "5 between" in words  # (5 + 5 + 6 + 6 + 3) / 5
 
 
@@ -440,8 +443,8 @@ def test_bytes_by_kind_add_up_to_all_bytes():
     assert sum(t.y[-1] for t in stacked) == 3400 + 1840
     assert [t.name for t in figure.data if not t.stackgroup] == ["wasted"]
     words = drawn(run)["bytes"].words
-    assert words.startswith("3.40 kB went down to clients and 1.84 kB up to the server")
-    assert "15 B more were wasted" in words
+    assert words.startswith("The server sent 3.40 kB to clients and received 1.84 kB")
+    assert "Another 15 B were wasted" in words
 
 
 def test_what_a_trial_moves_is_one_kind_in_the_picture_and_in_the_table():
@@ -479,7 +482,7 @@ def test_time_is_the_clocks_or_else_real():
     assert found["waiting"] == [(1, 0.5), (2, 0.5), (3, 0.5)]
     assert every()["time"].words == (
         "The rounds took 10.5 s of simulated time: computation 3.0 s, communication 6.0 s, waiting "
-        "1.5 s; what came before round 1 took 4.0 s more."
+        "1.5 s; the work before round 1 took another 4.0 s."
     )
     kind, found = cost.time_parts(old())
     assert kind == "real"
@@ -570,7 +573,7 @@ def test_cost_has_a_point_for_each_run_and_names_it():
     assert points(each.figure, "a&lt;b&gt;") == [(2, 0.4)]
     assert points(each.figure, "b") == [(2, 0.7)]
     assert {a.text for a in each.figure.layout.annotations} == {"a&lt;b&gt;", "b"}
-    assert each.words.endswith("better and cheaper than: b (70.0 % for 2 B).")
+    assert each.words.endswith("better and cheaper than b (70.0 % for 2 B).")
 
 
 def test_runs_of_another_score_and_one_run_are_not_compared():
@@ -684,7 +687,7 @@ def test_without_test_data_there_is_no_map_of_scores():
     events = [{**e, "client_scores": nothing} if "event" not in e else e for e in finished().events]
     run = finished(events=events)
     assert "clients-over-rounds" not in drawn(run)
-    with pytest.raises(ConfigError, match="no round has each client's own score"):
+    with pytest.raises(ConfigError, match="no round has scores of single clients"):
         catalogue.draw("clients-over-rounds", run)
 
 
@@ -730,8 +733,8 @@ def test_groups_that_are_no_cut_of_the_tree_are_on_its_leaves_and_no_line_is_dra
     run = Reading("r", "running", events=events)
     told = picture.words(run)
     assert told.endswith(
-        "leaves 1 group at first. Colours are the groups that clients are in now: these 2 are no "
-        "cut of this tree, so look at its leaves."
+        "leaves 1 group at first. Colours show the clients' present groups: no cut of this "
+        "tree gives these 2 groups, so look at its leaves."
     )
     assert "in round 5" not in told
     drawn = picture.draw(run).data
@@ -789,7 +792,7 @@ def test_each_layer_has_its_matrix_by_group_and_the_final_one_is_last():
     # Inside is 0 and 2 alone: 0 and 5; between are the other five, with a mean of 12/5 and 21/5.
     titles = [a.text for a in each.figure.layout.annotations]
     assert titles == ["body", "&lt;u&gt;head&lt;/u&gt;: 0.84"]
-    assert "1 if a layer does not tell them apart: <u>head</u> 0.84. " in each.words
+    assert "1 where a layer does not separate them: <u>head</u> 0.84. " in each.words
 
 
 def test_layers_that_are_left_out_are_counted():
@@ -825,7 +828,7 @@ def test_divergence_of_labels_is_held_against_what_was_noted_with_its_correlatio
     near = [(t.name, list(t.y), t.marker.symbol) for t in clouds]
     assert near == [
         ("pairs of clients", [2, 4], "circle"),
-        ("pairs of one group", [1], "diamond"),
+        ("pairs in the same group", [1], "diamond"),
     ]
     # Of (0, d, d) and (1, 2, 4): deviations (−2, 1, 1)/3 and (−4, −1, 5)/3 give 12/√(6·42).
     assert f"over 3 pairs: {12 / (6 * 42) ** 0.5:.3f} (distance)." in each.words
@@ -858,7 +861,7 @@ def test_clients_that_are_all_alike_have_no_correlation():
     [
         (labelled(APART, labels=()), "needs classes"),
         (labelled(APART, labels=[(0, 0), (3, 1), (0, 0)]), "fewer than two clients"),
-        (labelled({"mixing": [[1]]}), "needs a run of a method that notes how far apart"),
+        (labelled({"mixing": [[1]]}), "needs a run of a method that notes distances of clients"),
     ],
 )
 def test_where_there_is_no_divergence_a_sentence_says_why(run, why):
@@ -890,7 +893,7 @@ def watched(radii, **notes):
 )
 def test_the_words_of_a_run_without_trials_say_no_more_than_there_is(run, why):
     words = drawn(run)["trials"].words
-    assert words.endswith(f"; no end of a rapid decrease was found; {why}.")
+    assert words.endswith(f"; no rapid decrease ended; {why}.")
 
 
 # --- pictures of single methods ---
@@ -902,7 +905,7 @@ def test_the_words_of_a_run_without_trials_say_no_more_than_there_is(run, why):
         ("mixing", "user-centric with up to 200 clients, or of fedfomo"),
         ("trials", "dc-pfl"),
         ("hopkins", "fedtsdp"),
-        ("divergence", "a method that notes how far apart"),
+        ("divergence", "a method that notes distances of clients"),
         ("distances-by-layer", "a method whose clients sent whole models"),
     ],
 )
@@ -953,12 +956,13 @@ def test_seconds_are_of_the_whole_run_by_what_they_went_into():
         "communication": [2, 0],
     }
     assert list(figure.layout.yaxis.ticktext) == ["a", "b"]
-    assert figure.layout.xaxis2.title.text == "seconds in all"
+    assert figure.layout.xaxis2.title.text == "seconds in total"
     (dots,) = [t for t in figure.data if t.name == "score at the end"]
     assert (list(dots.x), list(dots.y)) == ([0.6, 0.6], [0, 1])
     assert words == (
-        "The simulated clock, the fastest first: b 60.0 %, 5.0 s in all (5.0 s computation; 0.5 s "
-        "a round); a 60.0 %, 12.0 s in all (8.0 s computation, 4.0 s communication; 4.0 s a round)."
+        "By the simulated clock, the fastest first: b 60.0 %, 5.0 s in total (5.0 s computation; "
+        "0.5 s a round); a 60.0 %, 12.0 s in total (8.0 s computation, 4.0 s communication; "
+        "4.0 s a round)."
     )
 
 
@@ -969,7 +973,7 @@ def test_where_layers_rest_the_last_full_round_is_named_beside():
     assert (list(full.x), list(full.y)) == ([0.5], [0.25])
     assert "rests 80.0 %, 50.0 % with all layers" in words
     assert "never 60.0 %, 12.0 s" in words
-    assert words.endswith("clients use their own; by the end this scores higher with rests.")
+    assert words.endswith("clients use their own; at the end this scores higher with rests.")
 
 
 def test_what_resting_layers_do_to_the_score_is_said_from_the_numbers():
@@ -1004,7 +1008,9 @@ def test_without_a_clock_for_all_seconds_are_real():
         "train": [4, 4],
         "score": [1, 1],
     }
-    assert words.startswith("Seconds of this machine, the fastest first: a 60.0 %, 5.0 s in all")
+    assert words.startswith(
+        "In seconds of this machine, the fastest first: a 60.0 %, 5.0 s in total"
+    )
 
 
 def with_value(value, seed=0, score=0.5, groups="xxyy", method="fedclust", key="threshold", **run):
@@ -1032,7 +1038,7 @@ def test_score_and_groups_over_a_parameter_with_means_over_seeds():
     auto = [list(t.y) for t in figure.data if t.name == "threshold = auto"]
     assert auto == [[0.9, 0.9], [3, 3]]
     assert "2: 60.0 %, 2.5 groups; 4: 30.0 %, 1 group; auto: 90.0 %, 3 groups." in words
-    assert "highest is at auto" in words
+    assert "score is highest at auto" in words
     assert figure.layout.xaxis2.title.text == "threshold of fedclust"
 
 
@@ -1056,7 +1062,7 @@ def test_results_directories_and_readings_are_drawn_together(tmp_path):
 
 @pytest.mark.parametrize("given", [[7], [clocked("a"), None], [{"method": "fedavg"}]])
 def test_what_is_no_run_is_refused_with_a_sentence(given):
-    with pytest.raises(ConfigError, match="is no run: give run directories"):
+    with pytest.raises(ConfigError, match="is not a run: pass run directories"):
         catalogue.draw_compared("compare-cost", given)
 
 
@@ -1073,7 +1079,7 @@ def test_values_far_apart_are_on_a_logarithmic_axis():
         ([with_value(1), with_value(1, seed=1)], "differ in nothing"),
         ([with_value(1), with_value(1, batch=3)], "differ in run.batch"),
         ([with_value(1), with_value(1, method="pacfl")], "differ in method.name"),
-        ([with_value(1), with_value("auto")], "two numbers or more for method.threshold.*is one"),
+        ([with_value(1), with_value("auto")], "two or more numbers for method.threshold.*is one"),
         ([with_value(1), finished("x", config={})], "whose configuration says what was run"),
     ],
 )

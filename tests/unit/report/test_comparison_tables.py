@@ -265,7 +265,7 @@ def test_without_pandas_it_is_said_what_to_install(monkeypatch):
 
 RESTED = {"rested": True, "full_round": 9, "full_received": 0.6125, "full_adapted": 0.655}
 BELOW = (
-    "† scored in a round in which layers rested, so with layers of clients' own; the last full "
+    "† scored in a round in which layers rested, so with clients' own layers; the last full "
     "round had: "
 )
 
@@ -282,9 +282,7 @@ def test_scores_of_a_round_in_which_layers_rested_have_a_dagger_and_the_full_rou
     assert "<b>70.0</b>†</td>" in as_html(sheet)
     for text in (as_markdown(sheet), as_latex(sheet)):
         assert f"{BELOW}slow 61.3 received" in text
-    assert "&#x27; own; the last full round had: slow 61.3" in as_html(sheet).replace(
-        "s own", " own"
-    )
+    assert "clients&#39; own layers; the last full round had: slow 61.3" in as_html(sheet)
 
 
 def test_who_ended_in_a_full_round_has_no_dagger():

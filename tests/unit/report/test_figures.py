@@ -455,7 +455,7 @@ def test_a_map_keeps_the_distances_of_clients():
     assert shown.marker.opacity[0] > shown.marker.opacity[1]
     assert shown.hovertext[0] == "&lt;e&gt;<br>group 0<br>certainty 1.00"
     assert points(figure, "between two groups") == [three]
-    assert figure.layout.title.subtitle.text == "the plane shows 100% of how clients differ"
+    assert figure.layout.title.subtitle.text == "the plane shows 100% of the clients' differences"
 
 
 # --- wrong input --------------------------------------------------------------------------------
@@ -464,8 +464,11 @@ def test_a_map_keeps_the_distances_of_clients():
 @pytest.mark.parametrize(
     ("draw", "words"),
     [
-        (lambda: figures.groups_over_rounds([]), "who is in which group"),
-        (lambda: figures.groups_over_rounds([event(1, [None])]), "who is in which group"),
+        (lambda: figures.groups_over_rounds([]), "no event has the clients' groups"),
+        (
+            lambda: figures.groups_over_rounds([event(1, [None])]),
+            "no event has the clients' groups",
+        ),
         (lambda: figures.dendrogram({}), "no 'dendrogram': give FedClust's"),
         (lambda: figures.dendrogram({"dendrogram": []}), "one client"),
         (lambda: figures.mixing_matrix({"mixing": None}, [0]), "up to 200 clients"),

@@ -66,8 +66,10 @@ def test_the_curve_has_the_terms_of_blended_weights():
 
 def test_the_caption_has_the_means():
     told = captions_mixing.mixing_terms(finished())
-    assert "worth 22 samples on average: alone it has 10, all together have 40" in told
-    assert "mixed in is 1.25, 38% of that with FedAvg's weights (3.25)" in told
+    assert (
+        "worth 22 samples on average; the client alone has 10, all clients together have 40" in told
+    )
+    assert "mixed in is 1.25, 38% of the discrepancy with FedAvg's weights (3.25)" in told
     # Over clients: (26 + 26 + 20 + 18)/4 and (1.4 + 1.4 + 1.2 + 1)/4.
     assert "the weights of 3 streams a mixture is worth 22 samples, at 1.25." in told
 

@@ -278,7 +278,7 @@ def test_other_files_are_checked_too(tmp_path):
     assert found.result == {"bytes": {"up": 2}, "rounds": 1}
     assert (found.data, found.sessions) == ({"groups": [0, 1]}, [{"engine": "pool"}])
     assert (found.headline, found.names, found.seed) == ("received", [], None)
-    assert [p.split(" is not")[0] for p in found.problems] == [
+    assert [p.split(" has")[0] for p in found.problems] == [
         *(f"result.json: '{key}'" for key in ("bytes", "headline", "groups")),
         "config.toml: 'run'",
         "data.json: 'names'",

@@ -107,7 +107,7 @@ def test_a_run_ends_with_what_the_server_saw():
     console = Console(file=io.StringIO(), width=60)
     print_summary(console, summary, Path("runs/1"))
     assert console.file.getvalue().splitlines()[1:] == [
-        "  exposed  The server saw sums only, of 3 to 4 clients, in 2 rounds.",
+        "  exposed  The server saw only sums of 3 to 4 clients, in 2 rounds.",
         "           1 pair of sums differs by a single client (rounds 1 and 2: client 3): the "
         "difference narrows down what that client sent.",
         "     kept  runs/1",

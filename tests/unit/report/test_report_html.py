@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 from typer.testing import CliRunner
 
 from coterie.cli.app import app
@@ -23,9 +24,9 @@ from coterie.experiment.api import simulate
 from coterie.report import html, run_sections
 from coterie.report import page as page_module
 from coterie.report.html import readings_of, report, write_report
-from coterie.report.markup import json_text, safe_json, table, tag
 from coterie.report.page import compared_blocks, contents, document, run_blocks
 from coterie.report.reading import Reading, read_run
+from coterie.report.rendering import Cell, render, safe_json
 from coterie.results.rundir import RunDir
 from runs_by_hand import clients, finished, written
 
@@ -261,7 +262,7 @@ def test_the_worst_clients_are_named_first(tmp_path):
 def test_a_run_that_crashed_says_how_to_go_on(tmp_path):
     place = a_run(tmp_path, [a_round(1), a_round(2)], name="a run")
     found = sound(report([read_run(place)]))
-    assert "Stopped, or crashed. This is as of 2 of 3 rounds." in found.words
+    assert "Stopped, or crashed. This page shows the run after 2 of 3 rounds." in found.words
     assert f"coterie run --resume '{place}'" in found.words
     assert found.tiles["Received"] == "62.5 %"
     assert found.tiles["Worst client"] == "25.0 %"
@@ -276,7 +277,7 @@ def test_a_run_that_goes_on_says_so(tmp_path):
         found = sound(report([read_run(place)]))
     finally:
         held.unlock()
-    assert "Going on. This is as of 1 of 3 rounds." in found.words
+    assert "Running. This page shows the run after 1 of 3 rounds." in found.words
 
 
 @pytest.mark.parametrize("lines", ["", "\n", "{", '{"round": 1}\n', '{"round":1,"groups":null}\n'])
@@ -309,7 +310,7 @@ def test_a_result_in_memory(tmp_path):
     place = write_report(result, tmp_path / "new" / "mine.html", "Mine & <yours>")
     found = sound(place.read_text())
     assert "Mine & <yours>" in found.words
-    assert "made from Python" in found.words
+    assert "started from Python" in found.words
 
 
 # --- several ------------------------------------------------------------------------------------
@@ -464,18 +465,24 @@ def test_what_cannot_be_written_is_said(strange, tmp_path):
 
 def test_json_in_a_script_is_the_same_tree_and_no_markup():
     tree = {"a": NAMES, "b": "&amp; \u2028 \u2029 é"}
-    text = json_text(tree)
+    text = safe_json(json.dumps(tree, ensure_ascii=False))
     assert json.loads(text) == tree
     assert not set("<>&\u2028\u2029") & set(text)
     assert safe_json('"<"') == '"\\u003c"'
 
 
 def test_attributes_and_cells_are_escaped():
-    assert tag("p", title=QUOTED).count("<") == 2
-    text = table(EVIL, [CLOSING], [[QUOTED]], sortable=True)
+    told = {"id": QUOTED, "title": CLOSING, "level": 2, "caption": EVIL, "columns": [CLOSING]}
+    rows = [[QUOTED], [Cell(EVIL, sort=QUOTED, best=True, link=QUOTED)]]
+    text = render("table.html", **told, rows=rows, sortable=True, numbers=0)
     assert "<script" not in text
     assert "<svg" not in text
-    Page(text)
+    assert Page(text).ids == [QUOTED]
+
+
+def test_a_value_that_a_template_lacks_is_an_error():
+    with pytest.raises(UndefinedError, match="level"):
+        render("heading.html", id="x", title="y")
 
 
 def test_ids_stay_the_same_as_a_run_grows(tmp_path):
@@ -570,7 +577,7 @@ def test_scores_of_two_kinds_are_not_compared(tmp_path):
     text = report(readings_of([tmp_path]))
     rows = cells(text, "compared-table")
     assert [row[:2] for row in rows] == [["a", "50.0 % (best)"], ["b", "0.750"], ["c", "25.0 %"]]
-    assert "judged after adapting, by the worst client too: a, b, c" in Page(text).words
+    assert "judged after adapting, including the worst client: a, b, c" in Page(text).words
 
 
 def test_newcomers_are_not_left_behind_and_have_a_column(tmp_path):
@@ -631,7 +638,7 @@ def test_names_written_from_the_right_stay_by_themselves(tmp_path):
     assert "<bdi>\u05d0\u05d1</bdi>" in caption  # 0.5, the least in the last round
     assert "<bdi>plain" not in text
     first = text.split('id="headline"')[1].split("</div>")[0]
-    assert "Worst off is <bdi>\u05d0\u05d1</bdi> with" in first
+    assert "of <bdi>\u05d0\u05d1</bdi>." in first
 
 
 # --- damage -------------------------------------------------------------------------------------
@@ -694,7 +701,7 @@ def test_a_part_that_fails_is_a_sentence(part, monkeypatch):
     else:
         monkeypatch.setattr(run_sections if part == "tiles" else page_module, part, broken)
     notice, *rest = run_blocks(finished())
-    assert "is left out: what the run has for it is damaged (KeyError: &#x27;odd&#x27;)" in (
+    assert "is left out: the run&#39;s data for it are damaged (KeyError: &#39;odd&#39;)" in (
         notice.html
     )
     assert len(rest) > 10

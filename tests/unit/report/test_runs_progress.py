@@ -28,7 +28,10 @@ def test_lines_for_files():
     with runs_progress(console) as look:
         told(look)
     lines = console.file.getvalue().splitlines()
-    assert lines[0] == f"{NAMES[0]}: its process was killed (signal 9); it goes on in another one"
+    assert (
+        lines[0]
+        == f"{NAMES[0]}: its process was killed (signal 9); it continues in another process"
+    )
     assert lines[1].startswith(f"1/4  {NAMES[0]}: received 50.0 %, ")
     assert lines[2:] == [f"2/4  {NAMES[1]}: failed: it diverged"]
     with runs_progress(console, quiet=True) as look:
@@ -69,7 +72,7 @@ def test_a_terminal_shows_all_that_are_at_work_by_name():
             told(look)
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
         assert "it diverged" in plain
-        assert "goes on in another one" in plain
+        assert "continues in another process" in plain
         assert "1 failed" in plain
 
 

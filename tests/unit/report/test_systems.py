@@ -111,7 +111,7 @@ def test_a_panel_for_each_system_over_the_time_of_fedavg():
         3: {"all": 0.3, "fedavg": 0.4},
     }
     caption = captions_systems.by_system(runs)
-    assert caption.startswith("By the time at which fedavg has done all its rounds")
+    assert caption.startswith("When fedavg has completed all its rounds")
     assert "ρ = 2, no stragglers: all 50.0 %, fedavg 40.0 %;" in caption
     assert "ρ = 1, no stragglers: fedavg 40.0 %, all 30.0 %." in caption
 
@@ -139,7 +139,7 @@ def test_runs_of_another_clock_are_left_out_and_not_drawn_alone():
         drawn.by_system([other, finished("two")])
     with pytest.raises(ConfigError, match="drawn"):
         systems.times(run_of("fedavg", [0.2], {"name": "wireless", "draw": True}), SYSTEMS[1])
-    with pytest.raises(ConfigError, match="how large its model is"):
+    with pytest.raises(ConfigError, match="does not know the size of its model"):
         systems.times(run_of("fedavg", [0.2], sizes=None), SYSTEMS[1])
     assert "compare-systems" not in {d.name for d in catalogue.compared([other, finished("two")])}
     both = catalogue.compared([mine, run_of("all", [0.5])])

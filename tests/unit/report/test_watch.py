@@ -123,7 +123,7 @@ def test_while_pictures_are_behind_the_state_says_so(tmp_path, monkeypatch):
             found = stream.next()
             assert list(found["parts"]) == ["state"]
             assert words(found).startswith("Stopped, round 5 of 10")
-            assert words(found).endswith(" %. What follows is of round 4.")
+            assert words(found).endswith(" %. The page below shows round 4.")
             found = stream.next()  # both at once
             assert list(found["parts"]) == ["state", "rounds"]
             assert "What follows" not in words(found)
@@ -206,7 +206,7 @@ def test_the_list_shows_runs_that_come_and_go(tmp_path):
             found = stream.next()
             assert found["order"] == ["summary", row_id("old"), row_id("sweep/new")]
             assert list(found["parts"]) == ["summary", row_id("sweep/new")]  # and not the old one
-            assert found["parts"]["summary"] == {"text": "2 runs, none going on."}
+            assert found["parts"]["summary"] == {"text": "2 runs, none running."}
             assert 'href="/run/sweep/new"' in found["parts"][row_id("sweep/new")]["html"]
             shutil.rmtree(tmp_path / "old")
             found = stream.next()
@@ -303,7 +303,7 @@ def test_files_that_somebody_wrote_by_hand_do_not_end_the_page(tmp_path, monkeyp
         with page.stream("/api/events") as stream:
             text = json.dumps(stream.next())
             assert "2 / 10" in text
-            assert "'groups' is not as it should be" in unescape(text)
+            assert "'groups' has values of the wrong type" in unescape(text)
             assert "It cannot be read: of a kind that nobody thought of." in text
             add_lines(tmp_path / "good", round_of(3))
             assert "3 / 10" in json.dumps(stream.next())
@@ -400,7 +400,7 @@ def test_what_changes_something_needs_the_token(tmp_path):
         assert page.post("/api/runs/a/stop", Origin=own, Sec_Fetch_Site="same-origin").status == 204
         assert (run / ".stop").exists()
         twice = page.post("/api/runs/a/stop")
-        assert (twice.status, "asked already" in twice.text) == (409, True)
+        assert (twice.status, "already asked" in twice.text) == (409, True)
         assert page.post("/api/runs/a/resume").text == "a is running"
     lock.unlock()
 
@@ -477,10 +477,10 @@ def test_what_is_started_to_go_on_with_a_run(tmp_path):
     for wrong in (["serve", "c.toml"], ["serve", "--dir", "b"], [*served, "--dir=b"]):
         with pytest.raises(RunDirError, match="give its coterie serve command again"):
             command(sessions(run, wrong, tmp_path))
-    with pytest.raises(RunDirError, match="not there any more"):
+    with pytest.raises(RunDirError, match="does not exist any more"):
         command(sessions(run, served, tmp_path / "none"))
     (run / "flower").mkdir()
-    with pytest.raises(RunDirError, match="how it was served is not known"):
+    with pytest.raises(RunDirError, match="its coterie serve command is not known"):
         command(sessions(run, None, tmp_path))
     (run / "config.toml").write_text("[python]\nmethod = 'fedavg'\n")
     with pytest.raises(RunDirError, match="was made in Python"):
@@ -610,7 +610,7 @@ def test_what_a_process_that_was_started_here_does(tmp_path, monkeypatch):
     assert watched.look()["a"].status == "starting"
     with pytest.raises(RunDirError, match="being resumed already"):
         controls.resume(watched.look()["a"], watched.reading("a"))
-    with pytest.raises(RunDirError, match="only just starting"):
+    with pytest.raises(RunDirError, match="is just starting"):
         controls.stop(watched.look()["a"])
     working = RunDir(run)
     working.lock()

@@ -17,27 +17,27 @@ from runs_by_hand import clients, finished, going, old, round_of
 def test_the_headline_of_a_finished_run():
     assert headline(finished())[:6] == [
         "fedclust with 4 clients reached accuracy 70.0 % received and 77.5 % adapted after 3 "
-        "rounds on average over clients' own test data.",
-        "Worst off is <b>bob</b> with 50.0 %.",
-        "Against training alone clients gain +20.0 points on average: 2 of 4 are better off, 1 "
-        "worse.",
-        "It found 3 groups, 2 of them of one client, the largest of 2 clients. Their agreement "
-        "with the true ones is 0.57 (1 is perfect, 0 is chance).",
+        "rounds on average over the clients' own test data.",
+        "The lowest score is 50.0 %, of <b>bob</b>.",
+        "Compared with training alone, clients gain +20.0 points on average: 2 of 4 are better "
+        "off and 1 worse off.",
+        "It found 3 groups (2 with only one client), the largest with 2 clients. Their "
+        "agreement with the true groups is 0.57 (1 is perfect, 0 is chance).",
         "3 groups; the last split came from the trial in round 2: 2 groups have a validation loss "
         "of 1.500, one model has 2.000. Evidence for 2 groups: reproducibility κ 1.00, 75 % of one "
         "mean's error explained; fewer groups and more both predict clearly worse. dee sits "
         "between two groups.",
-        "It cost 5.24 kB (down and up together) and 14.5 s of simulated time; 15 B more were "
-        "wasted. The probe took as much local training as 100 rounds of all clients.",
+        "It cost 5.24 kB (downloads and uploads together) and 14.5 s of simulated time; another "
+        "15 B were wasted. The probe took as much local training as 100 rounds of all clients.",
     ]
     assert headline(finished())[-1] == "Privacy: ε = 4 at δ = 1e-05."
-    assert "The server looked at every client's 'final'" in headline(finished())[-2]
+    assert "The server saw every client's 'final'" in headline(finished())[-2]
 
 
 def test_a_run_that_goes_on_or_broke_off_says_so_and_names_what_it_has():
     first, second, *rest = headline(going())
     assert "reached accuracy 50.0 % received after 2 rounds" in first
-    assert second == "It is running: 2 of 3 rounds are done, so nothing here is final."
+    assert second == "It is running: 2 of 3 rounds are completed, so nothing here is final."
     assert rest[-1] == "Privacy so far: ε ≤ 3."
     assert "It did not finish" in headline(going("stopped"))[1]
     early = replace(finished(), result={**finished().result, "stopped": "the target was reached"})
@@ -46,7 +46,7 @@ def test_a_run_that_goes_on_or_broke_off_says_so_and_names_what_it_has():
 
 def test_little_is_said_of_a_run_that_has_little():
     assert headline(Reading("x", "running"))[0] == (
-        "unknown method: 0 rounds done, none of them scored."
+        "unknown method: 0 rounds completed, none of them scored."
     )
     assert any("70.0 %" in text for text in headline(old()))
 
@@ -65,7 +65,7 @@ def test_groups_that_are_the_true_ones_or_one_or_all_alone():
         data = {**finished().data, "groups": list(true)}
         return " ".join(headline(finished(events=events, data=data)))
 
-    assert "They are exactly the true ones." in said([5, 5, 2, 2])
+    assert "They are exactly the true groups." in said([5, 5, 2, 2])
     assert "All clients ended in one group." in said([1, 1, 1, 1])
     assert "Each of the 4 clients is in a group of its own." in said([1, 2, 3, 4])
 
@@ -90,26 +90,27 @@ def scored(name, accuracy, moved, seed=0, method=None, status="finished"):
 def test_the_best_the_cheapest_and_that_it_was_one_seed():
     runs = [scored("a", 0.5, 1000), scored("b", 0.7, 3000), scored("c", 0.3, 0)]
     assert headline_compared(runs) == [
-        "b reaches the highest accuracy, 70.0 %; then a with 50.0 %.",
-        "b has the best worst client with 60.0 %; then a with 40.0 %.",
-        "c sends nothing; a sends the least of the others, 1.00 kB for 50.0 %, b most, 3.00 kB.",
-        "All of this is on one seed: small differences may be chance.",
+        "b reaches the highest accuracy, 70.0 %, followed by a with 50.0 %.",
+        "b has the best worst client with 60.0 %, followed by a with 40.0 %.",
+        "c transfers nothing; a transfers the least of the others, 1.00 kB for 50.0 %, and b the "
+        "most, 3.00 kB.",
+        "All runs have the same seed: small differences may be chance.",
     ]
 
 
 def test_ties_are_ties():
     runs = [scored("a", 0.7, 1000), scored("b", 0.7004, 1010), scored("c", 0.5, 1000)]
     said = headline_compared(runs)
-    assert said[0] == "a and b reach the highest accuracy, 70.0 %; then c with 50.0 %."
-    assert said[2] == "They cost about the same, 1.01 kB each."
-    assert headline_compared(runs[:2])[0].startswith("There is no difference between the 2")
+    assert said[0] == "a and b reach the highest accuracy, 70.0 %, followed by c with 50.0 %."
+    assert said[2] == "They transfer about the same, 1.01 kB each."
+    assert headline_compared(runs[:2])[0].startswith("All 2 are equal")
 
 
 def test_seeds_are_averaged_and_what_is_unfinished_is_said():
     runs = [scored(f"a/seed={s}", 0.5 + s / 5, 100, s, "a") for s in (0, 1)]
     runs += [scored(f"b/seed={s}", 0.4, 100, s, "b") for s in (0, 1)]
     said = headline_compared(runs)
-    assert said[0] == "a reaches the highest accuracy, 60.0 %; then b with 40.0 %."
+    assert said[0] == "a reaches the highest accuracy, 60.0 %, followed by b with 40.0 %."
     assert "Scores are means over 2 seeds." in said
     going_on = headline_compared([*runs, scored("c", 0.1, 1, status="running")])
     assert "Still running: c." in going_on
@@ -119,13 +120,13 @@ def test_seeds_are_averaged_and_what_is_unfinished_is_said():
 def test_a_method_judged_after_adapting_is_said_to_be_also_while_it_runs():
     sessions = [{"headline": "adapted"}]
     run = replace(going(), sessions=sessions)
-    assert headline(run)[1] == "fedclust is judged after adapting, by its worst client too."
+    assert headline(run)[1] == "fedclust is judged after adapting, and so is its worst client."
     assert "judged after" not in " ".join(headline(going()))
     adapted = [e | {"adapted": {"accuracy": 0.9}} for e in scored("a", 0.2, 10).events]
     ours = replace(scored("a", 0.2, 10), result={}, events=adapted, sessions=sessions)
     said = headline_compared([ours, scored("b", 0.7, 20)])
-    assert said[0] == "a reaches the highest accuracy, 90.0 %; then b with 70.0 %."
-    assert "Judged after adapting, by its worst client too: a." in said
+    assert said[0] == "a reaches the highest accuracy, 90.0 %, followed by b with 70.0 %."
+    assert "Judged after adapting, including its worst client: a." in said
     assert not [t for t in headline_compared([ours, replace(ours, name="c")]) if "adapting" in t]
 
 
@@ -141,7 +142,7 @@ def test_one_is_not_many():
     said = " ".join([*headline(run), captions_groups.groups_by_client(run), captions.loss(run)])
     assert "after 1 of 1 round, and" in said
     assert "0 of 1 client changed groups" in said
-    assert "The mean loss on test data is 2 in round 1, the only one that was scored." in said
+    assert "The mean loss on test data is 2 in round 1, the only round that was scored." in said
     assert "1 clients" not in said
 
 
@@ -154,7 +155,7 @@ def test_short_times_are_not_nothing():
 
 def test_local_steps_come_with_the_phi_that_was_taken_and_why():
     rounds = [round_of(n, notes={"tau": tau}) for n, tau in ((1, 1), (2, 9), (3, 4))]
-    steps = "Rounds had between 1 and 9 local steps, 4 at last."
+    steps = "Rounds had between 1 and 9 local steps, the last one 4."
     assert captions_groups.steps(Reading("r", "running", events=rounds)) == steps
     begun = {"round": 0, "event": "init", "notes": {"phi": 5e-5, "phi_why": "a network"}}
     told = captions_groups.steps(Reading("r", "running", events=[begun, *rounds]))
@@ -166,7 +167,7 @@ def test_newcomers_are_not_among_those_who_moved_most_or_least():
     run = finished(clients=rows)  # by hand: ann has 2500, dee 2700; the others next to nothing
     assert run.newcomers == {1, 2}
     assert captions.bytes_by_client(run) == (
-        "Most went to and from dee, 2.70 kB, least to and from ann, 2.50 kB."
+        "dee transferred the most, 2.70 kB, and ann the least, 2.50 kB."
     )
     held = [round_of(n, groups=["x", None, None, "xy"[n > 1]]) for n in (1, 2)]
     told = captions_groups.groups_by_client(replace(run, events=held))
@@ -176,7 +177,7 @@ def test_newcomers_are_not_among_those_who_moved_most_or_least():
 def test_those_who_send_nothing_are_not_forgotten_where_costs_are_the_same():
     runs = [scored("a", 0.5, 1000), scored("b", 0.7, 1010), scored("c", 0.3, 0)]
     assert headline_compared(runs)[2] == (
-        "c sends nothing; the others cost about the same, 1.01 kB each."
+        "c transfers nothing; the others transfer about the same, 1.01 kB each."
     )
 
 
@@ -190,10 +191,10 @@ def test_the_best_worst_client_is_by_means_over_seeds_everywhere():
 
     runs = [of("a", 0, 0.0), of("a", 1, 0.6), of("b", 0, 0.2), of("b", 1, 0.2)]
     assert headline_compared(runs)[1] == (
-        "a has the best worst client with 30.0 %; then b with 20.0 % (means over seeds)."
+        "a has the best worst client with 30.0 %, followed by b with 20.0 % (means over seeds)."
     )
     assert captions_compared.clients(runs).endswith(
-        "From the best worst client on (means over seeds): a 30.0 % to 80.0 %, median 55.0 %; "
+        "By the score of the worst client (means over seeds): a 30.0 % to 80.0 %, median 55.0 %; "
         "b 20.0 % to 80.0 %, median 50.0 %."
     )
 
@@ -201,8 +202,8 @@ def test_the_best_worst_client_is_by_means_over_seeds_everywhere():
 def test_the_same_seed_twice_is_no_other_seed_and_no_name_hides_another():
     runs = [scored("a", score, 100, 1) for score in (0.2, 0.4, 0.6)]
     said = headline_compared(runs)
-    assert said[0] == "a (3) reaches the highest accuracy, 60.0 %; then a (2) with 40.0 %."
-    assert "All of this is on one seed: small differences may be chance." in said
+    assert said[0] == "a (3) reaches the highest accuracy, 60.0 %, followed by a (2) with 40.0 %."
+    assert "All runs have the same seed: small differences may be chance." in said
     assert [len(kind.runs) for kind in kinds_of(runs)] == [1, 1, 1]
     unsaid = [replace(r, config={"method": {"name": "a"}}) for r in runs[:2]]
-    assert "None of them was run on several seeds" in " ".join(headline_compared(unsaid))
+    assert "No method was run with several seeds" in " ".join(headline_compared(unsaid))

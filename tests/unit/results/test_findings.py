@@ -290,17 +290,15 @@ def test_one_group_is_said_once_with_its_reason():
     run = evidenced(groups=("x",) * 4, init=ONE, verdict=None)
     page = html(run)
     assert page["headline"].count("ne group") == 1
-    assert "One group: no grouping predicts the clients&#x27; other halves" in page[
-        "headline"
-    ].replace("&#39;", "&#x27;")
+    assert "One group: no grouping predicts the clients&#39; other halves" in page["headline"]
     assert not {"table-between", "table-trials", "fig-verdict", "fig-silhouette"} & set(page)
 
 
 def test_a_tree_that_was_not_cut_says_nothing_of_a_cut():
     (tree,) = [d for d in pictures(evidenced()) if d.name == "dendrogram"]
     assert tree.words == (
-        "The tree of 4 clients, made before round 1, is 6 high. Colours are the groups that "
-        f"clients are in now. The evidence: {EVIDENCE['why']}."
+        "The tree of 4 clients, built before round 1, has height 6. Colours show the clients' "
+        f"present groups. The evidence: {EVIDENCE['why']}."
     )
     assert not [t for t in tree.sketch.data if "cut" in str(t.get("name"))]
     colours = {t["line"]["color"] for t in tree.sketch.data if t["mode"] == "lines"}
@@ -310,7 +308,9 @@ def test_a_tree_that_was_not_cut_says_nothing_of_a_cut():
     notes.pop("evidence")
     counted = replace(given, events=[{**given.events[0], "notes": notes}, *given.events[1:]])
     (tree,) = [d for d in pictures(counted) if d.name == "dendrogram"]
-    assert tree.words.endswith("6 high. Why these groups: the number of groups was given.")
+    assert tree.words.endswith(
+        "has height 6. Reason for these groups: the number of groups was given."
+    )
 
 
 def test_the_picture_of_a_trial_has_its_losses_errors_and_choice():

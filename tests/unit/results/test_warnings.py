@@ -35,7 +35,7 @@ def warns(threshold, **options):
 def test_a_height_above_the_last_merge_or_below_the_first():
     assert "the last groups merge at 0.5" in warns(0.5)  # at the height itself they merge
     assert "the first clients merge at 0.25" in warns(0.2)
-    assert "so everybody is alone; raise it" in warns(0.2)
+    assert "so every client is alone; raise it" in warns(0.2)
     assert "so all clients are together; lower it" in warns(9.0)
     assert warns(0.25) == warns(0.4) == ""
 
@@ -51,7 +51,7 @@ def test_similarities_are_said_as_similarities():
     assert "the last groups merge at 0.5" in warns(0.3, least_similarity=0.0)
     assert "so all clients are together; raise it" in warns(0.3, least_similarity=0.0)
     assert "the first clients merge at 0.75" in warns(0.9, least_similarity=0.0)
-    assert "so everybody is alone; lower it" in warns(0.9, least_similarity=0.0)
+    assert "so every client is alone; lower it" in warns(0.9, least_similarity=0.0)
     assert warns(0.6, least_similarity=0.0) == ""
 
 
@@ -85,8 +85,7 @@ def test_cfl_says_at_the_end_how_small_the_mean_update_was():
     made = on_quadratics(coterie.methods.cfl(eps1=0.1), [[1.0], [3.0]], settings={"rounds": 2})
     (told,) = execute(made).summary["warnings"]
     assert told == (
-        "eps1 = 0.1 never bound: the smallest mean update was 0.8 of the largest, so nothing was "
-        "split"
+        "eps1 = 0.1 never bound: the smallest mean update was 0.8 of the largest, so no group split"
     )
     absolute = coterie.methods.cfl(eps1=0.1, relative=False)
     made = on_quadratics(absolute, [[1.0], [3.0]], settings={"rounds": 2})
@@ -133,7 +132,7 @@ def test_a_radius_that_all_distances_are_within_or_beyond():
     assert notes["stages"] == {"eps_outputs": 2, "eps_weights": 3}
     assert notes["warning_at_end"]["eps_outputs"] == ""
     said = notes["warning_at_end"]["eps_weights"]
-    assert "the smallest distance was 10, so everybody was left alone" in said
+    assert "the smallest distance was 10, so it left every client alone" in said
     said = told(4.0, 10.0)[2]["warning_at_end"]["eps_outputs"]
     assert "eps_outputs = 4 never bound: the largest distance was 4" in said
     # What an earlier clustering saw stays.

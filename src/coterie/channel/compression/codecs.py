@@ -1,11 +1,11 @@
-"""Codecs: how one array becomes bytes and comes back.
+"""Codecs: encode one array as bytes, and decode it.
 
-``codec("qsgd:levels=7,bucket=512+zstd")`` makes one from its text; ``CODECS`` has them all. Every
-codec but ``raw`` acts on arrays of float32 only: others (counts, labels, float64) are few, and
-travel as ``raw`` sends them. What a codec draws at random comes from the seed that it is given, so
-that the same call makes the same bytes. Numbers are little-endian throughout.
+``codec("qsgd:levels=7,bucket=512+zstd")`` makes a codec from its text; ``CODECS`` has them all. All
+codecs except ``raw`` encode arrays of float32 only; other arrays (counts, labels, float64) are
+encoded as by ``raw``. Random choices of a codec come from the seed passed to it, so the same call
+gives the same bytes. Numbers are little-endian.
 
-With d numbers of float32, and before ``zstd``, a payload is exactly this long:
+For d numbers of float32, and before ``zstd``, the exact length of a payload is:
 
 =====================  ==========================================================================
 ``raw``                4d bytes
@@ -54,41 +54,41 @@ _DTYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {
 _NAMES = {torch_type: name for name, (torch_type, _) in _DTYPES.items()}
 
 _CHUNK = 1 << 15
-"""Numbers worked on at a time: what they need stays in the cache. A multiple of 8."""
+"""Numbers processed at a time, so that the buffers stay in the cache. A multiple of 8."""
 
 
 class Codec(Protocol):
-    """Turns an array into bytes and back."""
+    """Encodes arrays as bytes and decodes them."""
 
     @property
     def spec(self) -> str:
-        """The canonical text from which ``codec`` makes an equal one."""
+        """The canonical text, from which ``codec`` makes an equal codec."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Whether what is decoded is what was encoded, bit for bit."""
+        """Whether decoding restores an array bit for bit."""
         ...
 
     def encode(self, array: Tensor, seed: int = 0) -> Payload:
-        """The bytes that travel."""
+        """Encode an array as bytes."""
         ...
 
     def decode(self, payload: Payload, dtype: str, shape: Sequence[int]) -> Tensor:
-        """The array that arrives; ``CoterieError`` if the payload cannot be one of that shape."""
+        """Decode an array; CoterieError if the payload is invalid for this type and shape."""
         ...
 
 
 class Measured(Codec, Protocol):
-    """A codec whose payload has a length that follows from the array's type and shape."""
+    """A codec whose payload length depends only on the array's type and shape."""
 
     def length(self, dtype: str, shape: Sequence[int]) -> int:
-        """That length in bytes."""
+        """The length of a payload in bytes."""
         ...
 
 
 def dtype_name(array: Tensor) -> str:
-    """The two letters that stand for an array's type on the wire."""
+    """The two-letter name of an array's type on the wire."""
     if array.dtype not in _NAMES:
         raise CoterieError(f"arrays of {array.dtype} cannot be sent; use float32 or int64")
     return _NAMES[array.dtype]
@@ -96,7 +96,7 @@ def dtype_name(array: Tensor) -> str:
 
 @lru_cache(maxsize=256)
 def codec(text: str) -> Codec:
-    """The codec that a text stands for: a name, its parameters, and perhaps ``+zstd``.
+    """Make a codec from its text: a name, its parameters, and optionally ``+zstd``.
 
     >>> codec("qsgd").spec
     'qsgd:levels=7,bucket=512'
@@ -105,14 +105,14 @@ def codec(text: str) -> Codec:
     """
     first, *after = text.split("+")
     if first.partition(":")[0] == "zstd" or len(after) > 1:
-        raise ConfigError(f"'{text}': zstd comes once and after another codec, as in 'raw+zstd'")
-    plain: Measured = _made(first)
-    return _made(after[0], plain) if after else plain
+        raise ConfigError(f"'{text}': zstd must come once, after another codec, as in 'raw+zstd'")
+    plain: Measured = _make(first)
+    return _make(after[0], plain) if after else plain
 
 
-@CODECS.register("raw", "every number as it is: 4 bytes for a float32")
+@CODECS.register("raw", "numbers unchanged: 4 bytes for a float32")
 class Raw:
-    """Every number as it is, little-endian: four bytes for a float32.
+    """Numbers unchanged, little-endian: four bytes for a float32.
 
     >>> raw = Raw()
     >>> bytes(raw.encode(torch.tensor([1.0]))).hex()
@@ -125,27 +125,27 @@ class Raw:
     exact = True
 
     def encode(self, array: Tensor, seed: int = 0) -> Payload:
-        """The array's memory."""
+        """The bytes of the array's memory."""
         return array.detach().contiguous().numpy().tobytes()
 
     def decode(self, payload: Payload, dtype: str, shape: Sequence[int]) -> Tensor:
-        """The same numbers again."""
+        """The array with these bytes."""
         data = _checked(payload, self.length(dtype, shape), self.spec)
         return torch.from_numpy(data.copy().view(_DTYPES[dtype][1])).view(list(shape))
 
     def length(self, dtype: str, shape: Sequence[int]) -> int:
-        """So many bytes for each number."""
+        """The length of a payload in bytes."""
         if dtype not in _DTYPES:
             raise CoterieError(unknown("type of array", dtype, _DTYPES))
         return _count(shape) * np.dtype(_DTYPES[dtype][1]).itemsize
 
 
 class Lossy(ABC):
-    """A codec of float32 only: arrays of any other type go as ``Raw`` sends them."""
+    """The base class of lossy codecs, which encode float32 and leave other types to ``Raw``."""
 
     @property
     def exact(self) -> bool:
-        """Numbers change on the way."""
+        """False: decoded numbers differ from the original ones."""
         return False
 
     @property
@@ -155,24 +155,24 @@ class Lossy(ABC):
 
     @abstractmethod
     def _length(self, count: int) -> int:
-        """The bytes of a payload of so many numbers."""
+        """The length in bytes of a payload of so many numbers."""
 
     @abstractmethod
     def _pack(self, numbers: Floats, seed: int) -> Bytes:
-        """The payload of these numbers."""
+        """Encode these numbers."""
 
     @abstractmethod
     def _unpack(self, data: Bytes, count: int) -> Floats:
-        """The numbers in a payload whose length is right."""
+        """Decode the numbers of a payload, whose length has been checked."""
 
     def encode(self, array: Tensor, seed: int = 0) -> Payload:
-        """The bytes that travel."""
+        """Encode an array as bytes."""
         if array.dtype != torch.float32:
             return Raw().encode(array)
         return self._pack(array.detach().contiguous().view(-1).numpy(), seed).tobytes()
 
     def decode(self, payload: Payload, dtype: str, shape: Sequence[int]) -> Tensor:
-        """The array that arrives."""
+        """Decode an array."""
         if dtype != "f4":
             return Raw().decode(payload, dtype, shape)
         data = _checked(payload, self.length(dtype, shape), self.spec)
@@ -185,9 +185,9 @@ class Lossy(ABC):
 
 @dataclass(frozen=True)
 class Half(Lossy):
-    """Two bytes a number, rounded to the nearest and to even: ``fp16`` or ``bf16``.
+    """``fp16`` or ``bf16``: two bytes per number, rounded to the nearest, ties to even.
 
-    A number too large for the format is refused, for it would become infinite.
+    A number that is too large for the format is refused, because it would become infinite.
 
     >>> bytes(codec("bf16").encode(torch.tensor([1.0, -2.0]))).hex()
     '803f00c0'
@@ -224,35 +224,35 @@ class Half(Lossy):
         return numbers
 
 
-@CODECS.register("fp16", "half precision, 2 bytes a number; refuses numbers beyond 65504")
+@CODECS.register("fp16", "half precision, 2 bytes per number; refuses numbers above 65504")
 def _fp16() -> Half:
     return Half("fp16")
 
 
-@CODECS.register("bf16", "the upper half of a float32, 2 bytes a number: its range, 3 digits")
+@CODECS.register("bf16", "the upper half of a float32, 2 bytes per number: same range, 3 digits")
 def _bf16() -> Half:
     return Half("bf16")
 
 
 def _all_is_0(bucket: object) -> object:
-    """Of buckets: "all" is one for the whole array, which 0 stands for."""
+    """Read a bucket size: "all" means one bucket for the whole array, stored as 0."""
     return 0 if bucket == "all" else bucket
 
 
 @CODECS.register(
-    "qsgd", "unbiased rounding to `levels` (7) parts of the norm of every `bucket` (512 numbers)"
+    "qsgd", "unbiased rounding to `levels` (7) parts of the norm of each `bucket` (512 numbers)"
 )
 @dataclass(frozen=True)
 class Quantised(Lossy):
-    """QSGD: every number becomes a multiple of its bucket's norm over ``levels``, at random.
+    """QSGD: rounds each number at random to a multiple of its bucket's norm over ``levels``.
 
     With N the L2 norm of the bucket, x_j lies between two neighbours among the 2·levels + 1 numbers
-    N·ξ/levels, ξ = -levels … levels, and goes to either so that the mean is x_j (the chance is a
-    multiple of 2^-24). A number that is such a multiple already stays what it is. Bytes: the norms
-    as float32, then the codes ξ + levels, packed (see ``pack``).
+    N·ξ/levels, ξ = -levels … levels. It is rounded to one of them at random, such that the mean is
+    x_j (with probabilities that are multiples of 2^-24). A number that is already such a multiple
+    stays unchanged. Bytes: the norms as float32, then the codes ξ + levels, packed (see ``pack``).
 
-    N is the float32 on the wire, not the exact norm, in both directions: any N that is no smaller
-    than the largest number keeps the mean, and rounding is monotone, so this one is not smaller.
+    N is the norm rounded to float32, for both encoding and decoding. Rounding is unbiased for any N
+    that is not smaller than the largest number; since rounding is monotone, this one is not.
 
     >>> grid = codec("qsgd:levels=7")
     >>> bytes(grid.encode(torch.tensor([2.0, -3.0, 6.0]))).hex()  # N = 7; codes 9, 4, 13
@@ -269,7 +269,7 @@ class Quantised(Lossy):
 
     @property
     def width(self) -> int:
-        """The bits of a number: its sign and its level."""
+        """The bits per number: its sign and its level."""
         return 1 + self.levels.bit_length()
 
     def _length(self, count: int) -> int:
@@ -284,25 +284,25 @@ class Quantised(Lossy):
         draw = numpy_generator(seed)
         kind = np.uint8 if self.width <= 8 else np.uint16
         codes: NDArray[np.unsignedinteger[Any]] = np.empty(len(numbers), kind)
-        room, dice = np.empty(_CHUNK), np.empty(_CHUNK, np.float32)
+        buffer, uniform = np.empty(_CHUNK), np.empty(_CHUNK, np.float32)
         for span, buckets in _tiles(len(numbers), self.bucket):
             tile = numbers[span].reshape(buckets.stop - buckets.start, -1)
-            place, die = room[: tile.size].reshape(tile.shape), dice[: tile.size]
-            # In float64 x·levels is exact, so that a number on a level is found to lie there.
-            np.multiply(tile, float(self.levels), out=place, dtype=np.float64)
-            place /= divisors[buckets]
-            place += self.levels
-            # A float32 die is below 1 by 2^-24 or more: the sum cannot be rounded up to a level.
-            draw.random(out=die, dtype=np.float32)
-            place += die.reshape(tile.shape)
-            codes[span] = place.reshape(-1)  # none is negative, so cutting the fraction is floor
+            position, random = buffer[: tile.size].reshape(tile.shape), uniform[: tile.size]
+            # In float64 x·levels is exact, so that numbers on a level are recognised as such.
+            np.multiply(tile, float(self.levels), out=position, dtype=np.float64)
+            position /= divisors[buckets]
+            position += self.levels
+            # A float32 draw is at most 1 - 2^-24, so the sum cannot be rounded up to a level.
+            draw.random(out=random, dtype=np.float32)
+            position += random.reshape(tile.shape)
+            codes[span] = position.reshape(-1)  # not negative, so truncation is floor
         return np.concatenate([norms.view(np.uint8), pack(codes, self.width)])
 
     def _norms(self, numbers: Floats) -> Floats:
         squares = np.zeros(self._buckets(len(numbers)))
-        room = np.empty(_CHUNK)
+        buffer = np.empty(_CHUNK)
         for span, buckets in _tiles(len(numbers), self.bucket):
-            tile = room[: span.stop - span.start]
+            tile = buffer[: span.stop - span.start]
             tile[:] = numbers[span]
             rows = tile.reshape(buckets.stop - buckets.start, -1)
             squares[buckets] += np.einsum("ij,ij->i", rows, rows)
@@ -312,7 +312,7 @@ class Quantised(Lossy):
             norms = np.sqrt(squares).astype(np.float32)
         if not np.isfinite(norms).all():
             raise CoterieError(
-                f"numbers whose norm is {math.sqrt(squares.max()):g}, which float32 cannot hold, "
+                f"numbers whose norm is {math.sqrt(squares.max()):g}, too large for float32, "
                 f"cannot be sent as {self.spec}; use smaller buckets or raw"
             )
         return norms
@@ -322,30 +322,32 @@ class Quantised(Lossy):
         norms = data[:middle].copy().view(np.float32)
         codes = unpack(data[middle:], count, self.width)
         if not (np.isfinite(norms).all() and (norms >= 0).all()):
-            raise CoterieError(f"a damaged payload of {self.spec}: a norm is negative or no number")
+            raise CoterieError(
+                f"a damaged payload of {self.spec}: a norm is negative or not a number"
+            )
         if count and codes.max() > 2 * self.levels:
-            raise CoterieError(f"a damaged payload of {self.spec}: a level is beyond the last")
+            raise CoterieError(f"a damaged payload of {self.spec}: a level is too large")
         steps = (norms.astype(np.float64) / self.levels)[:, None]
-        numbers, room = np.empty(count, np.float32), np.empty(_CHUNK)
+        numbers, buffer = np.empty(count, np.float32), np.empty(_CHUNK)
         for span, buckets in _tiles(count, self.bucket):
-            place = room[: span.stop - span.start]
-            np.subtract(codes[span], float(self.levels), out=place, dtype=np.float64)
-            rows = place.reshape(buckets.stop - buckets.start, -1)
+            values = buffer[: span.stop - span.start]
+            np.subtract(codes[span], float(self.levels), out=values, dtype=np.float64)
+            rows = values.reshape(buckets.stop - buckets.start, -1)
             rows *= steps[buckets]
-            numbers[span] = place
+            numbers[span] = values
         return numbers
 
 
 @CODECS.register(
-    "topk", "the `share` (0.01) of the numbers that are largest in magnitude, the others as 0"
+    "topk", "the `share` (0.01) of numbers with the largest magnitude; the others become 0"
 )
 @dataclass(frozen=True)
 class Largest(Lossy):
-    """``topk``: the ⌈share·d⌉ numbers of largest magnitude as they are; the others arrive as 0.
+    """``topk``: the ⌈share·d⌉ numbers of largest magnitude, unchanged; the others become 0.
 
-    Of equal magnitudes the first are taken. Bytes: the values as float32 in order of place, then
-    where they stand, in whichever is shorter: a bit for every number, or the packed places of
-    ⌈log2 d⌉ bits (see ``pack``). Which it is follows from d, so that nothing needs to say it.
+    Of equal magnitudes the first are taken. Bytes: the values as float32, in the order of their
+    indices, then the indices in the shorter of two forms: a bit for every number, or packed indices
+    of ⌈log2 d⌉ bits (see ``pack``). The form follows from d and is not stored.
 
     >>> two = codec("topk:share=0.5")
     >>> two.decode(two.encode(torch.tensor([1.0, -4.0, 0.5, 3.0])), "f4", [4])
@@ -361,20 +363,20 @@ class Largest(Lossy):
 
     @property
     def exact(self) -> bool:
-        """Only if nothing is left out."""
+        """Whether all numbers are kept."""
         return self.share == 1
 
     def kept(self, count: int) -> int:
-        """How many of so many numbers travel."""
-        return math.ceil(Fraction(repr(self.share)) * count)  # as written: 0.07·100 is 7, not 8
+        """How many of ``count`` numbers are kept."""
+        return math.ceil(Fraction(repr(self.share)) * count)  # decimal, so that 0.07·100 is 7
 
-    def _bits_of_place(self, count: int) -> int:
-        """The bits of a packed place; 0 if a bit for every number is shorter, or none is needed."""
+    def _index_bits(self, count: int) -> int:
+        """The bits of a packed index; 0 if a bit for every number is shorter, or none is needed."""
         width = max(count - 1, 0).bit_length()
         return width if self.kept(count) * width < count and self.kept(count) < count else 0
 
     def _length(self, count: int) -> int:
-        kept, width = self.kept(count), self._bits_of_place(count)
+        kept, width = self.kept(count), self._index_bits(count)
         if kept == count:
             return 4 * kept
         return 4 * kept + (packed_length(kept, width) if width else packed_length(count, 1))
@@ -390,36 +392,37 @@ class Largest(Lossy):
         chosen = size > least
         ties = np.flatnonzero(size == least)
         chosen[ties[: kept - np.count_nonzero(chosen)]] = True
-        places, width = np.flatnonzero(chosen), self._bits_of_place(count)
-        where = pack(places, width) if width else np.packbits(chosen, bitorder="little")
-        return np.concatenate([numbers[places].view(np.uint8), where])
+        indices, width = np.flatnonzero(chosen), self._index_bits(count)
+        packed = pack(indices, width) if width else np.packbits(chosen, bitorder="little")
+        return np.concatenate([numbers[indices].view(np.uint8), packed])
 
     def _unpack(self, data: Bytes, count: int) -> Floats:
-        kept, width = self.kept(count), self._bits_of_place(count)
+        kept, width = self.kept(count), self._index_bits(count)
         values = data[: 4 * kept].copy().view(np.float32)
         if kept == count:
             return values
         if width:
-            places = unpack(data[4 * kept :], kept, width).astype(np.int64)
+            indices = unpack(data[4 * kept :], kept, width).astype(np.int64)
         else:
-            places = np.flatnonzero(np.unpackbits(data[4 * kept :], count=count, bitorder="little"))
-        if len(places) != kept or (np.diff(places, append=count) <= 0).any():
-            raise CoterieError(f"a damaged payload of {self.spec}: its places are out of order")
+            bits = np.unpackbits(data[4 * kept :], count=count, bitorder="little")
+            indices = np.flatnonzero(bits)
+        if len(indices) != kept or (np.diff(indices, append=count) <= 0).any():
+            raise CoterieError(f"a damaged payload of {self.spec}: its indices are out of order")
         numbers = np.zeros(count, np.float32)
-        numbers[places] = values
+        numbers[indices] = values
         return numbers
 
 
 @CODECS.register(
     "zstd",
-    "after any other, as in qsgd+zstd: its bytes compressed without loss, at `level` (3)",
+    "after another codec, as in qsgd+zstd: lossless compression of its bytes, at `level` (3)",
 )
 @dataclass(frozen=True)
 class Compressed:
-    """Another codec's bytes in one Zstandard frame, with its checksum.
+    """``zstd``: another codec's bytes, compressed as one Zstandard frame with a checksum.
 
-    The frame must say that it holds just as many bytes as the other codec needs for the shape: a
-    small frame that unfolds into a huge one is refused before any memory is taken.
+    The frame must declare exactly the length that the other codec needs for the shape. So a small
+    frame that would decompress to a huge one is refused before any memory is allocated.
     """
 
     inner: Measured
@@ -427,37 +430,37 @@ class Compressed:
 
     @property
     def spec(self) -> str:
-        """Both texts."""
+        """The text of the other codec, followed by this one's."""
         return f"{self.inner.spec}+zstd" + (f":level={self.level}" if self.level != 3 else "")
 
     @property
     def exact(self) -> bool:
-        """As exact as what is compressed."""
+        """Whether the other codec is exact."""
         return self.inner.exact
 
     def encode(self, array: Tensor, seed: int = 0) -> Payload:
-        """The frame."""
+        """Encode with the other codec and compress the result."""
         frame = zstandard.ZstdCompressor(level=self.level, write_checksum=True)
         return frame.compress(self.inner.encode(array, seed))
 
     def decode(self, payload: Payload, dtype: str, shape: Sequence[int]) -> Tensor:
-        """The array in the frame."""
+        """Decompress the frame and decode it with the other codec."""
         expected = self.inner.length(dtype, shape)
         try:
             stated = zstandard.get_frame_parameters(payload).content_size
             if stated != expected:
                 raise CoterieError(_WRONG_LENGTH.format(stated, self.spec, expected))
-            opened = zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
+            inner = zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise CoterieError(f"a damaged payload of {self.spec}: {error}") from error
-        return self.inner.decode(opened, dtype, shape)
+        return self.inner.decode(inner, dtype, shape)
 
 
 def pack(codes: NDArray[np.integer[Any]], width: int) -> Bytes:
-    """Whole numbers below 2^width in exactly that many bits each, filled up to a byte at the end.
+    """Pack whole numbers below 2^width with ``width`` bits each, padded to a whole byte at the end.
 
-    First the lowest byte of every number, then the next, as long as there are eight bits; then the
-    bits that remain (all of them if ``width`` is below 8), one number after the other, the lowest
+    The lowest bytes of all numbers come first, then the next bytes, and so on for all whole bytes;
+    then the remaining bits (all of them if ``width`` is below 8), number after number, the lowest
     bit first.
 
     >>> pack(np.array([1, 2, 3]), 4).tobytes().hex()
@@ -470,7 +473,7 @@ def pack(codes: NDArray[np.integer[Any]], width: int) -> Bytes:
 
 
 def unpack(data: Bytes, count: int, width: int) -> NDArray[np.unsignedinteger[Any]]:
-    """The numbers that ``pack`` made these bytes of.
+    """Unpack what ``pack`` has packed.
 
     >>> unpack(np.array([0x21, 0x03], np.uint8), 3, 4)
     array([1, 2, 3], dtype=uint8)
@@ -490,15 +493,15 @@ def unpack(data: Bytes, count: int, width: int) -> NDArray[np.unsignedinteger[An
 
 
 def packed_length(count: int, width: int) -> int:
-    """The bytes of so many numbers of ``width`` bits."""
+    """The length in bytes of ``count`` packed numbers of ``width`` bits."""
     return (count * width + 7) // 8
 
 
 def _squeezed(codes: Bytes, width: int) -> Bytes:
-    """Eight numbers of a byte each are a word of 64 bits; their bits move together in three steps.
+    """Pack numbers of fewer than eight bits.
 
-    Each step joins neighbours: pairs, then fours, then eights. It is the same few operations on
-    every word, whatever the width.
+    Eight numbers of a byte each form a word of 64 bits, whose bits are moved together in three
+    steps: pairs, then fours, then eights. The operations are the same for every word and width.
     """
     packed = np.empty((-(-len(codes) // 8), width), np.uint8)
     for start in range(0, len(codes), _CHUNK):
@@ -515,7 +518,7 @@ def _squeezed(codes: Bytes, width: int) -> Bytes:
 
 
 def _spread(data: Bytes, count: int, width: int) -> Bytes:
-    """The three steps back."""
+    """Reverse the three steps of ``_squeezed``."""
     padded = np.zeros((-(-count // 8), width), np.uint8)
     padded.reshape(-1)[: len(data)] = data
     codes = np.empty((len(padded), 8), np.uint8)
@@ -534,14 +537,14 @@ def _spread(data: Bytes, count: int, width: int) -> Bytes:
 
 @lru_cache
 def _lanes(bits: int, joined: int) -> np.uint64:
-    """So many ones at the low end of every lane of 16·joined bits of a word."""
+    """A word with ``bits`` ones at the low end of each group of 16·joined bits."""
     return np.uint64(sum(((1 << bits) - 1) << lane for lane in range(0, 64, 16 * joined)))
 
 
 def _tiles(count: int, bucket: int) -> Iterator[tuple[slice, slice]]:
-    """Spans that fit the cache, each of some equal buckets or part of one, and which these are."""
+    """Spans that fit into the cache, each with the buckets it consists of, or is a part of."""
     bucket = bucket or max(count, 1)
-    together = _CHUNK // bucket  # whole buckets in a span; 0 if one is too large for it
+    together = _CHUNK // bucket  # whole buckets in a span; 0 if a bucket is larger than a span
     even = count // bucket * bucket if together else 0
     for start in range(0, even, together * bucket or 1):
         stop = min(start + together * bucket, even)
@@ -552,8 +555,8 @@ def _tiles(count: int, bucket: int) -> Iterator[tuple[slice, slice]]:
             yield slice(start, min(start + _CHUNK, end)), slice(number, number + 1)
 
 
-_WRONG_LENGTH = "a payload holds {} bytes; {} of this shape takes {}. It was cut short or damaged"
-_NOT_FINITE = "numbers that are infinite or not a number cannot be sent as {}; training diverged"
+_WRONG_LENGTH = "a payload has {} bytes, but {} needs {} for this shape: it was cut or damaged"
+_NOT_FINITE = "NaN and infinite numbers cannot be sent as {}; training diverged"
 
 
 def _count(shape: Sequence[int]) -> int:
@@ -563,22 +566,22 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def _checked(payload: Payload, length: int, spec: str) -> Bytes:
-    """The bytes of a payload, if they are as many as there must be."""
+    """The bytes of a payload, whose length is checked."""
     if len(payload) != length:
         raise CoterieError(_WRONG_LENGTH.format(len(payload), spec, length))
     return np.frombuffer(payload, np.uint8)
 
 
-def _made(text: str, *inner: Codec) -> Any:
-    """The codec that one part of a text names, with the parameters that it gives."""
-    name, given = CODECS.split(text.strip())
-    after = [each for each in CODECS if "inner" in signature(CODECS[each]).parameters]
-    makes = CODECS.find(name) if CODECS.knows(name) else None
-    if makes is None or ("inner" in signature(makes).parameters) != bool(inner):
-        known = after if inner else [each for each in CODECS if each not in after]
+def _make(text: str, *inner: Codec) -> Any:
+    """Make a codec from one part of a text, with its parameters."""
+    name, parameters = CODECS.split(text.strip())
+    after = [other for other in CODECS if "inner" in signature(CODECS[other]).parameters]
+    factory = CODECS.find(name) if CODECS.knows(name) else None
+    if factory is None or ("inner" in signature(factory).parameters) != bool(inner):
+        known = after if inner else [other for other in CODECS if other not in after]
         raise ConfigError(unknown("codec after '+'" if inner else "codec", name, known))
     values: dict[str, Any] = {}
-    for item in given.split(",") if text.strip() != name else []:
+    for item in parameters.split(",") if text.strip() != name else []:
         key, _, value = (part.strip() for part in item.partition("="))
         if key in values:
             raise ConfigError(f"codec '{name}': {key} is given twice")

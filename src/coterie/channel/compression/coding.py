@@ -1,13 +1,13 @@
-"""What is encoded, and against what: lossy codecs act on changes since something both sides have.
+"""Coding: which codec encodes which array, and relative to which reference.
 
-Up, an array is a change of one that the client received (``Upload.delta_of``); a model that is not
-is
-one of the model that the client sent last, as it arrived. Down, a model is a change of the model of
-that name that the client holds already, as it decoded it; if its name is new, as after a split, of
-the model that the client received last. At first, that is θ⁰. So what a codec lost is part of the
-next such change. What `topk` left out of a change of something received is kept by the client and
-added to the next. What is a change of nothing (gradients, bases, centres) travels as it is, and so
-do buffers of normalisations.
+Lossy codecs encode changes from a reference that both sides have. For uploads, the reference of an
+array is one that the client received (``Upload.delta_of``); for a model without such a reference,
+it is the model that the client sent last, as the server decoded it. For downloads, the reference of
+a model is the model of the same name that the client has, as the client decoded it; if the name is
+new, as after a split, it is the model that the client received last, at first θ⁰. So what a codec
+lost is part of the next change. What `topk` left out of an uploaded change is kept by the client
+and added to the next change. Arrays without a reference (gradients, bases, centres) are sent
+unchanged, and so are the buffers of normalisation layers.
 """
 
 from __future__ import annotations
@@ -27,55 +27,56 @@ from coterie.core.schema import WireSection, section
 from coterie.core.weights import Entry, Layout, Weights
 from coterie.errors import ConfigError, CoterieError, unknown
 
-References = Mapping[str, Array | None]  # None: the array is a change by itself
-# In a client's state: models as received, the model last sent as it arrived, what was not sent yet.
+References = Mapping[str, Array | None]  # None: the array is itself a change
+# Keys of a client's state: models as received, the model last sent as the server decoded it, and
+# what was not sent yet.
 HELD, SENT, LEFT = "$held", "$sent", "$left"
-LAST = ""  # the name of the model received last, the reference of one whose name is new
-# What trying to use an array raises that is none: a text, a list, a number too large for a tensor.
-_NONSENSE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
+LAST = ""  # the name of the model received last, the reference for models with new names
+# The errors from using invalid values as arrays, such as texts, lists or too large numbers.
+_INVALID = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One direction: a codec for all layers, and others for some of them."""
+    """The codecs of one direction: a default, and others for some layers."""
 
     default: Codec = field(default_factory=Raw)
     layers: Mapping[str, Codec] = field(default_factory=dict)
 
     @property
     def plainly(self) -> bool:
-        """Whether all of a model is sent by one exact codec: then there is nothing to divide."""
+        """Whether one exact codec encodes the whole model, which then need not be divided."""
         return self.default.exact and not self.layers
 
     @property
     def exact(self) -> bool:
-        """Whether everything arrives as it was sent."""
+        """Whether all codecs are exact."""
         return self.default.exact and all(c.exact for c in self.layers.values())
 
     @cached_property
     def plain(self) -> Codec:
-        """The codec of what no lossy one may touch: it may still be compressed."""
+        """The exact codec for arrays that must not be changed; it may still compress them."""
         _, plus, packed = self.default.spec.partition("+")
         return codec(f"raw{plus}{packed}")
 
     def of(self, entry: Entry) -> Codec:
-        """The codec of one tensor of a model."""
+        """The codec for one tensor of a model."""
         chosen = self.layers.get(entry.layer, self.default)
         return self.plain if entry.kind == "buffer" else chosen
 
 
 @section("wire")
 class Coding(WireSection):
-    """How arrays are encoded up and down, each as the text of a codec, for some layers another."""
+    """The codecs for uploads and downloads, as texts, with others for some layers."""
 
     @cached_property
     def upwards(self) -> Side:
-        """What clients do."""
+        """The codecs for uploads, which clients apply."""
         return Side(codec(self.up), {k: codec(v) for k, v in self.layers.items()})
 
     @cached_property
     def downwards(self) -> Side:
-        """What the server does."""
+        """The codecs for downloads, which the server applies."""
         return Side(codec(self.down), {k: codec(v) for k, v in self.down_layers.items()})
 
     def check(self, layout: Layout) -> None:
@@ -87,22 +88,22 @@ class Coding(WireSection):
 
 
 def reference_of(held: Callable[[str], Weights | None], name: str, start: Weights) -> Weights:
-    """What a model down of this name is a change of, from what its client holds."""
+    """The reference for downloading a model of this name to a client that holds these models."""
     return held(name) or held(LAST) or start
 
 
 def now_held(
     received: Mapping[str, Array], references: Mapping[str, Weights]
 ) -> dict[str, Weights]:
-    """What a client holds of these arrays from now on, the first of them also as the last."""
+    """The models that a client holds after receiving these arrays; the first is also the last."""
     models = {n: a for n, a in received.items() if isinstance(a, Weights)}
-    now = {n: model.onto(references[n]) for n, model in models.items()}
-    return now | ({LAST: next(iter(now.values()))} if now else {})
+    held = {n: model.onto(references[n]) for n, model in models.items()}
+    return held | ({LAST: next(iter(held.values()))} if held else {})
 
 
 @dataclass
 class Coded:
-    """Arrays ready for the wire: what travels, and how each tensor of it is encoded."""
+    """Arrays ready for the wire: what to send, and the codec of each of its tensors."""
 
     arrays: dict[str, Any] = field(default_factory=dict)
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -118,56 +119,56 @@ def encode(
     whole: Layout,
     left: MutableMapping[str, Any] | None = None,
 ) -> Coded:
-    """Arrays as changes of their references, where there are any and a codec is lossy.
+    """Encode arrays, as changes from their references where there are any and a codec is lossy.
 
-    ``left``, a client's state, holds what `topk` did not send of earlier changes and takes what it
-    does not send of these.
+    ``left``, a client's state, holds what `topk` did not send of earlier changes; what it does not
+    send of these is stored there too.
     """
     coded = Coded()
     for name, array in arrays.items():
         reference = references.get(name)
-        told: dict[str, list[Array]] = {"change": [], "plain": []}
+        parts: dict[str, list[Array]] = {"change": [], "plain": []}
         for number, part in enumerate(_parts(side, array, name in references, reference)):
             sent = part.array if part.exact else change_of(part.array, reference)
             if left is not None and not part.exact and part.codec.spec.startswith("topk"):
                 key = f"{LEFT}.{name}.{part.codec.spec}"
                 sent = _fed_back(sent, part.codec, coded.payloads, left, key, whole)
             coded.choices[id(vector_of(sent))] = part.codec, seed(f"{name}.{number}")
-            told["plain" if part.exact else "change"].append(sent)
-        alone = not told["change"] and len(told["plain"]) < 2
-        coded.arrays[name] = array if alone else {k: v for k, v in told.items() if v}
+            parts["plain" if part.exact else "change"].append(sent)
+        undivided = not parts["change"] and len(parts["plain"]) < 2
+        coded.arrays[name] = array if undivided else {k: v for k, v in parts.items() if v}
     return coded
 
 
 def decode(arrays: Mapping[str, Any], references: References, whole: Layout) -> dict[str, Array]:
-    """The arrays that were meant: changes laid upon their references."""
+    """Decode arrays, adding changes to their references."""
     if not isinstance(arrays, Mapping):
-        raise CoterieError("a message whose arrays have no names")
-    found: dict[str, Array] = {}
-    for name, told in arrays.items():
+        raise CoterieError("the arrays of a message have no names")
+    decoded: dict[str, Array] = {}
+    for name, encoded in arrays.items():
         try:
-            array = _meant(told, references.get(name), whole)
-        except _NONSENSE as error:
+            array = _decoded(encoded, references.get(name), whole)
+        except _INVALID as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
-            raise CoterieError(f"the array '{str(name)[:100]}' makes no sense ({why})") from None
+            raise CoterieError(f"the array '{str(name)[:100]}' is invalid ({why})") from None
         if not isinstance(array, Weights | Tensor):
-            raise CoterieError(f"the array '{str(name)[:100]}' is none")
-        found[name] = array
-    return found
+            raise CoterieError(f"'{str(name)[:100]}' is not an array")
+        decoded[name] = array
+    return decoded
 
 
-def _meant(told: Any, reference: Array | None, whole: Layout) -> Any:
-    """An array as it came, or the parts of one put together."""
-    if not isinstance(told, Mapping):
-        return told
-    parts = [laid_on(change, reference) for change in told.get("change", [])]
-    parts += told.get("plain", [])
+def _decoded(encoded: Any, reference: Array | None, whole: Layout) -> Any:
+    """Decode one array, which may be sent in several parts."""
+    if not isinstance(encoded, Mapping):
+        return encoded
+    parts = [laid_on(change, reference) for change in encoded.get("change", [])]
+    parts += encoded.get("plain", [])
     return parts[0] if len(parts) == 1 else _joined(parts, whole)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of an array's tensors, and their codec; an exact one takes them as they are."""
+    """Some of an array's tensors, and the codec that encodes them."""
 
     codec: Codec
     array: Array
@@ -178,7 +179,7 @@ class _Part:
 
 
 def _parts(side: Side, array: Array, changes: bool, reference: Array | None) -> list[_Part]:
-    """An array by codec; ``changes`` says whether there is anything that it is a change of."""
+    """Divide an array by codec; ``changes`` says whether it may be encoded as a change."""
     if isinstance(array, Tensor):
         fits = array.dtype == torch.float32 and (
             reference is None or vector_of(reference).shape == array.shape
@@ -192,11 +193,11 @@ def _parts(side: Side, array: Array, changes: bool, reference: Array | None) -> 
         if not chosen.exact and not (changes and (known is None or entry.name in known)):
             chosen = side.plain
         names.setdefault(chosen.spec, (chosen, []))[1].append(entry.name)
-    return [_Part(chosen, array.only(found)) for chosen, found in names.values()]
+    return [_Part(chosen, array.only(of_codec)) for chosen, of_codec in names.values()]
 
 
 def change_of(array: Array, reference: Array | None) -> Array:
-    """An array less what it is a change of; None: it is a change by itself."""
+    """The change of an array from its reference; without one, the array is itself a change."""
     if isinstance(array, Weights):
         assert reference is None or isinstance(reference, Weights)
         return array if reference is None else array - reference.part(array.layout)
@@ -204,7 +205,7 @@ def change_of(array: Array, reference: Array | None) -> Array:
 
 
 def laid_on(change: Array, reference: Array | None) -> Any:
-    """The array that a change of this reference means."""
+    """Add a change to its reference."""
     if reference is None:
         return change
     if isinstance(change, Weights):
@@ -220,7 +221,7 @@ def _fed_back(
     key: str,
     whole: Layout,
 ) -> Array:
-    """A change with what was left of earlier ones; what is not sent of it is left for the next."""
+    """Add to a change what was not sent of earlier ones, and store what is not sent this time."""
     rest = left.get(key)
     change = _with_rest(change, rest)
     tensor = vector_of(change)
@@ -229,14 +230,14 @@ def _fed_back(
     unsent = _like(change, tensor - chosen.decode(payload, "f4", list(tensor.shape)))
     if isinstance(unsent, Weights) and isinstance(rest, Weights):
         others = [n for n in rest.layout.names if n not in unsent.layout.spans]
-        if others:  # layers that do not travel in this round keep what is left of them
+        if others:  # layers that are not sent in this round keep what was stored of them
             unsent = _joined([unsent, rest.only(others)], whole)
     left[key] = unsent
     return change
 
 
 def _with_rest(change: Array, rest: Any) -> Array:
-    """A change and what was left of earlier ones; a rest of other layers is of no use."""
+    """Add to a change what was not sent of earlier ones, for the tensors that both have."""
     if isinstance(change, Weights) and isinstance(rest, Weights):
         both = set(change.layout.names) & set(rest.layout.names)
         zero = Weights(change.layout, torch.zeros_like(change.vector))
@@ -247,12 +248,12 @@ def _with_rest(change: Array, rest: Any) -> Array:
 
 
 def _joined(parts: Sequence[Weights], whole: Layout) -> Weights:
-    """One model of several parts."""
+    """Join several parts of a model."""
     layout = whole.only([n for part in parts for n in part.layout.names])
     vector = torch.empty(layout.size)
     for part in parts:
-        for here, there in layout.runs(part.layout):
-            vector[here] = part.vector[there]
+        for span, span_of_part in layout.runs(part.layout):
+            vector[span] = part.vector[span_of_part]
     return Weights(layout, vector)
 
 

@@ -1,1 +1,1 @@
-"""Privacy, in the door: secure aggregation, noise, and what is refused."""
+"""Privacy in the channel: secure aggregation, differential privacy, and what they refuse."""

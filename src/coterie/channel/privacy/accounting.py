@@ -1,7 +1,7 @@
-"""How much privacy rounds of noised sums have cost: (ε, δ) from a library's accountants.
+"""Privacy accounting: the (ε, δ) that rounds of noised sums cost, from a library's accountants.
 
 A noise multiplier z is always the standard deviation of the noise on the *sum*, divided by the
-clipping bound S of one client's change. What ε means depends on how clients are chosen:
+clipping bound S of one client's change. The meaning of ε depends on how clients are sampled:
 
 =========  ================================  ============  =====================================
 sampling   neighbours                        sum moves by  ε from
@@ -12,10 +12,10 @@ all        with and without one client       S             the exact formula
 =========  ================================  ============  =====================================
 
 With a cohort of fixed size, a client that is left out is replaced by another, so the sum moves by
-2S and the figure of Poisson sampling is too small by far. When everybody takes part there is no
-such swap: a client leaves by not adding its change to a sum whose denominator is fixed and public,
-which is what "without" means here as for Poisson sampling. T such rounds are exactly one
-Gaussian of multiplier z/√T.
+2S, and the ε of Poisson sampling would be far too small. When all clients take part there is no
+replacement: a client is left out by not adding its change to a sum with a fixed and public
+denominator, as with Poisson sampling. T such rounds are exactly one Gaussian mechanism with
+multiplier z/√T.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ ADJACENCY = {
     "all": "add or remove one client",
 }
 ACCOUNTANTS = ("pld", "rdp")
-_STEP = 5e-3  # of the grid of privacy losses, as a part of a usual one: ε is 0.1 % high at most
-_CELLS = 1e5  # of that grid, for one round, at most about
-_LEAST, _MOST = 0.01, 1e6  # noise multipliers among which one is sought
-_NEAR = 2e-4  # how near the search comes to the smallest that will do, relatively
+_STEP = 5e-3  # of the grid of privacy losses, relative to a usual one: ε is at most 0.1 % high
+_CELLS = 1e5  # the approximate maximum of cells in that grid, for one round
+_LEAST, _MOST = 0.01, 1e6  # the range in which noise multipliers are searched
+_NEAR = 2e-4  # the relative tolerance of that search
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a round's clients are chosen: each by a coin (``poisson``), so many, or all of them.
+    """How a round's clients are chosen: each independently (``poisson``), a fixed number, or all.
 
-    ``cohort`` is how many there are in a round, for ``poisson`` on average.
+    ``cohort`` is the number of clients in a round, for ``poisson`` the expected number.
     """
 
     kind: str
@@ -71,29 +71,29 @@ class Sampling:
 
     @property
     def rate(self) -> float:
-        """The share of the clients in a round."""
+        """The share of clients that take part in a round."""
         return self.cohort / self.clients
 
     @property
     def adjacency(self) -> str:
-        """Which change of the clients ε is about, in words."""
+        """The change between neighbouring sets of clients, in words."""
         return ADJACENCY[self.kind]
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One round: clients chosen, their clipped changes added up, Gaussian noise z·S on the sum."""
+    """One round: the sum of sampled clients' clipped changes, with Gaussian noise z·S."""
 
     sampling: Sampling
     multiplier: float
 
     def __post_init__(self) -> None:
         if not 0 <= self.multiplier < math.inf:
-            raise ConfigError(f"a noise multiplier must not be negative, as {self.multiplier:g} is")
+            raise ConfigError(f"a noise multiplier must not be negative, not {self.multiplier:g}")
 
 
 def sensible_delta(clients: int) -> float:
-    """A δ well below one in so many clients; above that, revealing one at random would pass.
+    """A δ well below 1/clients; above that, revealing one client at random would be allowed.
 
     >>> sensible_delta(1000)  # doctest: +ELLIPSIS
     0.0005011...
@@ -102,17 +102,17 @@ def sensible_delta(clients: int) -> float:
 
 
 def reported(mechanism: Mechanism, accountant: str = "pld") -> str:
-    """What :func:`epsilon` uses when asked for this accountant: ``pld``, ``rdp`` or ``exact``."""
+    """The accounting that :func:`epsilon` uses for a mechanism: ``pld``, ``rdp`` or ``exact``."""
     if accountant not in ACCOUNTANTS:
         raise ConfigError(unknown("accountant", accountant, ACCOUNTANTS))
     return {"poisson": accountant, "fixed": "rdp", "all": "exact"}[mechanism.sampling.kind]
 
 
 def epsilon(mechanism: Mechanism, rounds: int, delta: float, accountant: str = "pld") -> float:
-    """The ε that so many rounds have cost; infinite without noise."""
+    """The ε that this number of rounds costs; infinite without noise."""
     _check_delta(delta)
     if rounds < 0:
-        raise ConfigError(f"there are no {rounds} rounds to account for")
+        raise ConfigError(f"the number of rounds must not be negative, not {rounds}")
     return _epsilon(mechanism, rounds, delta, reported(mechanism, accountant))
 
 
@@ -127,7 +127,7 @@ def rounds_within(
         return _epsilon(mechanism, rounds, delta, used) <= epsilon
 
     fit, no_fit = 0, 1
-    while no_fit <= most and fits(no_fit):  # doubled, since many rounds take long to ask about
+    while no_fit <= most and fits(no_fit):  # doubling, since accounting for many rounds is slow
         fit, no_fit = no_fit, 2 * no_fit
     no_fit = min(no_fit, most + 1)
     while no_fit - fit > 1:
@@ -139,7 +139,7 @@ def rounds_within(
 def calibrate(
     sampling: Sampling, epsilon: float, delta: float, rounds: int, accountant: str = "pld"
 ) -> float:
-    """The smallest noise multiplier, to 0.1 %, that keeps so many rounds within ``epsilon``."""
+    """The smallest noise multiplier, to 0.1 %, that keeps the rounds within ``epsilon``."""
     _check_budget(epsilon, delta)
     if rounds < 1:
         raise ConfigError(f"noise is for at least 1 round, not {rounds}")
@@ -155,7 +155,7 @@ def calibrate(
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """The ε of one Gaussian answer, exactly (Balle and Wang 2018).
+    """The exact ε of one Gaussian mechanism (Balle and Wang 2018).
 
     The smallest ε with Φ(1/2z - εz) - e^ε·Φ(-1/2z - εz) ≤ δ.
 
@@ -186,17 +186,17 @@ def _log_of_one_minus_exp(exponent: float) -> float:
 
 
 def _where(cost: Callable[[float], float], budget: float) -> float:
-    """Nearly the noise multiplier at which this falling cost is the budget."""
+    """The noise multiplier at which the cost, which falls with it, is about the budget."""
     high = 1.0
     while cost(high) > budget:
         high *= 2
         if high > _MOST:
-            raise ConfigError("no amount of noise keeps to this budget: raise epsilon or delta")
+            raise ConfigError("no amount of noise meets this budget: raise epsilon or delta")
     low = high / 2
     while cost(low) <= budget:
         low, high = low / 2, low
         if low < _LEAST:
-            raise ConfigError("this epsilon is so large that nothing is protected; choose less")
+            raise ConfigError("this epsilon is so large that it protects nothing: lower it")
 
     def over(log_multiplier: float) -> float:  # on logarithms the cost is nearly a line
         return math.log(min(max(cost(math.exp(log_multiplier)), 1e-300), 1e300) / budget)
@@ -233,7 +233,7 @@ def _epsilon(mechanism: Mechanism, rounds: int, delta: float, used: str) -> floa
 
 @lru_cache(maxsize=64)
 def _losses(mechanism: Mechanism) -> Any:
-    """The distribution of the privacy loss of one round; its rounding is to the safe side."""
+    """The distribution of the privacy loss of one round, rounded pessimistically."""
     z, rate = mechanism.multiplier, mechanism.sampling.rate
     usual, most = rate / z, 0.5 / z**2 + 8 / z
     from_gaussian = _library().pld.privacy_loss_distribution.from_gaussian_mechanism
@@ -248,7 +248,7 @@ def _renyi(mechanism: Mechanism, rounds: int, delta: float) -> float:
     library, sampling, z = _library(), mechanism.sampling, mechanism.multiplier
     relation = library.NeighboringRelation
     if sampling.kind == "fixed":
-        # The library's multiplier is relative to how far a replacement moves the sum, which is 2S.
+        # The library's multiplier is relative to the change by a replacement, which is 2S.
         neighbours, gaussian = relation.REPLACE_ONE, library.GaussianDpEvent(z / 2)
         event = library.SampledWithoutReplacementDpEvent(
             sampling.clients, sampling.cohort, gaussian
@@ -273,7 +273,7 @@ def _library() -> ModuleType:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the library's warnings about orders that it leaves out: its figures stay bounds."""
+    """Silence the library's warnings about orders it leaves out; its figures are bounds anyway."""
     logger = logging.getLogger("absl")
     nothing: Callable[[logging.LogRecord], bool] = lambda record: False  # noqa: E731
     logger.addFilter(nothing)

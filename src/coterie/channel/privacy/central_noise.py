@@ -1,8 +1,8 @@
-"""Client-level DP as a federation: what a client can change is bounded, and noise hides it.
+"""Client-level differential privacy: bounds each client's contribution and hides it by noise.
 
-Changes are clipped over all their arrays jointly, every client
-counts the same, the sum of each group gets Gaussian noise and a denominator that no client can
-move. The server adds the noise; under secure aggregation the clients do, in shares.
+A client's change is clipped over all its arrays jointly, and all clients count equally. The sum of
+each group gets Gaussian noise and a denominator that no client can influence. The server adds the
+noise; under secure aggregation the clients do, each a share of it.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ if TYPE_CHECKING:
     from coterie.channel.channel import Channel
 
 COUNT_NOISE = 4.0  # on a group's number of members, in units of the noise multiplier
-ROOM = 0.25  # a group counts as no smaller than this part of an equal share
-FINE = 1e-12  # how far from Gaussian the sum of the clients' discrete shares may be
+ROOM = 0.25  # the smallest size that a group counts as, as a fraction of an equal share
+FINE = 1e-12  # how far the sum of the clients' discrete shares may be from Gaussian
 
 
 @dataclass
 class Private(Release):
-    """A federation whose means are noised: client-level DP.
+    """A release of means with noise, for client-level differential privacy.
 
-    ``begin(models)`` names the groups of a round, whether anybody of them takes part or not: a
-    group that nobody is in gets noise all the same, for its silence would tell.
+    ``begin(models)`` names the groups of a round, whether any of their clients takes part or not: a
+    group without participants gets noise as well, because its absence would be informative.
     """
 
     channel: Channel
@@ -74,23 +74,22 @@ class Private(Release):
     _released: int = 0
 
     def begin(self, models: Mapping[Slot, Weights]) -> None:
-        """Another round, with these groups."""
+        """Begin a round with these groups."""
         self.models, self._released = models, 0
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
-        """What newcomers say, who come after the last release; before it nothing of one client."""
+        """The replies of newcomers after the last release; other single replies are refused."""
         if orders and self.channel.phase.name != "admit":
             raise ConfigError(
-                f"method {self.method} asks for single clients' replies (task '{orders[0].task}'), "
-                "and what it makes of them is not noised. Choose another method, or "
-                "privacy.mechanism = local"
+                f"method {self.method} uses single clients' replies (task '{orders[0].task}'), to "
+                "which no noise is added. Choose another method, or privacy.mechanism = local"
             )
         return list(self.channel.exchange(orders))
 
     def reduce(
         self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
-        """The noised mean of each group, everybody counting the same."""
+        """The noised mean of each group, in which all clients count equally."""
         if orders and all(o.unmetered for o in orders):
             return Plain(self.channel).reduce(orders, into, by_examples)
         self._release()
@@ -107,28 +106,28 @@ class Private(Release):
     def _release(self) -> None:
         if not self.models:
             raise ConfigError(
-                f"method {self.method} asks for means before the first round, of everybody: ε "
+                f"method {self.method} asks for means of all clients before the first round, but ε "
                 "accounts for rounds only. Choose another method, or privacy.mechanism = local"
             )
         self._released += 1
         if self._released > 1:
             raise ConfigError(
-                f"method {self.method} asks for means {self._released} times in one round, of one "
-                "draw of clients: ε accounts for one. Choose another method"
+                f"method {self.method} asks for means {self._released} times in one round, but ε "
+                "accounts for one mean of each sample of clients. Choose another method"
             )
         self.spending.releases += 1
 
     def _noise(self) -> dict[str, float]:
-        """How much noise the changes get, once the bits and the counts have had their share."""
+        """The noise for the changes, reduced by the noise for the bits and the counts."""
         multiplier = self.privacy.noise or 0.0
         bits = usual_count_sigma(self.expected) if self.privacy.follows is not None else 0.0
-        found = split_noise(multiplier, bits) if bits else multiplier
+        for_changes = split_noise(multiplier, bits) if bits else multiplier
         count = COUNT_NOISE * multiplier if len(self.models) > 1 else 0.0
-        if count:  # a member moves its group's count by 1, twice what it moves a centred bit by
-            found = split_noise(found, count / 2)
+        if count:  # a member changes its group's count by 1, twice as much as a centred bit
+            for_changes = split_noise(for_changes, count / 2)
         return {
             "clip": self.spending.bound,
-            "multiplier": found,
+            "multiplier": for_changes,
             "bits": bits,
             "counts": count,
         }
@@ -141,7 +140,7 @@ class Private(Release):
     def _central(
         self, orders: Sequence[Order], into: Mixing, noise: Mapping[str, float]
     ) -> dict[Slot, Total]:
-        """The server clips what it received, adds it up, and noises each sum."""
+        """Clip and sum the received changes, and add the server's noise to each sum."""
         answers = self.channel.exchange(orders)
         self.channel.stage(Disclosure).saw(answers, "means", "central noise")
         quiet = {**noise, "multiplier": 0.0, "bits": 0.0}
@@ -151,18 +150,18 @@ class Private(Release):
             if slot is None or not answer.arrays:
                 continue
             upload = Upload(answer.arrays, {}, answer.delta_of)
-            own = changes(upload, answer.received, self.method)
-            form = Form.of(own, self.channel.wire.layout)
-            flat = form.flat(own)
-            whole = noised(flat, {**quiet, "bits": noise["bits"]}, self.privacy.bits, 0.0, bytes)
-            first, people, total = sums.setdefault(slot, (answer, [], 0))
-            people.append(answer.client)
-            sums[slot] = first, people, total + whole
-        found = {}
-        for slot, (first, people, total) in sums.items():
+            arrays = changes(upload, answer.received, self.method)
+            form = Form.of(arrays, self.channel.wire.layout)
+            flat = form.flat(arrays)
+            clipped = noised(flat, {**quiet, "bits": noise["bits"]}, self.privacy.bits, 0.0, bytes)
+            first, clients, total = sums.setdefault(slot, (answer, [], 0))
+            clients.append(answer.client)
+            sums[slot] = first, clients, total + clipped
+        totals = {}
+        for slot, (first, clients, total) in sums.items():
             form = Form.of(first.arrays, self.channel.wire.layout)
-            found[slot] = self._total(slot, form, people, total, noise, first.delta_of)
-        return found
+            totals[slot] = self._total(slot, form, clients, total, noise, first.delta_of)
+        return totals
 
     def _slot(self, answer: Answer, into: Mixing) -> Slot | None:
         if isinstance(into, Chosen):
@@ -170,8 +169,8 @@ class Private(Release):
         row = [s for s, w in into.get(answer.client, {}).items() if w > 0]
         if len(row) > 1:
             raise ConfigError(
-                f"method {self.method} adds client {answer.client} to {len(row)} sums at once: the "
-                "noise is for one. Choose another method"
+                f"method {self.method} adds client {answer.client} to {len(row)} sums at once, but "
+                "the noise is for one. Choose another method"
             )
         return row[0] if row else None
 
@@ -179,35 +178,35 @@ class Private(Release):
         self,
         slot: Slot,
         form: Form,
-        people: Sequence[ClientId],
+        clients: Sequence[ClientId],
         total: Any,
         noise: Mapping[str, float],
         delta_of: Mapping[str, str],
     ) -> Total:
-        """A sum with all of the noise."""
+        """A sum with noise."""
         random, bits = self._random("sum", slot), self.privacy.bits
         drawn = discrete_gaussian(
             noise["multiplier"] * noise["clip"] * 2.0**bits, form.size, random
         )
         bit = discrete_gaussian(noise["bits"] * 2 * BIT, 1, random)
         values = (total + np.append(drawn, bit)).astype(np.int64).view(np.uint64)
-        return Total(form, tuple(people), (), values, bits, dict(delta_of))
+        return Total(form, tuple(clients), (), values, bits, dict(delta_of))
 
     def _silent(
         self, totals: Mapping[Slot, Total], noise: Mapping[str, float]
     ) -> dict[Slot, Total]:
-        """Sums of the groups that nobody is in now: noise alone."""
-        own, layout = self.spending, self.channel.wire.layout
+        """Sums of noise alone, for the groups without participants in this round."""
+        last, layout = self.spending, self.channel.wire.layout
         for total in totals.values():
-            own.form, own.delta_of = total.form.to_tree(), dict(total.delta_of)
-        if own.form:
-            form = Form.from_tree(own.form, layout)
-        else:  # nobody has answered yet: all of a model that may travel
+            last.form, last.delta_of = total.form.to_tree(), dict(total.delta_of)
+        if last.form:
+            form = Form.from_tree(last.form, layout)
+        else:  # no client has answered yet: use all shareable layers of a model
             model = next(iter(self.models.values()))
             form = Form.of({"model": model.only(model.layout.shareable)}, layout)
         zero = np.zeros(form.size + 1, np.int64)
         return {
-            slot: self._total(slot, form, (), zero, noise, own.delta_of)
+            slot: self._total(slot, form, (), zero, noise, last.delta_of)
             for slot in self.models
             if slot not in totals
         }
@@ -221,20 +220,20 @@ class Private(Release):
         orders: Mapping[ClientId, Order],
         noise: Mapping[str, float],
     ) -> Mean:
-        """What the group's model moves to: its change is the noised sum by a noised number."""
+        """The group's new arrays: the noised sum over a noised count, added to the base."""
         if self.secure is not None and total.clients:
-            self._fine(total, noise)
-        whole = total.values[: total.form.size].view(np.int64).astype(np.float64)
+            self._check_grid(total, noise)
+        integers = total.values[: total.form.size].view(np.int64).astype(np.float64)
         count = self._denominator(slot, total, noise)
-        moved = np.ldexp(whole, -total.bits) / count
+        changed = np.ldexp(integers, -total.bits) / count
         arrays = {}
-        for name, change in total.form.arrays(moved).items():
+        for name, change in total.form.arrays(changed).items():
             base = self._base(slot, name, change, total, orders)
             arrays[name] = laid_on(change, base)
         return Mean(arrays, round(count), total.clients, Withheld(self.method))
 
     def _denominator(self, slot: Slot, total: Total, noise: Mapping[str, float]) -> float:
-        """The expected number of members; of several groups, each one's own, noised."""
+        """The expected number of participants or, with several groups, this group's noised one."""
         if len(self.models) <= 1:
             return self.expected
         drawn = discrete_gaussian(noise["counts"], 1, self._random("count", slot))
@@ -249,22 +248,23 @@ class Private(Release):
         total: Total,
         orders: Mapping[ClientId, Order],
     ) -> Array | None:
-        """What a sum's change is a change of: the same for all of its members."""
+        """The base of a sum's change, which must be the same for all clients in the sum."""
         of = total.delta_of.get(name, "")
         if not of:
             return None
         if not total.clients:
             model = self.models[slot]
             return model.part(change.layout) if isinstance(change, Weights) else None
-        found = [orders[c].arrays[of] for c in total.clients]
-        if any(f is not found[0] and not _equal(f, found[0]) for f in found):
+        bases = [orders[c].arrays[of] for c in total.clients]
+        if any(base is not bases[0] and not _equal(base, bases[0]) for base in bases):
             raise ConfigError(
-                f"method {self.method} sends clients of one group different models: a sum of their "
-                "changes means nothing. Choose another method"
+                f"method {self.method} sends clients of one group different models, so a sum of "
+                "their changes has no meaning. Choose another method"
             )
-        return found[0]
+        return bases[0]
 
-    def _fine(self, total: Total, noise: Mapping[str, float]) -> None:
+    def _check_grid(self, total: Total, noise: Mapping[str, float]) -> None:
+        """Refuse noise that is too coarse on the grid to be nearly Gaussian."""
         sigma = noise["multiplier"] * noise["clip"] * 2.0**total.bits
         if total.form.size * enough_on_grid(sigma, len(total.clients)) > FINE:
             raise ConfigError(
@@ -273,7 +273,7 @@ class Private(Release):
             )
 
     def _follow(self, totals: Mapping[Slot, Total], noise: Mapping[str, float]) -> None:
-        """Let the bound follow its quantile, by what the noised bits say."""
+        """Move the clipping bound towards its quantile, using the noised bits."""
         target = self.privacy.follows
         if target is None or not totals:
             return

@@ -1,8 +1,8 @@
-"""The clients' half of privacy: what is done to an upload before any of it leaves.
+"""The client side of privacy: what is done to an upload before any of it leaves the client.
 
-A client holds to the run's settings as it knows them itself. The secrets of a secure sum are kept
-apart from the client's state, which the server can send back to an earlier version: a step that was
-done is never done again, except to repeat the very same answer.
+A client follows the run's settings as it knows them itself, whatever the server says. The secrets
+of a secure sum are stored apart from the client's state, which the server can reset to an earlier
+version: a step of the protocol is never done twice, except to repeat exactly the same answer.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _STEPS = {
 
 
 def changes(upload: Upload, received: Mapping[str, Array], method: str) -> dict[str, Array]:
-    """An upload as changes of what was received: what clipping acts on.
+    """The changes of an upload from what the client received, to which clipping applies.
 
-    Refused for what is a change of nothing: no bound would mean anything for it.
+    An array without such a reference is refused, because a bound on it would have no meaning.
     """
     found: dict[str, Array] = {}
     for name, array in upload.arrays.items():
@@ -65,9 +65,9 @@ def changes(upload: Upload, received: Mapping[str, Array], method: str) -> dict[
 
 
 def place_name(slot: object, by_examples: bool, weights: Mapping[ClientId, int]) -> str:
-    """A slot's name in the protocol, to which all keys are bound: it says how everybody counts.
+    """The name of a slot in the protocol, to which all keys are bound; it includes the weights.
 
-    So a server that tells clients different weights, to single one out, gets no sum.
+    So a server that tells clients different weights, to single out one of them, gets no sum.
     """
     name = f"{slot!r}, {'by samples' if by_examples else 'each alike'}"
     told = ",".join(f"{c}:{w}" for c, w in sorted(weights.items()))
@@ -76,9 +76,9 @@ def place_name(slot: object, by_examples: bool, weights: Mapping[ClientId, int])
 
 
 def negligible(weights: Mapping[ClientId, float]) -> list[ClientId]:
-    """Who counts for next to nothing beside the one who counts most.
+    """The clients whose weight is negligible compared with the largest one.
 
-    None may: were most of the others lost, a sum of many would show the few who are left.
+    None is allowed: a sum of many clients would then reveal the few that really count.
 
     >>> negligible({0: 5, 1: 4, 2: 0}), negligible({0: 1, 1: 1})
     ([2], [])
@@ -88,10 +88,10 @@ def negligible(weights: Mapping[ClientId, float]) -> list[ClientId]:
 
 
 def unequal(weights: Mapping[ClientId, float]) -> list[ClientId]:
-    """Who counts otherwise than the first; in a sum of real clients nobody may.
+    """The clients whose weight differs from the first one's; no real client may.
 
-    Uploads are whole numbers: if all but one client count seven times, the sum divided by seven
-    leaves that client's upload as the remainder.
+    Uploads are integers: if all clients but one count seven times, dividing the sum by seven leaves
+    that client's upload as the remainder.
 
     >>> unequal({0: 7, 1: 7, 2: 6}), unequal({0: 2, 1: 2})
     ([2], [])
@@ -101,25 +101,25 @@ def unequal(weights: Mapping[ClientId, float]) -> list[ClientId]:
 
 
 def out_of(client: ClientId) -> str:
-    """What a server is told where the reason may depend on a client's values."""
+    """The message to a server when the reason may depend on the client's values."""
     return f"client {client} gives nothing to this sum; its log says more"
 
 
 def run_name(method: str, seed: int) -> str:
-    """What a run is called in the protocol, before what was agreed on for it."""
+    """The name of a run in the protocol, without what was agreed for it."""
     return f"{method} {seed}"
 
 
 def agreed_name(run: str, agreement: str) -> str:
-    """A run's name in the protocol: who was told of another experiment is in no sum of it."""
+    """The name of a run with its agreement, so that clients with other terms are in no sum."""
     return f"{run}, as agreed in {agreement}" if agreement else run
 
 
 def about(told: Mapping[str, Any], order: str) -> bytes:
-    """What everybody in a sum must have been told alike, or nobody unmasks it.
+    """What all clients in a sum must have been told identically, or they do not unmask it.
 
-    Else a server could send all but one a model of its own, or tell them to report other metrics,
-    or to add hardly any noise.
+    Otherwise a server could send all clients but one a model of its own, or tell them to report
+    other metrics or to add hardly any noise.
     """
     metrics, noise = told.get("metrics", []), told.get("noise", {})
     names = isinstance(metrics, list) and all(type(name) is str for name in metrics)
@@ -132,7 +132,7 @@ def about(told: Mapping[str, Any], order: str) -> bytes:
 
 @dataclass(frozen=True)
 class ClientPrivacy:
-    """What the clients of one site do for privacy."""
+    """The client side of privacy, for all clients of one process."""
 
     privacy: Privacy
     seed: int
@@ -150,17 +150,17 @@ class ClientPrivacy:
 
     @property
     def entropy(self) -> Entropy:
-        """Where this site's keys and noise come from."""
+        """The source of the clients' keys and noise."""
         return Entropy(self.privacy.randomness, self.seed)
 
     # --- before anything is done ----------------------------------------------------------------
 
     def begin(self, client: ClientId, body: Mapping[str, Any]) -> None:
-        """Refuse an order whose answer would show a client of secure sums, before it is obeyed.
+        """Refuse an order, before it is carried out, if its answer would reveal a single client.
 
-        What a client is asked by itself must be a task that the installed method declares. A real
-        client remembers the order first: it carries out one for each task in a round, so that even
-        whether it fails can be asked once only.
+        Orders outside of sums must be for a task that the installed method declares. A real client
+        records the order first: it carries out one order for each task in a round, so that a server
+        can learn only once even whether it fails.
         """
         if not self.privacy.secure:
             return
@@ -187,9 +187,9 @@ class ClientPrivacy:
             raise TrainingError(str(why)) from None
 
     def begin_score(self, client: ClientId, body: Mapping[str, Any], offers: int) -> None:
-        """Refuse to score what would say more about a real client's training data than once.
+        """Refuse scores that would reveal more about a real client's training data.
 
-        That is training before the score, and a choice among models by their training loss.
+        These are scores after local training, and scores of a model chosen by its training loss.
         """
         if self.record is None:
             return
@@ -213,16 +213,16 @@ class ClientPrivacy:
     # --- replies that are not summed ----------------------------------------------------------
 
     def may_fetch(self, client: ClientId) -> None:
-        """Refuse to hand over the whole model of a client that hides its uploads."""
+        """Refuse to send the whole model of a client whose uploads are hidden."""
         if self.privacy.secure or self.privacy.does("local") or self.privacy.does("nbafl"):
             raise ConfigError(
                 f"the model of client {client} stays with it: it hides even what it uploads"
             )
 
     def may_show(self, client: ClientId, upload: Upload, task: str, order: str) -> None:
-        """Refuse to show a client alone under secure aggregation, but for what was agreed on.
+        """Refuse to reveal a single client's values under secure aggregation, with two exceptions.
 
-        That is the final layer, where it is revealed, and the numbers that the method declares.
+        These are the final layer, if it may be revealed, and the metrics that the method declares.
         """
         if not self.privacy.secure:
             return
@@ -256,11 +256,11 @@ class ClientPrivacy:
 
     @property
     def _real(self) -> bool:
-        """Whether secrets are: then a power cut must not make a client forget what it gave."""
+        """Whether secrets are real, so that what a client gave must survive a power failure."""
         return self.entropy.kind == "system"
 
     def _once(self, client: ClientId, order: str) -> None:
-        """A client reveals itself once; the same order again gets the same answer."""
+        """Record that a client reveals values, which it does for one order only."""
         if self.record is not None:
             try:
                 self._record(client).reveal(order)
@@ -286,7 +286,7 @@ class ClientPrivacy:
         received: Mapping[str, Array],
         body: Mapping[str, Any],
     ) -> tuple[Upload, dict[str, Any]]:
-        """Keep the upload for a sum; what leaves now are keys, and what it will consist of.
+        """Store the upload for a sum, and send only keys and the form of the upload for now.
 
         ``body["leaves"]`` is the version of the client's state that the order leaves behind.
         """
@@ -375,9 +375,9 @@ class ClientPrivacy:
     def _refuse_nothing(
         self, client: ClientId, upload: Upload, received: Mapping[str, Array]
     ) -> None:
-        """Refuse to give back just the model that was received: it would hide nobody.
+        """Refuse to contribute an unchanged model, which would not hide the other clients.
 
-        What counts are the parameters; what is no change of anything says nothing about that.
+        Only parameters count, and only arrays that are changes from something received.
         """
         arrays = {n: a for n, a in upload.arrays.items() if n in upload.delta_of}
         moved = [
@@ -390,9 +390,9 @@ class ClientPrivacy:
             raise TrainingError(out_of(client))
 
     def _weights(self, client: ClientId, told: Mapping[str, Any]) -> dict[ClientId, int]:
-        """Everybody's weight as this client was told, empty if all count alike.
+        """The weights of all clients as told to this client; empty if all count equally.
 
-        They must be whole numbers: of a fraction, nothing would be left in a sum but the others.
+        They must be integers, since a fraction could remove this client's part from the sum.
         """
         weights = told.get("weights", {})
         if type(told["by_examples"]) is not bool or not isinstance(weights, Mapping):
@@ -410,9 +410,9 @@ class ClientPrivacy:
     def _chosen(
         self, client: ClientId, upload: Upload, received: Mapping[str, Array], metric: object
     ) -> int:
-        """The slot that this client has chosen: a position among the models that it received.
+        """The slot that this client has chosen, an index among the models that it received.
 
-        What a server names otherwise would leave the client as it is, beside the sum.
+        Any other metric that a server names could carry a value out of the client, past the sum.
         """
         if not self.chooses or metric != self.chooses:
             raise ConfigError(
@@ -428,7 +428,7 @@ class ClientPrivacy:
         return int(found)
 
     def step(self, client: ClientId, body: Mapping[str, Any]) -> tuple[Upload, dict[str, Any]]:
-        """One step of the protocol; who must refuse it says why, and is out of the sum."""
+        """Carry out one step of the protocol; a client that refuses says why and leaves the sum."""
         from coterie.channel.privacy.secagg import Member
 
         told, said = body["beside"], bytes(body["arrays"]["secure"].numpy())
@@ -493,15 +493,15 @@ class ClientPrivacy:
         return reply
 
     def _record(self, client: ClientId) -> Record:
-        """What this client has signed; in a simulation it is a part of the run."""
+        """The record of what this client has signed; in a simulation it belongs to the run."""
         if self.record is not None:
             return Record(self.record, client, lasting=True)
         return Record(self.folder / SESSIONS / str(client) / "signed.json", client)
 
     def _what(self, kept: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-        """A name for what this client gives to a sum: its upload, and what it was asked for it.
+        """A digest of what this client contributes to a sum: its upload, and what it was asked.
 
-        The upload may depend on the client's state, of which the server names the version.
+        The upload may depend on the client's state, whose version the server chooses.
         """
         form = Form.of(kept["arrays"], self.layout)
         digest = hashlib.sha256(repr(kept["slot"]).encode() + about(told, kept["asked"]))
@@ -510,7 +510,7 @@ class ClientPrivacy:
         return digest.hexdigest()
 
     def _session(self, run: str, round: int, attempt: str, slot: str) -> Session:
-        """A session by this client's own rules, whatever the server says."""
+        """A session with this client's own settings, whatever the server says."""
         own = self.privacy
         return Session(run, round, attempt, slot, own.threshold, own.neighbours, own.min_group)
 
@@ -521,7 +521,7 @@ class ClientPrivacy:
         told: Mapping[str, Any],
         member: Any,
     ) -> np.ndarray[Any, Any]:
-        """What a client adds to its sum."""
+        """The vector that a client adds to its sum."""
         form = Form.of(kept["arrays"], self.layout)
         flat = form.flat(kept["arrays"])
         if not self.privacy.noised:
@@ -552,10 +552,10 @@ class ClientPrivacy:
         flat: Floats,
         member: Any,
     ) -> Any:
-        """Where the noise of a sum comes from: the same for the same sum, asked for again.
+        """The source of a sum's noise, which is the same if the same sum is requested again.
 
-        Else a server that asks often enough could average it away. In another run or with other
-        members it is other noise: the same would cancel out in a difference of both sums.
+        Otherwise a server could average the noise away by repeated requests. In another run or with
+        other members the noise differs, since equal noise would cancel in a difference of two sums.
         """
         if not self._real:
             return self.entropy.stream("noise", kept["round"], client)
@@ -566,7 +566,7 @@ class ClientPrivacy:
         return Entropy("simulated").stream(secret, "noise", kept["round"], asked, upload, with_whom)
 
     def _enough(self, noise: Mapping[str, float]) -> bool:
-        """Whether the noise on changes and bits together is what this client's settings ask for."""
+        """Whether the noise on changes and bits together is at least that of the settings."""
         multiplier, bits = noise.get("multiplier", 0.0), noise.get("bits", 0.0)
         if multiplier <= 0 or (bits and self.privacy.follows is None):
             return False
@@ -587,9 +587,9 @@ class ClientPrivacy:
         received: Mapping[str, Array],
         body: Mapping[str, Any],
     ) -> Upload:
-        """An upload clipped and noised by its own client, whoever is to see it.
+        """Clip an upload and add local noise to it.
 
-        Its change is clipped, or, by NbAFL's rules, the model itself. No metric goes with it.
+        Its change is clipped or, by NbAFL's rules, the model itself. No metrics are sent with it.
         """
         if not upload.arrays:
             return replace(upload, metrics={})
@@ -611,10 +611,10 @@ class ClientPrivacy:
     def _local_noise(
         self, client: ClientId, body: Mapping[str, Any], whole: Integers, sigma: float
     ) -> Integers:
-        """Noise that the same order and the same upload get again, and no others.
+        """Draw noise that is the same for the same order and upload, and different for all others.
 
-        So asking twice does not average noise away, and other uploads, as from an earlier state,
-        do not share it: the difference would be bare.
+        So repeated requests do not average the noise away, and other uploads, such as from an
+        earlier state, do not share it, since their difference would then have no noise.
         """
         name = f"{digest_of(body['message'])} {hashlib.sha256(whole.tobytes()).hexdigest()}"
         if self.privacy.randomness == "simulated":
@@ -624,7 +624,7 @@ class ClientPrivacy:
         return discrete_gaussian(sigma, len(whole), random)
 
     def _nbafl(self, flat: Floats) -> tuple[Integers, float]:
-        """A model clipped, on the grid, and how much noise it gets before aggregation."""
+        """A clipped model on the grid, and the standard deviation of its noise."""
         own, bits = self.privacy, self.privacy.bits
         assert own.epsilon is not None
         assert own.delta is not None
@@ -641,7 +641,7 @@ def noised(
     share: float,
     random: Any,
 ) -> np.ndarray[Any, Any]:
-    """A change clipped to the grid, and its bit, each with this share of the noise."""
+    """Clip a change, round it to the grid, and append its bit; add a share of the noise to each."""
     bound = noise["clip"]
     whole, norm = clipped(flat, bound, bits)
     sigma = share * noise["multiplier"] * bound * 2.0**bits

@@ -1,8 +1,8 @@
-"""What one client adds to a sum, as one vector of whole numbers; and the mean back from the sum.
+"""Encodes a client's contribution to a sum as a vector of integers, and decodes the mean.
 
-Numbers lie on a grid of steps of 2^-bits. Arrays count by their client's weight, a whole number;
-behind them come the weight itself, the client's samples, and each metric with whether it was
-reported, so that nothing of a single client is needed beside the sum.
+Numbers are rounded to a grid of step 2^-bits. The arrays are multiplied by the client's weight, an
+integer. They are followed by the metrics, the weight itself, the client's number of samples, and
+for each metric whether it was reported, so that the sum is all the server needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST = 1 << 40
 
 @dataclass(frozen=True)
 class Form:
-    """The arrays of a contribution, in order: their names, and the tensors or shape of each."""
+    """The form of a contribution's arrays, in order: names, tensors, shapes and types."""
 
     parts: tuple[tuple[str, tuple[str, ...] | None, tuple[int, ...], str], ...]
     layout: Layout
@@ -48,28 +48,28 @@ class Form:
 
     @property
     def size(self) -> int:
-        """How many numbers all arrays have together."""
+        """The number of values in all arrays together."""
         return sum(math.prod(shape) for _, _, shape, _ in self.parts)
 
     @property
     def layers(self) -> dict[str, tuple[str, ...]]:
-        """The layers of each array, as exposure counts them."""
+        """The layers of each array, as the exposure ledger counts them."""
         return {
             name: () if tensors is None else self.layout.only(tensors).layers
             for name, tensors, _, _ in self.parts
         }
 
     def to_tree(self) -> list[Any]:
-        """As it is told to the server."""
+        """Convert to plain values, as sent to the server."""
         return [[n, None if t is None else list(t), list(s), d] for n, t, s, d in self.parts]
 
     @staticmethod
     def from_tree(tree: Sequence[Any], layout: Layout) -> Form:
-        """As a client told it; TrainingError if no arrays are made like that."""
+        """Read a form from plain values, as a client sent it; TrainingError if it is invalid."""
         try:
             lists = [tree, *(part for _, t, s, _ in tree for part in ([] if t is None else t, s))]
             if not all(isinstance(part, list) for part in lists):
-                raise TypeError("its layers and shapes are no lists")
+                raise TypeError("its layers and shapes are not lists")
             parts = [(n, None if t is None else tuple(t), tuple(s), d) for n, t, s, d in tree]
             if len({name for name, *_ in parts}) < len(parts):
                 raise ValueError("one of its names comes twice")
@@ -85,32 +85,32 @@ class Form:
         return Form(tuple(parts), layout)
 
     def flat(self, arrays: Mapping[str, Array]) -> Floats:
-        """All numbers in one row."""
+        """All values as one vector."""
         rows = [vector_of(arrays[name]).reshape(-1).double().numpy() for name, *_ in self.parts]
         return np.concatenate(rows) if rows else np.zeros(0)
 
     def arrays(self, flat: Floats) -> dict[str, Array]:
-        """Arrays of this form again."""
-        found: dict[str, Array] = {}
-        at = 0
+        """Divide one vector into arrays of this form."""
+        arrays: dict[str, Array] = {}
+        start = 0
         for name, tensors, shape, dtype in self.parts:
             size = math.prod(shape)
             kind = getattr(torch, dtype)
-            row: Tensor = torch.from_numpy(flat[at : at + size]).to(kind).reshape(shape)
-            found[name] = row if tensors is None else Weights(self.layout.only(tensors), row)
-            at += size
-        return found
+            row: Tensor = torch.from_numpy(flat[start : start + size]).to(kind).reshape(shape)
+            arrays[name] = row if tensors is None else Weights(self.layout.only(tensors), row)
+            start += size
+        return arrays
 
 
 @dataclass(frozen=True)
 class Count:
-    """How a client's arrays count in a mean: by its samples, times a weight on a grid."""
+    """How a client counts in a mean: by an integer weight, times its samples if ``by_examples``."""
 
     weight: int = 1
     by_examples: bool = True
 
     def of(self, examples: int) -> int:
-        """The whole number that a client with so many samples counts."""
+        """The integer weight of a client with this number of samples."""
         return self.weight * (examples if self.by_examples else 1)
 
 
@@ -123,26 +123,26 @@ def contribution(
     bits: int,
     members: int,
 ) -> Integers:
-    """What a client adds to a sum of so many members."""
+    """The vector that a client adds to a sum over this number of members."""
     counts = count.of(examples)
-    told = [metrics.get(n, np.nan) for n in names]
-    known = [float(np.isfinite(v)) for v in told]
-    values = np.where(np.array(known) > 0, np.array(told), 0.0) if names else np.zeros(0)
+    reported = [metrics.get(n, np.nan) for n in names]
+    known = [float(np.isfinite(v)) for v in reported]
+    values = np.where(np.array(known) > 0, np.array(reported), 0.0) if names else np.zeros(0)
     try:
         body = to_ring(arrays, bits, counts, members)
         numbers = to_ring(values, bits, 1, members)
         ends = to_ring(np.array([counts, examples, *known]), 0, 1, members)
-    except ValueError:  # which value it is, and how large, stays with the client
+    except ValueError:  # the message must not reveal which value it is, or how large
         raise Diverged(
-            f"a value is too large for a sum of {members} clients with {bits} bits after the "
-            "point, or not finite. Lower privacy.bits, or the learning rate if the model diverges"
+            f"a value is not finite, or too large for a sum of {members} clients with {bits} "
+            "fractional bits. Lower privacy.bits, or the learning rate if the model diverges"
         ) from None
     return np.concatenate([body, numbers, ends])
 
 
 @dataclass(frozen=True)
 class Total:
-    """The sum of a slot's contributions, over these clients."""
+    """The sum of the contributions to a slot, over these clients."""
 
     form: Form
     clients: tuple[int, ...]
@@ -157,12 +157,12 @@ class Total:
 
     @property
     def count(self) -> int:
-        """The weights of all."""
+        """The sum of the clients' weights."""
         return int(self._ends[0])
 
     @property
     def examples(self) -> int:
-        """The samples of all."""
+        """The number of samples of all clients."""
         return int(self._ends[1])
 
     @property
@@ -172,7 +172,7 @@ class Total:
 
     @property
     def means(self) -> dict[str, float]:
-        """The plain mean of each metric, over those who report it."""
+        """The unweighted mean of each metric, over the clients that report it."""
         sums = from_ring(self.values[self.form.size :][: len(self.metrics)], self.bits)
         known = self._ends[2:]
         return {
@@ -183,5 +183,5 @@ class Total:
 
 
 def length(form: Form, metrics: Sequence[str]) -> int:
-    """How many numbers a contribution has."""
+    """The length of a contribution."""
     return form.size + 2 * len(metrics) + 2

@@ -1,7 +1,7 @@
-"""Where keys, shares and noise come from: the operating system, or, in a simulation, seeds.
+"""The source of keys, shares and noise: the operating system or, in a simulation, the run's seed.
 
-A simulation is repeatable, and so is not private: whoever knows its seed can take every mask off.
-Its results say "simulated".
+A simulation is reproducible and therefore not private: anyone who knows its seed can remove all
+masks. Its results say "simulated".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS: tuple[str, ...] = get_args(Randomness)
 
 @dataclass(frozen=True)
 class Entropy:
-    """Random bytes by what they are for; only a simulation looks at the names.
+    """Makes streams of random bytes for named purposes; the names matter in simulations only.
 
     >>> Entropy("simulated", 7).stream("noise", 3, 1)(4) == Entropy("simulated", 7).stream(
     ...     "noise", 3, 1)(4)
@@ -38,15 +38,15 @@ class Entropy:
             raise ConfigError(unknown("privacy.randomness", self.kind, KINDS))
 
     def stream(self, *names: object) -> Random:
-        """A source of random bytes for one purpose; in a simulation the same in every run."""
+        """A source of random bytes for one purpose; in a simulation it is reproducible."""
         if self.kind == "system":
             return os.urandom
         name = "\x1f".join(str(n) for n in ("coterie-entropy", self.seed, *names)).encode()
-        drawn = 0
+        calls = 0
 
         def random(count: int) -> bytes:
-            nonlocal drawn
-            drawn += 1
-            return hashlib.shake_256(name + drawn.to_bytes(8, "little")).digest(count)
+            nonlocal calls
+            calls += 1
+            return hashlib.shake_256(name + calls.to_bytes(8, "little")).digest(count)
 
         return random

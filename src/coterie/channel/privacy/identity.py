@@ -1,8 +1,8 @@
-"""Who is who: every client's lasting signature key, and the roster of all public ones.
+"""Identities: each client's long-term signature key, and the roster of all public keys.
 
-In a simulation both come from the run's seed. Otherwise a private key is drawn once from the
-operating system's generator and stays in a file that only its owner can read; the roster holds the
-public halves and must reach every client by a way that the server cannot change.
+In a simulation they are derived from the run's seed. Otherwise a private key is drawn once from the
+operating system's generator and kept in a file that only its owner can read. The roster holds the
+public halves and must reach every client over a channel that the server cannot tamper with.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from coterie.core.messages import ClientId
 from coterie.core.tree import write_atomic
 from coterie.errors import RunDirError
 
-KEYS = "identities"  # a folder beside the clients' states
+KEYS = "identities"  # a folder next to the clients' states
 
 
 class Roster(Mapping[ClientId, bytes]):
-    """The public keys of all clients, each made or read when it is first asked for."""
+    """The public keys of all clients, each derived or read when it is first needed."""
 
     def __init__(self, entropy: Entropy, folder: Path, clients: Collection[ClientId]) -> None:
         self.entropy, self.folder, self.clients = entropy, folder / KEYS, clients
@@ -45,29 +45,29 @@ class Roster(Mapping[ClientId, bytes]):
         return len(self.clients)
 
     def private(self, client: ClientId) -> bytes:
-        """A client's own signature key: for that client alone."""
+        """A client's private signature key, for use by that client only."""
         if self.entropy.kind == "system":
             return _read(self.folder / f"{client}.key")
         return self.entropy.stream("identity", client)(32)
 
     def check(self) -> None:
-        """Refuse keys that were drawn before and are damaged."""
+        """Refuse key files that are damaged."""
         for client in self.clients if self.entropy.kind == "system" else ():
             private, public = (self.folder / f"{client}.{end}" for end in ("key", "pub"))
             if public.exists() and _public(_read(private)) != _read(public):
                 raise RunDirError(
-                    f"{private} and {public.name} do not belong together: one of them is damaged. "
-                    "Put back a copy, or start the run again in a new folder"
+                    f"{private} and {public.name} do not match: one of them is damaged. Put back a "
+                    "copy, or start the run again in a new folder"
                 )
 
     def prepare(self) -> None:
-        """Draw the keys that there are none of yet; in a simulation there is nothing to draw."""
+        """Draw the keys that do not exist yet; does nothing in a simulation."""
         if self.entropy.kind != "system":
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for client in self.clients:
             private, public = (self.folder / f"{client}.{end}" for end in ("key", "pub"))
-            if public.exists():  # it is written last: before that nobody knows the key
+            if public.exists():  # written last, so the key is complete
                 continue
             private.unlink(missing_ok=True)
             key = self.entropy.stream("identity")(32)
@@ -78,12 +78,12 @@ class Roster(Mapping[ClientId, bytes]):
 
 
 def training_salt(private: bytes, run: str) -> str:
-    """A secret that enters the random numbers of one client's training in one run."""
+    """A secret seed for the randomness of one client's training in one run."""
     return hmac.new(private, f"training of {run}".encode(), hashlib.sha256).hexdigest()
 
 
 def _public(private: bytes) -> bytes:
-    """The public half of a key; nothing, if it is none."""
+    """The public half of a private key; empty if the key is invalid."""
     from coterie.channel.privacy.secagg.crypto import public_identity
 
     try:

@@ -1,4 +1,4 @@
-"""Noise that every client adds to its own uploads: for methods that must look at single ones."""
+"""Local noise, which clients add to their own uploads, for methods that use single uploads."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Local(Release):
-    """A federation whose clients noise their own uploads; the server may look at each of them.
+    """A release in which clients add noise to their uploads, so the server may use each of them.
 
-    No metric leaves a client, and everybody counts the same. ``fits`` says whether so many uploads
-    of one client stay within the budget. With NbAFL's rules the server adds its noise to the mean
-    (``downlink``, a standard deviation), of which there is one.
+    No metrics leave a client, and all clients count equally. ``fits`` says whether a number of
+    uploads of one client stays within the budget. With NbAFL's rules the server also adds noise to
+    the mean, of which there must be only one; ``downlink`` is its standard deviation.
     """
 
     channel: Channel
@@ -43,57 +43,59 @@ class Local(Release):
     downlink: float = 0.0
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
-        """Each reply by itself, noised."""
+        """The single replies, with the clients' noise."""
         return self._noised(orders, "each")
 
     def average(
         self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
-        """The same means, of replies that a rule has looked at."""
+        """The weighted means of replies that have been gathered."""
         means = mix(replies, into, by_examples)
         return {s: replace(m, metrics=Withheld(self.method)) for s, m in means.items()}
 
     def reduce(
         self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
-        """Weighted means of noised replies."""
+        """The weighted means of replies with the clients' noise."""
         if isinstance(into, Chosen):
             raise ConfigError(
-                f"method {self.method} has each client say which group it belongs to, which its "
-                "noise does not hide: use privacy.mechanism = central"
+                f"method {self.method} has each client report its group, which local noise does "
+                "not hide: use privacy.mechanism = central"
             )
         if self.privacy.mechanism == "nbafl" and len({s for row in into.values() for s in row}) > 1:
             raise ConfigError(
-                f"method {self.method} asks for means of several groups: NbAFL's noise is for one "
-                "of everybody. Choose another method or mechanism"
+                f"method {self.method} asks for means of several groups, but NbAFL's noise is for "
+                "one mean of all clients. Choose another method or mechanism"
             )
         means = self.average(self._noised(orders, "means"), into, by_examples)
         if not self.downlink:
             return means
         return {
-            slot: replace(mean, arrays={n: self._sent(slot, n, a) for n, a in mean.arrays.items()})
+            slot: replace(
+                mean, arrays={n: self._with_noise(slot, n, a) for n, a in mean.arrays.items()}
+            )
             for slot, mean in means.items()
         }
 
-    def _noised(self, orders: Sequence[Order], asked: str) -> list[Reply]:
+    def _noised(self, orders: Sequence[Order], use: str) -> list[Reply]:
         uploads = self.spending.uploads
-        owed = {o.client for o in orders if not o.unmetered}
-        if not self.fits(1 + max((uploads.get(c, 0) for c in owed), default=0)):
-            why = f"method {self.method} asks for more uploads than the privacy budget has room for"
+        charged = {o.client for o in orders if not o.unmetered}
+        if not self.fits(1 + max((uploads.get(c, 0) for c in charged), default=0)):
+            why = f"method {self.method} asks for more uploads than the privacy budget allows"
             raise (Abandoned if self.channel.phase.cohort else ConfigError)(why)
         try:
             answers = self.channel.exchange(orders)
-            owed -= {a.client for a in answers if not a.arrays}
-        finally:  # lost ones too, and those of an abandoned round: nobody knows who has seen them
-            for client in owed:
+            charged -= {a.client for a in answers if not a.arrays}
+        finally:  # lost and abandoned uploads count too, since somebody may have seen them
+            for client in charged:
                 uploads[client] = uploads.get(client, 0) + 1
             self.spending.releases = max(uploads.values(), default=0)
         self._refuse_shapes(answers)
-        self.channel.stage(Disclosure).saw(answers, asked, "local noise")
+        self.channel.stage(Disclosure).saw(answers, use, "local noise")
         return [Reply(a.client, a.examples, a.arrays, Withheld(self.method)) for a in answers]
 
     def _refuse_shapes(self, answers: Sequence[Reply]) -> None:
-        """Refuse arrays whose shapes differ: a shape tells something that no noise hides."""
+        """Refuse arrays whose shapes differ among clients, since noise does not hide a shape."""
         shapes: dict[str, torch.Size] = {}
         for answer in answers:
             for name, array in answer.arrays.items():
@@ -103,14 +105,14 @@ class Local(Release):
                         "client's data, which noise does not hide. Choose another method"
                     )
 
-    def _sent(self, slot: Slot, name: str, array: Array) -> Array:
-        """A mean with the server's noise."""
+    def _with_noise(self, slot: Slot, name: str, array: Array) -> Array:
+        """Add the server's noise to an array of the mean."""
         bits, vector = self.privacy.bits, vector_of(array)
         random = self.entropy.stream("downlink", self.channel.phase.round, slot, name)
         drawn = discrete_gaussian(self.downlink * 2.0**bits, vector.numel(), random)
         noise = torch.from_numpy(np.ldexp(drawn.astype(np.float64), -bits)).reshape(vector.shape)
-        moved = (vector.double() + noise).to(vector.dtype)
-        return Weights(array.layout, moved) if isinstance(array, Weights) else moved
+        result = (vector.double() + noise).to(vector.dtype)
+        return Weights(array.layout, result) if isinstance(array, Weights) else result
 
 
 def downlink_of(privacy: Privacy, least_samples: int, clients: int) -> float:

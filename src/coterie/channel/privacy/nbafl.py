@@ -1,12 +1,12 @@
-"""NbAFL, noising before aggregation (Wei et al. 2020): its clipping and its two noises.
+"""NbAFL, noising before aggregation (Wei et al. 2020): its clipping, uplink and downlink noise.
 
-Everybody takes part in every round. What is protected is one sample of one client, and the
-sensitivity 2C/m is the paper's: it holds where a client's model is the mean of models of its
-single samples, each clipped to C, as the paper supposes. Training by SGD does not promise that,
-so a run reports this ε as NbAFL's own, never as one of client-level differential privacy.
+All clients take part in every round. One sample of one client is protected. The sensitivity 2C/m is
+the paper's: it holds if a client's model is the mean of models of its single samples, each clipped
+to C, as the paper assumes. Training by SGD does not guarantee that, so a run reports this ε as
+NbAFL's own and never as that of client-level differential privacy.
 
-Up, a client shows L models to whoever listens, each with noise σ_U. Down, T means are shown; the
-clients' noise is in them already, σ_U/√N, and the server adds what is missing:
+A client uploads L models that others may see, each with noise σ_U. The server publishes T means,
+which already contain the clients' noise, σ_U/√N, and adds the rest:
 σ_D² = (cT·2C/(mN)/ε)² - σ_U²/N.
 """
 
@@ -21,7 +21,7 @@ from coterie.errors import ConfigError
 
 
 def clip_weights(vector: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
-    """A model, not its change, scaled to a norm of at most ``clip``: w / max(1, ‖w‖/C).
+    """Scale a model (not its change) to a norm of at most ``clip``: w / max(1, ‖w‖/C).
 
     >>> clip_weights(np.array([3.0, 4.0]), 1.0)
     array([0.6, 0.8])
@@ -33,10 +33,11 @@ def clip_weights(vector: NDArray[np.float64], clip: float) -> NDArray[np.float64
 def uplink_sigma(
     clip: float, least_samples: int, epsilon: float, delta: float, exposures: int
 ) -> float:
-    """The noise on each number that a client sends: c·L·Δs/ε with Δs = 2C/m.
+    """The standard deviation of the clients' noise: c·L·Δs/ε with Δs = 2C/m.
 
-    ``least_samples`` m is of the smallest client; ``exposures`` L how often a client's upload is
-    seen. L such answers are together one Gaussian with c√L/ε for its multiplier, at least c/ε.
+    ``least_samples`` is m, the samples of the smallest client; ``exposures`` is L, the number of
+    times that a client's upload is seen. L such uploads are together one Gaussian mechanism with
+    multiplier c√L/ε, which is at least c/ε.
     """
     _positive("exposures", exposures)
     return _constant(epsilon, delta) * exposures * _sensitivity(clip, least_samples) / epsilon
@@ -51,7 +52,7 @@ def downlink_sigma(
     exposures: int,
     clients: int,
 ) -> float:
-    """The noise that the server adds to the mean: 2cC·√(T²-L²N)/(mNε) if T > L√N, else none."""
+    """The standard deviation of the server's noise: 2cC·√(T²-L²N)/(mNε) if T > L√N, else 0."""
     for name, value in {"rounds": rounds, "exposures": exposures, "clients": clients}.items():
         _positive(name, value)
     constant, sensitivity = _constant(epsilon, delta), _sensitivity(clip, least_samples)
@@ -68,11 +69,11 @@ def _sensitivity(clip: float, least_samples: int) -> float:
 
 
 def _constant(epsilon: float, delta: float) -> float:
-    """The c of the Gaussian mechanism, √(2 ln(1.25/δ)), where it is true."""
+    """The constant c of the Gaussian mechanism, √(2 ln(1.25/δ)), which is valid for ε < 1."""
     if not 0 < epsilon < 1:
         raise ConfigError(
-            f"NbAFL's noise is private for an epsilon between 0 and 1 only, not {epsilon:g}: "
-            "choose a smaller one, or client-level differential privacy, which has no such limit"
+            f"NbAFL's noise is private only for epsilon between 0 and 1, not {epsilon:g}: lower "
+            "epsilon, or use client-level differential privacy, which has no such limit"
         )
     if not 0 < delta < 1:
         raise ConfigError(f"delta must be between 0 and 1, not {delta:g}")

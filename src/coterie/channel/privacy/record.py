@@ -1,9 +1,9 @@
-"""What a client has given to sums and signed, round by round, kept for as long as its key.
+"""A client's record of what it has contributed to sums and signed, kept as long as its key.
 
-Whoever gets the sum of five uploads and the sum of four of them has the fifth. So all sums that a
-client is in within one round count as sums of one vector: they must be of the same clients, each
-counted alike, and no more than the method declares. The record outlives a run: a server names runs
-as it likes, so a client enters another one only after its owner has asked for that.
+A server that gets the sum of five uploads and the sum of four of them knows the fifth. So all sums
+of a round that a client is in are treated as sums of one vector: they must be over the same
+clients, with the same weights, and no more than the method declares. The record outlives a run: a
+server can name runs as it likes, so a client enters another run only if its owner has permitted it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ _KEPT = 200  # rounds that a simulation can go back by
 
 
 class Remembered(Rejected):
-    """An order or a sum that is ruled out by what a client remembers."""
+    """An order or a sum is refused because of the client's record."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a client is about to be asked: in which round, for which task, by which order.
+    """An order that a client is about to carry out: its round, its task, and a digest of it.
 
-    ``order`` is a digest of it, and ``state`` the version of the client's state that it goes on
-    from. ``name`` is what the state that it leaves will be called. ``summed`` says whether the
-    result is for a sum.
+    ``state`` is the version of the client's state that the order starts from, ``name`` that of the
+    state it leaves. ``summed`` says whether the result is for a sum.
     """
 
     round: int
@@ -48,17 +47,17 @@ class Asked:
 
     @property
     def whole(self) -> str:
-        """The order and the state together: what another answer would follow from."""
+        """The order and the state together, which determine the answer."""
         return f"{self.order} {self.state}" if self.state else self.order
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a client is about to give to a sum: in which round, with whom, and how each counts.
+    """A contribution that a client is about to make to a sum.
 
-    ``what`` is a digest of the upload, of the order and of what was asked of its result; ``weighs``
-    is this client's weight, and whether samples count on top of that; ``counts`` is the weight of
-    everybody who may be in the sum. ``leaves`` is the version of the client's state after it.
+    ``what`` is a digest of the upload, of the order and of what was asked of its result. ``weighs``
+    is this client's weight, and whether it is multiplied by its samples. ``counts`` are the weights
+    of all clients that may be in the sum. ``leaves`` is the version of the client's state after it.
     """
 
     round: int
@@ -72,13 +71,12 @@ class Part:
 
 @dataclass
 class Record:
-    """The sums that one client has taken part in, in a file of its own.
+    """The record of the sums that one client has taken part in, stored in a file.
 
-    It is written before values leave the client, and again before its signature does: a sum may be
-    unmasked without the signature of each of its members. A real client (``lasting``) takes part in
-    no round before the last one, and in a new run only once its owner has permitted one. In a
-    simulation the server is the owner: a run may go back to its last checkpoint, where the same
-    sums can be made again.
+    It is written before values leave the client, and again before its signature does, because a sum
+    can be unmasked without the signatures of all members. A real client (``lasting``) takes part in
+    no round before the last recorded one, and in a new run only if its owner has permitted it. A
+    simulation is its own owner: it may go back to its last checkpoint and repeat the same sums.
     """
 
     path: Path
@@ -87,22 +85,22 @@ class Record:
 
     @staticmethod
     def name_for(public: bytes) -> str:
-        """The name of the record of the client with this public key."""
+        """The file name of the record of the client with this public key."""
         return f"signed-{hashlib.sha256(public).hexdigest()[:16]}.json"
 
     # --- runs -----------------------------------------------------------------------------------
 
     def permit(self) -> None:
-        """The owner of this client lets it take part in one more run."""
+        """Permit one more run, on behalf of the client's owner."""
         with self._changing() as kept:
             kept["permitted"] = True
 
     def enter(self, run: str, terms: str = "") -> None:
-        """Take part in this run; ``Rejected`` if that takes the owner's word, and there is none.
+        """Enter this run; ``Rejected`` if the owner would have to permit it and has not.
 
-        A run to which this client gave nothing gives way to another: it has learned nothing.
-        ``terms`` name what it was told of the run, which stays as it is: under other terms one
-        order would make another upload of the same data.
+        A run to which this client has contributed nothing may be replaced by another, since it has
+        learned nothing. ``terms`` is a digest of the terms of the run, which must not change: under
+        other terms the same order would give another upload of the same data.
         """
         with self._changing() as kept:
             before = kept["run"]
@@ -128,14 +126,14 @@ class Record:
     # --- orders ---------------------------------------------------------------------------------
 
     def work(self, asked: Asked) -> None:
-        """Remember an order before it is carried out; ``Rejected`` if it must not be.
+        """Record an order before it is carried out; ``Rejected`` if that is not allowed.
 
-        In one round there is one order for each task, from one state: what comes of a second one,
-        or only whether it fails, would say more about the same data. The same order may be
-        repeated. Of several that are ``summed``, each must have been given before the next, which
-        goes on from the state that it left: a client that was told to train for a sum that never
-        came, or was sent back to before, would not be in the same state as the others. So no other
-        order may leave a state of the same name, either.
+        In a round there is one order for each task, from one state: the result of a second order,
+        or even whether it fails, would reveal more about the same data. The same order may be
+        repeated. With several orders that are ``summed``, each must have been contributed before
+        the next, which starts from the state that it left. Otherwise a client that was told to
+        train for a sum that never came, or that was reset, would not be in the same state as the
+        others. For the same reason no other order may leave a state of the same name.
         """
         round, task, summed = asked.round, asked.task, asked.summed
         with self._changing() as kept:
@@ -173,14 +171,14 @@ class Record:
             kept["names"] = {str(round): {**names, **named}}
 
     def score(self) -> None:
-        """Remember that scores were given: they say something about a client, too."""
+        """Record that scores were sent, since these reveal something about a client as well."""
         if not self._read()["scored"]:
             with self._changing() as kept:
                 self._check_there(kept)
                 kept["scored"] = True
 
     def reveal(self, order: str) -> None:
-        """Remember that this order was answered with what may be revealed, once in a run."""
+        """Record the order for which this client reveals values, which it does once in a run."""
         with self._changing() as kept:
             self._check_there(kept)
             if kept["revealed"] not in ("", order):
@@ -190,16 +188,16 @@ class Record:
     # --- sums -----------------------------------------------------------------------------------
 
     def check(self, round: int, slot: str, weighs: tuple[int, bool]) -> None:
-        """Refuse to work for a sum of a round that is over, or in which this client counts anew.
+        """Refuse a sum of a past round, or one in which this client has a different weight.
 
-        ``weighs`` is its weight, and whether its samples count on top of that.
+        ``weighs`` is its weight, and whether it is multiplied by its samples.
         """
         self._check(self._read(), round, slot, weighs)
 
     def give(self, part: Part, most: int) -> None:
-        """Remember a part before it is given to a sum; ``Rejected`` if it must not be.
+        """Record a contribution before it is made; ``Rejected`` if that is not allowed.
 
-        ``most`` is how many different sums the method may ask for in a round.
+        ``most`` is the number of different sums that the method may ask for in a round.
         """
         with self._changing() as kept:
             self._check(kept, part.round, part.slot, part.weighs)
@@ -228,7 +226,7 @@ class Record:
             kept |= {"rounds": rounds, "weights": weights}
 
     def sign(self, round: int, survivors: Sequence[ClientId], attempt: str = "") -> None:
-        """Remember whose sum is signed, before it is; ``Rejected`` if it must not be."""
+        """Record the clients of a sum before it is signed; ``Rejected`` if that is not allowed."""
         with self._changing() as kept:
             before = kept["rounds"].get(str(round))
             if before is None or before["attempt"] != attempt:
@@ -251,7 +249,7 @@ class Record:
             )
 
     def _check_there(self, kept: Mapping[str, Any]) -> None:
-        """Refuse to begin a record anew while a run goes on: it would hide that one is gone."""
+        """Refuse to start a new record during a run, which would conceal that one was lost."""
         if self.lasting and not kept["run"]:
             raise Remembered(
                 f"client {self.client} no longer has its record of what it has signed: no secure "
@@ -270,10 +268,10 @@ class Record:
             )
 
     def _compare(self, part: Part, before: Mapping[str, Any]) -> None:
-        """Refuse a sum that could be taken from another of the same round.
+        """Refuse a sum that could be subtracted from another one of the same round.
 
-        Who has signed gives values only to a sum of the same clients; who has given values, but
-        not signed, only to one of a part of those who may be in the sum.
+        After signing, a client contributes only to sums over the same clients; after contributing
+        without signing, only to sums over a subset of the clients that could have been in the sum.
         """
         members, now = set(before["members"]), set(part.counts)
         if now - members or (before["signed"] and now != members):
@@ -297,9 +295,9 @@ class Record:
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:
-        """What is kept, to be changed; it is written unless an error was raised.
+        """Yield the record's content for changes; it is written unless an error is raised.
 
-        Nobody else changes it meanwhile, such as a second client with the same keys.
+        The file is locked, so that a second client with the same keys cannot change it.
         """
         with self._locked():
             kept = self._read()

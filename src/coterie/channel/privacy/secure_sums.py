@@ -1,8 +1,8 @@
-"""Secure aggregation as a federation: means as ever, and the server learns sums only.
+"""Secure aggregation in the channel: computes means of which the server learns only the sums.
 
-The client's task and its keys are the first exchange; sharing keys, masked inputs, the consistency
-check and unmasking are one exchange each. Slots run side by side. Whoever drops out before its
-masked input has arrived is in no sum, and its state stays as it was.
+The first exchange runs the clients' task and collects their keys. Sharing keys, masked inputs, the
+consistency check and unmasking take one exchange each. Slots are processed in parallel. A client
+that drops out before its masked input has arrived is in no sum, and its state does not change.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from coterie.errors import Abandoned, ConfigError, TrainingError
 if TYPE_CHECKING:
     from coterie.channel.channel import Channel
 
-STEPS = ("keys", "shares", "survivors", "confirmations")  # what the server says after each exchange
-_METRICS, _LONG = 1000, 100  # how many a client may have summed, and the letters of their names
+STEPS = ("keys", "shares", "survivors", "confirmations")  # the server's messages, in order
+_METRICS, _LONG = 1000, 100  # the most metrics of a client, and the longest names
 
 
 @dataclass
 class Secure(Release):
-    """A federation in which ``reduce`` goes through the protocol and ``gather`` shows no vectors.
+    """A release in which ``reduce`` uses the protocol and ``gather`` returns no vectors.
 
-    ``run`` names the run and ``method`` the method, for refusals. ``skipped`` are the slots of the
-    present round that were too small, and why. ``most`` is how many sums the method may ask for in
-    a round: clients sign no more, and all of them must be of the same clients. ``agreement`` names
-    what real clients were told of the run.
+    ``run`` and ``method`` name the run and the method, for messages. ``skipped`` are the slots of
+    the current round that were too small, and why. ``most`` is the number of sums that the method
+    may ask for in a round; clients sign no more, and all must be over the same clients.
+    ``agreement`` is a digest of the terms that real clients were told.
     """
 
     channel: Channel
@@ -66,20 +66,20 @@ class Secure(Release):
 
     @property
     def min_group(self) -> int:
-        """The fewest clients that a mean may be of."""
+        """The smallest number of clients in a mean."""
         return self.privacy.min_group
 
     @property
     def plain_means(self) -> bool:
-        """Whether a mean is the plain mean of just what clients sent."""
+        """Whether a mean is exactly the weighted mean of what clients sent."""
         return Plain(self.channel).plain_means
 
     def begin(self, models: Mapping[Slot, Weights]) -> None:
-        """Another round; nothing was passed over in it yet."""
+        """Begin a round, in which no slot has been skipped yet."""
         self.skipped = {}
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
-        """Replies without vectors; clients refuse to send one that was not named as revealed."""
+        """Replies without vectors; clients refuse to send arrays they have not agreed to reveal."""
         replies = self.channel.exchange(orders)
         self.channel.stage(Disclosure).saw(replies, "each", "revealed by consent")
         return list(replies)
@@ -87,8 +87,8 @@ class Secure(Release):
     def reduce(
         self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
-        """The weighted mean of each slot, from its sum alone."""
-        if all(o.unmetered for o in orders):  # what a client would do by itself, with no message
+        """The weighted mean of each slot, computed from its sum alone."""
+        if all(o.unmetered for o in orders):  # a real client would do this without any message
             return Plain(self.channel).reduce(orders, into, by_examples)
         means = {}
         for slot, total in self.sums(orders, into, by_examples).items():
@@ -103,7 +103,7 @@ class Secure(Release):
         by_examples: bool = True,
         noise: Mapping[str, float] | None = None,
     ) -> dict[Slot, Total]:
-        """The sum of each slot; ``noise`` is what clients are told to clip to and to add."""
+        """The sum of each slot; ``noise`` tells clients how to clip and how much noise to add."""
         turn = self._begin(by_examples, {o.task for o in orders})
         orders = [o for o in orders if o.client not in turn.lost]
         rows = {} if isinstance(into, Chosen) else self._rows(orders, into)
@@ -112,7 +112,7 @@ class Secure(Release):
         told = {o.client: {"run": self.run, **call.tells(o.client, into)} for o in orders}
         answers = {a.client: a for a in self.channel.exchange(orders, told, adopt=False)}
         for answer in answers.values():
-            if "slot" not in answer.beside:  # it takes part in no mean: its work is done
+            if "slot" not in answer.beside:  # the client takes part in no mean
                 self.channel.state.adopt(answer.client, answer.version, answer.held)
         running = self._begun(call, answers)
         replies = _blobs(
@@ -125,48 +125,48 @@ class Secure(Release):
                 asked = {c: slot for c, (slot, _) in rows.items()} or dict.fromkeys(told)
                 turn.sign(asked, {slot: running[slot].sum.summed for slot in said})
             replies = _blobs(running, self._carry(call, step, running, said))
-        found = {}
+        totals = {}
         for slot, values in self._say(running, "total", replies).items():
             run = running[slot]
             for client in run.sum.summed:
                 answer = answers[client]
                 self.channel.state.adopt(client, answer.version, answer.held)
             self._note(orders, slot, run, noise is not None)
-            people = tuple(sorted(run.sum.summed))
+            summed = tuple(sorted(run.sum.summed))
             bits, delta_of = self.privacy.bits, run.delta_of
-            found[slot] = Total(run.form, people, run.metrics, values, bits, delta_of)
-        if not found and (rows or (orders and isinstance(into, Chosen))):
+            totals[slot] = Total(run.form, summed, run.metrics, values, bits, delta_of)
+        if not totals and (rows or (orders and isinstance(into, Chosen))):
             why = "; ".join(self.skipped.values()) or "no client answered"
             raise (Abandoned if self.channel.phase.cohort else TrainingError)(why)
-        return found
+        return totals
 
     # --- before -------------------------------------------------------------------------------
 
     def _rows(
         self, orders: Sequence[Order], into: Mapping[ClientId, Mapping[Slot, float]]
     ) -> dict[ClientId, tuple[Slot, float]]:
-        """Each client's one slot and its weight there; what would show a client is refused."""
-        found, slots = dict[ClientId, tuple[Slot, float]](), dict[Slot, dict[ClientId, float]]()
+        """Each client's slot and weight; slots that would reveal single clients are refused."""
+        rows, slots = dict[ClientId, tuple[Slot, float]](), dict[Slot, dict[ClientId, float]]()
         for order in orders:
             row = {s: w for s, w in into.get(order.client, {}).items() if w > 0}
             if len(row) > 1:
                 names = " and ".join(repr(s) for s in list(row)[:2])
                 raise self._refusal(
                     f"slots that overlap: client {order.client} is in {names}",
-                    "means of disjoint groups only can be had without showing more",
+                    "only means of disjoint groups reveal nothing else",
                 )
             for slot, weight in row.items():
-                found[order.client] = slot, weight
+                rows[order.client] = slot, weight
                 slots.setdefault(slot, {})[order.client] = weight
         for slot, members in slots.items():
             self._refuse_small(slot, members)
             if self.agreement and (others := unequal(members)):
                 raise self._refusal(
-                    f"the mean of slot {slot!r} in which client {others[0]} counts otherwise than "
-                    "others",
-                    "real clients count alike, or by their samples",
+                    f"the mean of slot {slot!r}, in which client {others[0]} has a different "
+                    "weight than others",
+                    "real clients count equally, or by their samples",
                 )
-        return found
+        return rows
 
     def _refuse_small(self, slot: Slot, weights: Mapping[ClientId, float]) -> None:
         light = negligible(weights)
@@ -175,8 +175,8 @@ class Secure(Release):
         heavy = sorted(set(weights) - set(light))
         who = ", ".join(map(str, heavy))
         rest = " (the others hardly count)" if light else ""
-        # A group that is small in a part of the clients, as drawn, is passed over for the round.
-        refuses = self.privacy.small_groups == "refuse" and self._everybody
+        # A group that is small only among the sampled clients is skipped for the round.
+        refuses = self.privacy.small_groups == "refuse" and self._all_take_part
         if light or refuses:
             raise self._refusal(
                 f"the mean of slot {slot!r}, of client{'s' * (len(heavy) > 1)} {who} alone{rest}",
@@ -186,16 +186,16 @@ class Secure(Release):
             )
 
     @property
-    def _everybody(self) -> bool:
+    def _all_take_part(self) -> bool:
         """Whether all clients take part in each round."""
         policy, clients = self.channel.terms.policy, len(self.clients)
         return policy.sampling != "poisson" and cohort_size(policy.cohort, clients) == clients
 
     def _begin(self, by_examples: bool, tasks: set[str]) -> _Turn:
-        """What clients have signed in this round; a sum more than the method declares is refused.
+        """Begin a sum of this round; refuses more sums than the method declares.
 
-        Clients would refuse it, too: with other weights or other members, sums of one round could
-        be taken from each other.
+        Clients would refuse them, too: sums of one round with other weights or other members could
+        be subtracted from each other.
         """
         if self._turn.round != self.channel.phase.round:
             self._turn = _Turn(self.channel.phase.round)
@@ -207,10 +207,10 @@ class Secure(Release):
             )
         if turn.by_examples not in (None, by_examples):
             raise self._refusal(
-                "sums of one round in which clients count by samples, and each alike",
-                "one could be taken from the other. Give both the same weights",
+                "sums of one round with weights by samples and with equal weights",
+                "one could be subtracted from the other. Give both the same weights",
             )
-        if self.agreement and tasks & turn.tasks:  # simulations may look at one mean twice
+        if self.agreement and tasks & turn.tasks:  # simulations may compute a mean twice
             raise self._refusal(
                 f"two sums for task '{min(tasks & turn.tasks)}' in one round",
                 "clients carry out one order for each task in a round",
@@ -220,24 +220,24 @@ class Secure(Release):
         return turn
 
     def _refuse_other_weights(self, call: _Call) -> None:
-        """Refuse weights that are not those of the earlier sums of this round."""
+        """Refuse weights that differ from those of earlier sums of this round."""
         for client, (slot, _) in call.rows.items():
             weight = call.weights(slot).get(client, GRAIN)
             if self._turn.weights.setdefault(client, weight) != weight:
                 raise self._refusal(
                     f"sums of one round in which client {client} has different weights",
-                    "one could be taken from the other",
+                    "one could be subtracted from the other",
                 )
 
     def _keep_to_signed(
         self, running: dict[Slot, _Running], said: dict[Slot, Any]
     ) -> dict[Slot, Any]:
-        """Without the sums of other members than an earlier one of the round was of."""
+        """Drop sums whose members differ from those of an earlier sum of this round."""
         for slot in list(said):
             summed = frozenset(running[slot].sum.summed)
             if any(self._turn.signed.get(c, summed) != summed for c in summed):
                 self.skipped[str(slot)] = (
-                    f"slot {slot!r}: its clients have signed a sum of others in this round"
+                    f"slot {slot!r}: its clients have signed a sum over other clients in this round"
                 )
                 del said[slot], running[slot]
         return said
@@ -250,86 +250,87 @@ class Secure(Release):
     # --- during -------------------------------------------------------------------------------
 
     def _begun(self, call: _Call, answers: Mapping[ClientId, Answer]) -> dict[Slot, _Running]:
-        """A sum to be made for each slot that has enough members."""
+        """Begin the protocol for each slot that has enough members."""
         self.skipped, members = {}, dict[Slot, list[Answer]]()
         forms = self._forms(answers.values())
         for client in forms:
             members.setdefault(answers[client].beside["slot"], []).append(answers[client])
         running = {}
         for slot in sorted(members, key=lambda s: (str(type(s)), s)):
-            found = self._alike(members[slot], forms)
-            if len(found) < self.privacy.min_group:
+            alike = self._alike(members[slot], forms)
+            if len(alike) < self.privacy.min_group:
                 self.skipped[str(slot)] = (
-                    f"slot {slot!r} has {len(found)} of the {self.privacy.min_group} clients that "
+                    f"slot {slot!r} has {len(alike)} of the {self.privacy.min_group} clients that "
                     "a sum needs"
                 )
                 continue
-            form = forms[found[0].client]
-            metrics, delta_of = self._metrics(call, found), found[0].beside.get("since", {})
+            form = forms[alike[0].client]
+            metrics, delta_of = self._metrics(call, alike), alike[0].beside.get("since", {})
             run = Sum(
                 self._session(call, slot),
                 self.roster,
                 call.length(form, metrics),
-                about=about(call.asks(metrics), self._same(slot, found)),
+                about=about(call.asks(metrics), self._same(slot, alike)),
             )
             running[slot] = _Running(run, form, metrics, delta_of)
         return running
 
     def _metrics(self, call: _Call, answers: Sequence[Answer]) -> tuple[str, ...]:
-        """The metrics that are summed; real clients add only what all of them report."""
+        """The metrics to sum; real clients only sum metrics that all of them report."""
         named = [set(a.beside["metrics"]) for a in answers] if call.noise is None else []
         together = set.intersection if self.agreement else set.union
         return tuple(sorted(together(*named))) if named else ()
 
     def _forms(self, answers: Iterable[Answer]) -> dict[ClientId, Form]:
-        """What the part of each client in a sum is made of; who tells nonsense is rejected."""
-        found = {}
+        """The form of each client's contribution; clients with an invalid one are rejected."""
+        forms = {}
         for answer in answers:
-            told = answer.beside
-            if "slot" not in told:
+            fields = answer.beside
+            if "slot" not in fields:
                 continue
             try:
-                names, delta_of = told.get("metrics", []), told.get("since", {})
-                if not isinstance(told["slot"], str | int) or not isinstance(delta_of, Mapping):
+                names, delta_of = fields.get("metrics", []), fields.get("since", {})
+                if not isinstance(fields["slot"], str | int) or not isinstance(delta_of, Mapping):
                     raise TrainingError("it names no slot of a sum")
                 if not isinstance(names, list) or len(names) > _METRICS:
                     raise TrainingError("it names no metrics of a sum")
                 if not all(isinstance(n, str) and len(n) <= _LONG for n in names):
                     raise TrainingError("it names no metrics of a sum")
-                found[answer.client] = Form.from_tree(
-                    told.get("form", ()), self.channel.wire.layout
+                forms[answer.client] = Form.from_tree(
+                    fields.get("form", ()), self.channel.wire.layout
                 )
             except TrainingError as why:
                 self.channel.phase.rejected[answer.client] = printable(why)
-        return found
+        return forms
 
     def _alike(self, answers: Sequence[Answer], forms: Mapping[ClientId, Form]) -> Sequence[Answer]:
-        """Those who would send the arrays that most would; a client of others' is left out."""
+        """The clients with the most common form; clients with another form are rejected."""
         counts = Counter(forms[a.client].parts for a in answers)
         usual = max(counts, key=lambda parts: counts[parts])
-        odd = [a.client for a in answers if forms[a.client].parts != usual]
-        if odd and self.channel.samples is None:
-            like = next(a.client for a in answers if a.client not in odd)
+        different = [a.client for a in answers if forms[a.client].parts != usual]
+        if different and self.channel.samples is None:
+            like = next(a.client for a in answers if a.client not in different)
             raise TrainingError(
-                f"clients {like} and {odd[0]} would send different arrays into one sum"
+                f"clients {like} and {different[0]} would send different arrays into one sum"
             )
-        for client in odd:
+        for client in different:
             self.channel.phase.rejected[client] = (
                 "it would send other arrays into a sum than the others"
             )
-        return [a for a in answers if a.client not in odd]
+        return [a for a in answers if a.client not in different]
 
     def _same(self, slot: Slot, answers: Sequence[Answer]) -> str:
-        """A digest of the order that all members of a slot got."""
+        """A digest of the order that all members of a slot were sent."""
         if not self.privacy.same_orders:
             return ""
         first, *others = answers
-        odd = [a.client for a in others if a.content != first.content]
-        if odd:
+        different = [a.client for a in others if a.content != first.content]
+        if different:
             raise self._refusal(
                 f"one sum of clients that it sent different models or settings: in slot {slot!r}, "
-                f"clients {first.client} and {odd[0]}",
-                "a server could single a client out by that. privacy.same_orders = false allows it",
+                f"clients {first.client} and {different[0]}",
+                "a server could single out a client in this way. privacy.same_orders = false "
+                "allows it",
             )
         return first.content
 
@@ -347,16 +348,16 @@ class Secure(Release):
     def _say(
         self, running: dict[Slot, _Running], step: str, replies: Mapping[Slot, Any]
     ) -> dict[Slot, Any]:
-        """What the server has to say to each slot; a slot that too few are left of is over."""
-        said = {}
+        """The server's next messages for each slot; slots with too few clients left are ended."""
+        messages = {}
         for slot in list(running):
             try:
-                said[slot] = getattr(running[slot].sum, step)(replies.get(slot, {}))
+                messages[slot] = getattr(running[slot].sum, step)(replies.get(slot, {}))
             except TooFew as why:
-                told = [f"{why}", *running[slot].refusals[:1]]
-                self.skipped[str(slot)] = f"slot {slot!r}: {'. '.join(told)}"
+                reasons = [f"{why}", *running[slot].refusals[:1]]
+                self.skipped[str(slot)] = f"slot {slot!r}: {'. '.join(reasons)}"
                 del running[slot]
-        return said
+        return messages
 
     def _carry(
         self,
@@ -365,7 +366,7 @@ class Secure(Release):
         running: Mapping[Slot, _Running],
         said: Mapping[Slot, Mapping[ClientId, bytes]],
     ) -> list[Answer]:
-        """One step of the protocol, as one exchange for all slots."""
+        """Carry out one step of the protocol as one exchange for all slots."""
         orders, told = [], {}
         for slot, messages in said.items():
             for client, blob in messages.items():
@@ -395,20 +396,21 @@ class Secure(Release):
 
 @dataclass(frozen=True)
 class _Running:
-    """The protocol of one slot."""
+    """The protocol of one slot, while it runs."""
 
     sum: Sum
     form: Form
     metrics: tuple[str, ...]
     delta_of: Mapping[str, str]
-    refusals: list[str] = field(default_factory=list)  # why members would not go on
+    refusals: list[str] = field(default_factory=list)  # the reasons of members that refused
 
 
 @dataclass
 class _Turn:
-    """The sums of one round so far: whose each client has signed, and how everybody counts.
+    """The sums of one round so far: the members that each client has signed, and its weight.
 
-    ``lost`` were asked for a sum and are in none: the others do not sign one with them any more.
+    ``lost`` are clients that were asked for a sum and are in none; the others no longer sign a sum
+    with them.
     """
 
     round: int = -1
@@ -424,12 +426,13 @@ class _Turn:
         asked: Mapping[ClientId, Slot | None],
         summed: Mapping[Slot, Iterable[ClientId]],
     ) -> None:
-        """One more sum, which these clients of each slot are asked to sign.
+        """Record one more sum, which these clients of each slot are asked to sign.
 
-        ``asked`` has the slot of everybody who was to be in one, None where clients choose it.
+        ``asked`` maps each client that was asked for the sum to its slot, or to None if it chooses
+        the slot itself.
         """
-        for people in summed.values():
-            members = frozenset(people)
+        for clients in summed.values():
+            members = frozenset(clients)
             self.signed |= dict.fromkeys(members, members)
         self.sums += bool(summed)
         signed = {*summed, None} if summed else set()
@@ -438,7 +441,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Call:
-    """One ``reduce``: who is in which slot with which weight, and what clients are to add."""
+    """One call of ``reduce``: each client's slot and weight, and what clients are to add."""
 
     attempt: str
     rows: Mapping[ClientId, tuple[Slot, float]]
@@ -450,30 +453,30 @@ class _Call:
         return 1 if all(w == 1 for _, w in self.rows.values()) else GRAIN
 
     def weights(self, slot: Slot) -> dict[ClientId, int]:
-        """How everybody in a slot counts, as whole numbers; empty if everybody counts 1."""
+        """The integer weights of the clients in a slot; empty if all weights are 1."""
         if self._grain == 1:
             return {}
         return {c: round(w * GRAIN) for c, (s, w) in self.rows.items() if s == slot}
 
     def tells(self, client: ClientId, into: Mixing) -> dict[str, Any]:
-        """What a client is told with its order: its slot, or the metric in which it names it."""
-        told: dict[str, Any] = {"attempt": self.attempt, "by_examples": self.by_examples}
+        """The fields of a client's order: its slot, or the metric by which it chooses one."""
+        fields: dict[str, Any] = {"attempt": self.attempt, "by_examples": self.by_examples}
         if isinstance(into, Chosen):
-            return {**told, "chosen": into.metric}
+            return {**fields, "chosen": into.metric}
         if client not in self.rows:
-            return told
+            return fields
         slot = self.rows[client][0]
         weights = self.weights(slot)
-        return {**told, "slot": slot, **({"weights": weights} if weights else {})}
+        return {**fields, "slot": slot, **({"weights": weights} if weights else {})}
 
     def length(self, form: Form, metrics: Sequence[str]) -> int:
-        """How many numbers everybody adds: with noise, the change and a bit."""
+        """The length of a contribution; with noise, it is the change and a bit."""
         return form.size + 1 if self.noise is not None else length(form, metrics)
 
     def asks(self, metrics: Sequence[str]) -> dict[str, Any]:
-        """What a client must know in order to make its contribution."""
-        told: dict[str, Any] = {"metrics": list(metrics)}
-        return told if self.noise is None else {**told, "noise": dict(self.noise)}
+        """What a client needs to know to make its contribution."""
+        fields: dict[str, Any] = {"metrics": list(metrics)}
+        return fields if self.noise is None else {**fields, "noise": dict(self.noise)}
 
 
 def _tensor(blob: bytes) -> torch.Tensor:
@@ -483,10 +486,10 @@ def _tensor(blob: bytes) -> torch.Tensor:
 def _blobs(
     running: Mapping[Slot, _Running], answers: Iterable[Answer]
 ) -> dict[Slot, dict[ClientId, bytes]]:
-    """The clients' messages by slot; who refused to go on sent none."""
-    found: dict[Slot, dict[ClientId, bytes]] = {slot: {} for slot in running}
+    """The clients' messages by slot; clients that refused to continue sent none."""
+    blobs: dict[Slot, dict[ClientId, bytes]] = {slot: {} for slot in running}
     for answer in answers:
         slot = answer.beside.get("slot")
-        if isinstance(slot, str | int) and slot in found and "secure" in answer.arrays:
-            found[slot][answer.client] = vector_of(answer.arrays["secure"]).numpy().tobytes()
-    return found
+        if isinstance(slot, str | int) and slot in blobs and "secure" in answer.arrays:
+            blobs[slot][answer.client] = vector_of(answer.arrays["secure"]).numpy().tobytes()
+    return blobs

@@ -1,4 +1,4 @@
-"""What a run asks of privacy, and what does not go together with it."""
+"""The privacy settings of a run, and checks that they are consistent."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from coterie.errors import ConfigError
 
 @section("privacy")
 class Privacy(PrivacySection):
-    """Secure aggregation, and noise: the table ``[privacy]``, and what follows from it.
+    """The table ``[privacy]``: secure aggregation and noise.
 
-    Noise is on when ``epsilon`` (a budget) or ``noise`` (its standard deviation) is given.
+    Noise is on if ``epsilon`` (a budget) or ``noise`` (its standard deviation) is set.
     """
 
     @property
     def noised(self) -> bool:
-        """Whether there is any noise."""
+        """Whether noise is on."""
         return self.epsilon is not None or self.noise is not None
 
     @property
     def on(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether secure aggregation or noise is on."""
         return self.secure or self.noised
 
     def does(self, mechanism: str) -> bool:
-        """Whether there is noise of this kind."""
+        """Whether noise of this mechanism is on."""
         return self.noised and self.mechanism == mechanism
 
     @property
     def follows(self) -> float | None:
-        """The quantile that the clipping bound follows, if it does."""
+        """The quantile that the clipping bound follows; None if the bound is fixed."""
         return {"fixed": None, "median": 0.5}.get(self.clipping, self.quantile)
 
     def check(self) -> None:
@@ -41,22 +41,22 @@ class Privacy(PrivacySection):
         self._check_use()
         if self.reveal and not self.secure:
             raise ConfigError(
-                f"privacy.reveal = '{self.reveal}' lets something through secure aggregation, "
-                "which is off: add --secure, or leave it out"
+                f"privacy.reveal = '{self.reveal}' is an exception to secure aggregation, which is "
+                "off: add --secure, or leave out privacy.reveal"
             )
         if self.weights == "equal" and not self.secure:
             raise ConfigError(
-                "privacy.weights = 'equal' is about secure sums: add --secure, or leave it out"
+                "privacy.weights = 'equal' applies to secure sums: add --secure, or leave it out"
             )
         if self.secure and self.noised and self.mechanism != "central":
             raise ConfigError(
-                f"privacy.mechanism = '{self.mechanism}' does not go with --secure, in which "
-                "clients add the noise of the central mechanism in shares: leave the mechanism out"
+                f"privacy.mechanism = '{self.mechanism}' cannot be used with --secure, with which "
+                "clients add the noise of the central mechanism in shares: leave out the mechanism"
             )
         if self.noised and self.mechanism != "central" and self.clipping != "fixed":
             raise ConfigError(
-                f"privacy.clipping = '{self.clipping}' follows what all clients say together, "
-                f"which the mechanism '{self.mechanism}' never hears: use a fixed bound"
+                f"privacy.clipping = '{self.clipping}' needs a statistic of all clients, which the "
+                f"mechanism '{self.mechanism}' does not compute: use a fixed bound"
             )
         if self.reveal and self.noised:
             raise ConfigError(
@@ -64,22 +64,25 @@ class Privacy(PrivacySection):
             )
 
     def _check_use(self) -> None:
-        """Refuse settings of noise that is not there: nobody should think that it is."""
-        own, usual = asdict(self), asdict(Privacy())
-        only = ["exposures", "aggregations"]
-        keys = only if self.noised and self.mechanism != "nbafl" else []
+        """Refuse settings that have no effect, which could suggest that there is noise."""
+        values, defaults = asdict(self), asdict(Privacy())
+        nbafl_only = ["exposures", "aggregations"]
+        keys = nbafl_only if self.noised and self.mechanism != "nbafl" else []
         keys += ["noise"] if self.does("nbafl") else []
         if not self.noised:
-            keys = ["mechanism", "delta", "clip", "clipping", "quantile", "clip_rate", *only]
+            keys = ["mechanism", "delta", "clip", "clipping", "quantile", "clip_rate", *nbafl_only]
         for key in keys:
-            if own[key] != usual[key]:
-                why = "means nothing to this mechanism" if self.noised else "is about noise, and "
-                give = "--epsilon" if self.mechanism == "nbafl" else "--epsilon or privacy.noise"
-                why += "" if self.noised else f"there is none: give {give}"
-                raise ConfigError(f"privacy.{key} = {own[key]!r} {why}")
+            if values[key] != defaults[key]:
+                why = "has no effect with this mechanism: leave it out"
+                if not self.noised:
+                    to_set = "--epsilon" + (
+                        "" if self.mechanism == "nbafl" else " or privacy.noise"
+                    )
+                    why = f"is about noise, and there is none: give {to_set}"
+                raise ConfigError(f"privacy.{key} = {values[key]!r} {why}")
 
     def check_layout(self, layout: Layout) -> None:
-        """Refuse models whose statistics would leave their clients without noise."""
+        """Refuse models whose batch statistics would be sent without noise."""
         shared = [e.name for e in layout.entries if e.kind == "buffer" and not e.local]
         if self.noised and shared:
             raise ConfigError(
@@ -89,12 +92,12 @@ class Privacy(PrivacySection):
             )
 
     def check_policy(self, policy: Policy, always_on: bool, clients: int) -> None:
-        """Refuse samples of clients that no accountant knows."""
+        """Refuse ways of selecting clients that privacy accounting does not cover."""
         if not self.does("central"):
-            everybody = cohort_size(policy.cohort, clients) == clients and always_on
-            if self.does("nbafl") and not everybody:
+            all_clients = cohort_size(policy.cohort, clients) == clients and always_on
+            if self.does("nbafl") and not all_clients:
                 raise ConfigError(
-                    "privacy.mechanism = 'nbafl' is proved for full participation: set "
+                    "privacy.mechanism = 'nbafl' is proved for full participation only: set "
                     "run.cohort = 1.0 and leave out the availability"
                 )
             return
@@ -105,7 +108,7 @@ class Privacy(PrivacySection):
         ):
             if used:
                 raise ConfigError(
-                    f"{key} draws clients in a way that ε does not account for (whoever is faster "
-                    "or more often on takes part more often): leave it out, or use "
-                    "privacy.mechanism = local, which does not count on the draw"
+                    f"{key} selects clients in a way that ε does not account for (clients that are "
+                    "faster, or on more often, take part more often): leave it out, or use "
+                    "privacy.mechanism = local, which does not depend on the selection"
                 )

@@ -1,4 +1,4 @@
-"""What noise costs: releases counted, ε of them, and what a method must do without."""
+"""The privacy budget: counts releases, computes their ε, and withholds metrics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from coterie.errors import ConfigError
 
 @dataclass
 class Spending:
-    """What a run has spent: releases so far, and the present clipping bound.
+    """What a run has spent so far: its releases, and the current clipping bound.
 
-    ``uploads`` are those of each client, where every client adds its own noise. ``form`` is what
-    sums consist of, for a round in which nobody answers, and ``delta_of`` what they are changes of.
+    ``uploads`` counts each client's uploads, where clients add their own noise. ``form`` and
+    ``delta_of`` are the form and the references of the last sums, for groups without participants.
     """
 
     bound: float
@@ -26,16 +26,16 @@ class Spending:
     delta_of: dict[str, str] = field(default_factory=lambda: {"model": "model"})
 
     def to_tree(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Convert to plain values for a checkpoint."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Account:
-    """The price of releases: a mechanism, and the δ at which its ε is told.
+    """Computes the privacy cost of releases: a mechanism, and the δ for which ε is reported.
 
-    ``budget`` is the ε that must not be exceeded, if there is one, ``noise`` the noise in units of
-    the bound, ``adjacency`` the change of clients that ε is about.
+    ``budget`` is the ε that must not be exceeded, if there is one; ``noise`` is the noise in units
+    of the bound; ``adjacency`` names the change of clients that ε refers to.
     """
 
     mechanism: Mechanism
@@ -46,11 +46,11 @@ class Account:
     adjacency: str = ""
 
     def running(self, releases: int) -> float:
-        """ε so far, by Rényi divergences: quick, and a little above what is reported."""
+        """The ε so far, by Rényi divergences: fast, and slightly above the reported value."""
         return epsilon(self.mechanism, releases, self.delta, "rdp") if releases else 0.0
 
     def report(self, releases: int) -> dict[str, Any]:
-        """ε as reported at the end, and what it means."""
+        """The ε as reported at the end of a run, with what is needed to interpret it."""
         used = reported(self.mechanism)
         return {
             "epsilon": epsilon(self.mechanism, releases, self.delta) if releases else 0.0,
@@ -63,7 +63,7 @@ class Account:
         }
 
     def fits(self, releases: int) -> bool:
-        """Whether so many releases stay within the budget."""
+        """Whether this number of releases stays within the budget."""
         if self.budget is None:
             return True
         room = rounds_within(self.mechanism, self.budget, self.delta, max(releases, self.most))
@@ -71,9 +71,9 @@ class Account:
 
 
 def account_of(privacy: Privacy, sampling: Sampling, rounds: int) -> Account:
-    """The account of a run; local noise is accounted with no help from the draw of clients.
+    """The account of a run; for local noise, the sampling of clients is not taken into account.
 
-    Two uploads of one client differ by up to twice the bound, so their noise counts half.
+    Two possible uploads of a client differ by up to twice the bound, so local noise counts half.
     """
     assert privacy.noise is not None
     assert privacy.delta is not None
@@ -86,7 +86,7 @@ def account_of(privacy: Privacy, sampling: Sampling, rounds: int) -> Account:
 
 
 class Withheld(dict[str, float]):
-    """Metrics that did not leave their client."""
+    """In place of metrics that did not leave their clients; using one is an error."""
 
     def __init__(self, method: str) -> None:
         super().__init__()
@@ -94,6 +94,6 @@ class Withheld(dict[str, float]):
 
     def __missing__(self, name: str) -> float:
         raise ConfigError(
-            f"method {self.method} needs the number '{name}' of its clients, which no noise hides: "
-            "with noise it does not leave a client. Choose another method"
+            f"method {self.method} needs the metric '{name}' of its clients, but with noise no "
+            "metric leaves a client, since metrics have none. Choose another method"
         )

@@ -1,1 +1,1 @@
-"""Real federations on Flower: its processes, the gate before them, and the keys."""
+"""Real federations on Flower: the engine, Flower's processes, the gate, and the keys."""

@@ -1,4 +1,4 @@
-"""The engine over a Flower grid: clients are nodes elsewhere, each with its own data and disk."""
+"""The Flower engine: clients are nodes of a Flower grid, each with its own data and disk."""
 
 from __future__ import annotations
 
@@ -15,77 +15,79 @@ from coterie.channel.checks import printable
 from coterie.core.engine import Answers, Request
 from coterie.core.messages import ClientId
 from coterie.engines.flower.messages import Digests, Packet, opened, sealed
-from coterie.engines.flower.runtime import AWAY
+from coterie.engines.flower.runtime import UNREACHABLE
 from coterie.errors import EngineError, WireError
 
 ORDER = "order"
-MISSING = "missing"  # a client lost what it should have: it was started anew
+MISSING = "missing"  # a client lacks arrays that it should have, since it was restarted
 LIFE = 12 * 3600.0  # seconds that an order waits for its client when no deadline is set
-_SPARE = 10.0  # seconds for answers that nobody needs, once the others are there
-_MENDS = 20
-_LOOK = 0.25  # seconds between two looks for answers
+_SPARE = 10.0  # seconds to wait for answers that can be spared, once the others have come
+_RECONNECTIONS = 20
+_POLL = 0.25  # seconds between two requests for answers
 Tell = Callable[[str], None]
 T = TypeVar("T")
 
 
-class Line(Protocol):
-    """A way to a grid that comes back after the SuperLink was away."""
+class Connection(Protocol):
+    """A connection to a grid, which can be restored after the SuperLink was lost."""
 
     @property
     def grid(self) -> Grid:
-        """The grid as it is now."""
+        """The grid of the present connection."""
         ...
 
-    def mend(self) -> None:
-        """The grid does not answer: see to it that there is one again, under a run of its own."""
+    def reconnect(self) -> None:
+        """Restore the connection to a grid that does not answer, with a new Flower run."""
         ...
 
 
 class Flower:
-    """Carries orders to clients over a grid.
+    """Sends orders to clients over a Flower grid.
 
-    A client that is not there when an exchange begins counts as lost at once; so one that has left
-    holds nobody up, and is a member again when it comes back. If the SuperLink is lost, what was
-    on its way is sent again: clients that have answered answer the same once more.
+    A client that is not connected when an exchange begins counts as lost at once, so a client that
+    has left delays no round; it takes part again when it comes back. If the SuperLink is lost, the
+    unanswered orders are sent again, and clients that had answered them send the same answer.
     """
 
     piggybacks = True
 
-    def __init__(self, line: Line, nodes: Mapping[ClientId, int], run: str, tell: Tell) -> None:
+    def __init__(
+        self, connection: Connection, nodes: Mapping[ClientId, int], run: str, tell: Tell
+    ) -> None:
         self.nodes = dict(nodes)
         self.run = run
-        self.spared = 0  # bytes that did not have to travel again
-        self._line, self._tell = line, tell
+        self.spared = 0  # bytes that did not have to be sent again
+        self._connection, self._tell = connection, tell
         self._digests, self._stage = Digests(), ""
         self._has: dict[ClientId, set[str]] = {}
 
     @property
     def clients(self) -> Sequence[ClientId]:
-        """Everybody who has a node."""
+        """All clients that have a node."""
         return sorted(self.nodes)
 
     def present(self) -> set[ClientId]:
-        """Who is connected now."""
-        there = set(self._calmly(lambda grid: grid.get_node_ids()))
-        return {client for client, node in self.nodes.items() if node in there}
+        """The clients that are connected now."""
+        connected = set(self._persistently(lambda grid: grid.get_node_ids()))
+        return {client for client, node in self.nodes.items() if node in connected}
 
     def begin(self, round: int) -> None:
-        """Another round: what clients got in the one before is not taken for known."""
+        """Begin a round; clients are no longer assumed to hold arrays of the previous one."""
         self._stage = str(round)
         self._has.clear()
         self._digests.clear()
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
-        """Carry these out; an answer that is none, or not in time, is lost."""
+        """Send these requests to their clients; an answer that is invalid or late is lost."""
         stage = {"stage": self._stage}
         packets = {r.client: Packet(ORDER, self.run, r.message, stage) for r in requests}
         spare = frozenset(r.client for r in requests if r.spare)
         for client, packet in self.ask(packets, until, spare):
-            counts = packet is not None and self.agreed(client, packet, ORDER)
-            yield client, packet.message if packet is not None and counts else None
+            valid = packet is not None and self.agreed(client, packet, ORDER)
+            yield client, packet.message if packet is not None and valid else None
 
     def agreed(self, client: ClientId, packet: Packet, kind: str) -> bool:
-        """Whether a packet is the answer that was asked for."""
+        """Whether a client's packet is an answer of this kind."""
         return packet.kind == kind
 
     def ask(
@@ -94,16 +96,16 @@ class Flower:
         until: float | None = None,
         spare: Collection[ClientId] = (),
     ) -> Iterator[tuple[ClientId, Packet | None]]:
-        """Send each client its packet; what comes back, as it comes.
+        """Send each client its packet, and yield the answers as they arrive.
 
-        When only those are left that are ``spare``, they get a little time, and no more.
+        When answers are missing only from ``spare`` clients, these get ``_SPARE`` seconds more.
         """
-        there = self.present()
-        for client in packets.keys() - there:
+        present = self.present()
+        for client in packets.keys() - present:
             yield client, None
         waiting: dict[str, ClientId] = {}
-        unsent = sorted(packets.keys() & there)
-        open_, missed, mended = set(unsent), set[ClientId](), 0
+        unsent = sorted(packets.keys() & present)
+        open_, resent, reconnections = set(unsent), set[ClientId](), 0
         while unsent or waiting:
             if spare and open_ <= set(spare):
                 until, spare = min(until or math.inf, time.monotonic() + _SPARE), ()
@@ -111,56 +113,58 @@ class Flower:
                 break
             try:
                 self._send(unsent, packets, waiting, until, spare)
-                came = self._pull(waiting)
-            except AWAY:  # with the SuperLink went all that was under way
-                mended += 1
-                if mended > _MENDS:
+                envelopes = self._pull(waiting)
+            except UNREACHABLE:  # all messages under way were lost with the SuperLink
+                reconnections += 1
+                if reconnections > _RECONNECTIONS:
                     raise EngineError(
-                        f"the SuperLink was lost {mended} times over one exchange: see its log"
+                        f"the SuperLink was lost {reconnections} times during one exchange: see "
+                        "its log"
                     ) from None
-                self._line.mend()
-                for client in waiting.values():  # nobody knows what reached it
+                self._connection.reconnect()
+                for client in waiting.values():  # whether they got their arrays is not known
                     self._has.pop(client, None)
                 unsent, waiting = sorted({*unsent, *waiting.values()}), {}
                 continue
-            for envelope in came:
+            for envelope in envelopes:
                 name = envelope.metadata.reply_to_message_id
-                if name not in waiting:  # it came twice
+                if name not in waiting:  # a duplicate
                     continue
                 client = waiting.pop(name)
                 packet = self._read(client, envelope)
                 if packet is not None and packet.kind == MISSING:
                     self._has.pop(client, None)
-                    if client not in missed:  # sent in full, it cannot miss anything again
-                        missed.add(client)
+                    if client not in resent:  # this time in full, so nothing can be missing again
+                        resent.add(client)
                         unsent.append(client)
                         continue
                     packet = None
                 open_.discard(client)
                 yield client, packet
-            if waiting and not came:
-                time.sleep(_LOOK)
+            if waiting and not envelopes:
+                time.sleep(_POLL)
         yield from ((client, None) for client in sorted(open_))
 
     def _pull(self, waiting: dict[str, ClientId]) -> list[Envelope]:
-        """What has come; an answer that Flower itself cannot read is one that did not come."""
+        """The answers that have arrived, without those that Flower itself cannot read."""
         if not waiting:
             return []
         try:
-            return list(self._line.grid.pull_messages(list(waiting)))
-        except AWAY:
+            return list(self._connection.grid.pull_messages(list(waiting)))
+        except UNREACHABLE:
             raise
         except Exception:
-            came: list[Envelope] = []
+            envelopes: list[Envelope] = []
         for name in list(waiting):
             try:
-                came += self._line.grid.pull_messages([name])
-            except AWAY:
+                envelopes += self._connection.grid.pull_messages([name])
+            except UNREACHABLE:
                 raise
             except Exception as error:
-                client = waiting.pop(name)  # it stays open: at the end it is lost
-                self._tell(f"client {client} sent what cannot be read: {type(error).__name__}")
-        return came
+                client = waiting.pop(name)  # counts as lost at the end of the exchange
+                reason = type(error).__name__
+                self._tell(f"client {client} sent a message that cannot be read: {reason}")
+        return envelopes
 
     def _send(
         self,
@@ -170,27 +174,27 @@ class Flower:
         until: float | None,
         spare: Collection[ClientId],
     ) -> None:
-        """Send these clients their packets; each that was sent is ``unsent`` no more."""
+        """Send these clients their packets, and remove each from ``unsent`` once that is done."""
         while unsent:
             client = unsent[0]
-            # No message outlives its deadline: a straggler must not work at yesterday's order.
+            # A message expires with its deadline, so that stragglers skip orders of past rounds.
             life = LIFE if until is None else max(1.0, until - time.monotonic())
             life = min(life, 6 * _SPARE) if client in spare else life
             has, packet = self._has.get(client, set()), packets[client]
             content = sealed(packet, self._digests, has)
             envelope = Envelope(content, self.nodes[client], "query", ttl=life)
-            taken = [name for name in self._line.grid.push_messages([envelope]) if name]
+            accepted = [name for name in self._connection.grid.push_messages([envelope]) if name]
             unsent.remove(client)
-            for name in taken:  # one, or none if it was not taken
+            for name in accepted:  # one name, or none if the message was not accepted
                 waiting[name] = client
-                if packet.kind != ORDER:  # nothing else is kept for later
+                if packet.kind != ORDER:  # clients keep the arrays of orders only
                     continue
                 names = {self._digests.of(p): len(p) for p in packet.message.payloads}
                 self.spared += sum(size for name, size in names.items() if name in has)
                 self._has[client] = has | names.keys()
 
     def _read(self, client: ClientId, envelope: Envelope) -> Packet | None:
-        """What came from a client, if it is fit to be looked at."""
+        """Decode a client's answer; None if it is invalid."""
         if envelope.has_error():
             self._has.pop(client, None)
             self._tell(f"client {client} did not answer: {printable(envelope.error.reason)}")
@@ -198,7 +202,7 @@ class Flower:
         if envelope.metadata.src_node_id != self.nodes[client]:
             self._tell(f"client {client}: an answer in its name came from another node")
             return None
-        with suppress(KeyError):  # nobody spares the server anything
+        with suppress(KeyError):  # an array is left out, which only the server may do
             try:
                 packet, _ = opened(envelope.content, {})
             except WireError as error:
@@ -208,13 +212,13 @@ class Flower:
                 return packet
         return None
 
-    def _calmly(self, work: Callable[[Grid], T]) -> T:
-        """Do this with the grid, if need be with the next one."""
+    def _persistently(self, call: Callable[[Grid], T]) -> T:
+        """Call this with the grid, reconnecting until it succeeds."""
         while True:
             try:
-                return work(self._line.grid)
-            except AWAY:
-                self._line.mend()
+                return call(self._connection.grid)
+            except UNREACHABLE:
+                self._connection.reconnect()
 
     def close(self) -> None:
-        """The line belongs to whoever made it."""
+        """Nothing to do: the caller that made the connection closes it."""

@@ -1,17 +1,17 @@
-"""The gate: all of a SuperLink that the network ever sees.
+"""The gate: a proxy that exposes only the clients' part of a SuperLink to the network.
 
-A SuperLink serves its clients, its operators and its applications on one port, and whoever reaches
-that port may register keys and start runs. So it listens on loopback only, and the gate listens for
-it: it speaks TLS with the server's certificate, hands on exactly ``POST /v1/fleet/NAME``, what
-clients need, and answers everything else with 404.
+A SuperLink serves clients, operators and applications on one port, and anyone who can reach that
+port can register keys and start runs. So the SuperLink listens on loopback only, and the gate in
+front of it accepts connections with TLS and the server's certificate. It forwards only what clients
+need, ``POST /v1/fleet/NAME``, and answers everything else with 404.
 
-Requests are taken apart and written anew, never copied: what reaches the SuperLink has the gate's
-own framing, host and path, whatever tricks the original tried. Bodies flow through in pieces. It
-runs in a thread of its own, which waits for sockets or is in OpenSSL nearly all the time.
+The gate parses each request and writes a new one, so that the SuperLink gets the gate's own
+framing, host and path, whatever the original contained. Bodies are streamed in pieces. The gate
+runs in its own thread, which spends nearly all its time waiting for sockets or in OpenSSL.
 
-A SuperLink checks that a request is signed by the node that it names, and not that the answers in
-it are of the same node. So the gate reads ``push-messages``, which are small (arrays travel by
-themselves), and lets a client answer for itself only.
+A SuperLink checks that a request is signed by the node it names, but not that the answers inside
+come from the same node. So the gate reads ``push-messages`` requests, which are small (arrays are
+sent separately), and lets a client answer in its own name only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The node that a request's headers prove to be of, 0 if none is known; None: it is not admitted.
+# From a request's headers: the node that sent it, 0 if that is not known, None if not admitted.
 Admits = Callable[[Mapping[str, str]], int | None]
 
 LOG = logging.getLogger("coterie.gate")
@@ -50,7 +50,8 @@ _ALLOWED = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _ANSWERS = b"/v1/fleet/push-messages"
 _PIECE = 1 << 18
 _HEADERS, _HEADERS_SIZE, _TARGET_SIZE = 100, 1 << 15, 100
-# Of one connection only, or made anew by the gate. So are x-forwarded-*: a SuperLink believes them.
+# These concern one connection only, or the gate writes its own. x-forwarded-* are dropped as well,
+# because a SuperLink trusts them.
 _NOT_FORWARDED = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
     *(b"trailer", b"transfer-encoding", b"upgrade", b"proxy-connection", b"http2-settings"),
@@ -60,22 +61,22 @@ _NOT_FORWARDED = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may take; times in seconds, sizes in bytes."""
+    """Limits on what a client may use; times in seconds, sizes in bytes."""
 
     body: int = 1 << 30
-    answers: int = 1 << 24  # a body that the gate reads itself: messages without their arrays
+    answers: int = 1 << 24  # a body that the gate itself reads: messages without their arrays
     connections: int = 400
-    each_address: int = 100  # connections from one address; loopback has no such limit
+    each_address: int = 100  # connections from one address, except loopback
     handshake: float = 10
-    headers: float = 20  # from the first moment, or the end of the last answer, to a whole request
-    patience: float = 30  # for silence within a body, or while an answer is to be taken
-    slowest: float = 2000  # bytes a second; what is slower uses that patience up
-    linger: float = 1  # after a refusal, for one who still talks
+    headers: float = 20  # from the start, or the end of the last answer, to the end of the headers
+    patience: float = 30  # of waiting for the client, within a body or while it reads an answer
+    slowest: float = 2000  # bytes a second; slower transfers use up the patience
+    linger: float = 1  # after a refusal, while the client is still sending
     upstream: float = 120  # for the SuperLink to answer
 
 
 class _Refused(Exception):
-    """A request that gets this status and nothing else."""
+    """A request that is answered with this HTTP status and not forwarded."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -83,13 +84,13 @@ class _Refused(Exception):
 
 
 class Gate:
-    """Listens on ``host:port`` and hands clients' requests on to a SuperLink on loopback.
+    """Listens on ``host:port`` and forwards clients' requests to a SuperLink on loopback.
 
-    ``keys`` are the server's: their certificate is shown to clients, and the SuperLink, which uses
-    the same one, is checked against their authority. Without keys, ``insecure`` must say so, and
-    the address must be a loopback one. ``admits`` may look at a request's headers (lower-case
-    names) before its body is read; who is not admitted gets 412, as from a SuperLink. Where it
-    gives the node that sent a request, answers in it that name another get 403.
+    ``keys`` are the server's keys: clients are shown their certificate, and the SuperLink, which
+    uses the same one, is checked against their authority. Without keys, ``insecure`` must be set
+    and the address must be on loopback. ``admits`` gets a request's headers (with lower-case names)
+    before the body is read; a request that it does not admit gets status 412, as from a SuperLink.
+    If it returns the node that sent the request, answers in the name of another node get 403.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Gate:
         log: logging.Logger = LOG,
     ) -> None:
         if insecure == (keys is not None):
-            raise ConfigError("a gate needs either the server's keys or --insecure, for loopback")
+            raise ConfigError("serving needs either the server's keys or --insecure, on loopback")
         try:
             import h11  # noqa: F401
             import httpx  # noqa: F401
@@ -117,7 +118,7 @@ class Gate:
                 f"--insecure is for loopback (127.0.0.1) only, and {host} is not: others could "
                 "read and change everything. Make keys with `coterie keys make`"
             )
-        self.admits = admits  # may be changed while it is open
+        self.admits = admits  # may be replaced while the gate is open
         self._keys, self._superlink = keys, superlink
         self._limits = limits or Limits()
         self._refusals = Refusals(log)
@@ -131,7 +132,7 @@ class Gate:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens: the port is a real one even if 0 was asked for."""
+        """The address it listens on, with the actual port if port 0 was requested."""
         if self._listener is None:
             raise EngineError("the gate is not open")
         name: tuple[str, int] = self._listener.getsockname()[:2]
@@ -139,11 +140,11 @@ class Gate:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """The number of open connections."""
         return sum(self._open.values())
 
     def start(self) -> None:
-        """Open it; it is open when this returns."""
+        """Open the gate, and return once it accepts connections."""
         listener = socket.socket(self._family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -177,7 +178,7 @@ class Gate:
             raise EngineError("the gate could not be opened")
 
     def close(self) -> None:
-        """Close it and every connection through it."""
+        """Close the gate and every connection through it."""
         if self._thread is not None and self._loop is not None and self._stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended already
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -194,10 +195,10 @@ class Gate:
         limits = httpx.Limits(
             max_connections=None,
             max_keepalive_connections=20,
-            keepalive_expiry=2,  # well before the SuperLink hangs up, after 5
+            keepalive_expiry=2,  # well before the SuperLink closes a connection, after 5
         )
         tasks: set[asyncio.Task[None]] = set()
-        # Of httpx only what carries requests: no cookies, redirects, proxies or defaults.
+        # Only httpx's transport is used: no cookies, redirects, proxies or default headers.
         async with httpx.AsyncHTTPTransport(
             verify=self._client or False, trust_env=False, limits=limits
         ) as upstream:
@@ -216,7 +217,7 @@ class Gate:
         while True:
             try:
                 connection, peer = await loop.sock_accept(self._listener)
-            except OSError as error:  # no descriptor left, or the peer has gone
+            except OSError as error:  # no file descriptor is left, or the client has gone
                 self._refusals.note("?", f"a connection could not be accepted: {error.strerror}")
                 await asyncio.sleep(0.05)
                 continue
@@ -234,13 +235,13 @@ class Gate:
         if self.connections >= self._limits.connections:
             return True
         plain = address.removeprefix("::ffff:").partition("%")[0]
-        here = ipaddress.ip_address(plain).is_loopback
-        return not here and self._open[address] >= self._limits.each_address
+        local = ipaddress.ip_address(plain).is_loopback
+        return not local and self._open[address] >= self._limits.each_address
 
     async def _converse(
         self, connection: socket.socket, address: str, upstream: httpx.AsyncHTTPTransport
     ) -> None:
-        """One connection, from handshake to end; nothing that goes wrong here leaves here."""
+        """Handle one connection from handshake to end; errors are logged and never raised."""
         try:
             connection.setblocking(False)
             with contextlib.suppress(OSError):
@@ -280,31 +281,31 @@ class Gate:
     async def _answer(
         self, visit: _Visit, address: str, upstream: httpx.AsyncHTTPTransport
     ) -> bool:
-        """One request and its answer; whether another may follow."""
+        """Read and answer one request; return whether another may follow on the connection."""
         import h11
 
-        wanted = b"?"
+        request_line = b"?"
         try:
             request = await visit.request()
             if request is None:
                 return False
-            wanted = request.method + b" " + request.target
+            request_line = request.method + b" " + request.target
             visit.check(request)
-            node = 0 if self.admits is None else self.admits(_named(request))
+            node = 0 if self.admits is None else self.admits(_headers_of(request))
             if node is None:
-                raise _Refused(412, "no key of this federation")
+                raise _Refused(412, "it is not signed by a key of this federation")
             return await visit.forward(request, upstream, node)
         except _Refused as refused:
-            self._refusals.note(address, f"{wanted[:200]!r}: {refused} ({refused.status})")
+            self._refusals.note(address, f"{request_line[:200]!r}: {refused} ({refused.status})")
             await visit.refuse(refused.status, str(refused))
         except h11.RemoteProtocolError as error:
-            self._refusals.note(address, f"{wanted[:200]!r}: {error}")
-            await visit.refuse(error.error_status_hint or 400, "not understood")
+            self._refusals.note(address, f"{request_line[:200]!r}: {error}")
+            await visit.refuse(error.error_status_hint or 400, "invalid HTTP")
         return False
 
 
 class Refusals:
-    """Log lines about what was refused: at most ten in ten seconds, then a count."""
+    """Logs refused requests and connections: at most ten lines in ten seconds, then a count."""
 
     def __init__(
         self,
@@ -314,67 +315,67 @@ class Refusals:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log, self._lines, self._seconds, self._clock = log, lines, seconds, clock
-        self._since, self._written, self._left = clock(), 0, 0
+        self._since, self._written, self._omitted = clock(), 0, 0
 
-    def note(self, address: str, what: str) -> None:
+    def note(self, address: str, reason: str) -> None:
         """Write a line, or count it."""
         now = self._clock()
         if now - self._since >= self._seconds:
-            if self._left:
-                self._log.warning("gate: %d more refused and not shown", self._left)
-            self._since, self._written, self._left = now, 0, 0
+            if self._omitted:
+                self._log.warning("gate: %d more refusals not shown", self._omitted)
+            self._since, self._written, self._omitted = now, 0, 0
         if self._written >= self._lines:
-            self._left += 1
+            self._omitted += 1
             return
         self._written += 1
-        self._log.warning("gate: refused %s: %s", address, what)
+        self._log.warning("gate: refused %s: %s", address, reason)
 
 
 class _Line:
-    """A connection's two ends."""
+    """The reader and the writer of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def end(self, patience: float) -> None:
-        """Hang up when all that was said has gone out."""
+        """Close the connection once everything written has been sent."""
         self.writer.close()
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(patience):
                 await self.writer.wait_closed()
 
     def abort(self) -> None:
-        """Hang up at once; the other side can tell that something was missing."""
+        """Reset the connection at once, so that the client can tell an incomplete answer."""
         self.writer.transport.abort()
 
 
 class _Patience:
-    """How long a peer is waited for: a time that waiting uses up and bytes win back.
+    """How long to wait for a client: a budget of time that waiting uses up and bytes refill.
 
-    So neither silence nor a byte now and then holds a connection. Only time spent waiting for the
-    peer counts, not what the other side of the gate takes.
+    So a client can hold a connection neither by silence nor by sending single bytes. Only time
+    spent waiting for the client counts, not the time the SuperLink takes.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._left, self._limits = limits.patience, limits
 
-    async def wait(self, waited: Awaitable[T]) -> T:
-        begun = time.monotonic()
+    async def wait(self, action: Awaitable[T]) -> T:
+        start = time.monotonic()
         try:
-            # Not wait_for: before Python 3.12 it swallows a cancellation now and then.
+            # Not asyncio.wait_for, which before Python 3.12 can swallow a cancellation.
             async with asyncio.timeout(max(self._left, 0.001)):
-                return await waited
+                return await action
         except TimeoutError:
             raise _Refused(408, "too slow") from None
         finally:
-            self._left -= time.monotonic() - begun
+            self._left -= time.monotonic() - start
 
     def earn(self, size: int) -> None:
         self._left = min(self._left + size / self._limits.slowest, self._limits.patience)
 
 
 class _Visit:
-    """The HTTP spoken on one connection."""
+    """The HTTP conversation on one connection."""
 
     def __init__(self, line: _Line, limits: Limits, superlink: int, secure: bool) -> None:
         import h11
@@ -384,7 +385,7 @@ class _Visit:
         self._base = f"{'https' if secure else 'http'}://127.0.0.1:{superlink}"
 
     async def request(self) -> h11.Request | None:
-        """The next request, without its body; None when the client has hung up or says nothing."""
+        """The next request, without its body; None if the client has closed or sends nothing."""
         import h11
 
         try:
@@ -399,17 +400,17 @@ class _Visit:
         return event if isinstance(event, h11.Request) else None
 
     def check(self, request: h11.Request) -> None:
-        """Refuse all but a plain request of the few that clients make."""
+        """Refuse any request except the few kinds that clients make."""
         names = [name for name, _ in request.headers]
         size = sum(len(name) + len(value) for name, value in request.headers)
         if len(names) > _HEADERS or size > _HEADERS_SIZE or len(request.target) > _TARGET_SIZE:
-            raise _Refused(431, "too much before the body")
+            raise _Refused(431, "too many or too long headers")
         if request.method != b"POST" or not _ALLOWED.fullmatch(request.target):
             raise _Refused(404, "not found")
         if b"upgrade" in names or b"http2-settings" in names:
-            raise _Refused(400, "no upgrades")
+            raise _Refused(400, "upgrades are not supported")
         if b"transfer-encoding" in names and b"content-length" in names:
-            raise _Refused(400, "two lengths")
+            raise _Refused(400, "both transfer-encoding and content-length")
         for name, value in request.headers:
             if name == b"content-length" and int(value) > self._limits.body:
                 raise _Refused(413, "too large")
@@ -417,7 +418,7 @@ class _Visit:
     async def forward(
         self, request: h11.Request, upstream: httpx.AsyncHTTPTransport, node: int
     ) -> bool:
-        """Hand a request on and its answer back; whether another may follow."""
+        """Forward a request and return its answer; the result says whether another may follow."""
         import httpx
 
         reads = node and request.target == _ANSWERS
@@ -430,7 +431,7 @@ class _Visit:
         limits = self._limits
         waits = dict.fromkeys(("connect", "read", "write", "pool"), limits.upstream)
         waits["connect"] = min(5, limits.upstream)
-        handed = httpx.Request(
+        forwarded = httpx.Request(
             "POST",
             self._base + request.target.decode("ascii"),
             headers=headers,
@@ -438,34 +439,34 @@ class _Visit:
             extensions={"timeout": waits},
         )
         try:
-            answer = await upstream.handle_async_request(handed)
+            answer = await upstream.handle_async_request(forwarded)
         except httpx.TimeoutException:
             raise _Refused(504, "the server does not answer") from None
         except httpx.TransportError as error:
-            raise _Refused(502, f"the server is away ({type(error).__name__})") from None
+            raise _Refused(502, f"the server is not reachable ({type(error).__name__})") from None
         try:
-            await self._give_back(answer)
+            await self._send_back(answer)
         finally:
             await answer.aclose()
         return self._next_cycle()
 
     async def _own_answers(self, node: int) -> bytes:
-        """The whole body of a request to push messages, if all of them are of this node."""
+        """The whole body of a request to push messages, which must all come from this node."""
         from flwr.proto.fleet_pb2 import PushMessagesRequest
         from google.protobuf.message import DecodeError
 
         body = b"".join([piece async for piece in self._body(self._limits.answers)])
         try:
-            asked = PushMessagesRequest.FromString(body)
+            request = PushMessagesRequest.FromString(body)
         except DecodeError:
-            raise _Refused(400, "not understood") from None
-        named = {asked.node.node_id, *(m.metadata.src_node_id for m in asked.messages_list)}
-        if named != {node}:
+            raise _Refused(400, "an invalid body") from None
+        nodes = {request.node.node_id, *(m.metadata.src_node_id for m in request.messages_list)}
+        if nodes != {node}:
             raise _Refused(403, "an answer in the name of another client")
         return body
 
-    async def _body(self, most: int) -> AsyncIterator[bytes]:
-        """The request's body as it comes in, no more than allowed and no slower."""
+    async def _body(self, largest: int) -> AsyncIterator[bytes]:
+        """The request's body as it arrives; refused if it is too large or too slow."""
         import h11
 
         if self._http.they_are_waiting_for_100_continue:
@@ -478,19 +479,19 @@ class _Visit:
             if not isinstance(event, h11.Data):
                 raise _Refused(400, "the request ended early")
             total += len(event.data)
-            if total > most:
+            if total > largest:
                 raise _Refused(413, "too large")
             patience.earn(len(event.data))
             yield bytes(event.data)
 
-    async def _give_back(self, answer: httpx.Response) -> None:
+    async def _send_back(self, answer: httpx.Response) -> None:
         import h11
 
         headers = _passing(answer.headers.raw)
         length = answer.headers.get("content-length")
         if length is not None and "transfer-encoding" not in answer.headers:
             headers.append((b"content-length", length.encode()))
-        if self._http.their_state is not h11.DONE:  # answered before it had listened to the end
+        if self._http.their_state is not h11.DONE:  # answered before all of the request was read
             headers.append((b"connection", b"close"))
         patience = _Patience(self._limits)
         await self._send(h11.Response(status_code=answer.status_code, headers=headers), patience)
@@ -500,12 +501,12 @@ class _Visit:
         await self._send(h11.EndOfMessage(), patience)
 
     async def refuse(self, status: int, reason: str) -> None:
-        """Answer with this status, if there is still somebody to answer, and hang up."""
+        """Answer with this status, if an answer can still be sent, and end the conversation."""
         import h11
 
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        # In the form in which Flower's clients show it to their users.
+        # Flower's clients show an error in this form to their users.
         text = json.dumps({"code": status, "detail": f"refused by the gate: {reason}"}).encode()
         headers = [
             ("content-type", "application/json"),
@@ -520,7 +521,7 @@ class _Visit:
             await self._linger()
 
     async def _linger(self) -> None:
-        """Listen a little longer: hanging up on one who still talks would lose him the answer."""
+        """Keep reading for a moment: closing while the client sends would lose it the answer."""
         import h11
 
         with contextlib.suppress(TimeoutError, ConnectionError, h11.RemoteProtocolError):
@@ -540,7 +541,7 @@ class _Visit:
         return True
 
     async def _next(self) -> Any:
-        """The next thing that the client says."""
+        """The next HTTP event from the client."""
         import h11
 
         while True:
@@ -555,11 +556,11 @@ class _Visit:
 
 
 def signed_by(clients: Iterable[Member], nodes: Mapping[int, int] | None = None) -> Admits:
-    """Admit these clients only, by the key and the signature that Flower puts on a request.
+    """Admit these clients only, by the key and the signature that Flower adds to a request.
 
-    ``nodes`` are those of the clients, by id, once they are known. A SuperLink checks the same, and
-    the time that is signed, but reads a request's whole body into memory first: whoever is no
-    client should not get so far.
+    ``nodes`` are the clients' nodes by client id, once they are known. A SuperLink checks the same
+    and the signed time as well, but only after it has read the whole body into memory; requests
+    that do not come from clients should not get so far.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes, serialization
@@ -588,7 +589,7 @@ def signed_by(clients: Iterable[Member], nodes: Mapping[int, int] | None = None)
 
 
 def _passing(headers: Any) -> list[tuple[bytes, bytes]]:
-    """The headers that go through: not those of the connection, nor those that it names."""
+    """The headers to forward: none that concern the connection or that it names."""
     pairs = [(bytes(name).lower(), bytes(value)) for name, value in headers]
     named = {
         word.strip().lower()
@@ -604,18 +605,18 @@ def _passing(headers: Any) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def _named(request: h11.Request) -> dict[str, str]:
+def _headers_of(request: h11.Request) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     try:
-        found = socket.getaddrinfo(
+        candidates = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )
     except (OSError, UnicodeError, OverflowError) as error:
-        raise ConfigError(f"{host}:{port} is no address to listen on ({error})") from None
-    family, _, _, _, address = sorted(found, key=lambda f: f[0] != socket.AF_INET)[0]
+        raise ConfigError(f"cannot listen on {host}:{port}: invalid address ({error})") from None
+    family, _, _, _, address = sorted(candidates, key=lambda c: c[0] != socket.AF_INET)[0]
     return family, address
 
 

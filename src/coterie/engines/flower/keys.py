@@ -1,18 +1,18 @@
-"""The keys of a federation: its authority, the server's certificate, a folder for each client.
+"""The keys of a federation: its authority, the server's certificate, and a folder for each client.
 
-``make_federation`` writes three parts, each for somebody else::
+``make_federation`` writes three folders, each for a different person::
 
-    FOLDER/ca/              ca.key ca.pem federation.json         stays with whoever makes the keys
+    FOLDER/ca/              ca.key ca.pem federation.json      stays with the person making the keys
     FOLDER/server/          ca.pem server.pem server.key clients.json               for the server
     FOLDER/clients/NAME/    ca.pem node.key node.pub identity.key federation.json    for one client
 
-Whoever holds a client's private keys is that client. If they are drawn here, hand each folder over
-by a way that nobody else reads, and remove it here when it has arrived: with the identity keys of
-the others, even secure aggregation hides nothing from their holder.
+A client's private keys are its identity. If they are made here, send each folder over a secure
+channel, and remove it here once it has arrived: secure aggregation hides nothing from someone who
+holds the identity keys of the clients.
 
-So a client better draws its own. ``make_request`` does that at the client, and only the request,
-which is public, travels; ``FOLDER/clients/NAME/`` then has ca.pem and federation.json alone, to be
-sent back and put beside the client's keys::
+It is better if clients make their own keys. ``make_request`` does that at the client, and only the
+request, which is public, has to be sent. ``FOLDER/clients/NAME/`` then holds just ca.pem and
+federation.json, to be sent back and put next to the client's keys::
 
     keys/                   node.key node.pub identity.key request.json       made at the client
 """
@@ -45,9 +45,9 @@ try:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    _THERE = False
+    _AVAILABLE = False
 else:
-    _THERE = True
+    _AVAILABLE = True
 
 T = TypeVar("T")
 
@@ -55,12 +55,12 @@ DAYS = 3650
 _SECRET = ("node.key", "identity.key")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_EARLIER = datetime.timedelta(days=1)  # clocks differ: a new certificate is valid since yesterday
+_EARLIER = datetime.timedelta(days=1)  # certificates begin a day early, since clocks differ
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client as the roster has it: its public halves only."""
+    """A client's entry in the roster: its name, its id and the public halves of its keys."""
 
     name: str
     id: int
@@ -69,13 +69,13 @@ class Member:
 
     @property
     def fingerprint(self) -> str:
-        """That of the client's request, or what it would be: name and keys are the same."""
+        """The fingerprint of a request with the same name and keys, as the client's own was."""
         return Request(self.name, self.node, self.identity).fingerprint
 
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What the server's folder holds."""
+    """The content of the server's folder."""
 
     folder: Path
     federation: str
@@ -100,7 +100,7 @@ class ServerKeys:
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """What a client's folder holds; ``members`` are all clients that it knows of."""
+    """The content of a client's folder; ``members`` are all clients in its roster."""
 
     folder: Path
     federation: str
@@ -122,20 +122,20 @@ class ClientKeys:
 
     @property
     def node_key(self) -> Path:
-        """The private key that Flower knows this client by."""
+        """The private key with which this client authenticates itself to Flower."""
         return self.folder / "node.key"
 
 
 def make_request(folder: Path, name: str) -> Request:
     """Make a client's own keys, at the client, and the request to enrol their public halves.
 
-    Run again, it completes what was interrupted or tells the same request; keys that are there are
-    never replaced.
+    If it is called again, it completes an interrupted call or returns the same request. Existing
+    keys are never replaced.
     """
     _require()
     check_name(name)
     path = folder / REQUEST
-    earlier = _asked(folder)
+    earlier = _existing_request(folder)
     if earlier is not None and earlier.name != name:
         raise ConfigError(
             f"{folder} holds the keys of {earlier.name} already, and keys are never overwritten: "
@@ -149,17 +149,17 @@ def make_request(folder: Path, name: str) -> Request:
     lost = [file for file in _SECRET if earlier is not None and not (folder / file).exists()]
     if lost:
         raise ConfigError(
-            f"{path} is there, but {' and '.join(lost)} is lost: put it back, or make new keys in "
+            f"{path} exists, but {' and '.join(lost)} is lost: put it back, or make new keys in "
             "another folder and have them enrolled under another name"
         )
     _make_folder(folder)
-    node, seed = _own_keys(folder)
+    node, seed = _client_keys(folder)
     request = Request(name, openssh(node.public_key()), _public_identity(seed))
     if earlier is None:
         _write_json(path, request.signed(node, seed))
     elif earlier != request:
         raise ConfigError(
-            f"{path} asks for other keys than those beside it: put the right ones back"
+            f"{path} is the request for other keys than those next to it: put the right keys back"
         )
     return request
 
@@ -167,31 +167,32 @@ def make_request(folder: Path, name: str) -> Request:
 def make_federation(
     folder: Path, hosts: Sequence[str], clients: Sequence[str | Request], days: int = DAYS
 ) -> list[Member]:
-    """Make a new federation; the order of the clients gives their ids.
+    """Make the keys of a new federation; the order of the clients determines their ids.
 
-    A client is a name, and its keys are drawn here, or the request of one that drew its own.
+    A client is either a name, in which case its keys are made here, or its request, if it has made
+    its own keys.
 
-    ``hosts`` are the names and addresses that clients reach the server by, the usual one first. If
-    it was interrupted, running it again with the same names completes it. The authority's
-    certificate lasts twice as long as the server's, which can so be renewed.
+    ``hosts`` are the names and addresses at which clients reach the server, the usual one first. If
+    a call was interrupted, calling it again with the same names completes it. The authority's
+    certificate is valid twice as long as the server's, so that the latter can be renewed.
     """
     _require()
     _check_newcomers(clients, ())
     names = _checked_hosts(hosts)
     if not 1 <= days <= 36500:
-        raise ConfigError(f"{days} days: a certificate can last 1 to 36500 days")
+        raise ConfigError(f"{days} days: a certificate can be valid for 1 to 36500 days")
     if (folder / "server" / "clients.json").exists():
         raise ConfigError(
             f"there is a federation in {folder} already, and its keys are never overwritten. "
             "Add clients with `coterie keys add`, or choose another folder"
         )
-    about = _about(folder, names[0], days)
+    about = _description(folder, names[0], days)
     if about["server"] != names[0] or about["days"] != days:
         raise ConfigError(
             f"{folder} holds a federation that was not finished, with other hosts or days "
             f"({about['server']}, {about['days']}): run the same command again, or remove {folder}"
         )
-    _ca(folder, about["federation"], days)
+    _write_authority(folder, about["federation"], days)
     _server_key(folder)
     _certify(folder, names, days)
     return _enrol(folder, about, (), clients)
@@ -200,30 +201,31 @@ def make_federation(
 def add_clients(folder: Path, clients: Sequence[str | Request]) -> list[Member]:
     """Enrol further clients, by name or by request; they get the next ids.
 
-    Everybody's ``federation.json`` is renewed in this folder: those who have joined need the new
-    one if they use secure aggregation, since it names the newcomers' identities.
+    The ``federation.json`` of every client is updated in this folder. Clients that have joined
+    already need the new one if they use secure aggregation, since it holds the newcomers' public
+    identity keys.
     """
     _require()
-    about, members = _finished(folder)
+    about, members = _complete_federation(folder)
     _check_newcomers(clients, members)
     return _enrol(folder, about, members, clients)[len(members) :]
 
 
 def renew_server(folder: Path, hosts: Sequence[str]) -> datetime.datetime:
-    """Give the server a new certificate, for the same key and these hosts; returns its last day."""
+    """Give the server a new certificate, for the same key and these hosts; return its end."""
     _require()
-    about, members = _finished(folder)
+    about, members = _complete_federation(folder)
     names = _checked_hosts(hosts)
     _server_key(folder)
-    expires = _certify(folder, names, about["days"], anew=True)
+    expires = _certify(folder, names, about["days"], replace=True)
     about["server"] = names[0]
     _write_json(folder / "ca" / "federation.json", about)
-    _tell(folder, about, members)
+    _write_client_files(folder, about, members)
     return expires
 
 
 def read_server(folder: Path) -> ServerKeys:
-    """The server's keys, or a sentence that says what is wrong with them."""
+    """Read and check the server's keys; ConfigError says what is wrong with them."""
     _require()
     inside = folder / "server"
     folder = inside if inside.is_dir() else folder
@@ -243,11 +245,11 @@ def read_server(folder: Path) -> ServerKeys:
 
 
 def read_client(folder: Path) -> ClientKeys:
-    """A client's keys, or a sentence that says what is wrong with them."""
+    """Read and check a client's keys; ConfigError says what is wrong with them."""
     _require()
-    asked = _asked(folder)
-    if asked is not None:
-        _check_answered(folder)
+    request = _existing_request(folder)
+    if request is not None:
+        _check_enrolled(folder)
     ca = _certificate(folder / "ca.pem")
     _check_dates(ca, folder / "ca.pem", "ask for the folder of a new federation")
     node = _private(folder / "node.key", _ssh)
@@ -255,64 +257,64 @@ def read_client(folder: Path) -> ClientKeys:
         raise ConfigError(f"{folder / 'node.pub'} is not the public half of {folder / 'node.key'}")
     identity = _private(folder / "identity.key", _seed)
     path = folder / "federation.json"
-    told = _read_json(path)
+    content = _read_json(path)
     try:
         keys = ClientKeys(
             folder,
-            str(told["federation"]),
-            str(told["name"]),
-            int(told["id"]),
-            str(told["server"]),
-            _members(told["roster"]),
+            str(content["federation"]),
+            str(content["name"]),
+            int(content["id"]),
+            str(content["server"]),
+            _members(content["roster"]),
             identity,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}): ask for a new copy") from None
-    known = next((m for m in keys.members if (m.id, m.name) == (keys.id, keys.name)), None)
-    if known is None:
+    member = next((m for m in keys.members if (m.id, m.name) == (keys.id, keys.name)), None)
+    if member is None:
         raise ConfigError(
             f"{path} is damaged: {keys.name} is not client {keys.id} of its roster. Ask for a new "
             "copy"
         )
-    if asked is not None and asked.name != keys.name:
+    if request is not None and request.name != keys.name:
         raise ConfigError(
-            f"{path} is that of {keys.name}, and these are the keys of {asked.name}: ask for the "
-            f"federation.json of {asked.name}"
+            f"{path} is that of {keys.name}, and these are the keys of {request.name}: ask for the "
+            f"federation.json of {request.name}"
         )
-    for file, own, enrolled in (
-        ("node.key", openssh(node.public_key()), known.node),
-        ("identity.key", _public_identity(identity), known.identity),
+    for file, public, enrolled in (
+        ("node.key", openssh(node.public_key()), member.node),
+        ("identity.key", _public_identity(identity), member.identity),
     ):
-        if own != enrolled:
+        if public != enrolled:
             raise ConfigError(
-                f"the federation knows another key for {keys.name}: {folder / file} is not the one "
-                f"that {path} names for client {keys.id}. Put back the key that was enrolled, or "
-                "take both from the same federation"
+                f"the federation has another key for {keys.name}: {folder / file} is not the one "
+                f"that {path} lists for client {keys.id}. Put back the key that was enrolled, or "
+                "take both files from the same federation"
             )
     return keys
 
 
-def _asked(folder: Path) -> Request | None:
-    """The request that was made with these keys; if it is damaged it can be made again."""
+def _existing_request(folder: Path) -> Request | None:
+    """The request next to the keys; None also if it is damaged, since it can be made again."""
     try:
         return read_request(folder / REQUEST)
     except ConfigError:
         return None
 
 
-def _check_answered(folder: Path) -> None:
-    """A request alone does not make a member: say what has to come back."""
+def _check_enrolled(folder: Path) -> None:
+    """Refuse a folder that has a request but not the files that come back once it is enrolled."""
     missing = [f for f in ("ca.pem", "federation.json") if not (folder / f).exists()]
     if missing:
         raise ConfigError(
-            f"{folder / missing[0]} is missing: send {folder / REQUEST} to whoever makes the "
-            "federation's keys, and put the ca.pem and federation.json that come back into "
+            f"{folder / missing[0]} is missing: send {folder / REQUEST} to the person who makes "
+            "the federation's keys, and put the ca.pem and federation.json that you get back into "
             f"{folder}"
         )
 
 
 def _require() -> None:
-    if not _THERE:
+    if not _AVAILABLE:
         raise ConfigError("keys need the extra: pip install 'coterie[flower]'")
 
 
@@ -320,7 +322,7 @@ def _require() -> None:
 
 
 def _check_newcomers(newcomers: Sequence[str | Request], members: Sequence[Member]) -> None:
-    """Refuse names and keys that cannot be, or that somebody has already."""
+    """Refuse invalid names, and names and keys that another client has already."""
     if not newcomers:
         raise ConfigError("name at least one client, or give its request")
     names: set[str] = set()
@@ -341,7 +343,7 @@ def _check_newcomers(newcomers: Sequence[str | Request], members: Sequence[Membe
                 if key in owners:
                     raise ConfigError(
                         f"the request of {name} has the {kind} key of {owners[key]}: each client "
-                        "makes keys of its own with `coterie keys request`"
+                        "must make its own keys with `coterie keys request`"
                     )
                 owners[key] = name
 
@@ -351,10 +353,10 @@ def _name(newcomer: str | Request) -> str:
 
 
 def _checked_hosts(hosts: Sequence[str]) -> list[str]:
-    """Host names and addresses as clients use them, loopback added, each once."""
+    """The names and addresses to put into the certificate, with loopback, each once."""
     if not hosts:
-        raise ConfigError("name the host that clients reach the server by, as in fl.example.org")
-    found = []
+        raise ConfigError("name the host at which clients reach the server, as in fl.example.org")
+    names = []
     for host in hosts:
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         try:
@@ -363,21 +365,21 @@ def _checked_hosts(hosts: Sequence[str]) -> list[str]:
             last = bare.rpartition(".")[2]
             if not _HOST.fullmatch(bare) or len(bare) > 253 or last.isdigit():
                 raise ConfigError(
-                    f"{host!r} is no host: give a name or an address that clients use, without "
-                    "a port, as in fl.example.org or 192.0.2.7"
+                    f"{host!r} is not a valid host: give a name or an address that clients use, "
+                    "without a port, as in fl.example.org or 192.0.2.7"
                 ) from None
-            found.append(bare.lower())
+            names.append(bare.lower())
             continue
         if address.is_unspecified:
             raise ConfigError(
                 f"{host} means every address of a machine: name the one that clients use"
             )
-        found.append(str(address))
-    return list(dict.fromkeys([*found, *_LOOPBACK]))
+        names.append(str(address))
+    return list(dict.fromkeys([*names, *_LOOPBACK]))
 
 
-def _about(folder: Path, server: str, days: int) -> dict[str, Any]:
-    """The federation's own description: the first thing written, kept if it is there."""
+def _description(folder: Path, server: str, days: int) -> dict[str, Any]:
+    """The federation's description; it is the first file written, and is kept if it exists."""
     path = folder / "ca" / "federation.json"
     if not path.exists():
         _make_folder(folder / "ca")
@@ -386,33 +388,33 @@ def _about(folder: Path, server: str, days: int) -> dict[str, Any]:
     return _read_json(path)
 
 
-def _ca(folder: Path, federation: str, days: int) -> None:
+def _write_authority(folder: Path, federation: str, days: int) -> None:
     path = folder / "ca" / "ca.pem"
-    key = _kept_key(folder / "ca" / "ca.key", _new_pem, _pem)
+    key = _read_or_make_key(folder / "ca" / "ca.key", _new_pem, _pem)
     if not path.exists():
         usage = _usage(key_cert_sign=True, crl_sign=True)
-        name = _called(f"Coterie federation {federation[:8]}")
-        made = (
-            _built(name, name, key.public_key(), 2 * days)
+        name = _common_name(f"Coterie federation {federation[:8]}")
+        builder = (
+            _certificate_builder(name, name, key.public_key(), 2 * days)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
         )
-        _write(path, made.sign(key, hashes.SHA384()).public_bytes(forms.Encoding.PEM))
+        _write(path, builder.sign(key, hashes.SHA384()).public_bytes(forms.Encoding.PEM))
 
 
 def _server_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     _make_folder(folder / "server")
     if not (folder / "server" / "ca.pem").exists():
         _write(folder / "server" / "ca.pem", (folder / "ca" / "ca.pem").read_bytes())
-    return _kept_key(folder / "server" / "server.key", _new_pem, _pem)
+    return _read_or_make_key(folder / "server" / "server.key", _new_pem, _pem)
 
 
 def _certify(
-    folder: Path, hosts: Sequence[str], days: int, anew: bool = False
+    folder: Path, hosts: Sequence[str], days: int, replace: bool = False
 ) -> datetime.datetime:
-    """Write the server's certificate, unless there is one; returns when it ends."""
+    """Write the server's certificate, unless one exists that is to be kept; return its end."""
     path = folder / "server" / "server.pem"
-    if path.exists() and not anew:
+    if path.exists() and not replace:
         return _certificate(path).not_valid_after_utc
     authority = _certificate(folder / "ca" / "ca.pem")
     _check_dates(
@@ -422,8 +424,9 @@ def _certify(
     key = _server_key(folder)
     ending = min(_now() + datetime.timedelta(days=days), authority.not_valid_after_utc)
     issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    made = (
-        _built(_called(hosts[0][:64]), authority.subject, key.public_key(), ending)
+    subject = _common_name(hosts[0][:64])
+    builder = (
+        _certificate_builder(subject, authority.subject, key.public_key(), ending)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -432,7 +435,7 @@ def _certify(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False
         )
     )
-    _write(path, made.sign(signing, hashes.SHA384()).public_bytes(forms.Encoding.PEM))
+    _write(path, builder.sign(signing, hashes.SHA384()).public_bytes(forms.Encoding.PEM))
     return _certificate(path).not_valid_after_utc
 
 
@@ -443,7 +446,7 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _built(
+def _certificate_builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -463,7 +466,7 @@ def _built(
     )
 
 
-def _called(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
@@ -481,69 +484,69 @@ def _enrol(
     members: Sequence[Member],
     newcomers: Sequence[str | Request],
 ) -> list[Member]:
-    """Make the keys of those who are only named, tell everybody, and last write the roster."""
-    places = {_name(n): folder / "clients" / _name(n) for n in newcomers}
-    known = {m.name for m in members} | places.keys()
-    strays = sorted(p.name for p in (folder / "clients").glob("*") if p.name not in known)
+    """Make the keys of clients given by name, write every client's files, and last the roster."""
+    folders = {_name(n): folder / "clients" / _name(n) for n in newcomers}
+    names = {m.name for m in members} | folders.keys()
+    strays = sorted(p.name for p in (folder / "clients").glob("*") if p.name not in names)
     if strays:
         raise ConfigError(
             f"{folder / 'clients'} holds keys of {', '.join(strays)}, left by a command that was "
-            "interrupted: name them again to complete them, or remove these folders"
+            "interrupted: name these clients again to complete them, or remove their folders"
         )
     for newcomer in newcomers:
-        home = places[_name(newcomer)]
-        if isinstance(newcomer, Request) and any((home / file).exists() for file in _SECRET):
+        client = folders[_name(newcomer)]
+        if isinstance(newcomer, Request) and any((client / file).exists() for file in _SECRET):
             raise ConfigError(
-                f"{home} holds keys that were drawn here by a command that was interrupted, and "
+                f"{client} holds keys that were made here by a command that was interrupted, and "
                 f"{newcomer.name} has made its own: remove that folder"
             )
-    everyone = list(members)
+    enrolled = list(members)
     for newcomer in newcomers:
-        home = places[_name(newcomer)]
-        _make_folder(home)
+        client = folders[_name(newcomer)]
+        _make_folder(client)
         if isinstance(newcomer, Request):
             public, identity = newcomer.node, newcomer.identity
         else:
-            node, seed = _own_keys(home)
+            node, seed = _client_keys(client)
             public, identity = openssh(node.public_key()), _public_identity(seed)
-        _write(home / "ca.pem", (folder / "ca" / "ca.pem").read_bytes())
-        everyone.append(Member(_name(newcomer), len(everyone), public, identity))
-    _tell(folder, about, everyone)
+        _write(client / "ca.pem", (folder / "ca" / "ca.pem").read_bytes())
+        enrolled.append(Member(_name(newcomer), len(enrolled), public, identity))
+    _write_client_files(folder, about, enrolled)
     path = folder / "server" / "clients.json"
-    _write_json(path, {"federation": about["federation"], "clients": _listed(everyone)})
-    return everyone
+    _write_json(path, {"federation": about["federation"], "clients": _roster_to_json(enrolled)})
+    return enrolled
 
 
-def _own_keys(home: Path) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """A client's private keys, made if they are not there: the node's and the identity's seed."""
-    node = _kept_key(home / "node.key", _new_ssh, _ssh)
-    seed = _kept_key(home / "identity.key", lambda: secrets.token_bytes(32), _seed)
-    _write(home / "node.pub", f"{openssh(node.public_key())}\n".encode())
+def _client_keys(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """A client's private keys, made if missing: the node key and the seed of the identity key."""
+    node = _read_or_make_key(folder / "node.key", _new_ssh, _ssh)
+    seed = _read_or_make_key(folder / "identity.key", lambda: secrets.token_bytes(32), _seed)
+    _write(folder / "node.pub", f"{openssh(node.public_key())}\n".encode())
     return node, seed
 
 
-def _listed(members: Sequence[Member]) -> list[dict[str, Any]]:
+def _roster_to_json(members: Sequence[Member]) -> list[dict[str, Any]]:
     return [
         {"name": m.name, "id": m.id, "node": m.node, "identity": m.identity.hex()} for m in members
     ]
 
 
-def _tell(folder: Path, about: Mapping[str, Any], members: Sequence[Member]) -> None:
-    """Write what each client is told; folders that were handed over and removed are passed by."""
+def _write_client_files(folder: Path, about: Mapping[str, Any], members: Sequence[Member]) -> None:
+    """Write the ``federation.json`` of each client whose folder is still here."""
     for member in members:
-        home = folder / "clients" / member.name
-        if home.is_dir():
-            told = {
+        client = folder / "clients" / member.name
+        if client.is_dir():
+            content = {
                 "federation": about["federation"],
                 "name": member.name,
                 "id": member.id,
                 "server": about["server"],
-                "roster": _listed(members),
+                "roster": _roster_to_json(members),
             }
-            _write_json(home / "federation.json", told)
+            _write_json(client / "federation.json", content)
 
 
-def _finished(folder: Path) -> tuple[dict[str, Any], tuple[Member, ...]]:
+def _complete_federation(folder: Path) -> tuple[dict[str, Any], tuple[Member, ...]]:
     if not (folder / "server" / "clients.json").exists():
         raise ConfigError(
             f"there is no complete federation in {folder}: make one with `coterie keys make`"
@@ -553,17 +556,17 @@ def _finished(folder: Path) -> tuple[dict[str, Any], tuple[Member, ...]]:
     )[1]
 
 
-def _kept_key(path: Path, make: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
-    """The private key in this file, made if there is none; an existing one is never replaced."""
+def _read_or_make_key(path: Path, make: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
+    """Read the private key in this file, or make one; an existing key is never replaced."""
     if not path.exists():
         write_secret(path, make())
     return _private(path, parse)
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """A new file that was never readable by others and is whole or not there."""
-    for left in path.parent.glob(f".{path.name}.*.tmp"):  # of an interrupted run: nobody's key
-        left.unlink()
+    """Write a new file atomically; other users cannot read it at any time."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # from an interrupted run, never used
+        leftover.unlink()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -582,7 +585,7 @@ def write_secret(path: Path, data: bytes) -> None:
 def _make_folder(folder: Path) -> None:
     try:
         for missing in reversed([f for f in (folder, *folder.parents) if not f.exists()]):
-            missing.mkdir(mode=0o700, exist_ok=True)  # with parents=True, theirs would be wider
+            missing.mkdir(mode=0o700, exist_ok=True)  # parents=True would not apply the mode to all
     except OSError as error:
         raise RunDirError(f"cannot make the folder {folder}: {error.strerror}") from error
 
@@ -641,7 +644,7 @@ def _bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise ConfigError(
             f"{path} is missing: make the keys with `coterie keys make`, or give the folder that "
-            "was handed over"
+            "you were sent"
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
@@ -652,14 +655,14 @@ def _text(path: Path) -> str:
 
 
 def _private(path: Path, parse: Callable[[bytes], T]) -> T:
-    """A private key, read only if nobody else can read it."""
+    """Read a private key; refuse one that other users can read."""
     data = _bytes(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise ConfigError(f"others can read {path}: chmod 600 {path}")
+        raise ConfigError(f"other users can read {path}: run `chmod 600 {path}`")
     try:
         return parse(data)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} holds no key of the kind it should ({error})") from None
+        raise ConfigError(f"{path} does not hold a key of the expected kind ({error})") from None
 
 
 def _certificate(path: Path) -> x509.Certificate:
@@ -674,8 +677,8 @@ def _check_issued(certificate: x509.Certificate, ca: x509.Certificate, folder: P
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
         raise ConfigError(
-            f"{folder / 'server.pem'} was not issued by {folder / 'ca.pem'}: take both from the "
-            "same federation"
+            f"{folder / 'server.pem'} was not issued by {folder / 'ca.pem'}: take both files from "
+            "the same federation"
         ) from None
 
 
@@ -683,11 +686,11 @@ def _check_dates(certificate: x509.Certificate, path: Path, remedy: str) -> None
     now = _now()
     if now > certificate.not_valid_after_utc:
         last = certificate.not_valid_after_utc.date()
-        raise ConfigError(f"the certificate {path} ended on {last}: {remedy}")
+        raise ConfigError(f"the certificate {path} expired on {last}: {remedy}")
     if now < certificate.not_valid_before_utc:
         first = certificate.not_valid_before_utc.date()
         raise ConfigError(
-            f"the certificate {path} begins on {first}: is this machine's clock right?"
+            f"the certificate {path} is not valid before {first}: check this machine's clock"
         )
 
 
@@ -697,7 +700,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error})") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} is damaged: it holds no object")
+        raise ConfigError(f"{path} is damaged: it does not hold a JSON object")
     return content
 
 

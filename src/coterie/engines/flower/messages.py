@@ -1,8 +1,8 @@
-"""How a message of ours travels as one of Flower's, and what need not travel again.
+"""Coterie's messages as Flower's, without the arrays that a client already has.
 
-The header and what it is about go in a config record, each array as bytes under its digest. Flower
-moves equal arrays of an exchange once. Those that a client got earlier in the same round are not
-sent to it again: it is told their digests.
+The header and the packet's other fields become a config record, each array a record of bytes under
+its digest. Flower sends equal arrays of an exchange once. Of arrays that a client received earlier
+in the same round, only the digests are sent again.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from coterie.channel.wire import Message, Work
 from coterie.errors import WireError
 
 HEAD, ARRAYS = "head", "arrays"
-FORMAT = 1  # of these packets; another one is refused by name
+FORMAT = 1  # of the packets; those of another format are refused
 
 
 @dataclass
 class Digests:
-    """The digests of arrays, each computed once while it lives."""
+    """The digests of arrays, each computed once."""
 
     _known: dict[int, tuple[Payload, str]] = field(default_factory=dict)
 
     def of(self, payload: Payload) -> str:
-        """A name for these bytes."""
+        """The SHA-256 of these bytes, as hexadecimal digits."""
         if id(payload) not in self._known:
             self._known[id(payload)] = (payload, hashlib.sha256(payload).hexdigest())
         return self._known[id(payload)][1]
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Forget all digests."""
         self._known.clear()
 
 
 @dataclass(frozen=True)
 class Packet:
-    """A message with what it is: an order, a question, or an answer, in which run."""
+    """A message with its kind (such as order, question or answer) and the run it belongs to."""
 
     kind: str
     run: str
     message: Message
-    told: Mapping[str, Any] = field(default_factory=dict)  # plain values beside it
+    told: Mapping[str, Any] = field(default_factory=dict)  # further plain values
 
 
 def sealed(packet: Packet, digests: Digests, has: Collection[str] = ()) -> RecordDict:
-    """The parcel for a receiver that ``has`` the arrays of these digests."""
+    """Encode a packet for a receiver that ``has`` the arrays with these digests."""
     message = packet.message
     names = [digests.of(p) for p in message.payloads]
     head: dict[str, Any] = {
@@ -71,20 +71,23 @@ def sealed(packet: Packet, digests: Digests, has: Collection[str] = ()) -> Recor
 
 
 def opened(content: RecordDict, has: Mapping[str, Payload]) -> tuple[Packet, dict[str, Payload]]:
-    """The parcel and the arrays that came in it; WireError if it is none of ours.
+    """Decode a packet; return it and the arrays that came with it.
 
-    An array that the receiver should have, and has not, is a KeyError with its digest.
+    Raises WireError if it is not a valid packet, and KeyError with the digest of an array that
+    was left out and that the receiver does not have.
     """
     try:
         head: dict[str, Any] = dict(content[HEAD])
         if head.pop("format") != FORMAT:
-            raise WireError("a message of another version of Coterie: install the server's version")
-        came: dict[str, Payload] = {}
+            raise WireError(
+                "a message from another version of Coterie: install the server's version"
+            )
+        received: dict[str, Payload] = {}
         arrays: dict[str, Any] = dict(content[ARRAYS])
         for name, array in arrays.items():
-            came[name] = array.data
+            received[name] = array.data
             if hashlib.sha256(array.data).hexdigest() != name:
-                raise WireError("an array is not what its digest says")
+                raise WireError("an array does not have the digest that it was sent under")
         names: list[str] = list(head.pop("digests"))
         header = head.pop("header")
         work = Work(float(head.pop("seconds")), float(head.pop("samples")))
@@ -92,11 +95,11 @@ def opened(content: RecordDict, has: Mapping[str, Payload]) -> tuple[Packet, dic
         if not isinstance(header, bytes) or not all(
             isinstance(t, str) for t in (kind, run, *names)
         ):
-            raise TypeError("its head is made otherwise")
+            raise TypeError("its head has values of the wrong type")
     except WireError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise WireError(f"a message that is none of Coterie's: {error!r}") from None
+        raise WireError(f"this is not a message of Coterie: {error!r}") from None
     empty = hashlib.sha256(b"").hexdigest()
-    found = {**has, **came, empty: b""}
-    return Packet(kind, run, Message(header, tuple(found[n] for n in names), work), head), came
+    known = {**has, **received, empty: b""}
+    return Packet(kind, run, Message(header, tuple(known[n] for n in names), work), head), received

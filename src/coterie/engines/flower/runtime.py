@@ -1,9 +1,10 @@
-"""Where Coterie stands in for Flower's own processes, on both sides of a federation.
+"""Connections to Flower's SuperLink and SuperNode, in place of Flower's own app processes.
 
-Orders travel as Flower messages over its grid. But Flower's own processes would run the code that
-a server sends with a run, and start anew for every message. With ``--isolation process`` a
-SuperLink and a SuperNode leave that work to somebody else: here, to the process that serves and to
-the one that has joined. All that is used of Flower beyond its public app API is in this module.
+Orders are sent as Flower messages over its grid. But Flower's own app processes would run code that
+a server sends with a run, and would be started again for every message. With ``--isolation
+process`` a SuperLink and a SuperNode leave that work to other processes: here, to the one that
+serves and the one that has joined. Whatever Coterie uses of Flower beyond its public app API is in
+this module.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from coterie import __version__
 from coterie.errors import EngineError
 
-# What an engine process that is gone, or has given up what we do with it, looks like.
-AWAY = (httpx.HTTPError, ConnectionError, RunNotRunningException)
+# The errors when a SuperLink or SuperNode is gone, or has ended the run.
+UNREACHABLE = (httpx.HTTPError, ConnectionError, RunNotRunningException)
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-_BEAT = 15.0  # seconds; Flower gives a task up after about sixty without a sign of life
+_HEARTBEAT = 15.0  # seconds; Flower gives up a task after about sixty without a heartbeat
 _TRIES = 3
-# What Flower calls an app: a name to start a run by. There is no code in it, and nobody runs any.
+# An empty Flower app, since a run is started by naming one. It contains no code.
 _APP = f"""[project]
 name = "coterie"
 version = "{__version__.partition("+")[0]}"
@@ -75,147 +76,148 @@ clientapp = "coterie:installed"
 """
 
 
-def quiet() -> None:
-    """Flower tells every retry; what matters of them is told by us."""
+def silence_flower() -> None:
+    """Turn off the logs of Flower's clients, which report every retry."""
     for name in ("flwr", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _patient() -> Any:
-    """Tries a few times: an engine process that is really gone is somebody else's business."""
+def _few_retries() -> Any:
+    """Flower's retry policy with few tries: the callers reconnect to a process that is gone."""
     invoker = make_simple_http_retry_invoker()
-    invoker.max_tries, hopeless = _TRIES, invoker.should_giveup
+    invoker.max_tries, flower_gives_up = _TRIES, invoker.should_giveup
 
     def gives_up(error: Exception) -> bool:
-        # Flower's own rule interrupts the whole process when a token is void, as after a restart.
-        void = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401
-        return void or (hopeless is not None and hopeless(error))
+        # Flower's own rule interrupts the whole process on an invalid token, as after a restart.
+        invalid = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401
+        return invalid or (flower_gives_up is not None and flower_gives_up(error))
 
     invoker.should_giveup = gives_up
     return invoker
 
 
-def _client(
-    kind: Any, address: str, ca: bytes | None, component: str, *more: Any, tries: Any = None
-) -> Any:
+def _client(kind: Any, address: str, ca: bytes | None, component: str, *interceptors: Any) -> Any:
     return kind.from_server_address(
         server_address=address,
         insecure=ca is None,
         root_certificates=ca,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *more],
-        retry_invoker=tries or _patient(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *interceptors],
+        retry_invoker=_few_retries(),
     )
 
 
-class Beat:
-    """Signs of life of a task, for as long as it is worked at."""
+class Heartbeat:
+    """Sends Flower heartbeats for a task until it is stopped."""
 
     def __init__(self, client: RuntimeHttpClient) -> None:
-        self._client, self._over = client, threading.Event()
+        self._client, self._stopped = client, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(_BEAT):
+        while not self._stopped.wait(_HEARTBEAT):
             try:
                 self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            except (*AWAY, RuntimeError):
-                continue  # if it stays away, whoever works at the task will notice
+            except (*UNREACHABLE, RuntimeError):
+                continue  # the thread that works at the task notices as well
 
     def stop(self) -> None:
-        """It is done."""
-        self._over.set()
+        """Stop: the task is done."""
+        self._stopped.set()
 
 
-class Link:
-    """A SuperLink that runs, as the serving process uses it."""
+class SuperLink:
+    """The serving process's connection to a running SuperLink.
+
+    ``runs_file`` records the Flower runs started here, so that those a crash left can be ended.
+    """
 
     def __init__(
-        self, address: str, ca: Path | None, secret: bytes | None, begun: Path | None = None
+        self, address: str, ca: Path | None, secret: bytes | None, runs_file: Path | None = None
     ) -> None:
-        self.address, self._begun = address, begun  # where the runs are noted that we began
+        self.address, self._runs_file = address, runs_file
         self._ca = None if ca is None else ca.read_bytes()
         self._secret = secret
         self._control = _client(ControlHttpClient, address, self._ca, "flwr-cli")
         self._grid: HttpGrid | None = None
-        self._beat: Beat | None = None
+        self._heartbeat: Heartbeat | None = None
 
     def register(self, public_keys: dict[int, str]) -> dict[int, int]:
-        """Let the holders of these keys (OpenSSH) in, and only them; gives their node ids."""
-        wanted = {
+        """Register the clients with these public keys (OpenSSH); return their node ids."""
+        keys = {
             client: public_key_to_bytes(load_ssh_public_key(key.encode()))  # type: ignore[arg-type]
             for client, key in public_keys.items()
         }
-        known = self._nodes()
-        for key in wanted.values():
-            if key not in known:
+        registered = self._nodes()
+        for key in keys.values():
+            if key not in registered:
                 self._control.RegisterNode(RegisterNodeRequest(public_key=key))
-        known = self._nodes()
-        return {client: known[key] for client, key in wanted.items()}
+        registered = self._nodes()
+        return {client: registered[key] for client, key in keys.items()}
 
     def _nodes(self) -> dict[bytes, int]:
-        listed = self._control.ListNodes(ListNodesRequest()).nodes_info
-        return {n.public_key: n.node_id for n in listed if n.status != "unregistered"}
+        nodes = self._control.ListNodes(ListNodesRequest()).nodes_info
+        return {n.public_key: n.node_id for n in nodes if n.status != "unregistered"}
 
     def open(self) -> Grid:
-        """A grid of a run of its own; of runs that were left behind, the orders are void."""
+        """Start a Flower run and return its grid; runs that an earlier process left are stopped."""
         self.close()
-        begun = self._begun
-        ours = set(begun.read_text().split()) if begun is not None and begun.exists() else set()
+        file = self._runs_file
+        ours = set(file.read_text().split()) if file is not None and file.exists() else set()
         for run in self._control.ListRuns(ListRunsRequest()).run_dict.values():
             if run.status.status != "finished" and str(run.run_id) in ours:
                 try:
                     self._control.StopRun(StopRunRequest(run_id=run.run_id))
                 except httpx.HTTPStatusError:
-                    continue  # it ended by itself meanwhile
+                    continue  # it has ended by itself in the meantime
         app, _ = build_fab_from_files({"pyproject.toml": _APP.encode()})
         bundle = fab_to_proto(Fab(hashlib.sha256(app).hexdigest(), app, {}))
         started = self._control.StartRun(StartRunRequest(fab=bundle)).run_id
-        if begun is not None:
-            begun.write_text(str(started))  # those before it have just been ended
+        if file is not None:
+            file.write_text(str(started))  # earlier runs have just been stopped
         token = self._token(started)
         grid = HttpGrid(self.address, self._ca is None, self._ca, token=token)
-        grid._retry_invoker = _patient()
-        given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id = given.task_id
-        TaskIdentity.run_id = given.run.run_id
-        TaskIdentity.node_id = given.context.node_id
-        grid.set_run(run_from_proto(given.run))
-        self._grid, self._beat = grid, Beat(grid._runtime_client)
+        grid._retry_invoker = _few_retries()
+        task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id = task.task_id
+        TaskIdentity.run_id = task.run.run_id
+        TaskIdentity.node_id = task.context.node_id
+        grid.set_run(run_from_proto(task.run))
+        self._grid, self._heartbeat = grid, Heartbeat(grid._runtime_client)
         return grid
 
     def _token(self, run: int) -> str:
-        """The right to be the server of this run: a SuperLink is for one federation at a time."""
+        """Acquire the server task of this run; a SuperLink serves one federation at a time."""
         auth = [] if self._secret is None else [_auth(self._secret)]
         client = _client(RuntimeHttpClient, self.address, self._ca, "SuperExec", *auth)
-        asked = AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
+        request = AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
         try:
             while True:
-                got = client.AcquireTask(asked)
-                if not got.token:
+                acquired = client.AcquireTask(request)
+                if not acquired.token:
                     raise EngineError(
-                        f"the SuperLink at {self.address} gave the run to somebody else: start it "
-                        "with --isolation process"
+                        f"the SuperLink at {self.address} gave the run to another process: start "
+                        "the SuperLink with --isolation process"
                     )
-                if got.task.run_id == run:
-                    return str(got.token)
+                if acquired.task.run_id == run:
+                    return str(acquired.token)
         finally:
             client.close()
 
     def close(self) -> None:
-        """End the run; the SuperLink stays."""
+        """End the Flower run; the SuperLink keeps running."""
         if self._grid is not None:
-            with contextlib.suppress(*AWAY):
+            with contextlib.suppress(*UNREACHABLE):
                 self._control.StopRun(StopRunRequest(run_id=self._grid.run.run_id))
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave the run to itself, with a SuperLink that does not answer."""
-        if self._beat is not None:
-            self._beat.stop()
+        """Give up the Flower run without ending it, when the SuperLink does not answer."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         if self._grid is not None:
             self._grid.close()
-        self._grid = self._beat = None
+        self._grid = self._heartbeat = None
 
 
 def _auth(secret: bytes) -> SuperExecAuthHttpInterceptor:
@@ -223,7 +225,7 @@ def _auth(secret: bytes) -> SuperExecAuthHttpInterceptor:
 
 
 def client_app(answer: Callable[[RecordDict], RecordDict]) -> ClientApp:
-    """The one client app: it carries out whatever order comes, with what is installed here."""
+    """The client app: it answers every message with ``answer``, running installed code only."""
     app = ClientApp()
 
     @app.query()
@@ -234,15 +236,15 @@ def client_app(answer: Callable[[RecordDict], RecordDict]) -> ClientApp:
 
 
 class GivenUp(Exception):
-    """The rest of a message will never come."""
+    """The rest of a message will never arrive."""
 
 
-class Desk:
-    """A SuperNode's messages, taken and answered one after another by this process.
+class NodeWorker:
+    """Takes a SuperNode's messages and answers them, one after another, in this process.
 
-    ``given_up`` says whether the SuperNode no longer fetches a message. Its worker is told that
-    there is one before all of it has come; if the server's run ends meanwhile, a SuperNode forgets
-    to tell it so, and Flower's own way is to ask for the rest for two hours.
+    ``given_up`` says whether the SuperNode no longer fetches a message. A SuperNode announces a
+    message before all of it has arrived, and says nothing if the server's run ends in between;
+    Flower's own client would then ask for the rest for two hours.
     """
 
     def __init__(
@@ -256,52 +258,52 @@ class Desk:
         self._acquire = _client(RuntimeHttpClient, address, None, "SuperExec", _auth(secret))
 
     def serve(self) -> bool:
-        """Answer one message; False if there was none."""
+        """Answer one message; return False if there was none."""
         if not ours(int(self.address.rpartition(":")[2])):
-            raise ConnectionError(f"somebody else listens at {self.address}")
-        asked = AcquireTaskRequest(supported_task_types=["flwr-clientapp"])
-        got = self._acquire.AcquireTask(asked)
-        if not got.token:
+            raise ConnectionError(f"a process of another user listens at {self.address}")
+        request = AcquireTaskRequest(supported_task_types=["flwr-clientapp"])
+        acquired = self._acquire.AcquireTask(request)
+        if not acquired.token:
             return False
-        token = RuntimeTokenHttpInterceptor(got.token)
+        token = RuntimeTokenHttpInterceptor(acquired.token)
         client = _client(RuntimeHttpClient, self.address, None, "flwr-clientapp", token)
-        self._heed(client)
-        beat = Beat(client)
+        self._stop_when_given_up(client)
+        heartbeat = Heartbeat(client)
         try:
             message, context, _, _ = pull_task_input(client)
             push_message(client, self._app(message=message, context=context), context)
             push_task_output(client, context, SubStatus.COMPLETED, "")
         except GivenUp:
-            push_task_output(client, None, SubStatus.FAILED, "the message did not come")
+            push_task_output(client, None, SubStatus.FAILED, "the message did not arrive")
         finally:
-            beat.stop()
+            heartbeat.stop()
             client.close()
         return True
 
-    def _heed(self, client: Any) -> None:
-        """Have this client stop asking for parts of a message that was given up."""
+    def _stop_when_given_up(self, client: Any) -> None:
+        """Make a client stop asking for parts of a message that the SuperNode gave up."""
         names: list[str] = []
         pull_messages, pull_object = client.PullMessages, client.PullObject
 
         def messages(*request: Any, **options: Any) -> Any:
-            came = pull_messages(*request, **options)
-            names.extend(tree.object_id for tree in came.message_object_trees)
-            return came
+            response = pull_messages(*request, **options)
+            names.extend(tree.object_id for tree in response.message_object_trees)
+            return response
 
         def part(*request: Any, **options: Any) -> Any:
-            came = pull_object(*request, **options)
-            if not came.object_available and any(map(self._given_up, names)):
+            response = pull_object(*request, **options)
+            if not response.object_available and any(map(self._given_up, names)):
                 raise GivenUp
-            return came
+            return response
 
         client.PullMessages, client.PullObject = messages, part
 
 
 def ours(port: int) -> bool:
-    """Whether a process of the same user listens on this port of loopback, where one can know.
+    """Whether a process of the same user listens on this loopback port; True where unknown.
 
-    Between two lives of a SuperNode another user of the machine could take its port, and give
-    orders in its place.
+    While a SuperNode restarts, another user of the machine could take its port and send orders in
+    its place.
     """
     try:
         lines = Path("/proc/net/tcp").read_text().splitlines()[1:]

@@ -1,1 +1,1 @@
-"""What is to be seen in each picture, in words with numbers."""
+"""Captions: what each picture shows, in words and numbers."""

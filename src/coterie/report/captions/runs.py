@@ -1,4 +1,4 @@
-"""What is to be seen in each picture, in a sentence or two with the numbers that matter."""
+"""Captions of the pictures of one run: a sentence or two with the numbers that matter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coterie.report.words import change, count, rose, seconds, value, word
 
 
 def _leading(reading: Reading) -> tuple[str, list[tuple[float, float]]]:
-    """The headline score by round, or the other one where there is only that."""
+    """The title and the points of the headline score by round, or else of the other score."""
     titles = dict.fromkeys((reading.headline, "received", "adapted"))
     for title in titles:
         points = curve(reading.rounds, title, reading.judged_by)
@@ -27,39 +27,39 @@ def _leading(reading: Reading) -> tuple[str, list[tuple[float, float]]]:
 
 
 def _at_the_end(reading: Reading) -> str:
-    """Of scores that are known of the end alone."""
+    """A sentence for each score that was taken at the end only."""
     by = reading.judged_by
     ends = {t: finish(reading, t) for t in ("received", "adapted")}
-    told = [
+    sentences = [
         f" {t.capitalize()} {word(by)}, scored at the end only, is {value(points[0][1], by)}."
         for t, points in ends.items()
         if points and not curve(reading.rounds, t, by)
     ]
-    return "".join(told)
+    return "".join(sentences)
 
 
 def accuracy(reading: Reading) -> str:
-    """Of the score by round."""
+    """The caption of the score by round."""
     title, points = _leading(reading)
     by = reading.judged_by
     if not curve(reading.rounds, title, by):
         return _at_the_end(reading).strip()
     text = rose(points, f"{title.capitalize()} {word(by)}", by)
-    found = clients.worst(reading, title)
-    if found is not None and len(reading.names) > 1:
-        text += f"; the worst client, {found[0]}, ends at {value(found[1], by)}"
+    lowest = clients.worst(reading, title)
+    if lowest is not None and len(reading.names) > 1:
+        text += f"; the worst client, {lowest[0]}, ends at {value(lowest[1], by)}"
     best = reading.result.get("best_on_validation")
-    told = f" On validation data round {best['round']} was best." if best else ""
-    return f"{text}.{_at_the_end(reading)}{told}"
+    validated = f" Round {best['round']} was the best on validation data." if best else ""
+    return f"{text}.{_at_the_end(reading)}{validated}"
 
 
 def against(reading: Reading, axis: str) -> str:
-    """Of the score by bytes or seconds: what half of the way cost, and all of it."""
+    """The caption of the score against bytes or seconds: the cost of the last and best score."""
     title, _ = _leading(reading)
     by, place = reading.judged_by, AXES[axis][0]
     points = curve(reading.rounds, title, by, place) or finish(reading, title, place)
     if not points:
-        raise ConfigError(f"{reading.name}: nothing to draw against {axis}")
+        raise ConfigError(f"{reading.name}: no score can be drawn against {axis}")
     amount = size if axis == "bytes" else seconds
     top = max(y for _, y in points)
     near = next(x for x, y in points if y >= top - 0.1 * abs(top))
@@ -70,13 +70,13 @@ def against(reading: Reading, axis: str) -> str:
 
 
 def loss(reading: Reading) -> str:
-    """Of the loss."""
+    """The caption of the loss by round."""
     points = curve(reading.rounds, "received", "loss") or curve(reading.rounds, "adapted", "loss")
     if not points:
         raise ConfigError(f"{reading.name}: no round was scored")
     (first, start), (last, end) = points[0], points[-1]
     if len(points) == 1:
-        only = "the only one that was scored"
+        only = "the only round that was scored"
         return f"The mean loss on test data is {end:.3g} in round {last:.0f}, {only}."
     lowest = min(points, key=lambda p: p[1])
     text = f"The mean loss on test data went from {start:.3g} in round {first:.0f} to {end:.3g} in "
@@ -90,25 +90,28 @@ def loss(reading: Reading) -> str:
 
 
 def spread(reading: Reading) -> str:
-    """Of the strips."""
-    by, found = reading.judged_by, []
+    """The caption of the strips, one dot for each client."""
+    by, parts = reading.judged_by, []
     for kind in clients.KINDS:
-        own = [v for _, v in clients.scores_of(reading, kind)]
+        scores = [v for _, v in clients.scores_of(reading, kind)]
         low = clients.worst(reading, kind)
-        if own and low:
-            _, middle, _ = clients.quarters(own)
-            found.append(
-                f"{kind}: from {value(low[1], by)} ({low[0]}) to {value(max(own), by)}, median "
+        if scores and low:
+            _, middle, _ = clients.quarters(scores)
+            parts.append(
+                f"{kind}: from {value(low[1], by)} ({low[0]}) to {value(max(scores), by)}, median "
                 f"{value(middle, by)}"
             )
-    return f"Each dot is a client. {_sentence('; '.join(found))}"
+    return f"Each dot is a client. {_sentence('; '.join(parts))}"
 
 
 def over_rounds(reading: Reading) -> str:
-    """Of the map of scores."""
+    """The caption of the map of scores, clients over rounds."""
     kind, steps = clients.scored_rounds(reading)
     first, last = ([v for v in steps[i]["client_scores"][kind] if v is not None] for i in (0, -1))
-    text = f"Each row is a client's {kind} {word(reading.judged_by)}, by group and best first."
+    text = (
+        f"Each row is a client's {kind} {word(reading.judged_by)}, sorted by group and then by "
+        "score."
+    )
     if len(steps) > 1 and len(first) == len(last):
         pairs = zip(steps[0]["client_scores"][kind], steps[-1]["client_scores"][kind], strict=False)
         better = sum(b > a for a, b in pairs if a is not None and b is not None)
@@ -120,16 +123,16 @@ def over_rounds(reading: Reading) -> str:
 
 
 def gain(reading: Reading) -> str:
-    """Of the bars over training alone."""
-    found, by = clients.gains(reading), reading.judged_by
-    worse = [c for c, g in found if g < 0]
-    least, most = found[0], found[-1]
+    """The caption of the bars of gains over training alone."""
+    gained, by = clients.gains(reading), reading.judged_by
+    worse = [c for c, g in gained if g < 0]
+    least, most = gained[0], gained[-1]
     text = (
-        f"From {change(least[1], by)} ({_name(reading, least[0])}) to {change(most[1], by)} "
-        f"({_name(reading, most[0])}) over training alone; "
+        f"Gains over training alone range from {change(least[1], by)} ({_name(reading, least[0])}) "
+        f"to {change(most[1], by)} ({_name(reading, most[0])}); "
     )
-    lost = f"{count(len(worse), 'client loses', 'clients lose')}" if worse else "nobody loses"
-    return f"{text}{lost} by taking part."
+    losers = f"{count(len(worse), 'client loses', 'clients lose')}" if worse else "no client loses"
+    return f"{text}{losers} by taking part."
 
 
 def _name(reading: Reading, client: int) -> str:
@@ -141,63 +144,69 @@ def _name(reading: Reading, client: int) -> str:
 
 
 def bytes_by_round(reading: Reading) -> str:
-    """Of bytes by kind."""
-    found = {key: points[-1][1] for key, points in cost.by_kind(reading).items()}
-    wasted = found.pop("wasted", 0.0)
-    ways = {way: sum(v for k, v in found.items() if k.startswith(way)) for way in cost.WAYS}
+    """The caption of bytes by round and kind."""
+    sent = {key: points[-1][1] for key, points in cost.by_kind(reading).items()}
+    wasted = sent.pop("wasted", 0.0)
+    ways = {way: sum(v for k, v in sent.items() if k.startswith(way)) for way in cost.WAYS}
     total = sum(ways.values())
-    text = f"{size(ways['down'])} went down to clients and {size(ways['up'])} up to the server"
-    if found and total:
-        most = max(found, key=lambda k: found[k])
+    text = f"The server sent {size(ways['down'])} to clients and received {size(ways['up'])}"
+    if sent and total:
+        most = max(sent, key=lambda k: sent[k])
         if "," in most:
-            text += f"; the largest part is {most}, {100 * found[most] / total:.0f} %"
-    more = f" {size(wasted)} more were wasted, for reports that did not count." if wasted else ""
-    return f"{text}.{more}"
+            text += f"; the largest part is {most}, with {100 * sent[most] / total:.0f} %"
+    rest = f" Another {size(wasted)} were wasted on replies that did not count." if wasted else ""
+    return f"{text}.{rest}"
 
 
 def bytes_by_client(reading: Reading) -> str:
-    """Of bytes by client."""
-    everybody, came = cost.of_clients(reading), reading.newcomers
-    found = [each for each in everybody if each[0] not in came] or everybody
-    most, least = (sum(found[i][1:]) for i in (0, -1))
-    if len(found) == 1:
-        return f"{_name(reading, found[0][0])} moved {size(most)} down and up."
+    """The caption of bytes by client."""
+    all_clients, newcomers = cost.of_clients(reading), reading.newcomers
+    ranked = [each for each in all_clients if each[0] not in newcomers] or all_clients
+    most, least = (sum(ranked[i][1:]) for i in (0, -1))
+    if len(ranked) == 1:
+        return (
+            f"{_name(reading, ranked[0][0])} transferred {size(most)}, downloads and uploads "
+            "together."
+        )
     if most - least < 0.01 * most:
-        return f"Every client moved about as much, {size(most)} down and up."
+        return (
+            f"Every client transferred about the same, {size(most)}, downloads and uploads "
+            "together."
+        )
     return (
-        f"Most went to and from {_name(reading, found[0][0])}, {size(most)}, least to and from "
-        f"{_name(reading, found[-1][0])}, {size(least)}."
+        f"{_name(reading, ranked[0][0])} transferred the most, {size(most)}, and "
+        f"{_name(reading, ranked[-1][0])} the least, {size(least)}."
     )
 
 
 def time_by_round(reading: Reading) -> str:
-    """Of seconds by round."""
-    kind, found = cost.time_parts(reading)
-    sums = {key: sum(v for _, v in points) for key, points in found.items()}
+    """The caption of seconds by round."""
+    kind, series_by_part = cost.time_parts(reading)
+    sums = {key: sum(v for _, v in points) for key, points in series_by_part.items()}
     total = sum(sums.values())
-    begun = reading.begun.get("clock") if kind == "simulated" else None
+    before = reading.begun.get("clock") if kind == "simulated" else None
     parts = ", ".join(f"{key} {seconds(v)}" for key, v in sums.items())
     text = f"The rounds took {seconds(total)} of {kind} time: {parts}"
-    if isinstance(begun, Mapping):
-        first = sum(float(begun.get(k) or 0) for k in ("computation", "communication", "waiting"))
-        text += f"; what came before round 1 took {seconds(first)} more"
+    if isinstance(before, Mapping):
+        first = sum(float(before.get(k) or 0) for k in ("computation", "communication", "waiting"))
+        text += f"; the work before round 1 took another {seconds(first)}"
     return f"{text}."
 
 
 def lost_by_round(reading: Reading) -> str:
-    """Of what went wrong."""
+    """The caption of lost and late replies, and of abandoned rounds."""
     sums = {k: int(sum(v for _, v in points)) for k, points in cost.mishaps(reading).items()}
     words = {
         "lost": ("reply was lost", "replies were lost"),
         "late": ("reply was late", "replies were late"),
         "abandoned": ("round was abandoned", "rounds were abandoned"),
     }
-    told = [count(n, *words[key]) for key, n in sums.items()]
-    return f"{_sentence(', '.join(told))}"
+    counts = [count(n, *words[key]) for key, n in sums.items()]
+    return f"{_sentence(', '.join(counts))}"
 
 
 def exposure(reading: Reading) -> str:
-    """Of what the server saw."""
+    """The caption of what the server saw."""
     from coterie.channel.exposure import sentences
 
     privacy.exposed(reading)
@@ -205,13 +214,13 @@ def exposure(reading: Reading) -> str:
 
 
 def epsilon(reading: Reading) -> str:
-    """Of the privacy budget."""
+    """The caption of the privacy loss by round."""
     points = privacy.spent(reading)
     most = privacy.budget(reading)
-    text = f"After round {points[-1][0]:.0f} ε is at most {points[-1][1]:.3g} by Rényi divergences"
-    told = reading.result.get("privacy")
-    if isinstance(told, Mapping) and told.get("epsilon") is not None:
-        text += f", and {told['epsilon']:.3g} by the finer count at the end"
+    text = f"After round {points[-1][0]:.0f}, ε is at most {points[-1][1]:.3g} by Rényi divergences"
+    promised = reading.result.get("privacy")
+    if isinstance(promised, Mapping) and promised.get("epsilon") is not None:
+        text += f", and {promised['epsilon']:.3g} by the tighter accountant at the end"
     return f"{text}; the budget is {most:g}." if most is not None else f"{text}."
 
 

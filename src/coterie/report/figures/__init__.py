@@ -1,8 +1,9 @@
 """Pictures of runs and of what methods did, as plotly figures.
 
-Those of methods take events as they are written to ``events.jsonl``, plain dicts and lists; those
-of whole runs a ``Reading``. What cannot be drawn is a ``ConfigError`` that says why. The modules
-below draw sketches, which pages take as they are; the functions here make figures of them.
+Pictures of a method take the events of ``events.jsonl``, plain dicts and lists; pictures of whole
+runs take a ``Reading``. Where there is nothing to draw, they raise a ``ConfigError`` that says why.
+The modules below draw sketches, which pages use directly; the functions here turn them into
+figures.
 """
 
 from coterie.report.figures import by_layer, groups, matrices, methods, mixing, streams, trees

@@ -1,4 +1,4 @@
-"""How far apart clients are in each layer of the model."""
+"""The distances between clients in each layer of the model."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from coterie.report.figures.small_matrices import add_matrix
 from coterie.report.figures.style import short, styled, ticks_of
 
 Matrix = np.ndarray[Any, Any]
-MOST = 9  # layers that are drawn; of more, some in between are left out
+MOST = 9  # layers that are drawn; of a larger model some in between are left out
 COLUMNS = 3
 
 
 def layers_of(notes: Mapping[str, Any]) -> tuple[list[int], dict[str, Matrix]]:
     """The clients, and their distances in each layer, in the order of the model."""
-    told = notes.get("layer_distances")
-    if not told:
+    noted_distances = notes.get("layer_distances")
+    if not noted_distances:
         raise ConfigError(
-            "these notes have no 'layer_distances': they are noted where clients sent the server "
+            "these notes have no 'layer_distances': a run notes them where clients send the server "
             "whole models to compare, as with coterie groups --by model, and up to 100 clients"
         )
-    found = {name: _whole(rows) for name, rows in told["layers"].items()}
-    return [int(c) for c in told["clients"]], found
+    matrices = {name: _whole(rows) for name, rows in noted_distances["layers"].items()}
+    return [int(c) for c in noted_distances["clients"]], matrices
 
 
 def _whole(rows: Sequence[Sequence[float]]) -> Matrix:
-    """A symmetric matrix from what is below its diagonal.
+    """A symmetric matrix from the rows below its diagonal.
 
     >>> _whole([[], [1.0], [2.0, 3.0]]).tolist()
     [[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]]
     """
-    found = np.zeros((len(rows), len(rows)))
+    lower = np.zeros((len(rows), len(rows)))
     for i, row in enumerate(rows):
-        found[i, :i] = row
-    whole: Matrix = found + found.T
-    return whole
+        lower[i, :i] = row
+    full: Matrix = lower + lower.T
+    return full
 
 
 def shown(layers: Sequence[str]) -> list[str]:
-    """The layers that there is room for: the first, the last, and some in between.
+    """The layers that fit into the picture: the first, the last, and some in between.
 
     >>> shown("abcdefghijklm")
     ['a', 'c', 'd', 'f', 'g', 'i', 'j', 'l', 'm']
@@ -56,10 +56,10 @@ def shown(layers: Sequence[str]) -> list[str]:
 
 
 def apart(clients: Sequence[int], rows: Matrix, groups: Sequence[Any]) -> tuple[float, float]:
-    """The mean distance inside groups and that between them; NaN where there are no such pairs."""
-    own = [groups[c] if c < len(groups) else None for c in clients]
-    same = np.array([[a == b for b in own] for a in own])
-    below = np.tri(len(own), k=-1, dtype=bool)
+    """The mean distances inside groups and between them; NaN where there are no such pairs."""
+    client_groups = [groups[c] if c < len(groups) else None for c in clients]
+    same = np.array([[a == b for b in client_groups] for a in client_groups])
+    below = np.tri(len(client_groups), k=-1, dtype=bool)
     inside, between = rows[below & same], rows[below & ~same]
     return tuple(float(v.mean()) if len(v) else math.nan for v in (inside, between))  # type: ignore[return-value]
 
@@ -69,14 +69,14 @@ def distances_by_layer(
 ) -> Sketch:
     """A matrix of clients' distances for each layer, the final one last, clients by group.
 
-    ``notes`` are those with "layer_distances". Each matrix has a scale of its own, from its closest
-    pair to its farthest; the darker (on a dark page the brighter), the closer.
+    ``notes`` are an event's, with "layer_distances". Each matrix has its own scale, from its
+    closest pair to its farthest; darker cells (brighter ones on a dark page) are closer pairs.
     """
     clients, layers = layers_of(notes)
     drawn = shown(list(layers))
     order, ends = by_group(clients, groups)
-    people = ticks_of([names[c] if c < len(names) else f"client {c}" for c in clients])
-    labels = [people[i] for i in order]
+    ticks = ticks_of([names[c] if c < len(names) else f"client {c}" for c in clients])
+    labels = [ticks[i] for i in order]
     columns = min(COLUMNS, len(drawn))
     rows = [min(columns, len(drawn) - k) for k in range(0, len(drawn), columns)]
     figure = tiles(rows, gap=0.08 if len(rows) < 3 else 0.06)
@@ -88,6 +88,6 @@ def distances_by_layer(
 
 
 def _ratio(means: tuple[float, float]) -> str:
-    """How much farther apart groups are than their members, for a title."""
+    """The ratio of the distance between groups to that inside them, for a title."""
     inside, between = means
     return f": {between / inside:.2f}" if inside > 0 and between == between else ""

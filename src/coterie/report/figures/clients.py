@@ -1,4 +1,4 @@
-"""For whom the models were good: each client's scores, at the end and over rounds."""
+"""Pictures of each client's scores, at the end and over rounds."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from coterie.report.reading import Reading, number
 KINDS = ("received", "adapted", "alone")
 _COLOURS = {"received": BLUE, "adapted": LINES[4], "alone": LINES[3]}
 _SYMBOLS = {"received": "circle", "adapted": "diamond", "alone": "square"}
-NAMED = 3  # of the worst clients, beside their points
+NAMED = 3  # worst clients, with their names beside their points
 
 
 def jitter(count: int, width: float = 0.22) -> list[float]:
-    """So many places beside each other, the same ones each time, none close to the next.
+    """Offsets that spread dots over a width, always the same, with neighbours far apart.
 
-    They step by the golden ratio, which fills a width evenly however many there are.
+    They step by the golden ratio, which fills a width evenly for any number of dots.
 
     >>> [round(x, 3) for x in jitter(3)]
     [-0.22, 0.052, -0.116]
@@ -43,22 +43,22 @@ def jitter(count: int, width: float = 0.22) -> list[float]:
 
 
 def spread(reading: Reading) -> Sketch:
-    """Each client's scores at the end: a strip for received, adapted and alone, worst named."""
-    there = {kind: scores_of(reading, kind) for kind in KINDS}
-    there = {kind: own for kind, own in there.items() if own}
-    if not there:
-        raise ConfigError(f"{reading.name}: no client has a score of its own")
+    """Each client's scores at the end: strips for received, adapted and alone, the worst named."""
+    scores_by_kind = {kind: scores_of(reading, kind) for kind in KINDS}
+    scores_by_kind = {kind: scores for kind, scores in scores_by_kind.items() if scores}
+    if not scores_by_kind:
+        raise ConfigError(f"{reading.name}: no client has its own score")
     about = _about(reading)
     traces: list[Any] = []
     notes: list[dict[str, Any]] = []
-    for place, (kind, own) in enumerate(there.items()):
-        traces += [_strip(place, kind, own, about), _box(place, kind, [v for _, v in own])]
-        notes += _names_below(reading, place, own)
+    for place, (kind, scores) in enumerate(scores_by_kind.items()):
+        traces += [_strip(place, kind, scores, about), _box(place, kind, [v for _, v in scores])]
+        notes += _names_below(reading, place, scores)
     figure = figure_of(traces, annotations=notes, showlegend=False)
     figure.x(
-        tickvals=list(range(len(there))),
-        ticktext=[f"{kind}" for kind in there],
-        range=[-0.55, len(there) - 0.3],
+        tickvals=list(range(len(scores_by_kind))),
+        ticktext=[f"{kind}" for kind in scores_by_kind],
+        range=[-0.55, len(scores_by_kind) - 0.3],
         showgrid=False,
         fixedrange=True,
     )
@@ -67,10 +67,10 @@ def spread(reading: Reading) -> Sketch:
 
 
 def scores_of(reading: Reading, kind: str) -> list[tuple[int, float]]:
-    """Each client's score, but not of those who came at the end: theirs are means of their own."""
-    came = {c for c, row in enumerate(reading.clients) if number(row.get("newcomer"))}
-    told = enumerate(reading.scores(kind))
-    return [(c, v) for c, v in told if v is not None and c not in came]
+    """Each client's score, without newcomers, whose scores are reported separately."""
+    newcomers = {c for c, row in enumerate(reading.clients) if number(row.get("newcomer"))}
+    scores = enumerate(reading.scores(kind))
+    return [(c, v) for c, v in scores if v is not None and c not in newcomers]
 
 
 def _tick(reading: Reading, client: int) -> str:
@@ -79,38 +79,40 @@ def _tick(reading: Reading, client: int) -> str:
 
 
 def _about(reading: Reading) -> list[str]:
-    """What the mouse finds about a client: its name, group and samples."""
+    """The hover text of each client: its name, group and samples."""
     groups, rows = reading.groups, reading.clients
-    found = []
+    descriptions = []
     for c, name in enumerate(reading.names):
         parts = [plain(name)]
         group = rows[c].get("group") if c < len(rows) else groups[c] if c < len(groups) else None
         if group not in (None, ""):
             parts.append(f"group {plain(group)}")
-        held = number(rows[c].get("train")) if c < len(rows) else None
-        if held is not None:
-            parts.append(f"{held:.0f} training samples")
-        found.append("<br>".join(parts))
-    return found
+        samples = number(rows[c].get("train")) if c < len(rows) else None
+        if samples is not None:
+            parts.append(f"{samples:.0f} training samples")
+        descriptions.append("<br>".join(parts))
+    return descriptions
 
 
-def _strip(place: float, kind: str, own: Sequence[tuple[int, float]], about: Sequence[str]) -> Any:
-    told = [about[c] if c < len(about) else f"client {c}" for c, _ in own]
+def _strip(
+    place: float, kind: str, scores: Sequence[tuple[int, float]], about: Sequence[str]
+) -> Any:
+    descriptions = [about[c] if c < len(about) else f"client {c}" for c, _ in scores]
     marker = {"color": _COLOURS[kind], "symbol": _SYMBOLS[kind], "size": 7, "opacity": 0.75}
     return {
         "type": "scatter",
-        "x": clear([place + x for x in jitter(len(own))], 4),
-        "y": clear([v for _, v in own]),
+        "x": clear([place + x for x in jitter(len(scores))], 4),
+        "y": clear([v for _, v in scores]),
         "mode": "markers",
         "marker": marker,
-        "hovertext": told,
+        "hovertext": descriptions,
         "hovertemplate": f"%{{hovertext}}<br>{kind} %{{y}}<extra></extra>",
         "name": kind,
     }
 
 
 def quarters(values: Sequence[float]) -> tuple[float, float, float]:
-    """The first quarter, the median and the third quarter.
+    """The first quartile, the median and the third quartile.
 
     >>> quarters([4, 1, 3, 2, 5])
     (2.0, 3.0, 4.0)
@@ -138,15 +140,15 @@ def _box(place: float, kind: str, values: Sequence[float]) -> Any:
 
 
 def _names_below(
-    reading: Reading, place: float, own: Sequence[tuple[int, float]]
+    reading: Reading, place: float, scores: Sequence[tuple[int, float]]
 ) -> list[dict[str, Any]]:
-    """Names of the worst clients below their points, where the fewest others are.
+    """Names of the worst clients, below their points.
 
-    Of those that would lie over each other, the worse one stays.
+    Where two names would overlap, the worse client keeps its name.
     """
-    values = [v for _, v in own]
+    values = [v for _, v in scores]
     line = 0.045 * ((max(values) - min(values)) or 1.0) + 0.004
-    points = [(place + x, v, c) for x, (c, v) in zip(jitter(len(own)), own, strict=True)]
+    points = [(place + x, v, c) for x, (c, v) in zip(jitter(len(scores)), scores, strict=True)]
     notes: list[dict[str, Any]] = []
     for x, y, client in sorted(points, key=lambda p: (p[1], p[2]))[:NAMED]:
         if any(abs(n["y"] - y) < line for n in notes):
@@ -159,35 +161,42 @@ def _names_below(
 
 
 def scored_rounds(reading: Reading) -> tuple[str, Sequence[Event]]:
-    """The rounds in which clients have scores of their own, and which: the headline if it can be.
+    """The kind of score that clients have, the headline if possible, and the rounds that have it.
 
-    A sentence if there are none: without test data each client's score is empty.
+    Raises a ``ConfigError`` if there are none: without test data each client's score is empty.
     """
     for kind in dict.fromkeys((reading.headline, "received")):
-        told = [(e, (e.get("client_scores") or {}).get(kind) or ()) for e in reading.rounds]
-        steps = [e for e, own in told if any(number(v) is not None for v in own)]
+        scores_by_round = [
+            (e, (e.get("client_scores") or {}).get(kind) or ()) for e in reading.rounds
+        ]
+        steps = [e for e, scores in scores_by_round if any(number(v) is not None for v in scores)]
         if steps:
             return kind, steps
-    raise ConfigError(f"{reading.name}: no round has each client's own score")
+    raise ConfigError(f"{reading.name}: no round has scores of single clients")
 
 
 def over_rounds(reading: Reading) -> Sketch:
-    """Each client's score in each round that has them, clients by last group, then by score."""
+    """Each client's score in each scored round, sorted by last group and then by score."""
     kind, steps = scored_rounds(reading)
     columns = [[number(v) for v in e["client_scores"][kind]] for e in steps]
     count = max(map(len, columns))
     columns = [[*column, *[None] * (count - len(column))] for column in columns]
     groups = [*reading.groups[:count], *[None] * (count - len(reading.groups))]
-    place = followed([groups])[0]
+    group_numbers = followed([groups])[0]
     last = [
         next((col[c] for col in reversed(columns) if col[c] is not None), None)
         for c in range(count)
     ]
     shown = [c for c in range(count) if last[c] is not None]
     order = sorted(
-        shown, key=lambda c: (-1 if place[c] is None else place[c] or 0, -(last[c] or 0.0), c)
+        shown,
+        key=lambda c: (
+            -1 if group_numbers[c] is None else group_numbers[c] or 0,
+            -(last[c] or 0.0),
+            c,
+        ),
     )
-    people = ticks_of(reading.names[:count])
+    labels = ticks_of(reading.names[:count])
     by = reading.judged_by
     figure = figure_of(
         [
@@ -196,7 +205,7 @@ def over_rounds(reading: Reading) -> Sketch:
                 f"{kind} {said(by).lower()}",
                 "client %{y}, round %{x}: %{z" + (":.1%}" if by == "accuracy" else ":.3f}"),
                 x=[e["round"] for e in steps],
-                y=[people[c] for c in order],
+                y=[labels[c] for c in order],
             )
         ]
     )
@@ -209,24 +218,27 @@ def over_rounds(reading: Reading) -> Sketch:
 
 
 def gains(reading: Reading) -> list[tuple[int, float]]:
-    """What each client gained over training alone, from the least on; a sentence if unknown."""
+    """Each client's gain over training alone, the least first; a ``ConfigError`` if unknown."""
     kind = reading.headline
     ours, alone = (dict(scores_of(reading, k)) for k in (kind, "alone"))
-    found = [(c, ours[c] - alone[c]) for c in ours if c in alone]
-    if not found:
-        raise ConfigError(f"{reading.name}: nobody trained alone to compare with: run with --alone")
-    return sorted(found, key=lambda p: (p[1], p[0]))
+    gained = [(c, ours[c] - alone[c]) for c in ours if c in alone]
+    if not gained:
+        raise ConfigError(
+            f"{reading.name}: no client trained alone, so there is no gain to show: run with "
+            "--alone"
+        )
+    return sorted(gained, key=lambda p: (p[1], p[0]))
 
 
 def gain(reading: Reading) -> Sketch:
-    """What each client gained over training alone, sorted."""
-    found = gains(reading)
-    people = ticks_of(reading.names)
-    names = [people[c] if c < len(people) else str(c) for c, _ in found]
+    """Each client's gain over training alone, sorted."""
+    gained = gains(reading)
+    labels = ticks_of(reading.names)
+    names = [labels[c] if c < len(labels) else str(c) for c, _ in gained]
     by = reading.judged_by
     parts = (
-        ("worse than alone", RED, [v if v < 0 else None for _, v in found]),
-        ("better, or as good", GREEN, [v if v >= 0 else None for _, v in found]),
+        ("worse than alone", RED, [v if v < 0 else None for _, v in gained]),
+        ("better, or as good", GREEN, [v if v >= 0 else None for _, v in gained]),
     )
     figure = figure_of(
         [
@@ -259,9 +271,9 @@ def gain(reading: Reading) -> Sketch:
 
 
 def worst(reading: Reading, kind: str) -> tuple[str, float] | None:
-    """The name and the score of the client with the least, if there are any scores."""
-    own = scores_of(reading, kind)
-    if not own:
+    """The name and the score of the client with the lowest score; None without scores."""
+    scores = scores_of(reading, kind)
+    if not scores:
         return None
-    client, value = min(own, key=lambda p: (p[1], p[0]))
+    client, value = min(scores, key=lambda p: (p[1], p[0]))
     return _tick(reading, client), value

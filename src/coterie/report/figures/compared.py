@@ -1,4 +1,4 @@
-"""Several runs in one picture: a line a run, or a line for all seeds of a set-up."""
+"""Several runs in one picture: a line for each run, or one for all seeds of a set-up."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from coterie.report.figures.style import (
 from coterie.report.palette import FAINT, INK, line_of
 from coterie.report.reading import Reading, number
 
-MOST_PAIRED = 3000  # client by run: more lines than that are a cloud
+MOST_PAIRED = 3000  # clients times runs: with more lines the picture is a cloud
 _SEED = re.compile(r"[-_/, ]*\bseed[=_ -]?\d+", re.IGNORECASE)
-_SAME = {  # settings that do not make another set-up
+_SAME = {  # settings that do not change the set-up
     "run": (
         "seed",
         "engine",
@@ -44,9 +44,9 @@ _SAME = {  # settings that do not make another set-up
 
 @dataclass(frozen=True)
 class Kind:
-    """Runs that differ in nothing but their seed, and what they are called together.
+    """Runs that differ only in their seed, and the title that they share.
 
-    Of several kinds no two have the same title.
+    No two kinds have the same title.
     """
 
     title: str
@@ -54,10 +54,10 @@ class Kind:
 
 
 def kinds_of(readings: Sequence[Reading]) -> list[Kind]:
-    """Runs of one set-up together, in the order in which they came.
+    """Runs grouped by set-up, in their order.
 
-    Without a configuration that says what was run, each is by itself; and so is the second of two
-    with the same seed: it is no other one.
+    A run whose configuration does not say what was run is a kind of its own, and so is the second
+    of two runs with the same seed.
     """
     found: dict[tuple[str, int], list[Reading]] = {}
     for place, reading in enumerate(readings):
@@ -75,30 +75,30 @@ def kinds_of(readings: Sequence[Reading]) -> list[Kind]:
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
-    """Names of which no two are the same: later ones get a number.
+    """The names, with a number after later ones where two are equal.
 
     >>> told_apart(["a", "b", "a", "a"])
     ['a', 'b', 'a (2)', 'a (3)']
     """
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
-        number, own = 1, name
-        while own in found or (number > 1 and own in names):
+        number, unique_name = 1, name
+        while unique_name in unique or (number > 1 and unique_name in names):
             number += 1
-            own = f"{name} ({number})"
-        found.append(own)
-    return found
+            unique_name = f"{name} ({number})"
+        unique.append(unique_name)
+    return unique
 
 
 def _setup(reading: Reading) -> str:
-    told = settings_of(reading)
-    return json.dumps(told, sort_keys=True, default=str) if told else ""
+    settings = settings_of(reading)
+    return json.dumps(settings, sort_keys=True, default=str) if settings else ""
 
 
 def settings_of(reading: Reading) -> dict[str, dict[str, Any]]:
-    """The tables of a configuration without what makes no other set-up; none if it says too little.
+    """The tables of a configuration that define a set-up; None if it says too little.
 
-    What was run is known if the configuration has a method and a seed.
+    A configuration with a method and a seed says what was run.
     """
     config = reading.config
     if not isinstance(config.get("method"), Mapping) or reading.seed is None:
@@ -117,30 +117,30 @@ def _title(runs: Sequence[Reading]) -> str:
 
 
 def alike(readings: Sequence[Reading]) -> tuple[str, list[Reading]]:
-    """The score that the first run is judged by, and the runs that are judged by it too."""
+    """The score that the first run is judged by, and all runs that are judged by it."""
     by = readings[0].judged_by if readings else "accuracy"
     return by, [r for r in readings if r.judged_by == by]
 
 
 def final(reading: Reading) -> float | None:
-    """The headline score at the end, or of late."""
-    own = reading.result.get(reading.headline)
-    told = number(own.get(reading.judged_by)) if isinstance(own, Mapping) else None
+    """The headline score at the end, or the latest so far."""
+    scores = reading.result.get(reading.headline)
+    score = number(scores.get(reading.judged_by)) if isinstance(scores, Mapping) else None
     points = curve(reading.rounds, reading.headline, reading.judged_by)
-    return told if told is not None else points[-1][1] if points else None
+    return score if score is not None else points[-1][1] if points else None
 
 
 def spent(reading: Reading, place: Place) -> float | None:
-    """Bytes or seconds by the end, or so far."""
-    found = [place(e) for e in reading.rounds]
-    return next((v for v in reversed(found) if v is not None), None)
+    """Bytes or seconds at the end, or so far."""
+    amounts = [place(e) for e in reading.rounds]
+    return next((v for v in reversed(amounts) if v is not None), None)
 
 
 def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
     """The headline score of each run against "rounds", "bytes" or "seconds".
 
-    Of runs that differ in their seed alone the mean is drawn, and from the lowest to the highest a
-    band. A run whose headline score is known of its end alone is one point.
+    Runs that differ only in their seed are drawn as their mean, with a band from the lowest to the
+    highest. A run that was scored at its end only is one point.
     """
     by, runs = alike(readings)
     place, title, kind = AXES[against]
@@ -165,20 +165,20 @@ def kind_lines(
     curves: Sequence[Sequence[Sequence[tuple[float, float]]]],
     hover: str,
 ) -> list[Any]:
-    """A line for each kind of run: of its runs' curves the mean, and a band around it."""
+    """A line for each kind of run: the mean of its runs' curves, with a band around it."""
     traces: list[Any] = []
-    for i, (each, own) in enumerate(zip(kinds, curves, strict=True)):
+    for i, (each, curves_of_kind) in enumerate(zip(kinds, curves, strict=True)):
         colour, dash = line_of(i)
-        mean, low, high = _together(own)
+        mean, low, high = _together(curves_of_kind)
         if not mean:
             continue
-        several = len(own) > 1
-        name = short(each.title, 32) + (f", mean of {len(own)}" if several else "")
+        several = len(curves_of_kind) > 1
+        name = short(each.title, 32) + (f", mean of {len(curves_of_kind)}" if several else "")
         if several and len(mean) > 1:
             more = {"showlegend": False, "legendgroup": name, "opacity": 0.13}
             traces.append(band(low, high, name, colour, **more))
-        told = f"{name}<br>{hover}<br>%{{y}}<extra></extra>"
-        drawn = line(mean, name, colour, dash, hovertemplate=told, legendgroup=name)
+        hover_text = f"{name}<br>{hover}<br>%{{y}}<extra></extra>"
+        drawn = line(mean, name, colour, dash, hovertemplate=hover_text, legendgroup=name)
         size = 6 if len(mean) > 1 else 10
         traces.append(drawn | {"marker": {"size": size, "symbol": symbol_of(i + i // 8)}})
     return traces
@@ -191,7 +191,7 @@ def _hover(against: str) -> str:
 def _together(
     curves: Sequence[Sequence[tuple[float, float]]],
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]], list[tuple[float, float]]]:
-    """The mean of curves point by point, as far as all go, and what is lowest and highest."""
+    """The mean, the lowest and the highest of curves at each point that all of them have."""
     curves = [c for c in curves if c]
     mean, low, high = [], [], []
     for points in zip(*curves, strict=False):
@@ -213,9 +213,9 @@ def score_axis(update: Any, by: str) -> None:
 
 
 def clients(readings: Sequence[Reading]) -> Sketch:
-    """Each client's headline score at the end: a row a run, lines where clients are the same.
+    """Each client's headline score at the end: a row for each run, lines joining the same clients.
 
-    Of runs that differ in their seed alone all clients are in one row.
+    Runs that differ only in their seed share a row.
     """
     by, runs = alike(readings)
     rows = []
@@ -244,12 +244,12 @@ def clients(readings: Sequence[Reading]) -> Sketch:
 
 
 def _by_client(reading: Reading) -> list[float | None]:
-    found = dict(scores_of(reading, reading.headline))
-    return [found.get(c) for c in range(max(found, default=-1) + 1)]
+    scores = dict(scores_of(reading, reading.headline))
+    return [scores.get(c) for c in range(max(scores, default=-1) + 1)]
 
 
 def _pairs(rows: Sequence[tuple[Kind, Sequence[Sequence[float | None]]]]) -> Any:
-    """Lines from a client's score in one run to its score in the next, if it is the same one."""
+    """Lines from a client's score in one run to the same client's score in the next."""
     firsts = [kind.runs[0] for kind, _ in rows]
     same = all(len(kind.runs) == 1 for kind, _ in rows) and all(
         r.names == firsts[0].names and r.seed == firsts[0].seed for r in firsts
@@ -277,16 +277,16 @@ def _pairs(rows: Sequence[tuple[Kind, Sequence[Sequence[float | None]]]]) -> Any
     }
 
 
-def _row(place: int, kind: Kind, own: Sequence[Sequence[float | None]]) -> list[Any]:
+def _row(place: int, kind: Kind, scores_by_run: Sequence[Sequence[float | None]]) -> list[Any]:
     colour, _ = line_of(place)
-    xs, ys, told = [], [], []
-    for run, scores in zip(kind.runs, own, strict=True):
+    xs, ys, hovers = [], [], []
+    for run, scores in zip(kind.runs, scores_by_run, strict=True):
         names = run.names
         for c, (value, at) in enumerate(zip(scores, jitter(len(scores)), strict=True)):
             if value is not None:
                 xs.append(value)
                 ys.append(place + at)
-                told.append(short(names[c], 24) if c < len(names) else f"client {c}")
+                hovers.append(short(names[c], 24) if c < len(names) else f"client {c}")
     marker = {"color": colour, "symbol": symbol_of(place + place // 8), "size": 6, "opacity": 0.7}
     title = short(kind.title, 32)
     low, middle, high = quarters(xs)
@@ -298,7 +298,7 @@ def _row(place: int, kind: Kind, own: Sequence[Sequence[float | None]]) -> list[
             "y": clear(ys, 4),
             "mode": "markers",
             "marker": marker,
-            "hovertext": told,
+            "hovertext": hovers,
             "hovertemplate": f"{title}<br>%{{hovertext}}: %{{x}}<extra></extra>",
             "name": title,
         },
@@ -319,14 +319,14 @@ def _row(place: int, kind: Kind, own: Sequence[Sequence[float | None]]) -> list[
 
 
 def cost(readings: Sequence[Reading]) -> Sketch:
-    """The headline score at the end against all bytes: what is far up and left is best."""
+    """The headline score at the end against all bytes: up and to the left is better."""
     by, runs = alike(readings)
     place, title, _ = AXES["bytes"]
     traces: list[Any] = []
     labels: list[tuple[float, float, str]] = []
     for i, kind in enumerate(kinds_of(runs)):
-        found = [(spent(r, place), final(r)) for r in kind.runs]
-        points = [(x, y) for x, y in found if x is not None and y is not None]
+        pairs = [(spent(r, place), final(r)) for r in kind.runs]
+        points = [(x, y) for x, y in pairs if x is not None and y is not None]
         if not points:
             continue
         colour, _ = line_of(i)
@@ -363,7 +363,7 @@ def cost(readings: Sequence[Reading]) -> Sketch:
 
 
 def _labels(places: Sequence[tuple[float, float, str]]) -> list[dict[str, Any]]:
-    """Names beside points; where two points are close, above and below each other."""
+    """Names beside points, one above the other where two points are close."""
     wide = max((x for x, *_ in places), default=1) or 1
     heights = [y for _, y, _ in places]
     tall = (max(heights) - min(heights)) or 1

@@ -1,4 +1,4 @@
-"""Several runs by their numbers: scores beside seconds, and scores over a parameter."""
+"""Several runs in numbers: scores beside seconds, and scores over a parameter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from coterie.report.palette import BLUE, INK, PURPLE, line_of
 from coterie.report.reading import Reading, number
 from coterie.results.findings import rested
 
-WIDE = 50  # times the smallest value: from there on, values are drawn on a logarithmic scale
+WIDE = 50  # ratio of the largest to the smallest value from which the scale is logarithmic
 _MISSING = object()
 
 
@@ -46,12 +46,11 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Timed:
-    """The scores of a set-up's seeds, and mean seconds by what they went into.
+    """The scores of a set-up's seeds, and its mean seconds by part.
 
-    ``parts`` are those of the whole run, with what was spent before round 1, ``a_round`` those of a
-    round. ``full`` are the scores of the last round after which clients had received all layers,
-    where layers rest: in other rounds clients use layers of their own, which may do better or
-    worse.
+    ``parts`` are the seconds of the whole run, including the time before round 1, ``a_round`` those
+    of a round. Where layers rest, ``full`` are the scores of the last round after which clients had
+    received all layers: in other rounds they use their own layers, which may do better or worse.
     """
 
     kind: Kind
@@ -69,15 +68,15 @@ class Timed:
 def full_score(reading: Reading) -> float | None:
     """The score of the last round with all layers; None where no layer ever rested."""
     resting = rested(reading.rounds)
-    whole = [e for e, own in zip(reading.rounds, resting, strict=True) if not own]
-    if len(whole) == len(reading.rounds):
+    full_rounds = [e for e, layers in zip(reading.rounds, resting, strict=True) if not layers]
+    if len(full_rounds) == len(reading.rounds):
         return None
-    points = curve(whole, reading.headline, reading.judged_by)
+    points = curve(full_rounds, reading.headline, reading.judged_by)
     return points[-1][1] if points else None
 
 
 def timed(readings: Sequence[Reading]) -> tuple[str, list[Timed]]:
-    """What each set-up's rounds took: by the simulated clock if all have one, else really."""
+    """The time of each set-up's rounds: on the simulated clock if all have one, else real."""
     _, runs = alike(readings)
     clocked = all(any(isinstance(e.get("clock"), Mapping) for e in r.rounds) for r in runs)
     source = "clock" if clocked else "seconds"
@@ -86,20 +85,23 @@ def timed(readings: Sequence[Reading]) -> tuple[str, list[Timed]]:
         scores = [v for v in map(final, kind.runs) if v is not None]
         full = [v for v in map(full_score, kind.runs) if v is not None]
         try:
-            told = [time_parts(r, source) for r in kind.runs]
+            times = [time_parts(r, source) for r in kind.runs]
         except ConfigError:
             continue
         if scores:
-            title = told[0][0]
-            rounds = [{k: _sum(v) for k, v in own.items()} for _, own in told]
-            lengths = [max(len(points) for points in own.values()) for _, own in told]
-            whole = [_with_begin(own, r, source) for own, r in zip(rounds, kind.runs, strict=True)]
-            each = [
-                {k: v / n for k, v in own.items()} for own, n in zip(rounds, lengths, strict=True)
+            title = times[0][0]
+            rounds = [{k: _sum(v) for k, v in parts.items()} for _, parts in times]
+            lengths = [max(len(points) for points in parts.values()) for _, parts in times]
+            totals = [
+                _with_begin(parts, r, source) for parts, r in zip(rounds, kind.runs, strict=True)
             ]
-            found.append(Timed(kind, scores, full, _means(whole), _means(each)))
+            each = [
+                {k: v / n for k, v in parts.items()}
+                for parts, n in zip(rounds, lengths, strict=True)
+            ]
+            found.append(Timed(kind, scores, full, _means(totals), _means(each)))
     if not found:
-        raise ConfigError("no run says both how good it was and how long its rounds took")
+        raise ConfigError("no run has both a score and the time of its rounds")
     return title, found
 
 
@@ -108,7 +110,7 @@ def _sum(points: Sequence[tuple[float, float]]) -> float:
 
 
 def _with_begin(parts: Mapping[str, float], run: Reading, source: str) -> dict[str, float]:
-    """Seconds of all rounds, with what was spent before the first."""
+    """Seconds of all rounds, and of the time before the first."""
     first = run.begun.get(source)
     begin = first if isinstance(first, Mapping) else {}
     added = {k: number(begin.get(k)) or 0.0 for k in time_keys(source)}
@@ -117,14 +119,14 @@ def _with_begin(parts: Mapping[str, float], run: Reading, source: str) -> dict[s
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean over seeds of each part."""
-    keys = dict.fromkeys(k for own in rows for k in own)
-    return {k: sum(own.get(k, 0.0) for own in rows) / len(rows) for k in keys}
+    keys = dict.fromkeys(k for row in rows for k in row)
+    return {k: sum(row.get(k, 0.0) for row in rows) / len(rows) for k in keys}
 
 
 def seconds(readings: Sequence[Reading]) -> Sketch:
-    """Score at the end, and the seconds of the whole run by what they went into: a row a set-up.
+    """Score at the end and seconds of the whole run by part, with a row for each set-up.
 
-    Of several seeds dots are means, and lines go from the lowest to the highest; bars are means.
+    With several seeds, dots and bars are means, and lines go from the lowest to the highest.
     """
     by = alike(readings)[0]
     title, rows = timed(readings)
@@ -149,13 +151,13 @@ def seconds(readings: Sequence[Reading]) -> Sketch:
         }
         figure.add(bar, panel=2)
     for place, trace in enumerate(figure.data):
-        trace["legendrank"] = -place  # plotly.js turns the legend of stacked bars around
+        trace["legendrank"] = -place  # plotly.js reverses the legend of stacked bars
     figure.layout |= {"barmode": "stack", "bargap": 0.35, "showlegend": True}
     places = {"tickvals": list(range(len(rows))), "range": [len(rows) - 0.45, -0.55]}
     figure.y(places, ticktext=names, showgrid=False)
     few: dict[str, Any] = {"nticks": 5, "tickangle": 0}
     score_axis(lambda **more: figure.x(more, panel=1, **few), by)
-    figure.x(few, title="seconds in all", rangemode="tozero", panel=2)
+    figure.x(few, title="seconds in total", rangemode="tozero", panel=2)
     figure.layout["xaxis"]["title"]["standoff"] = 4  # above the other panel
     return styled(figure, f"Score and total {title} seconds", high)
 
@@ -194,7 +196,7 @@ def _ranges(
 class Varied:
     """Runs of one method that differ in one parameter: scores and numbers of groups by its value.
 
-    ``named`` are those of values that are no numbers, such as "auto".
+    ``named`` are those of values that are not numbers, such as "auto".
     """
 
     method: str
@@ -205,20 +207,22 @@ class Varied:
 
 
 def varied(readings: Sequence[Reading]) -> Varied:
-    """The one parameter of the method that these runs differ in; a sentence if it is not one."""
+    """The parameter in which these runs differ; a ``ConfigError`` if it is not exactly one."""
     by, runs = alike(readings)
     tables = [_flat(r) for r in runs]
     if len(runs) < 2 or not all(tables):
-        raise ConfigError("there must be two runs or more whose configuration says what was run")
+        raise ConfigError(
+            "this picture needs two or more runs whose configuration says what was run"
+        )
     keys = dict.fromkeys(k for table in tables for k in table)
     differ = [k for k in keys if len({str(t.get(k, _MISSING)) for t in tables}) > 1]
-    if "method.name" in differ:  # then its parameters are others, too
+    if "method.name" in differ:  # another method has other parameters
         differ = [k for k in differ if k == "method.name" or not k.startswith("method.")]
     key = differ[0] if differ else ""
     if len(differ) != 1 or not key.startswith("method.") or key == "method.name":
         what = ", ".join(differ[:5]) + (" and more" if len(differ) > 5 else "")
         raise ConfigError(
-            "this picture is of runs of one method that differ in exactly one of its parameters, "
+            "this picture needs runs of one method that differ in exactly one of its parameters, "
             f"besides the seed; these differ in {what or 'nothing'}"
         )
     values: dict[float, tuple[list[float], list[int]]] = {}
@@ -235,7 +239,7 @@ def varied(readings: Sequence[Reading]) -> Varied:
         groups.append(len({g for g in run.groups if g is not None}))
     if len(values) < 2:
         raise ConfigError(
-            f"runs with two numbers or more for {key} are needed; there "
+            f"this picture needs runs with two or more numbers for {key}; there "
             f"{'is one' if values else 'are none'}"
         )
     ordered = {v: values[v] for v in sorted(values)}
@@ -243,7 +247,7 @@ def varied(readings: Sequence[Reading]) -> Varied:
 
 
 def _flat(reading: Reading) -> dict[str, Any]:
-    """All settings by table and key; of the method also those that were left at their defaults."""
+    """All settings by table and key, including the method's defaults."""
     tables = settings_of(reading)
     factory = METHODS.get(str((tables.get("method") or {}).get("name")))
     known = inspect.signature(factory).parameters if factory else {}
@@ -253,32 +257,32 @@ def _flat(reading: Reading) -> dict[str, Any]:
 
 
 def parameter(readings: Sequence[Reading]) -> Sketch:
-    """Score at the end and number of groups over a parameter that the runs differ in.
+    """Score at the end and number of groups over the parameter in which the runs differ.
 
-    Of several seeds lines are means, bands go from the lowest to the highest. Values that are no
-    numbers, such as "auto", are dashed lines.
+    With several seeds, lines are means and bands go from the lowest to the highest. Values that are
+    not numbers, such as "auto", are dashed lines.
     """
-    found = varied(readings)
+    sweep = varied(readings)
     figure = panels([0.62, 0.38])
-    _add_means(figure, 1, {v: s for v, (s, _) in found.values.items()}, "score at the end", BLUE)
-    _add_means(figure, 2, {v: g for v, (_, g) in found.values.items()}, "groups", PURPLE)
-    ends = [(v, 0.0) for v in found.values]
-    for i, (name, (scores, groups)) in enumerate(found.named.items()):
-        told = f"{found.key} = {plain(name)}"
+    _add_means(figure, 1, {v: s for v, (s, _) in sweep.values.items()}, "score at the end", BLUE)
+    _add_means(figure, 2, {v: g for v, (_, g) in sweep.values.items()}, "groups", PURPLE)
+    ends = [(v, 0.0) for v in sweep.values]
+    for i, (name, (scores, groups)) in enumerate(sweep.named.items()):
+        hover = f"{sweep.key} = {plain(name)}"
         for panel, own in ((1, scores), (2, groups)):
             height = sum(own) / len(own)
-            mark = level(ends, height, told, line_of(i + 1)[0], dash_of(i + 1))
+            mark = level(ends, height, hover, line_of(i + 1)[0], dash_of(i + 1))
             figure.add({**mark, "showlegend": panel == 1}, panel=panel)
-    score_axis(lambda **more: figure.y(more, panel=1), found.by)
+    score_axis(lambda **more: figure.y(more, panel=1), sweep.by)
     figure.y(title="groups", rangemode="tozero", nticks=6, panel=2)
-    low, high = min(found.values), max(found.values)
+    low, high = min(sweep.values), max(sweep.values)
     wide = low > 0 and high >= WIDE * low
-    few = list(found.values) if len(found.values) <= 12 else None
+    few = list(sweep.values) if len(sweep.values) <= 12 else None
     ticks: dict[str, Any] = {"tickvals": few, "ticktext": [f"{v:g}" for v in few]} if few else {}
-    ticks = ticks if wide or _roomy(found.values) else {}
+    ticks = ticks if wide or _roomy(sweep.values) else {}
     figure.x({**ticks, "type": "log"} if wide else ticks)
-    figure.x(title=f"{found.key} of {plain(found.method)}", panel=2)
-    return styled(figure, f"Score and groups by {found.key}", 520)
+    figure.x(title=f"{sweep.key} of {plain(sweep.method)}", panel=2)
+    return styled(figure, f"Score and groups by {sweep.key}", 520)
 
 
 def _roomy(values: Mapping[float, Any]) -> bool:

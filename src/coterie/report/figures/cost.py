@@ -1,4 +1,4 @@
-"""What a run cost: bytes by kind and by client, seconds, and what was lost on the way."""
+"""The cost of a run: bytes by kind and by client, seconds, and lost replies."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ _UP = (ORANGE, RED, TINTS[1], TINTS[5], LINES[4], TINTS[7])
 def by_kind(reading: Reading) -> dict[str, list[tuple[float, float]]]:
     """Cumulative bytes by round, of "down" and "up" and each kind of array: "down, model/head".
 
-    What was sent before the first round has no kinds and is "before round 1". Wasted bytes are
-    apart from all others: "wasted".
+    Bytes sent before the first round have no kinds and are "before round 1". Wasted bytes are
+    separate: "wasted".
     """
     steps = [e for e in reading.rounds if isinstance(e.get("bytes"), Mapping)]
     if not steps:
-        raise ConfigError(f"{reading.name}: no round says how many bytes were sent")
-    begun = dict(reading.begun.get("bytes") or {})
+        raise ConfigError(f"{reading.name}: no round has its number of bytes")
+    before = dict(reading.begun.get("bytes") or {})
     moved_by = [by_purpose(e.get("kinds") or {}) for e in steps]
     kinds = list(dict.fromkeys(k for own in moved_by for k in own))
     totals: dict[str, float] = {}
-    found: dict[str, list[tuple[float, float]]] = {}
+    series: dict[str, list[tuple[float, float]]] = {}
     for way, name in ((0, "down"), (1, "up")):
         sent = {k: sum(own.get(k, _NONE)[way] for own in moved_by) for k in kinds}
         most = sorted((k for k in kinds if sent[k]), key=lambda k: -sent[k])
         least = _SMALL * sum(sent.values())
         shown = [k for k in most if sent[k] >= least][:MOST_KINDS]
-        first = number(begun.get(name)) or 0.0
+        first = number(before.get(name)) or 0.0
         if first:
-            found[f"{name}, before round 1"] = [(e["round"], first) for e in steps]
+            series[f"{name}, before round 1"] = [(e["round"], first) for e in steps]
         for event, own in zip(steps, moved_by, strict=True):
-            whole = number(event["bytes"].get(name)) or 0.0
+            total = number(event["bytes"].get(name)) or 0.0
             parts = {k: own.get(k, _NONE)[way] for k in shown}
-            parts["other"] = whole - sum(parts.values())
+            parts["other"] = total - sum(parts.values())
             for kind, moved in parts.items():
                 key = f"{name}, {kind}" if shown else name
                 totals[key] = totals.get(key, 0.0) + moved
-                found.setdefault(key, []).append((event["round"], totals[key]))
+                series.setdefault(key, []).append((event["round"], totals[key]))
     lost: list[tuple[float, float]] = [(e["round"], _wasted(e)) for e in steps]
     if any(v for _, v in lost):
-        found["wasted"] = lost
-    found = {key: points for key, points in found.items() if points[-1][1]}
-    if not found:
+        series["wasted"] = lost
+    series = {key: points for key, points in series.items() if points[-1][1]}
+    if not series:
         raise ConfigError(f"{reading.name}: nothing was sent")
-    return found
+    return series
 
 
 def _wasted(event: Event) -> float:
@@ -66,7 +66,7 @@ def _wasted(event: Event) -> float:
 
 
 def bytes_by_round(reading: Reading) -> Sketch:
-    """Cumulative bytes over rounds, one kind on the other; what was wasted is a line apart."""
+    """Cumulative bytes over rounds, with the kinds stacked; wasted bytes are a separate line."""
     places = {"down": 0, "up": 0}
     traces = []
     for key, points in by_kind(reading).items():
@@ -94,12 +94,12 @@ def bytes_by_round(reading: Reading) -> Sketch:
 
 
 def bytes_axis(figure: Sketch, title: str) -> None:
-    """Bytes upwards, with k, M and G."""
+    """An axis of bytes, with k, M and G."""
     figure.y(title=title, tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=6)
 
 
 def of_clients(reading: Reading) -> list[tuple[int, float, float]]:
-    """What went down to and up from each client, the most first."""
+    """The bytes down to and up from each client, the most first."""
     moved: dict[int, list[float]] = {}
     if any(c.get("bytes_down") for c in reading.clients):
         for c, row in enumerate(reading.clients):
@@ -107,20 +107,20 @@ def of_clients(reading: Reading) -> list[tuple[int, float, float]]:
     else:
         for event in reading.rounds:
             for client, pair in (event.get("client_bytes") or {}).items():
-                own = moved.setdefault(int(client), [0.0, 0.0])
-                own[0], own[1] = own[0] + float(pair[0]), own[1] + float(pair[1])
-    if not any(sum(own) for own in moved.values()):
-        raise ConfigError(f"{reading.name}: nothing was sent to or from single clients")
-    found = [(c, own[0], own[1]) for c, own in moved.items()]
-    return sorted(found, key=lambda p: (-p[1] - p[2], p[0]))
+                sums = moved.setdefault(int(client), [0.0, 0.0])
+                sums[0], sums[1] = sums[0] + float(pair[0]), sums[1] + float(pair[1])
+    if not any(sum(pair) for pair in moved.values()):
+        raise ConfigError(f"{reading.name}: no bytes are known of single clients")
+    amounts = [(c, pair[0], pair[1]) for c, pair in moved.items()]
+    return sorted(amounts, key=lambda p: (-p[1] - p[2], p[0]))
 
 
 def bytes_by_client(reading: Reading) -> Sketch:
-    """What went down to and up from each client, the most first."""
-    found = of_clients(reading)
-    people = ticks_of(reading.names)
-    names = [people[c] if c < len(people) else str(c) for c, *_ in found]
-    parts = (("down", BLUE, [d for _, d, _ in found]), ("up", ORANGE, [u for *_, u in found]))
+    """The bytes down to and up from each client, the most first."""
+    amounts = of_clients(reading)
+    labels = ticks_of(reading.names)
+    names = [labels[c] if c < len(labels) else str(c) for c, *_ in amounts]
+    parts = (("down", BLUE, [d for _, d, _ in amounts]), ("up", ORANGE, [u for *_, u in amounts]))
     figure = figure_of(
         [
             _bars(names, values, title, colour, "client %{x}: %{y:.4s}B ")
@@ -155,29 +155,29 @@ _SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def time_keys(source: str) -> tuple[str, ...]:
-    """What the seconds of "clock" or "seconds" went into."""
+    """The parts of the seconds in "clock" or "seconds"."""
     return _SOURCES[source][1]
 
 
 def time_parts(
     reading: Reading, source: str = ""
 ) -> tuple[str, dict[str, list[tuple[float, float]]]]:
-    """Seconds of each round by what they went into: of the simulated clock, else real ones.
+    """Seconds of each round by part: of the simulated clock if there is one, else real seconds.
 
-    ``source`` is "clock" or "seconds" where only one of them will do.
+    ``source`` is "clock" or "seconds" to allow only one of them.
     """
     for name in (source,) if source else tuple(_SOURCES):
         title, keys = _SOURCES[name]
-        told = [(float(e["round"]), e.get(name)) for e in reading.rounds]
-        timed = [(r, table) for r, table in told if isinstance(table, Mapping)]
+        tables = [(float(e["round"]), e.get(name)) for e in reading.rounds]
+        timed = [(r, table) for r, table in tables if isinstance(table, Mapping)]
         if not timed:
             continue
-        found = {key: [(r, number(table.get(key)) or 0.0) for r, table in timed] for key in keys}
-        found = {key: points for key, points in found.items() if any(v for _, v in points)}
-        if found:
-            return title, found
+        parts = {key: [(r, number(table.get(key)) or 0.0) for r, table in timed] for key in keys}
+        parts = {key: points for key, points in parts.items() if any(v for _, v in points)}
+        if parts:
+            return title, parts
         break
-    raise ConfigError(f"{reading.name}: no round says how long it took")
+    raise ConfigError(f"{reading.name}: no round has its time")
 
 
 TIMES = {
@@ -190,8 +190,8 @@ TIMES = {
 
 
 def time_by_round(reading: Reading) -> Sketch:
-    """Where the seconds of each round went."""
-    kind, found = time_parts(reading)
+    """The seconds of each round by part."""
+    kind, parts = time_parts(reading)
     figure = figure_of(
         [
             _bars(
@@ -201,10 +201,10 @@ def time_by_round(reading: Reading) -> Sketch:
                 TIMES[key],
                 "round %{x}: %{y:.3~s}s ",
             )
-            for key, points in found.items()
+            for key, points in parts.items()
         ],
         barmode="stack",
-        bargap=0.1 if len(next(iter(found.values()))) < 60 else 0,
+        bargap=0.1 if len(next(iter(parts.values()))) < 60 else 0,
         showlegend=True,
     )
     figure.x(title="round", nticks=8)
@@ -213,18 +213,18 @@ def time_by_round(reading: Reading) -> Sketch:
 
 
 def mishaps(reading: Reading) -> dict[str, list[tuple[float, float]]]:
-    """Replies lost and late, and rounds given up, by round; a sentence if there were none."""
-    found = {
+    """Lost and late replies and abandoned rounds, by round; a ``ConfigError`` if there are none."""
+    counts = {
         key: [(float(e["round"]), number(e.get(key)) or 0.0) for e in reading.rounds]
         for key in ("lost", "late")
     }
-    found["abandoned"] = [
+    counts["abandoned"] = [
         (float(e["round"]), float(bool(e.get("abandoned")))) for e in reading.rounds
     ]
-    found = {key: points for key, points in found.items() if any(v for _, v in points)}
-    if not found:
-        raise ConfigError(f"{reading.name}: no reply was lost or late, no round abandoned")
-    return found
+    counts = {key: points for key, points in counts.items() if any(v for _, v in points)}
+    if not counts:
+        raise ConfigError(f"{reading.name}: no reply was lost or late, and no round was abandoned")
+    return counts
 
 
 _LOST = {"lost": RED, "late": ORANGE, "abandoned": FAINT}

@@ -1,4 +1,4 @@
-"""Whether clients whose labels differ are those whose models do."""
+"""Whether clients with different labels have different models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KL = "labels (KL)"
 
 @dataclass(frozen=True)
 class Compared:
-    """Clients' divergence of labels, and how far apart their models are, by what is measured."""
+    """The clients' label divergences, and the distances of their models by each measure."""
 
     clients: Sequence[int]
     labels: Matrix
@@ -32,16 +32,18 @@ class Compared:
 
     def pairs(self, rows: Matrix) -> Matrix:
         """A number for each pair of clients."""
-        found: Matrix = rows[np.tril_indices(len(rows), -1)]
-        return found
+        lower: Matrix = rows[np.tril_indices(len(rows), -1)]
+        return lower
 
     def together(self, groups: Sequence[Any]) -> Matrix:
-        """Which two clients are in one group; nobody, where there is one group only."""
-        own = [groups[c] if c < len(groups) else None for c in self.clients]
-        return np.array([[a == b and len(set(own)) > 1 for b in own] for a in own])
+        """The pairs of clients in the same group; none where there is only one group."""
+        client_groups = [groups[c] if c < len(groups) else None for c in self.clients]
+        return np.array(
+            [[a == b and len(set(client_groups)) > 1 for b in client_groups] for a in client_groups]
+        )
 
     def correlation(self, what: str) -> float:
-        """Pearson's, over all pairs of clients; NaN where all pairs are alike."""
+        """Pearson's correlation over all pairs of clients; NaN where all pairs are equal."""
         x, y = self.pairs(self.labels), self.pairs(self.models[what])
         if len(x) < 2 or not (x.std() > 0 and y.std() > 0):
             return math.nan
@@ -49,35 +51,38 @@ class Compared:
 
 
 def compare(events: Sequence[Event], data: Mapping[str, Any]) -> Compared:
-    """What a run noted of its clients' models, beside the labels that they hold.
+    """The distances of the clients' models that a run noted, with their label divergences.
 
     DC-PFL notes its discrepancy with and without the scaling of models to [0, 1].
     """
-    held = data.get("labels")
-    if not held:
+    labels = data.get("labels")
+    if not labels:
         raise ConfigError(
-            "what labels clients hold is not known to this run, or their targets are numbers: a "
-            "divergence of labels needs classes"
+            "this run does not know its clients' labels, or their targets are numbers: a "
+            "divergence "
+            "of labels needs classes"
         )
     noted = having(events, "unscaled_distances")
     if noted:
         notes = noted[-1]["notes"]
         clients = list(notes["clients"])
-        found = {
+        models = {
             "scaled models": grid(notes["distances"], "f8"),
             "models as they are": grid(notes["unscaled_distances"], "f8"),
         }
     else:
         pairs = pairs_of(events)
         if pairs.alike:
-            raise ConfigError("this run noted how alike clients are, not how far apart")
-        clients, found = list(pairs.clients), {pairs.what: grid(pairs.rows, "f8")}
-    there = [i for i, c in enumerate(clients) if c < len(held) and sum(held[c])]
-    if len(there) < 2:
+            raise ConfigError("this run noted similarities of clients, not distances")
+        clients, models = list(pairs.clients), {pairs.what: grid(pairs.rows, "f8")}
+    places = [i for i, c in enumerate(clients) if c < len(labels) and sum(labels[c])]
+    if len(places) < 2:
         raise ConfigError("fewer than two clients have both labels and a distance")
-    people = [clients[i] for i in there]
-    kept = {what: rows[np.ix_(there, there)] for what, rows in found.items()}
-    return Compared(people, kl_matrix(np.array([held[c] for c in people], float)), kept)
+    compared_clients = [clients[i] for i in places]
+    kept = {what: rows[np.ix_(places, places)] for what, rows in models.items()}
+    return Compared(
+        compared_clients, kl_matrix(np.array([labels[c] for c in compared_clients], float)), kept
+    )
 
 
 def divergence(
@@ -86,37 +91,37 @@ def divergence(
     groups: Sequence[Any] = (),
     names: Sequence[str] = (),
 ) -> Sketch:
-    """Label divergence and model distance of every two clients: as matrices, and as points.
+    """Label divergence and model distance of each pair of clients, as matrices and as points.
 
-    ``data`` is a run's ``data.json``. Clients are ordered by ``groups``; each matrix has a scale of
-    its own.
+    ``data`` is a run's ``data.json``. Clients are ordered by ``groups``; each matrix has its own
+    scale.
     """
-    found = compare(events, data)
-    order, ends = by_group(found.clients, groups)
-    told = [names[c] if c < len(names) else f"client {c}" for c in found.clients]
-    people = ticks_of(told)
-    labels = [people[i] for i in order]
-    whats = list(found.models)
+    compared = compare(events, data)
+    order, ends = by_group(compared.clients, groups)
+    client_names = [names[c] if c < len(names) else f"client {c}" for c in compared.clients]
+    ticks = ticks_of(client_names)
+    labels = [ticks[i] for i in order]
+    whats = list(compared.models)
     figure = tiles([2, 2] if len(whats) > 1 else [3], gap=0.12)
-    shown = {KL: found.labels, whats[0]: found.models[whats[0]]}
+    shown = {KL: compared.labels, whats[0]: compared.models[whats[0]]}
     for panel, (what, rows) in enumerate(shown.items(), 1):
         values = rows[np.ix_(order, order)]
-        add_matrix(figure, panel, values, labels, ends, _short(what), "how far apart clients are")
+        add_matrix(figure, panel, values, labels, ends, _short(what), "distance of clients")
     for panel, what in enumerate(whats, len(shown) + 1):
-        _add_points(figure, panel, found, what, groups)
+        _add_points(figure, panel, compared, what, groups)
     return styled(figure, "Labels and models of clients", 720 if len(whats) > 1 else 430)
 
 
 def _add_points(
-    figure: Sketch, panel: int, found: Compared, what: str, groups: Sequence[Any]
+    figure: Sketch, panel: int, compared: Compared, what: str, groups: Sequence[Any]
 ) -> None:
-    """A point for each pair of clients, a diamond for those of one group."""
-    same = found.pairs(found.together(groups))
-    x, y = found.pairs(found.labels), found.pairs(found.models[what])
+    """A point for each pair of clients, a diamond for pairs in the same group."""
+    same = compared.pairs(compared.together(groups))
+    x, y = compared.pairs(compared.labels), compared.pairs(compared.models[what])
     step = math.ceil(len(x) / MOST)
     for inside, name, colour, symbol in (
         (False, "pairs of clients", BLUE, "circle"),
-        (True, "pairs of one group", ORANGE, "diamond"),
+        (True, "pairs in the same group", ORANGE, "diamond"),
     ):
         at = np.flatnonzero(same == inside)[::step]
         if not len(at):
@@ -132,15 +137,17 @@ def _add_points(
             "showlegend": False,
         }
         figure.add(trace, panel=panel)
-    r = found.correlation(what)
-    said = f", r = {r:.3f}" if r == r else ""
+    r = compared.correlation(what)
+    correlation = f", r = {r:.3f}" if r == r else ""
     figure.layout["annotations"].append(
-        panel_title(figure.panels[panel - 1], f"{_short(what.replace('models', '').strip())}{said}")
+        panel_title(
+            figure.panels[panel - 1], f"{_short(what.replace('models', '').strip())}{correlation}"
+        )
     )
     figure.x(panel=panel, title=KL, rangemode="tozero", nticks=6)
     figure.y(panel=panel, rangemode="tozero", nticks=6)
 
 
 def _short(what: str) -> str:
-    """A title that a panel has room for."""
+    """A title that fits a panel."""
     return what[0].upper() + what[1:]

@@ -24,30 +24,32 @@ from coterie.report.figures.style import (
 from coterie.report.palette import BLUE, FAINT, GREEN, INK, RED, colour_of
 
 Notes = Mapping[str, Any]
-_TICKS = 16  # up to so many numbers of groups are all written on an axis
+_TICKS = 16  # up to this many numbers of groups, the axis has a tick for each
 
 
 def evidence(notes: Notes) -> Sketch:
-    """Held-out error and reproducibility for each number of groups; the one chosen is marked.
+    """Held-out error and reproducibility for each number of groups, with the chosen one marked.
 
-    ``notes`` are those of an event with "evidence". Errors are relative to that of one mean; bars
+    ``notes`` are an event's, with "evidence". Errors are relative to the error of one mean; bars
     are standard errors of the difference from the lowest.
     """
-    told = noted(notes, "evidence", "those of a method that groups by evidence")
-    errors = {int(k): float(v) for k, v in told["errors"].items()}
+    evidence_notes = noted(notes, "evidence", "those of a method that groups by evidence")
+    errors = {int(k): float(v) for k, v in evidence_notes["errors"].items()}
     if not errors or not errors.get(1):
-        raise ConfigError("there was too little to compare: no errors were noted")
-    deviations = {int(k): float(v) for k, v in told["deviations"].items()}
-    kappa = {int(k): float(v) for k, v in told["kappa"].items()}
-    chosen, one = int(told["groups"]), errors[1]
+        raise ConfigError("the run noted no errors: there was too little to compare")
+    deviations = {int(k): float(v) for k, v in evidence_notes["deviations"].items()}
+    kappa = {int(k): float(v) for k, v in evidence_notes["kappa"].items()}
+    chosen, error_of_one = int(evidence_notes["groups"]), errors[1]
     figure = panels([0.6, 0.4])
-    points = [(k, v / one) for k, v in sorted(errors.items())]
-    bars = _bars([deviations.get(k, 0.0) / one for k, _ in points], BLUE)
+    points = [(k, v / error_of_one) for k, v in sorted(errors.items())]
+    bars = _bars([deviations.get(k, 0.0) / error_of_one for k, _ in points], BLUE)
     hover = "%{x} groups: %{y:.3f} of one mean's error ± %{error_y.array:.3f}<extra></extra>"
     curve = line(points, "held-out error", BLUE, error_y=bars, hovertemplate=hover)
     figure.add(curve, panel=1)
     figure.add(level(points, 1.0, "one mean for all", FAINT), panel=1)
-    figure.add(_chosen((chosen, errors[chosen] / one), f"chosen: {_groups(chosen)}"), panel=1)
+    figure.add(
+        _chosen((chosen, errors[chosen] / error_of_one), f"chosen: {_groups(chosen)}"), panel=1
+    )
     if kappa:
         agreement = sorted(kappa.items())
         hover = "%{x} groups: κ %{y:.2f}<extra></extra>"
@@ -61,12 +63,12 @@ def evidence(notes: Notes) -> Sketch:
     ticks = {"dtick": 1} if len(errors) <= _TICKS else {"nticks": 12}
     figure.x(ticks, range=[0.5, max(errors) + 0.5])
     title = "Do groups predict clients' other halves?"
-    return styled(figure, title, 520, plain(told.get("why") or ""))
+    return styled(figure, title, 520, plain(evidence_notes.get("why") or ""))
 
 
 @dataclass(frozen=True)
 class Map:
-    """Clients in a plane: where each is, its group and certainty, and what share is shown."""
+    """Clients in a plane: coordinates, groups, certainties, and the share of differences shown."""
 
     clients: Sequence[int]
     places: np.ndarray
@@ -76,12 +78,12 @@ class Map:
 
 
 def map_of(notes: Notes) -> Map:
-    """Clients at distances as near as a plane allows to those that were noted.
+    """Clients in a plane, at distances as close to the noted ones as possible.
 
-    This is classical multidimensional scaling. The noted distances are those of directions, 1 − cos
-    of their angle; twice as much is the squared distance of two vectors of length 1.
+    This is classical multidimensional scaling. The noted distances are 1 − cos of the angle between
+    two directions; twice that is the squared distance of two vectors of length 1.
     """
-    told = noted(notes, "evidence", "those of a method that groups by evidence")
+    evidence_notes = noted(notes, "evidence", "those of a method that groups by evidence")
     rows = noted(notes, "distances", "notes of up to 200 clients")
     squares = 2 * np.clip(np.array(rows, float), 0, None)
     size = len(squares)
@@ -90,31 +92,31 @@ def map_of(notes: Notes) -> Map:
     values, vectors = np.clip(values[::-1], 0, None), vectors[:, ::-1]
     places = np.zeros((size, 2))
     kept = vectors[:, :2] * np.sqrt(values[:2])
-    # An axis may point either way: the client that is farthest out along it is on its right.
+    # An axis may point either way: the client farthest out along it is put on the right.
     kept *= np.where(kept[np.abs(kept).argmax(0), np.arange(kept.shape[1])] < 0, -1, 1)
     places[:, : kept.shape[1]] = kept
     total = float(values.sum())
     return Map(
         list(notes["clients"]),
         places,
-        list(told.get("labels") or [0] * size),
-        list(told["certainty"]),
+        list(evidence_notes.get("labels") or [0] * size),
+        list(evidence_notes["certainty"]),
         float(values[:2].sum()) / total if total else 0.0,
     )
 
 
 def client_map(notes: Notes, names: Sequence[str] = ()) -> Sketch:
-    """Clients in a plane, alike ones near each other; pale and small where a group is uncertain.
+    """Clients in a plane, similar ones close together; small and pale if their group is uncertain.
 
-    ``notes`` are those of an event with "evidence" and "distances"; ``names`` those of clients.
+    ``notes`` are an event's, with "evidence" and "distances"; ``names`` are the clients' names.
     """
-    there = map_of(notes)
-    people = [plain(names[c] if c < len(names) else f"client {c}") for c in there.clients]
-    sizes = Counter(there.groups)
+    plane = map_of(notes)
+    labels = [plain(names[c] if c < len(names) else f"client {c}") for c in plane.clients]
+    sizes = Counter(plane.groups)
     traces: list[dict[str, Any]] = []
     for group in sorted(sizes):
-        own = [i for i, g in enumerate(there.groups) if g == group]
-        sure = np.clip([there.certainty[i] for i in own], 0, 1)
+        members = [i for i, g in enumerate(plane.groups) if g == group]
+        sure = np.clip([plane.certainty[i] for i in members], 0, 1)
         marker: dict[str, Any] = {
             "color": colour_of(group),
             "symbol": symbol_of(group),
@@ -122,30 +124,32 @@ def client_map(notes: Notes, names: Sequence[str] = ()) -> Sketch:
             "opacity": clear(0.35 + 0.65 * sure, 3),
             "line": {"color": INK, "width": 0.5},
         }
-        hover = [f"{people[i]}<br>group {group}<br>certainty {there.certainty[i]:.2f}" for i in own]
+        hover = [
+            f"{labels[i]}<br>group {group}<br>certainty {plane.certainty[i]:.2f}" for i in members
+        ]
         traces.append(
-            _points(there, own, marker, hover, f"group {group} ({_clients(sizes[group])})")
+            _points(plane, members, marker, hover, f"group {group} ({_clients(sizes[group])})")
         )
-    between = [i for i, c in enumerate(there.certainty) if c < 0]
+    between = [i for i, c in enumerate(plane.certainty) if c < 0]
     if between:
         ring = {**_ring(), "size": 18}
-        hover = [f"{people[i]}: between two groups" for i in between]
-        traces.append(_points(there, between, ring, hover, "between two groups"))
+        hover = [f"{labels[i]}: between two groups" for i in between]
+        traces.append(_points(plane, between, ring, hover, "between two groups"))
     figure = figure_of(traces)
     blank = {"zeroline": False, "showticklabels": False}
     figure.x(blank, title="first axis of the clients' differences")
     figure.y(blank, title="second axis", scaleanchor="x", scaleratio=1)
-    share = f"the plane shows {there.share:.0%} of how clients differ"
+    share = f"the plane shows {plane.share:.0%} of the clients' differences"
     return styled(figure, "Map of clients", 520, share)
 
 
 def _points(
-    there: Map, own: Sequence[int], marker: Mapping[str, Any], hover: Sequence[str], name: str
+    plane: Map, members: Sequence[int], marker: Mapping[str, Any], hover: Sequence[str], name: str
 ) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "x": clear(there.places[own, 0]),
-        "y": clear(there.places[own, 1]),
+        "x": clear(plane.places[members, 0]),
+        "y": clear(plane.places[members, 1]),
         "mode": "markers",
         "marker": dict(marker),
         "hovertext": list(hover),
@@ -163,7 +167,7 @@ def _ring() -> dict[str, Any]:
 
 
 def _chosen(point: tuple[float, float], name: str) -> dict[str, Any]:
-    """A ring around the number of groups that was chosen."""
+    """A ring around the chosen number of groups."""
     return {
         "type": "scatter",
         "x": [point[0]],

@@ -1,4 +1,4 @@
-"""Groups under numbers that last, whatever a method calls them in each round."""
+"""Numbers that follow groups through the rounds, whatever a method calls them in each round."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ Column = Sequence[int | None]
 
 
 def steps_of_groups(events: Sequence[Event]) -> list[Event]:
-    """The events that say who is in which group, in order; of a round told twice, the last.
+    """The events that have the clients' groups, in order; the last one of a round that has two.
 
-    Joining is not among them: an admission tells of those who came alone.
+    Admissions are not among them: they only have the groups of newcomers.
     """
-    told = [e for e in events if e.get("event") not in ("admission", "arrival", "scores")]
-    told = [e for e in told if any(g is not None for g in e.get("groups") or ())]
-    if not told:
+    steps = [e for e in events if e.get("event") not in ("admission", "arrival", "scores")]
+    steps = [e for e in steps if any(g is not None for g in e.get("groups") or ())]
+    if not steps:
         raise ConfigError(
-            "no event says who is in which group: give the lines of a run's events.jsonl"
+            "no event has the clients' groups: give the lines of a run's events.jsonl"
         )
-    found = {e["round"]: e for e in told}
-    return [found[number] for number in sorted(found)]
+    by_round = {e["round"]: e for e in steps}
+    return [by_round[number] for number in sorted(by_round)]
 
 
 def names_of_groups(steps: Sequence[Event]) -> list[list[Any]]:
-    """Each step's groups in client order, as long as the longest: who came late had none before."""
+    """Each step's groups in client order, all equally long; None before a client came."""
     members = max(len(e["groups"]) for e in steps)
     return [[*e["groups"], *[None] * (members - len(e["groups"]))] for e in steps]
 
 
 def followed(names: Sequence[Sequence[Any]]) -> list[list[int | None]]:
-    """Each round's groups under numbers that last: most of a group's members take it along.
+    """Each round's groups by lasting numbers: a number stays with most of its group's members.
 
-    Lists may grow from round to round; whoever was not there yet had no group.
+    Lists may grow from round to round; clients that come later have no group before.
 
     >>> followed([["a", "a", "a", "b"], ["x", "x", "y", "z"]])
     [[0, 0, 0, 1], [0, 0, 2, 1]]
     """
-    found: list[list[int | None]] = []
+    columns: list[list[int | None]] = []
     fresh = 0
     for place, column in enumerate(names):
         if place and column == names[place - 1]:
-            found.append(list(found[-1]))  # in most rounds nobody moves
+            columns.append(list(columns[-1]))  # in most rounds no client moves
             continue
         groups = [g for g in dict.fromkeys(column) if g is not None]
-        before = found[-1] if found else []
+        before = columns[-1] if columns else []
         shared = Counter(
             (g, old)
             for g, old in zip(column, before, strict=False)
@@ -64,12 +64,12 @@ def followed(names: Sequence[Sequence[Any]]) -> list[list[int | None]]:
         for g in groups:
             if g not in number:
                 number[g], fresh = fresh, fresh + 1
-        found.append([None if g is None else number[g] for g in column])
-    return found
+        columns.append([None if g is None else number[g] for g in column])
+    return columns
 
 
 def in_order(kept: Sequence[Column]) -> list[int]:
-    """The order of the clients: last groups together, and where groups only split, all of them."""
+    """An order of clients by last group, and by all earlier groups where groups only split."""
     past = [[-1 if g is None else g for g in history] for history in zip(*kept, strict=True)]
     nested = all(
         len(set(zip(a, b, strict=True))) == len(set(b)) for a, b in pairwise(map(tuple, kept))
@@ -78,7 +78,7 @@ def in_order(kept: Sequence[Column]) -> list[int]:
 
 
 def codes_of(kept: Sequence[Column]) -> tuple[list[list[int | None]], list[int]]:
-    """Each cell's colour, 0 for a client alone; and the groups that ever had two members."""
+    """Each cell's colour, 0 for a client alone, and the groups that ever had two members."""
     sizes = [Counter(column) for column in kept]
     several = [
         g
@@ -87,18 +87,18 @@ def codes_of(kept: Sequence[Column]) -> tuple[list[list[int | None]], list[int]]
         if g is not None and n[g] > 1
     ]
     lasting = list(dict.fromkeys(several))
-    place = {g: i + 1 for i, g in enumerate(lasting)}
+    code = {g: i + 1 for i, g in enumerate(lasting)}
     codes = [
-        [None if g is None else place[g] if n[g] > 1 else 0 for g in column]
+        [None if g is None else code[g] if n[g] > 1 else 0 for g in column]
         for column, n in zip(kept, sizes, strict=True)
     ]
     return codes, lasting
 
 
 def last_numbers(events: Sequence[Event]) -> list[int | None]:
-    """Each client's last group under the number that pictures of groups colour it by.
+    """The lasting number of each client's last group, which decides its colour in pictures.
 
-    Whoever is alone, or has no group, has none.
+    It is None for a client that is alone or has no group.
 
     >>> last_numbers([{"round": 1, "groups": ["a", "b", "b"]}, {"round": 2, "groups": list("xyy")}])
     [None, 0, 0]
@@ -108,5 +108,5 @@ def last_numbers(events: Sequence[Event]) -> list[int | None]:
 
 
 def sizes(groups: Sequence[Any]) -> list[int]:
-    """How many members each group has."""
+    """The number of members of each group."""
     return list(Counter(g for g in groups if g is not None).values())

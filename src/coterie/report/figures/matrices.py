@@ -31,10 +31,10 @@ from coterie.report.palette import BLUE, SCALE, scale
 def mixing_matrix(
     notes: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str] = ()
 ) -> Sketch:
-    """How much of whose model each client's mean has: rows sum to 1, clients ordered by group.
+    """The weights of other clients' models in each client's mixture; rows sum to 1.
 
-    ``notes`` are user-centric's of the beginning; ``groups``, in client order, are those found, or
-    the true ones; ``names`` those of clients.
+    ``notes`` are user-centric's first notes. Clients are ordered by ``groups``, in client order,
+    found or true; ``names`` are the clients' names.
     """
     rows = noted(notes, "mixing", "user-centric's first notes, of up to 200 clients")
     clients = notes.get("clients") or list(range(len(rows)))
@@ -54,22 +54,22 @@ def mixing_matrix(
 def taken_matrix(
     events: Sequence[Event], groups: Sequence[Any], names: Sequence[str] = ()
 ) -> Sketch:
-    """FedFomo: whose models each client took most of, over all rounds; rows sum to 1.
+    """FedFomo: the weights of other clients' models over all rounds; rows sum to 1.
 
-    Only what helped counts: a model that made a client's validation loss worse has weight 0.
+    Only models that helped count: one that made a client's validation loss worse has weight 0.
     """
-    told: dict[int, dict[int, float]] = {}
+    weights: dict[int, dict[int, float]] = {}
     for event in having(events, "weights"):
         for me, others in event["notes"]["weights"].items():
-            row = told.setdefault(int(me), {})
+            row = weights.setdefault(int(me), {})
             for other, weight in others.items():
                 row[int(other)] = row.get(int(other), 0.0) + max(0.0, float(weight))
-    if not told:
+    if not weights:
         raise ConfigError("no event has 'weights' in its notes: give the events of a FedFomo run")
-    size = 1 + max([*told, *(n for row in told.values() for n in row)])
+    size = 1 + max([*weights, *(n for row in weights.values() for n in row)])
     if size > 200:
         raise ConfigError(f"a matrix of {size} clients could not be read")
-    shares = [[told.get(i, {}).get(j, 0.0) for j in range(size)] for i in range(size)]
+    shares = [[weights.get(i, {}).get(j, 0.0) for j in range(size)] for i in range(size)]
     rows = [[v / (sum(row) or 1.0) for v in row] for row in shares]
     hover = "client %{y} took %{z:.0%} of what helped from client %{x}"
     figure = _square(Pairs("weight", range(size), rows, True), groups, names, hover)
@@ -80,7 +80,7 @@ def taken_matrix(
 
 @dataclass(frozen=True)
 class Pairs:
-    """A number for every two clients that a method noted; ``alike``: the higher, the closer."""
+    """A number for each pair of clients, as a method noted it; if ``alike``, higher is closer."""
 
     what: str
     clients: Sequence[int]
@@ -92,33 +92,33 @@ class Pairs:
 def pairs_of(events: Sequence[Event]) -> Pairs:
     """The last matrix of distances or similarities in the notes of these events.
 
-    FedClust, PACFL, FL-HC and DC-PFL note distances, FedTSDP a divergence, CFL the similarity of
-    the group that it divided: of these the largest is taken.
+    FedClust, PACFL, FL-HC and DC-PFL note distances, FedTSDP a divergence, CFL the similarities in
+    the group that it divided, of which the largest is taken.
     """
-    found: Pairs | None = None
+    pairs: Pairs | None = None
     for event in events:
         notes, number = event.get("notes") or {}, event["round"]
         for key in ("distances", "divergence"):
             rows = notes.get(key)
-            part = "evidence" in notes and found is not None and len(rows or ()) < len(found.rows)
-            if rows and not part:  # evidence may be of one group's members
+            part = "evidence" in notes and pairs is not None and len(rows or ()) < len(pairs.rows)
+            if rows and not part:  # evidence may be about the members of one group
                 clients = notes.get("clients") or range(len(rows))
-                found = Pairs(key.removesuffix("s"), list(clients), rows, False, number)
+                pairs = Pairs(key.removesuffix("s"), list(clients), rows, False, number)
         for split in notes.get("splits") or ():
             rows = split.get("similarity") if isinstance(split, Mapping) else None
-            if rows and (found is None or len(rows) > len(found.rows)):
-                found = Pairs("similarity", list(split["clients"]), rows, True, number)
-    if found is None:
+            if rows and (pairs is None or len(rows) > len(pairs.rows)):
+                pairs = Pairs("similarity", list(split["clients"]), rows, True, number)
+    if pairs is None:
         raise ConfigError("no event has a matrix of distances or similarities in its notes")
-    return found
+    return pairs
 
 
 def similarity_matrix(
     events: Sequence[Event], groups: Sequence[Any], names: Sequence[str] = ()
 ) -> Sketch:
-    """How far clients are from each other, or how alike, by what the method compared.
+    """The distances or similarities of clients, as the method measures them.
 
-    Clients are ordered by ``groups``; the darker (on a dark page the brighter), the closer.
+    Clients are ordered by ``groups``; darker cells (brighter ones on a dark page) are closer pairs.
     """
     pairs = pairs_of(events)
     word = "similarity" if pairs.alike else pairs.what
@@ -129,29 +129,31 @@ def similarity_matrix(
 
 
 def by_group(clients: Sequence[int], groups: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """The places of these clients ordered by group, and where in that order a group ends."""
-    own = [groups[c] if c < len(groups) else None for c in clients]
-    numbers = followed([own])[0]
-    order = sorted(range(len(own)), key=lambda i: (-1 if numbers[i] is None else numbers[i], i))
+    """The positions of these clients ordered by group, and where in that order groups end."""
+    client_groups = [groups[c] if c < len(groups) else None for c in clients]
+    numbers = followed([client_groups])[0]
+    order = sorted(
+        range(len(client_groups)), key=lambda i: (-1 if numbers[i] is None else numbers[i], i)
+    )
     ends = [k for k in range(1, len(order)) if numbers[order[k]] != numbers[order[k - 1]]]
     return order, ends if len(ends) < len(order) - 1 else []
 
 
 def _square(pairs: Pairs, groups: Sequence[Any], names: Sequence[str], hover: str) -> Sketch:
     order, ends = by_group(pairs.clients, groups)
-    people = ticks_of([names[c] if c < len(names) else f"client {c}" for c in pairs.clients])
-    labels = [people[i] for i in order]
+    unordered = ticks_of([names[c] if c < len(names) else f"client {c}" for c in pairs.clients])
+    labels = [unordered[i] for i in order]
     values = grid([[pairs.rows[i][j] for j in order] for i in order])
-    # A client's distance from itself says nothing, and would take the strongest colour.
+    # A client's distance to itself says nothing, and would have the strongest colour.
     if not pairs.alike:
         np.fill_diagonal(values, np.nan)
     colours = SCALE if pairs.alike else tuple(reversed(SCALE))
-    given: dict[str, Any] = {"zmin": 0} if pairs.what == "weight" else {}
+    limits: dict[str, Any] = {"zmin": 0} if pairs.what == "weight" else {}
     size = len(order)
     figure = figure_of(
         [
             heatmap(
-                values, pairs.what, hover, x=labels, y=labels, colorscale=scale(colours), **given
+                values, pairs.what, hover, x=labels, y=labels, colorscale=scale(colours), **limits
             )
         ],
         shapes=[
@@ -181,25 +183,27 @@ def _square(pairs: Pairs, groups: Sequence[Any], names: Sequence[str], hover: st
 def label_shares(
     data: Mapping[str, Any], groups: Sequence[Any] = (), names: Sequence[str] = ()
 ) -> Sketch:
-    """Which share of each client's samples is of which class, clients ordered by group.
+    """The share of each class in each client's samples, clients ordered by group.
 
-    ``data`` is a run's ``data.json``; of a regression the spread of the targets is drawn.
+    ``data`` is a run's ``data.json``; for a regression, boxes of the targets are drawn.
     """
-    held = data.get("labels")
-    if held is None and data.get("quartiles"):
+    by_client = data.get("labels")
+    if by_client is None and data.get("quartiles"):
         return _target_spread(data, groups, names)
-    if not held:
-        raise ConfigError("what labels clients hold is not known to this run")
-    order, people, ends = _sorted_people(data, groups, names, len(held))
-    counts = np.array([held[c] for c in order], float)
+    if not by_client:
+        raise ConfigError("this run does not know its clients' labels")
+    order, ticks, ends = _sorted_clients(data, groups, names, len(by_client))
+    counts = np.array([by_client[c] for c in order], float)
     totals = counts.sum(1)
     shares = np.round(counts / np.maximum(totals[:, None], 1), 4).astype("f4")
     classes = data.get("classes") or range(counts.shape[1])
     rows, columns = counts.shape
     true = data.get("groups")
     known = true is not None and len(true) >= rows
-    own = np.array([true[c] for c in order], "i4") if known and true else np.zeros(rows, "i4")
-    more = {"customdata": np.repeat(own[:, None], columns, 1)} if known else {}
+    true_groups = (
+        np.array([true[c] for c in order], "i4") if known and true else np.zeros(rows, "i4")
+    )
+    more = {"customdata": np.repeat(true_groups[:, None], columns, 1)} if known else {}
     figure = figure_of(
         [
             heatmap(
@@ -207,7 +211,7 @@ def label_shares(
                 "share of samples",
                 "client %{y}, class %{x}: %{z:.0%}" + "<br>true group %{customdata}" * known,
                 x=_unique([short(name, 16) for name in classes]),
-                y=people,
+                y=ticks,
                 zmin=0,
                 zmax=max(0.05, float(shares.max(initial=0))),
                 **more,
@@ -239,19 +243,19 @@ def label_shares(
 
 
 def _target_spread(data: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str]) -> Sketch:
-    """A box for each client's targets, from what was kept of them."""
+    """A box for each client's targets, from their quartiles."""
     spread = data["quartiles"]
-    order, people, _ = _sorted_people(data, groups, names, len(spread))
-    there = [(p, spread[c]) for p, c in zip(people, order, strict=True) if spread[c]]
-    if not there:
+    order, ticks, _ = _sorted_clients(data, groups, names, len(spread))
+    quartiles = [(p, spread[c]) for p, c in zip(ticks, order, strict=True) if spread[c]]
+    if not quartiles:
         raise ConfigError("no client has targets")
-    columns = [clear(column) for column in zip(*(five for _, five in there), strict=True)]
+    columns = [clear(column) for column in zip(*(five for _, five in quartiles), strict=True)]
     figure = figure_of(
         [
             {
                 "type": "box",
                 **dict(zip(_FIVE, columns, strict=True)),
-                "y": [p for p, _ in there],
+                "y": [p for p, _ in quartiles],
                 "orientation": "h",
                 "line": {"color": BLUE, "width": 1.5},
                 "whiskerwidth": 0.4,
@@ -260,8 +264,8 @@ def _target_spread(data: Mapping[str, Any], groups: Sequence[Any], names: Sequen
         ]
     )
     figure.x(title="target in the training data")
-    figure.y(client_axis(len(there)), title=f"client{_sorted_by(data, groups)}")
-    return styled(figure, "Targets of each client's training data", client_height(len(there)))
+    figure.y(client_axis(len(quartiles)), title=f"client{_sorted_by(data, groups)}")
+    return styled(figure, "Targets of each client's training data", client_height(len(quartiles)))
 
 
 _FIVE = ("lowerfence", "q1", "median", "q3", "upperfence")
@@ -271,23 +275,23 @@ _BY_TRUE = ", by true group"
 
 
 def _sorted_by(data: Mapping[str, Any], groups: Sequence[Any]) -> str:
-    """What clients are sorted by, for an axis: one group alone would say nothing."""
+    """The words for an axis about how clients are sorted; "" with a single group."""
     if len({g for g in groups if g is not None}) < 2 and data.get("groups"):
         return _BY_TRUE
     return ", by group" if groups else ""
 
 
-def _sorted_people(
+def _sorted_clients(
     data: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str], count: int
 ) -> tuple[list[int], list[str], list[int]]:
     """Clients by group, else by true group: their order, their names, and where groups end."""
     true = _sorted_by(data, groups) == _BY_TRUE
     by = data["groups"] if true else groups
     order, ends = by_group(range(count), by)
-    people = ticks_of([names[c] if c < len(names) else f"client {c}" for c in range(count)])
-    return order, [people[c] for c in order], ends
+    labels = ticks_of([names[c] if c < len(names) else f"client {c}" for c in range(count)])
+    return order, [labels[c] for c in order], ends
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """No two alike: two categories of one name would be one."""
+    """Names without duplicates: plotly merges categories of the same name."""
     return [f"{n} ({i})" if n in names[:i] else n for i, n in enumerate(names)]

@@ -1,4 +1,4 @@
-"""What single methods noted of their rounds: trials, tendencies, layers, silhouettes, steps."""
+"""Pictures of what single methods noted: trials, tendencies, layers, silhouettes, steps."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ from coterie.results.rundir import rounds_of
 
 
 def silhouette(notes: Mapping[str, Any], floor: float = 0.1, streams: int | None = None) -> Sketch:
-    """The silhouette of each number of groups, with the least that counts and what was chosen.
+    """The silhouette of each number of groups, with its threshold and the choice.
 
-    ``streams`` is how many there are in the run, where these are not the ones that score best.
+    ``streams`` is the run's number of streams, where it is not the one with the best score.
     """
     scores = noted(notes, "silhouette", "FedClust's, or user-centric's of up to 100 clients")
     if not scores:
-        raise ConfigError("no number of groups has a silhouette: fewer than three clients differ")
+        raise ConfigError(
+            "no number of groups has a silhouette: fewer than three clients are different"
+        )
     points = sorted((int(k), float(v)) for k, v in scores.items())
     best = max(points, key=lambda p: p[1])
     figure = figure_of(
@@ -54,43 +56,43 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1, streams: int | None
     if streams is not None and streams != best[0] and str(streams) in scores:
         at = (streams, float(scores[str(streams)]))
         figure.add(dots([at], f"this run: {streams} streams, {at[1]:.3f}", INK, "square"))
-    said = [plain(notes["why"])] if notes.get("why") else []
+    subtitle = [plain(notes["why"])] if notes.get("why") else []
     if notes.get("contrast") is not None:
-        said.append(f"contrast of the gradients {notes['contrast']:.2f}: {_streams(notes)}")
+        subtitle.append(f"contrast of the gradients {notes['contrast']:.2f}: {_streams(notes)}")
     figure.x(title="number of groups", rangemode="tozero")
     figure.y(title="mean silhouette of the clients")
-    return styled(figure, "Silhouette by number of groups", 400, *said)
+    return styled(figure, "Silhouette by number of groups", 400, *subtitle)
 
 
 def loss_and_trials(events: Sequence[Event]) -> Sketch:
     """DC-PFL: the loss and its trials, γ̃ and the number of groups, the radius of curvature.
 
-    Rapid decreases are shaded up to the round in which their end was found. Where the radius is
-    infinite, its line has a gap; where it always is, it has no panel.
+    Rapid decreases are shaded up to the round in which their end was found. The line of the radius
+    has a gap where it is infinite; a radius that is always infinite has no panel.
     """
     losses = series(events, "loss", "DC-PFL")
     mixed, radii = mixed_rounds(events), radii_of(events)
     bent = any(v is not None for _, v in radii)
     figure = panels([0.48, 0.22, 0.3] if bent else [0.68, 0.32], second=2)
-    whole = [(r, v) for r, v in losses if r not in mixed]
-    figure.add(line(whole, "loss of the model received", BLUE), panel=1)
+    full = [(r, v) for r, v in losses if r not in mixed]
+    figure.add(line(full, "loss of the model received", BLUE), panel=1)
     if mixed:
         name = "with layers of clients' own, which rest"
         figure.add(dots([(r, v) for r, v in losses if r in mixed], name, FAINT, "circle"), panel=1)
     trials = trials_of(events)
     for key, symbol, colour in (("old", "circle-open", INK), ("new", "diamond", RED)):
-        found = [(r, t[key]) for r, t in trials]
+        points = [(r, t[key]) for r, t in trials]
         name = f"trial: {key} groups, after training"
-        told = [_verdict(t) for _, t in trials]
-        more = {"hovertext": told, "hovertemplate": "round %{x}: %{hovertext}<extra></extra>"}
-        figure.add(dots(found, name, colour, symbol, **more), panel=1)
+        verdicts = [_verdict(t) for _, t in trials]
+        more = {"hovertext": verdicts, "hovertemplate": "round %{x}: %{hovertext}<extra></extra>"}
+        figure.add(dots(points, name, colour, symbol, **more), panel=1)
     decreases = rapid_decreases(events)
     figure.layout["shapes"] = [_upright(r) for r, _ in trials] + [
         _shade(at.x, at.y, *ends)
         for at in (figure.panels[0], *figure.panels[2:])
         for ends in decreases
     ]
-    # So narrow a mark that many trials stay legible; the losses are said under the mouse.
+    # Narrow marks, so that many trials stay legible; the losses are in the hover text.
     marked = trials if len(trials) <= 8 else []
     figure.layout["annotations"] = [_mark(r, t) for r, t in marked]
     figure.add(stairs(series(events, "gamma", "DC-PFL"), "γ̃", GREEN), panel=2)
@@ -132,7 +134,7 @@ def _add_radii(
     more = {"showlegend": False}
     figure.add(dots(ends, "radius where it has ended", INK, "triangle-down", **more), panel=3)
     low, high = min(v for _, v in known), max(v for _, v in known)
-    # Ticks within a decade where there would be one or none otherwise.
+    # Ticks within a decade where there would be at most one otherwise.
     steps = (1, 2, 5) if high < 30 * low else (1,)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     every = math.ceil(len(powers) / 6) if len(steps) == 1 else 1
@@ -153,8 +155,8 @@ def hopkins_and_layers(events: Sequence[Event], threshold: float = 0.65) -> Sket
     figure = panels([0.34, 0.22, 0.22] + [0.22] * bool(scored))
     figure.add(line(tendency, "Hopkins statistic", BLUE), panel=1)
     clustered = clusterings(events, threshold)
-    found = [(r, v) for r, v in tendency if r in clustered]
-    figure.add(dots(found, "clustered anew", RED, "circle"), panel=1)
+    clustered_points = [(r, v) for r, v in tendency if r in clustered]
+    figure.add(dots(clustered_points, "clustered anew", RED, "circle"), panel=1)
     figure.add(level(tendency, threshold, f"threshold {threshold:g}"), panel=1)
     layers = series(events, "shared_layers", "FedTSDP")
     figure.add(stairs(layers, "shared layers L", GREEN), panel=2)
@@ -191,13 +193,13 @@ _STAGES = {  # what FedTSDP's stages compare, and how their clusters are drawn
 def clusterings(events: Sequence[Event], threshold: float) -> dict[int, dict[str, int]]:
     """The rounds in which FedTSDP clustered, with the number of clusters after each stage.
 
-    Of runs that did not note their stages, those in which the statistic was above the threshold.
+    For runs that did not note their stages: the rounds with the statistic above the threshold.
     """
     steps = having(events, "hopkins")
-    found: dict[int, dict[str, int]] = {
+    counts: dict[int, dict[str, int]] = {
         e["round"]: dict(e["notes"]["stages"]) for e in steps if "stages" in e["notes"]
     }
-    return found or {e["round"]: {} for e in steps if (e["notes"]["hopkins"] or 0) > threshold}
+    return counts or {e["round"]: {} for e in steps if (e["notes"]["hopkins"] or 0) > threshold}
 
 
 def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sketch:
@@ -239,8 +241,8 @@ def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sket
         ends = [(e["round"], share) for e in steps]
         figure.add(level(ends, share, f"rests below {share:g}"), panel=2)
     figure.y(title="layer at rest", autorange="reversed", panel=1)
-    told = [v for _, gaps in measured for v in gaps.values() if v > 0]
-    near = bool(told) and max(told) < 5 * min(told)
+    intervals = [v for _, gaps in measured for v in gaps.values() if v > 0]
+    near = bool(intervals) and max(intervals) < 5 * min(intervals)
     steps_of_ten = (1, 1.2, 1.5, 2, 3, 5, 8) if near else (1, 2, 5)
     ticks = [m * 10**k for k in (-3, -2, -1, 0, 1) for m in steps_of_ten]
     figure.y(
@@ -251,47 +253,47 @@ def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sket
         panel=2,
     )
     figure.x(title="round", panel=2)
-    said = [] if any(rested) else ["no layer rested in any round"]
-    return styled(figure, "Layers at rest, and how much clients differ in each", 560, *said)
+    subtitle = [] if any(rested) else ["no layer rested in any round"]
+    return styled(figure, "Layers at rest, and how much clients differ in each", 560, *subtitle)
 
 
 def accuracies(events: Sequence[Event]) -> list[tuple[int, float]]:
     """The mean accuracy of the models received, in the rounds that were scored."""
-    found = [(e["round"], (e.get("received") or {}).get("accuracy")) for e in rounds_of(events)]
-    return [(r, v) for r, v in found if v is not None]
+    scores = [(e["round"], (e.get("received") or {}).get("accuracy")) for e in rounds_of(events)]
+    return [(r, v) for r, v in scores if v is not None]
 
 
 def rapid_ends(events: Sequence[Event]) -> set[int]:
-    """The rounds in which DC-PFL found a rapid decrease at its end: a trial is then prepared."""
-    told = [(e["round"], e["notes"]) for e in having(events, "phase")]
-    return {r for r, notes in told if notes.get("ended") or notes["phase"] == "sync"}
+    """The rounds in which DC-PFL found the end of a rapid decrease, and prepared a trial."""
+    phases = [(e["round"], e["notes"]) for e in having(events, "phase")]
+    return {r for r, notes in phases if notes.get("ended") or notes["phase"] == "sync"}
 
 
 def mixed_rounds(events: Sequence[Event]) -> set[int]:
-    """The rounds in which clients used layers of their own: their losses are lower."""
+    """The rounds in which clients used their own layers, which have lower losses."""
     return {e["round"] for e in having(events, "phase") if e["notes"].get("mixed")}
 
 
 def radii_of(events: Sequence[Event]) -> list[tuple[int, float | None]]:
     """The radius of curvature by round, None where it is infinite.
 
-    Rounds before the first radius, and those that only repeat the last because their loss does not
-    count, are left out.
+    Rounds before the first radius are left out, and rounds whose loss does not count, which repeat
+    the last radius.
     """
-    mixed, found = mixed_rounds(events), list[tuple[int, float | None]]()
+    mixed, radii = mixed_rounds(events), list[tuple[int, float | None]]()
     for event in having(events, "radius"):
         value = event["notes"]["radius"]
         value = value if value is not None and 0 < value < math.inf else None
-        again = bool(found) and event["round"] in mixed and value == found[-1][1]
-        if not again and (found or value is not None):
-            found.append((event["round"], value))
-    return found
+        again = bool(radii) and event["round"] in mixed and value == radii[-1][1]
+        if not again and (radii or value is not None):
+            radii.append((event["round"], value))
+    return radii
 
 
 def was_bent(events: Sequence[Event], fewest: int, with_mixed: bool = False) -> bool:
-    """Whether DC-PFL ever had a radius of curvature, be it infinite, which files have as None.
+    """Whether DC-PFL ever had a radius of curvature, even an infinite one (None in files).
 
-    It takes ``fewest`` losses that count, since the beginning or the last trial.
+    It needs ``fewest`` losses that count, since the start or the last trial.
     """
     skipped = set() if with_mixed else mixed_rounds(events)
     tried = {r for r, _ in trials_of(events)}
@@ -318,21 +320,21 @@ def rapid_decreases(events: Sequence[Event]) -> list[tuple[int, int]]:
 def trials_of(events: Sequence[Event]) -> list[tuple[int, dict[str, Any]]]:
     """The trials by round: the loss of the old groups, that of new ones, whether they were adopted.
 
-    Of a trial of all cuts, new are the groups that were taken, or the best of those that were not.
+    In a trial of all cuts, the new groups are the adopted ones, or else the best of the others.
     """
-    found = []
+    trials = []
     for event in having(events, "phase"):
         notes = event["notes"]
         verdict = notes.get("verdict", {})
         if "trial" in notes:
-            found.append((event["round"], dict(notes["trial"])))
+            trials.append((event["round"], dict(notes["trial"])))
         elif len(verdict.get("losses", ())) > 1:
             cuts, losses, chosen = verdict["cuts"], verdict["losses"], verdict["chosen"]
             pairs = list(zip(cuts, losses, strict=True))
             new = [loss for cut, loss in pairs if cut == chosen and chosen > 1]
             best = min(new or losses[1:])
-            found.append((event["round"], {"old": losses[0], "new": best, "adopted": chosen > 1}))
-    return found
+            trials.append((event["round"], {"old": losses[0], "new": best, "adopted": chosen > 1}))
+    return trials
 
 
 def _shade(x: str, y: str, begin: int, end: int) -> dict[str, Any]:
@@ -356,7 +358,7 @@ def _upright(round: float, x: str = "", y: str = "") -> dict[str, Any]:
 
 
 def _mark(round: int, trial: Mapping[str, Any]) -> dict[str, Any]:
-    """How a trial went, in one sign."""
+    """The outcome of a trial, as one character."""
     return {
         "x": round,
         "y": 1.0,
@@ -370,7 +372,7 @@ def _mark(round: int, trial: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verdict(trial: Mapping[str, Any]) -> str:
-    """How a trial went, with the loss of the old groups and that of the new."""
+    """The outcome of a trial, with the losses of the old and the new groups."""
     verdict = "adopted" if trial["adopted"] else "rejected"
     return f"{verdict}, {trial['old']:.3g} → {trial['new']:.3g}"
 
@@ -383,8 +385,10 @@ def _streams(notes: Mapping[str, Any]) -> str:
 def _relative(event: Event) -> dict[str, float]:
     """Each layer's discrepancy over the mean of the layers, averaged over the present groups."""
     now = {str(g) for g in event["groups"]}
-    found = event["notes"]["layers"]["discrepancy"]
-    groups = [gaps for slot, gaps in found.items() if slot in now] or list(found.values())
+    discrepancy = event["notes"]["layers"]["discrepancy"]
+    groups = [gaps for slot, gaps in discrepancy.items() if slot in now] or list(
+        discrepancy.values()
+    )
     means = [sum(gaps.values()) / len(gaps) for gaps in groups]
     return {
         layer: sum(g[layer] / m for g, m in zip(groups, means, strict=True) if m) / len(groups)
@@ -395,10 +399,10 @@ def _relative(event: Event) -> dict[str, float]:
 def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
     """For each round, the share of clients that did not send each layer.
 
-    What rests is decided by the round before; nothing rests where all layers are due, nor in
-    DC-PFL's synchronisation and trial. Clients on their own send nothing and do not count.
+    The round before decides which layers rest; none rests where all layers are due, nor in DC-PFL's
+    synchronisation and trial. Clients on their own send nothing and do not count.
     """
-    found: list[dict[str, float]] = [{}]
+    totals: list[dict[str, float]] = [{}]
     for before, event in pairwise(steps):
         notes, known = event["notes"], before["notes"]
         busy = notes["layers"]["all_due"] or known.get("phase") in ("sync", "trial", "ask")
@@ -409,14 +413,14 @@ def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
         ]
         quiet = {} if busy else known["layers"]["quiet"]
         resting = Counter(layer for slot in sent for layer in quiet.get(str(slot), ()))
-        found.append({layer: n / len(sent) for layer, n in resting.items()})
-    return found
+        totals.append({layer: n / len(sent) for layer, n in resting.items()})
+    return totals
 
 
 def steps_by_round(events: Sequence[Event]) -> Sketch:
-    """Adaptive τ: how many local steps each round had."""
-    found = series(events, "tau", "method with adaptive local steps")
-    figure = figure_of([stairs(found, "local steps τ", BLUE)], showlegend=False)
+    """Adaptive τ: the number of local steps in each round."""
+    points = series(events, "tau", "method with adaptive local steps")
+    figure = figure_of([stairs(points, "local steps τ", BLUE)], showlegend=False)
     figure.x(title="round")
     figure.y(title="local steps τ", rangemode="tozero")
     return styled(figure, "Local steps by round", 360)

@@ -1,4 +1,4 @@
-"""What clients gain and risk by mixing: effective samples against weighted discrepancy."""
+"""The gain and the risk of mixing: effective samples against weighted discrepancy."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _STEPS = 24  # of the curve from alone to all alike
 class Terms:
     """Points of effective samples and discrepancy: of each client, and of each stream.
 
-    ``own`` are clients by their own weights; ``alone`` and ``together`` the same clients if each
-    learned by itself, and if all had the weights of FedAvg. ``streams`` are means over the clients
-    of a stream, with its weights, by the stream's number; empty where every client has its own.
+    ``own`` are clients with their own weights; ``alone`` and ``together`` the same clients if each
+    learned alone, and if all had FedAvg's weights. ``streams`` are means over the clients of a
+    stream, with its weights, by the stream's number; empty where each client has its own stream.
     """
 
     clients: Sequence[int]
@@ -52,7 +52,7 @@ class Terms:
 
     @property
     def used(self) -> Point:
-        """The mean client by the weights that its model is made with."""
+        """The mean client, with the weights of its model."""
         placed = [self.streams[k] for k in self.labels if k is not None and k in self.streams]
         return mean(placed or self.own)
 
@@ -64,27 +64,31 @@ class Terms:
 
 def terms_of(notes: Mapping[str, Any], groups: Sequence[Any] = ()) -> Terms:
     """The terms in user-centric's notes; ``groups`` are clients' streams, in client order."""
-    told = noted(notes, "mixing_terms", "user-centric's")
-    clients, samples = list(told["clients"]), [float(n) for n in told["samples"]]
-    own = [groups[c] if c < len(groups) else None for c in clients]
-    labels = followed([own])[0]
+    noted_terms = noted(notes, "mixing_terms", "user-centric's")
+    clients, samples = list(noted_terms["clients"]), [float(n) for n in noted_terms["samples"]]
+    client_groups = [groups[c] if c < len(groups) else None for c in clients]
+    labels = followed([client_groups])[0]
     streams = {}
-    if "stream_effective" in told:
-        given = list(zip(told["stream_effective"], told["stream_discrepancy"], strict=True))
+    if "stream_effective" in noted_terms:
+        stream_terms = list(
+            zip(noted_terms["stream_effective"], noted_terms["stream_discrepancy"], strict=True)
+        )
         for label in sorted({k for k in labels if k is not None}):
-            streams[label] = mean([p for p, k in zip(given, labels, strict=True) if k == label])
+            streams[label] = mean(
+                [p for p, k in zip(stream_terms, labels, strict=True) if k == label]
+            )
     return Terms(
         clients,
         labels,
-        list(zip(told["effective"], told["discrepancy"], strict=True)),
+        list(zip(noted_terms["effective"], noted_terms["discrepancy"], strict=True)),
         [(n, 0.0) for n in samples],
-        [(sum(samples), float(d)) for d in told["together"]],
+        [(sum(samples), float(d)) for d in noted_terms["together"]],
         streams,
     )
 
 
 def mean(points: Sequence[Point]) -> Point:
-    """The point in the middle of these.
+    """The mean of these points.
 
     >>> mean([(1.0, 2.0), (3.0, 4.0)])
     (2.0, 3.0)
@@ -105,27 +109,29 @@ def blend(terms: Terms, share: float) -> Point:
 def mixing_terms(
     notes: Mapping[str, Any], groups: Sequence[Any] = (), names: Sequence[str] = ()
 ) -> Sketch:
-    """What clients' mixtures are worth in samples, against how far they are from those mixed in.
+    """The worth of clients' mixtures in samples, against the discrepancy to the clients mixed in.
 
     ``notes`` are user-centric's; ``groups`` are clients' streams and ``names`` their names, in
-    client order. To the right is more to learn from, further down is more like one's own data. The
-    dotted line is what one gets without comparing clients, by moving from oneself to the weights
-    of FedAvg.
+    client order. Points to the right have more to learn from, points further down are closer to a
+    client's own data. The dotted line needs no comparison of clients: it moves from training alone
+    to the weights of FedAvg.
     """
     terms = terms_of(notes, groups)
-    people = [plain(names[c] if c < len(names) else f"client {c}") for c in terms.clients]
+    labels = [plain(names[c] if c < len(names) else f"client {c}") for c in terms.clients]
     curve = [blend(terms, k / _STEPS) for k in range(_STEPS + 1)]
     traces = [
         thin(curve, "between the two, clients not compared", FAINT, "dot"),
         dots([mean(terms.alone)], "each alone", INK, "x", **_hover(["each alone, on average"])),
-        _marked(terms.together, people, "all alike (FedAvg's weights)", FAINT, "square-open"),
-        _marked(terms.own, people, "a client by its own weights", _colours(terms), "circle"),
+        _marked(terms.together, labels, "all alike (FedAvg's weights)", FAINT, "square-open"),
+        _marked(terms.own, labels, "a client by its own weights", _colours(terms), "circle"),
     ]
     if terms.streams:
-        said = [f"stream {k}, mean of {terms.labels.count(k)} clients" for k in terms.streams]
+        stream_labels = [
+            f"stream {k}, mean of {terms.labels.count(k)} clients" for k in terms.streams
+        ]
         colours = [colour_of(k) for k in terms.streams]
         traces.append(
-            _marked(list(terms.streams.values()), said, "a stream by its weights", colours,
+            _marked(list(terms.streams.values()), stream_labels, "a stream by its weights", colours,
                     "diamond-open", 15)
         )  # fmt: skip
     figure = figure_of(traces)
@@ -137,20 +143,20 @@ def mixing_terms(
 def compared(readings: Sequence[Reading]) -> Sketch:
     """Several runs' mean clients, between learning alone and FedAvg's weights.
 
-    In units of all samples and of the discrepancy with FedAvg's weights, so that runs which compare
-    clients in different ways can be put side by side. Runs that noted no terms are left out.
+    The units are all samples and the discrepancy with FedAvg's weights, so that runs that measure
+    discrepancies differently are comparable. Runs that noted no terms are left out.
     """
-    found = terms_by_kind(readings)
-    if not found:
+    terms = terms_by_kind(readings)
+    if not terms:
         raise ConfigError("no run noted the terms of its mixing weights")
-    first = next(iter(found.values()))[0]
+    first = next(iter(terms.values()))[0]
     curve = [first.share(blend(first, k / _STEPS)) for k in range(_STEPS + 1)]
     traces = [
         thin(curve, "between the two, clients not compared", FAINT, "dot"),
         dots(curve[:1], "each alone", INK, "x"),
         dots(curve[-1:], "all alike (FedAvg's weights)", INK, "square-open"),
     ]
-    for i, (title, runs) in enumerate(found.items()):
+    for i, (title, runs) in enumerate(terms.items()):
         marked = dots(
             [t.share(t.used) for t in runs], short(title, 32), line_of(i)[0], symbol_of(i)
         )
@@ -164,17 +170,17 @@ def compared(readings: Sequence[Reading]) -> Sketch:
 
 def terms_by_kind(readings: Sequence[Reading]) -> dict[str, list[Terms]]:
     """The last terms of each run that noted any, runs of one set-up together."""
-    found: dict[str, list[Terms]] = {}
+    terms: dict[str, list[Terms]] = {}
     for kind in kinds_of(readings):
         for run in kind.runs:
             noting = [e for e in run.events if (e.get("notes") or {}).get("mixing_terms")]
             if noting:
-                found.setdefault(kind.title, []).append(terms_of(noting[-1]["notes"], run.groups))
-    return found
+                terms.setdefault(kind.title, []).append(terms_of(noting[-1]["notes"], run.groups))
+    return terms
 
 
 def _colours(terms: Terms) -> str | list[str]:
-    """By stream where clients share them."""
+    """The points of streams where clients share them, else of clients."""
     if not terms.streams:
         return BLUE
     return [RED if k is None else colour_of(k) for k in terms.labels]
@@ -182,7 +188,7 @@ def _colours(terms: Terms) -> str | list[str]:
 
 def _marked(
     points: Sequence[Point],
-    said: Sequence[str],
+    hovers: Sequence[str],
     name: str,
     colour: str | list[str],
     symbol: str,
@@ -190,9 +196,9 @@ def _marked(
 ) -> Trace:
     line = {"width": 2} if symbol.endswith("-open") else THIN
     marker = {"color": colour, "symbol": symbol, "size": size, "opacity": 0.85, "line": line}
-    return dots(points, name, INK, symbol, **_hover(said)) | {"marker": marker}
+    return dots(points, name, INK, symbol, **_hover(hovers)) | {"marker": marker}
 
 
-def _hover(said: Sequence[str]) -> dict[str, Any]:
-    told = "%{hovertext}<br>%{x:.5~g} samples<br>discrepancy %{y:.3~g}<extra></extra>"
-    return {"hovertext": list(said), "hovertemplate": told}
+def _hover(hovers: Sequence[str]) -> dict[str, Any]:
+    template = "%{hovertext}<br>%{x:.5~g} samples<br>discrepancy %{y:.3~g}<extra></extra>"
+    return {"hovertext": list(hovers), "hovertemplate": template}

@@ -1,4 +1,4 @@
-"""What the server saw of single clients, and what was spent of the privacy budget."""
+"""What the server saw of single clients, and how much of the privacy budget was spent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie.report.figures.style import dots, figure_of, level, line, plain, sh
 from coterie.report.palette import BLUE, GREEN, LINES, ORANGE, PURPLE, RED, SKY
 from coterie.report.reading import Reading, number
 
-_PROTECTED = {  # from the least protected on, with what to say of it
+_PROTECTED = {  # from the least protected, with the words for each
     "none": ("looked at one by one", RED),
     "none, a mean of one": ("a mean of one client", LINES[3]),
     "none, averaged on arrival": ("averaged on arrival", ORANGE),
@@ -22,41 +22,41 @@ _PROTECTED = {  # from the least protected on, with what to say of it
 
 
 def exposed(reading: Reading) -> tuple[int, list[tuple[str, str, int]]]:
-    """How many clients there are, and of how many each layer or array reached the server.
+    """The number of clients, and of how many clients each layer or array reached the server.
 
     A row has the array and layer, the protection, and the number of clients; the same layer may
     have been seen in several ways.
     """
-    seen = reading.result.get("exposure")
-    if not isinstance(seen, Mapping):
-        raise ConfigError(f"{reading.name}: what the server saw is written down when a run ends")
+    exposed_arrays = reading.result.get("exposure")
+    if not isinstance(exposed_arrays, Mapping):
+        raise ConfigError(f"{reading.name}: the run records what the server saw when it ends")
     rows = []
-    for protection, found in (seen.get("single") or {}).items():
-        for array, about in found["arrays"].items():
+    for protection, entry in (exposed_arrays.get("single") or {}).items():
+        for array, about in entry["arrays"].items():
             for layer in about.get("layers") or [""]:
                 name = f"{array}/{layer}" if layer else str(array)
                 rows.append((name, str(protection), int(about["clients"])))
-    return int(seen.get("clients") or 0), rows
+    return int(exposed_arrays.get("clients") or 0), rows
 
 
 def exposure(reading: Reading) -> Sketch:
-    """Of how many clients the server received which layer by itself, by how it was protected."""
+    """The number of clients of which the server received each layer by itself, by protection."""
     members, rows = exposed(reading)
     if not rows:
-        raise ConfigError(f"{reading.name}: no vector of a single client reached the server")
+        raise ConfigError(f"{reading.name}: the server received no vector of a single client")
     names = list(dict.fromkeys(name for name, *_ in rows))
     known = [*_PROTECTED, *(p for _, p, _ in rows)]
     traces: list[Any] = []
     for protection in dict.fromkeys(known):
-        own = {name: count for name, p, count in rows if p == protection}
-        if not own:
+        counts = {name: count for name, p, count in rows if p == protection}
+        if not counts:
             continue
         title, colour = _PROTECTED.get(protection, (plain(protection), GREEN))
         traces.append(
             {
                 "type": "bar",
-                "y": [short(n, 22) for n in own],
-                "x": list(own.values()),
+                "y": [short(n, 22) for n in counts],
+                "x": list(counts.values()),
                 "orientation": "h",
                 "name": title,
                 "marker": {"color": colour, "line": {"width": 0}},
@@ -73,31 +73,31 @@ def exposure(reading: Reading) -> Sketch:
 
 
 def spent(reading: Reading) -> list[tuple[float, float]]:
-    """ε by round; a sentence where there is no noise."""
-    told = [(float(e["round"]), dict(e.get("privacy") or {})) for e in reading.rounds]
-    found = [(r, number(noise.get("epsilon"))) for r, noise in told]
-    points = [(r, v) for r, v in found if v is not None]
+    """ε by round; a ``ConfigError`` where there is no noise."""
+    noise_by_round = [(float(e["round"]), dict(e.get("privacy") or {})) for e in reading.rounds]
+    losses = [(r, number(noise.get("epsilon"))) for r, noise in noise_by_round]
+    points = [(r, v) for r, v in losses if v is not None]
     if not points:
         raise ConfigError(f"{reading.name}: no noise was added, so there is no ε")
     return points
 
 
 def budget(reading: Reading) -> float | None:
-    """The ε that was not to be passed, if one was set."""
-    told, asked = reading.result.get("privacy"), reading.config.get("privacy")
-    if isinstance(told, Mapping):
-        return number(told.get("budget"))
-    return number(asked.get("epsilon")) if isinstance(asked, Mapping) else None
+    """The budget for ε, if one was set."""
+    promised, configured = reading.result.get("privacy"), reading.config.get("privacy")
+    if isinstance(promised, Mapping):
+        return number(promised.get("budget"))
+    return number(configured.get("epsilon")) if isinstance(configured, Mapping) else None
 
 
 def epsilon(reading: Reading) -> Sketch:
-    """What was spent of ε round by round, and the budget."""
+    """The privacy loss ε by round, and its budget."""
     points = spent(reading)
     traces = [line(points, "ε by Rényi divergences, an upper bound", BLUE)]
-    told = reading.result.get("privacy")
-    final = number(told.get("epsilon")) if isinstance(told, Mapping) else None
-    if final is not None and isinstance(told, Mapping):
-        name = f"at the end, by {plain(told.get('accountant', 'its accountant'))}: {final:.3g}"
+    promised = reading.result.get("privacy")
+    final = number(promised.get("epsilon")) if isinstance(promised, Mapping) else None
+    if final is not None and isinstance(promised, Mapping):
+        name = f"at the end, by {plain(promised.get('accountant', 'its accountant'))}: {final:.3g}"
         traces.append(dots([(points[-1][0], final)], name, GREEN, "diamond"))
     most = budget(reading)
     if most is not None:

@@ -1,4 +1,4 @@
-"""How good the models were: scores against rounds, bytes and seconds."""
+"""Pictures of scores against rounds, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from coterie.report.figures.style import (
 from coterie.report.palette import BLUE, INK, ORANGE, RED
 from coterie.report.reading import Reading, number
 
-Place = Callable[[Event], float | None]  # where on the x axis a round lies
+Place = Callable[[Event], float | None]  # a round's position on the x axis
 
 
 def at_round(event: Event) -> float | None:
-    """A round by its number."""
+    """A round's position by its number."""
     return number(event.get("round"))
 
 
 def at_bytes(event: Event) -> float | None:
-    """A round by what had been sent by its end, down and up."""
+    """A round's position by the bytes sent until its end, down and up."""
     total = event.get("total_bytes")
     if not isinstance(total, Mapping):
         return None
@@ -40,19 +40,22 @@ def at_bytes(event: Event) -> float | None:
 
 
 def at_seconds(event: Event) -> float | None:
-    """A round by the simulated clock at its end."""
+    """A round's position by the simulated clock at its end."""
     return number((event.get("clock") or {}).get("total"))
 
 
-AXES: dict[str, tuple[Place, str, str]] = {  # where, what the axis is called, how it is written
+AXES: dict[str, tuple[Place, str, str]] = {  # position, title of the axis, and its format
     "rounds": (at_round, "round", ""),
     "bytes": (at_bytes, "bytes so far, down and up", "bytes"),
     "seconds": (at_seconds, "simulated seconds so far", ""),
 }
-_ENDS = {"received": "circle", "adapted": "diamond"}  # marks of scores known of the end alone
+_ENDS = {
+    "received": "circle",
+    "adapted": "diamond",
+}  # marks of scores that are known at the end only
 _NOTHING = {
     "rounds": "no round was scored",
-    "bytes": "no scored round says how many bytes had been sent",
+    "bytes": "no scored round has its number of bytes",
     "seconds": "there is no clock: run with --clock",
 }
 
@@ -61,25 +64,25 @@ def curve(
     rounds: Sequence[Event], title: str, key: str, place: Place = at_round
 ) -> list[tuple[float, float]]:
     """A score ("received" or "adapted") by round, bytes or seconds, where there is one."""
-    told = [(place(e), dict[str, Any](e).get(title) or {}) for e in rounds]
-    found = [(x, number(scores.get(key))) for x, scores in told]
-    return [(x, y) for x, y in found if x is not None and y is not None]
+    scores_by_place = [(place(e), dict[str, Any](e).get(title) or {}) for e in rounds]
+    points = [(x, number(scores.get(key))) for x, scores in scores_by_place]
+    return [(x, y) for x, y in points if x is not None and y is not None]
 
 
 def finish(reading: Reading, title: str, place: Place = at_round) -> list[tuple[float, float]]:
-    """The score at the end as one point, for runs of which no round was scored in this way."""
-    own = reading.result.get(title)
-    told = number(own.get(reading.judged_by)) if isinstance(own, Mapping) else None
+    """The score at the end as one point, for runs without this score in any round."""
+    scores = reading.result.get(title)
+    score = number(scores.get(reading.judged_by)) if isinstance(scores, Mapping) else None
     at = next((x for e in reversed(reading.rounds) if (x := place(e)) is not None), None)
-    return [] if told is None or at is None else [(at, told)]
+    return [] if score is None or at is None else [(at, score)]
 
 
 def accuracy(reading: Reading, against: str = "rounds") -> Sketch:
-    """The mean score over clients, with eight tenths of them in a band and the worst as a line.
+    """The mean score over clients, with a band of the middle 80 % and a line for the worst.
 
     ``against`` is "rounds", "bytes" or "seconds". The headline score is in front; the round that
     was best on validation data is marked, and the target, if there is one. A score that is known
-    of the end alone is one point there.
+    at the end only is one point there.
     """
     place, title, kind = AXES[against]
     by = reading.judged_by
@@ -148,7 +151,7 @@ def said(by: str) -> str:
 
 
 def x_axis(figure: Sketch, title: str, kind: str = "") -> None:
-    """Rounds, seconds or bytes from nothing on."""
+    """An axis of rounds, seconds or bytes, which starts at 0."""
     more = {"tickformat": "~s", "ticksuffix": "B"} if kind == "bytes" else {}
     figure.x(more, title=title, rangemode="tozero", nticks=6, tickangle=0)
 
@@ -164,5 +167,5 @@ def _shown(value: float, by: str) -> str:
 
 
 def _table(reading: Reading, name: str) -> Mapping[str, Any]:
-    found = reading.config.get(name)
-    return found if isinstance(found, Mapping) else {}
+    table = reading.config.get(name)
+    return table if isinstance(table, Mapping) else {}

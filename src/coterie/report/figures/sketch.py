@@ -1,4 +1,4 @@
-"""A picture as plotly.js takes it, before plotly has looked at it."""
+"""Pictures in plotly.js's own format, without plotly's checks."""
 
 from __future__ import annotations
 
@@ -66,9 +66,8 @@ class Panel:
 class Sketch:
     """Traces and a layout as plain dicts.
 
-    A plotly ``Figure`` checks each value that it is given, which takes most of the time that a
-    report of many runs does: pages take the ``tree``, and ``figure()`` is for those who want to go
-    on with plotly.
+    A plotly ``Figure`` checks each of its values, which would take most of the time of a report of
+    many runs: pages use the ``tree``, and ``figure()`` is for further work with plotly.
     """
 
     data: list[Trace]
@@ -76,14 +75,14 @@ class Sketch:
     panels: Sequence[Panel] = field(default=(Panel(),))
 
     def add(self, trace: Trace, panel: int = 1, second: bool = False) -> None:
-        """One more trace, in a panel counted from the top."""
+        """Add a trace to a panel, counted from the top."""
         at = self.panels[panel - 1]
         self.data.append(
             {**trace, "xaxis": f"x{at.x}", "yaxis": f"y{at.second if second else at.y}"}
         )
 
     def x(self, settings: Mapping[str, Any] | None = None, panel: int = 0, **more: Any) -> None:
-        """Settings of the x axis: of one panel, or of all."""
+        """Change settings of the x axis of one panel, or of all."""
         for at in self.panels if panel == 0 else [self.panels[panel - 1]]:
             self._set(f"xaxis{at.x}", {**(settings or {}), **more})
 
@@ -94,7 +93,7 @@ class Sketch:
         second: bool = False,
         **more: Any,
     ) -> None:
-        """Settings of the y axis: of one panel, or of all; ``second``: of its right scale."""
+        """Change settings of the y axis of one panel, or of all; ``second`` is its right scale."""
         for at in self.panels if panel == 0 else [self.panels[panel - 1]]:
             sides = [at.second if second else at.y] if panel else [at.y, at.second]
             for side in sides:
@@ -102,10 +101,10 @@ class Sketch:
                     self._set(f"yaxis{side}", {**(settings or {}), **more})
 
     def _set(self, axis: str, settings: Mapping[str, Any]) -> None:
-        own = self.layout.setdefault(axis, {})
-        own.update(settings)
-        if isinstance(own.get("title"), str):
-            own["title"] = {"text": own["title"]}
+        axis_settings = self.layout.setdefault(axis, {})
+        axis_settings.update(settings)
+        if isinstance(axis_settings.get("title"), str):
+            axis_settings["title"] = {"text": axis_settings["title"]}
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -120,7 +119,7 @@ class Sketch:
 
 
 def _packed(trace: Trace) -> Trace:
-    """Matrices as plotly.js reads them from few bytes."""
+    """Matrices in plotly.js's compact form."""
     return {k: _bytes_of(v) if isinstance(v, np.ndarray) else v for k, v in trace.items()}
 
 
@@ -150,7 +149,7 @@ def in_plotly(draw: Callable[_P, Sketch]) -> Callable[_P, Figure]:
 
 
 def panels(heights: Sequence[float], second: int = 0) -> Sketch:
-    """Panels under one another with the rounds in common; the ``second`` one has two scales.
+    """Panels below one another that share their rounds; the ``second`` one has two scales.
 
     >>> found = panels([3, 1])
     >>> found.layout["yaxis"]["domain"], found.layout["yaxis2"]["domain"]
@@ -182,7 +181,7 @@ def panels(heights: Sequence[float], second: int = 0) -> Sketch:
 
 
 def tiles(rows: Sequence[int], gap: float = 0.1) -> Sketch:
-    """Panels in rows, each with axes of its own: so many in the first row, in the second, …
+    """Panels in rows, each with its own axes; the numbers are the panels in each row.
 
     >>> found = tiles([2, 1], gap=0.2)
     >>> found.layout["xaxis2"]["domain"], found.layout["yaxis3"]["domain"]
@@ -208,5 +207,5 @@ def tiles(rows: Sequence[int], gap: float = 0.1) -> Sketch:
 
 
 def _number(place: int) -> str:
-    """As axes are counted: the first one has no number."""
+    """The number in an axis's name: the first one has none."""
     return "" if place == 1 else str(place)

@@ -12,7 +12,7 @@ from coterie.report.figures.style import THIN, heatmap
 from coterie.report.palette import INK, SCALE, scale
 
 Matrix = np.ndarray[Any, Any]
-FEW = 12  # clients whose names there is room for
+FEW = 12  # clients, up to which their names fit
 
 
 def add_matrix(
@@ -24,10 +24,10 @@ def add_matrix(
     title: str,
     what: str,
 ) -> None:
-    """A matrix of distances in one panel, on a scale of its own, with a title above it.
+    """A matrix of distances in one panel, on its own scale, with a title above it.
 
-    The darker (on a dark page the brighter), the closer. ``ends`` are where groups end; ``what`` is
-    what the colour bar is of, which the first panel has for all.
+    Darker cells (brighter ones on a dark page) are closer pairs. ``ends`` are where groups end;
+    ``what`` is the title of the colour bar, which the first panel has for all.
     """
     at = figure.panels[panel - 1]
     figure.add(_map(values, title, labels, what, first=panel == 1), panel=panel)
@@ -62,11 +62,11 @@ def _map(
     values: Matrix, name: str, labels: Sequence[str], what: str, first: bool
 ) -> dict[str, Any]:
     values = values.astype("f4")
-    np.fill_diagonal(values, np.nan)  # a client's distance from itself says nothing
-    there = values[np.isfinite(values)]
-    low, high = (float(there.min()), float(there.max())) if len(there) else (0.0, 1.0)
+    np.fill_diagonal(values, np.nan)  # a client's distance to itself says nothing
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     high = high if high > low else low + 1.0
-    found = heatmap(
+    trace = heatmap(
         values,
         what,
         f"{name}<br>client %{{y}} and client %{{x}} are %{{z:.3g}} apart",
@@ -76,19 +76,19 @@ def _map(
         zmin=low,
         zmax=high,
     )
-    # Not at the very ends, where plotly.js 4.1 leaves a label out that has no room.
+    # Not at the very ends, where plotly.js 4.1 omits a label that does not fit.
     ticks = [low + share * (high - low) for share in (0.1, 0.9)]
-    # With its title it has the right half, for the figure's title has the left.
-    found["colorbar"] |= {"tickvals": ticks, "ticktext": ["close", "far"], "len": 0.5}
-    return found if first else {**found, "showscale": False}
+    # The bar and its title have the right half, since the figure's title has the left.
+    trace["colorbar"] |= {"tickvals": ticks, "ticktext": ["close", "far"], "len": 0.5}
+    return trace if first else {**trace, "showscale": False}
 
 
 def _borders(at: Panel, place: int, size: int) -> list[dict[str, Any]]:
     """Lines where a group ends."""
-    here, ends = place - 0.5, (-0.5, size - 0.5)
+    edge, ends = place - 0.5, (-0.5, size - 0.5)
     sides = (
-        {"x0": here, "x1": here, "y0": ends[0], "y1": ends[1]},
-        {"x0": ends[0], "x1": ends[1], "y0": here, "y1": here},
+        {"x0": edge, "x1": edge, "y0": ends[0], "y1": ends[1]},
+        {"x0": ends[0], "x1": ends[1], "y0": edge, "y1": edge},
     )
     return [
         {"type": "line", **side, "xref": f"x{at.x}", "yref": f"y{at.y}", "line": THIN}

@@ -1,4 +1,4 @@
-"""Groups over rounds as streams: who left whom, who joined whom, and when."""
+"""Groups over rounds as streams of clients that split and merge."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from coterie.report.figures.style import Event, clear, figure_of, listed, plain,
 from coterie.report.palette import ALONE, FAINT, GRID, INK, PAPER, colour_of
 
 MOST_COLUMNS = 12
-_LONE, _NONE = -1, -2  # blocks that are no groups: all clients by themselves, and those without any
-_WIDTH = 0.07  # half of a block's, where columns are 1 apart
+_LONE, _NONE = (
+    -1,
+    -2,
+)  # blocks that are not groups: clients that are alone, and clients without a group
+_WIDTH = 0.07  # half the width of a block, where columns are 1 apart
 
 
 @dataclass(frozen=True)
 class Block:
-    """A group in a column: from ``low`` to ``high`` in clients, gaps included."""
+    """A group in a column, from ``low`` to ``high`` in clients, including gaps."""
 
     column: int
     group: int
@@ -37,7 +40,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Ribbon:
-    """Those who go from one block to another, as wide as they are many."""
+    """The clients that move from one block to another, as a band as wide as their number."""
 
     column: int
     start: int
@@ -49,7 +52,7 @@ class Ribbon:
 
 @dataclass(frozen=True)
 class Streams:
-    """The whole picture in numbers: ``rounds`` are its columns, ``changes`` all that there were."""
+    """The picture in numbers: ``rounds`` are its columns, ``changes`` the number of all changes."""
 
     rounds: list[int]
     changes: int
@@ -58,39 +61,39 @@ class Streams:
 
 
 def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Sketch:
-    """Groups over rounds: a column for each change, streams as wide as the clients in them.
+    """Groups over rounds: a column for each change, with streams as wide as their clients.
 
-    ``events`` are the lines of ``events.jsonl``, ``names`` those of clients. A group keeps its
-    colour as long as most of it stays together; clients that are alone in their groups are one
-    grey block. Of more than twelve changes those that moved most clients are shown.
+    ``events`` are the lines of ``events.jsonl``, ``names`` the clients' names. A group keeps its
+    colour as long as most of it stays together; clients alone in their groups are one grey block.
+    With more than twelve changes, those that moved most clients are shown.
     """
     steps = steps_of_groups(events)
-    told = names_of_groups(steps)
-    kept = followed(told)
+    names_by_round = names_of_groups(steps)
+    kept = followed(names_by_round)
     hues = {group: colour_of(i) for i, group in enumerate(codes_of(kept)[1])}
-    found = streams([e["round"] for e in steps], kept)
-    called = _names_of_blocks(steps, told, kept)
-    people = [names[c] if c < len(names) else f"client {c}" for c in range(len(told[0]))]
-    last = len(found.rounds) - 1
-    most = max(Counter(b.column for b in found.blocks).values())
-    height = min(760, 300 + 5 * len(people) + 6 * most) if found.changes else 230 + 16 * most
+    flow = streams([e["round"] for e in steps], kept)
+    called = _names_of_blocks(steps, names_by_round, kept)
+    labels = [names[c] if c < len(names) else f"client {c}" for c in range(len(names_by_round[0]))]
+    last = len(flow.rounds) - 1
+    most = max(Counter(b.column for b in flow.blocks).values())
+    height = min(760, 300 + 5 * len(labels) + 6 * most) if flow.changes else 230 + 16 * most
     figure = figure_of(
-        [_hover_of_ribbons(found, called, people), _hover_of_blocks(found, called, people)],
-        shapes=_shapes(found, hues),
+        [_hover_of_ribbons(flow, called, labels), _hover_of_blocks(flow, called, labels)],
+        shapes=_shapes(flow, hues),
         hoverdistance=50,
         showlegend=False,
     )
     figure.x(
         title="after round" if last else "",
         tickvals=list(range(last + 1)),
-        ticktext=["start" if r == 0 else str(r) for r in found.rounds],
+        ticktext=["start" if r == 0 else str(r) for r in flow.rounds],
         range=[-0.2, last + 0.1] if last else [-0.5, 0.5],
         showgrid=False,
         fixedrange=True,
     )
-    tall = max(b.high for b in found.blocks)
+    tall = max(b.high for b in flow.blocks)
     figure.y(
-        _labels(found, called, last, height),
+        _labels(flow, called, last, height),
         range=[tall + 0.5, -0.5],
         side="right",
         showgrid=False,
@@ -100,7 +103,7 @@ def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Sketch:
 
 
 def streams(rounds: Sequence[int], kept: Sequence[Column]) -> Streams:
-    """Where everything lies; ``kept`` are groups under numbers that last, a column a round.
+    """The layout of blocks and bands; ``kept`` are the groups' lasting numbers, a list a round.
 
     >>> found = streams([1, 2, 3], [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])
     >>> found.rounds, [(r.start, r.end, len(r.members)) for r in found.ribbons][:2]
@@ -122,7 +125,7 @@ def streams(rounds: Sequence[int], kept: Sequence[Column]) -> Streams:
         at = (tall - len(column) - gap * (len(order) - 1)) / 2
         for group in order:
             members = tuple(c for c, g in enumerate(column) if g == group)
-            low = round(at, 4) + 0.0  # paths take no powers of ten, and no minus zero
+            low = round(at, 4) + 0.0  # paths allow neither powers of ten nor minus zero
             blocks.append(Block(place, group, low, low + len(members), members))
             at += len(members) + gap
     return Streams([rounds[i] for i in chosen], len(changed), blocks, _ribbons(shown, blocks))
@@ -132,7 +135,7 @@ def streams(rounds: Sequence[int], kept: Sequence[Column]) -> Streams:
 
 
 def _homes(column: Column) -> list[int]:
-    """The block of each client: its group, or one of the two that are none."""
+    """The block of each client: its group, or one of the two that are not groups."""
     size = Counter(column)
     return [_NONE if g is None else g if size[g] > 1 else _LONE for g in column]
 
@@ -140,7 +143,8 @@ def _homes(column: Column) -> list[int]:
 def _orders(columns: Sequence[Sequence[int]]) -> list[list[int]]:
     """The blocks of each column from top to bottom, so that few streams cross.
 
-    Each column is sorted by where its members lie in its neighbour, to and fro; the best is kept.
+    Each column is sorted by its members' positions in its neighbour, forwards and backwards; the
+    order with the fewest crossings is kept.
     """
     orders = [sorted(set(column), key=_rank) for column in columns]
     flows = [Counter(zip(a, b, strict=True)) for a, b in pairwise(columns)]
@@ -160,22 +164,22 @@ def _orders(columns: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _rank(group: int) -> tuple[int, int]:
-    """Groups first, clients by themselves below them, those without any group last."""
+    """Groups first, clients that are alone below them, clients without a group last."""
     return (max(0, -group), group)
 
 
 def _middle(
     group: int, flow: Mapping[tuple[int, int], int], place: Mapping[int, int], second: bool
 ) -> float:
-    """Where a block's members lie in the neighbouring column, on average."""
-    found = [(place[p[not second]], n) for p, n in flow.items() if p[second] == group]
-    return sum(at * n for at, n in found) / max(1, sum(n for _, n in found))
+    """The mean position of a block's members in the neighbouring column."""
+    neighbours = [(place[p[not second]], n) for p, n in flow.items() if p[second] == group]
+    return sum(at * n for at, n in neighbours) / max(1, sum(n for _, n in neighbours))
 
 
 def _crossings(
     orders: Sequence[Sequence[int]], flows: Sequence[Mapping[tuple[int, int], int]]
 ) -> int:
-    """How many pairs of clients cross each other's way."""
+    """The number of pairs of clients whose paths cross."""
     count = 0
     for (one, other), flow in zip(pairwise(orders), flows, strict=True):
         a, b = ({g: p for p, g in enumerate(order)} for order in (one, other))
@@ -190,9 +194,9 @@ def _crossings(
 
 
 def _ribbons(columns: Sequence[Sequence[int]], blocks: Sequence[Block]) -> list[Ribbon]:
-    """Between neighbouring columns, each block's streams one under the other without crossing."""
+    """The streams between neighbouring columns, without crossings at their blocks."""
     where = {(b.column, b.group): b for b in blocks}
-    found = []
+    ribbons = []
     for i, (one, other) in enumerate(pairwise(columns)):
         members: dict[tuple[int, int], list[int]] = {}
         for client, way in enumerate(zip(one, other, strict=True)):
@@ -208,9 +212,9 @@ def _ribbons(columns: Sequence[Sequence[int]], blocks: Sequence[Block]) -> list[
             leaving[s] += len(members[s, e])
         coming = {g: low(i + 1, g) for g in set(other)}
         for s, e in sorted(members, key=lambda w: (low(i + 1, w[1]), low(i, w[0]))):
-            found.append(Ribbon(i, s, e, starts[s, e], coming[e], tuple(members[s, e])))
+            ribbons.append(Ribbon(i, s, e, starts[s, e], coming[e], tuple(members[s, e])))
             coming[e] += len(members[s, e])
-    return sorted(found, key=lambda r: (r.column, r.low))
+    return sorted(ribbons, key=lambda r: (r.column, r.low))
 
 
 # --- how they are drawn ---------------------------------------------------------------------------
@@ -220,13 +224,13 @@ def _colour(group: int, hues: Mapping[int, str]) -> str:
     return GRID if group == _NONE else ALONE if group == _LONE else hues[group]
 
 
-def _shapes(found: Streams, hues: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Bands and blocks, those of one colour as one shape: hundreds would be slow to draw."""
+def _shapes(flow: Streams, hues: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Bands and blocks, with one shape for each colour: hundreds of shapes would be slow."""
     bands: dict[int, list[str]] = {}
-    for ribbon in found.ribbons:
+    for ribbon in flow.ribbons:
         bands.setdefault(ribbon.end, []).append(path_of(ribbon))
     blocks: dict[int, list[str]] = {}
-    for b in found.blocks:
+    for b in flow.blocks:
         low, high = clear([b.low, b.high], 6)
         left, right = f"{b.column - _WIDTH:g}", f"{b.column + _WIDTH:g}"
         blocks.setdefault(b.group, []).append(f"M{left},{low}H{right}V{high}H{left}Z")
@@ -253,7 +257,7 @@ def _shapes(found: Streams, hues: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def path_of(ribbon: Ribbon) -> str:
-    """A band whose edges are smooth curves; all bands turn the same way, so they may overlap."""
+    """A band with smooth edges; all bands have the same orientation, so that they may overlap."""
     a, b = ribbon.column + _WIDTH, ribbon.column + 1 - _WIDTH
     m, wide = ribbon.column + 0.5, len(ribbon.members)
     y, z, v, w = clear([ribbon.low, ribbon.to, ribbon.to + wide, ribbon.low + wide], 6)
@@ -261,42 +265,42 @@ def path_of(ribbon: Ribbon) -> str:
 
 
 def _names_of_blocks(
-    steps: Sequence[Event], told: Sequence[Sequence[Any]], kept: Sequence[Column]
+    steps: Sequence[Event], names_by_round: Sequence[Sequence[Any]], kept: Sequence[Column]
 ) -> dict[tuple[int, int], str]:
-    """What a method called a group in a round, by round and lasting number."""
+    """The method's name of a group, by round and lasting number."""
     return {
         (event["round"], number): str(name)
-        for event, names, numbers in zip(steps, told, kept, strict=True)
+        for event, names, numbers in zip(steps, names_by_round, kept, strict=True)
         for name, number in zip(names, numbers, strict=True)
         if number is not None
     }
 
 
-def _called(block: Block, found: Streams, called: Mapping[tuple[int, int], str]) -> str:
+def _called(block: Block, flow: Streams, called: Mapping[tuple[int, int], str]) -> str:
     if block.group < 0:
         return "alone" if block.group == _LONE else "no group"
-    return called[found.rounds[block.column], block.group]
+    return called[flow.rounds[block.column], block.group]
 
 
 def _labels(
-    found: Streams, called: Mapping[tuple[int, int], str], last: int, height: float
+    flow: Streams, called: Mapping[tuple[int, int], str], last: int, height: float
 ) -> dict[str, Any]:
-    """Names and sizes beside the blocks of the last column, as ticks: so they get their margin."""
-    tall = max(b.high for b in found.blocks)
+    """Names and sizes beside the blocks of the last column, as ticks, which get a margin."""
+    tall = max(b.high for b in flow.blocks)
     line = 14 * tall / (height - 120)  # of text, in clients
     places: list[float] = []
     texts: list[str] = []
-    for block in found.blocks:
+    for block in flow.blocks:
         middle = (block.low + block.high) / 2
-        # One that would lie over the one above is left out; the mouse still finds it.
+        # A name that would cover the one above is left out; it is in the hover text.
         if block.column == last and (not places or middle - places[-1] > line):
             places.append(middle)
-            texts.append(f"{short(_called(block, found, called), 12)}: {len(block.members)}")
+            texts.append(f"{short(_called(block, flow, called), 12)}: {len(block.members)}")
     return {"tickvals": clear(places), "ticktext": texts}
 
 
 def _points(xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> Any:
-    """Places that tell something when the mouse is near; they are not to be seen."""
+    """Invisible points with hover text."""
     return {
         "type": "scatter",
         "x": clear(xs),
@@ -311,29 +315,29 @@ def _points(xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> A
 
 
 def _hover_of_ribbons(
-    found: Streams, called: Mapping[tuple[int, int], str], people: Sequence[str]
+    flow: Streams, called: Mapping[tuple[int, int], str], labels: Sequence[str]
 ) -> Any:
-    where = {(b.column, b.group): b for b in found.blocks}
+    where = {(b.column, b.group): b for b in flow.blocks}
     xs, ys, texts = [], [], []
-    for r in found.ribbons:
+    for r in flow.ribbons:
         xs.append(r.column + 0.5)
         ys.append((r.low + r.to + len(r.members)) / 2)
         start, end = where[r.column, r.start], where[r.column + 1, r.end]
-        way = f"{plain(_called(start, found, called))} → {plain(_called(end, found, called))}"
-        texts.append(f"{_of(way, r.members)}<br>{_people(r.members, people)}")
+        way = f"{plain(_called(start, flow, called))} → {plain(_called(end, flow, called))}"
+        texts.append(f"{_of(way, r.members)}<br>{_client_list(r.members, labels)}")
     return _points(xs, ys, texts)
 
 
 def _hover_of_blocks(
-    found: Streams, called: Mapping[tuple[int, int], str], people: Sequence[str]
+    flow: Streams, called: Mapping[tuple[int, int], str], labels: Sequence[str]
 ) -> Any:
     xs, ys, texts = [], [], []
-    for b in found.blocks:
+    for b in flow.blocks:
         xs.append(b.column)
         ys.append((b.low + b.high) / 2)
-        name = plain(_called(b, found, called))
+        name = plain(_called(b, flow, called))
         title = _of(name if b.group < 0 else f"group {name}", b.members)
-        texts.append(f"round {found.rounds[b.column]}, {title}<br>{_people(b.members, people)}")
+        texts.append(f"round {flow.rounds[b.column]}, {title}<br>{_client_list(b.members, labels)}")
     return _points(xs, ys, texts)
 
 
@@ -341,8 +345,8 @@ def _of(way: str, members: Sequence[int]) -> str:
     return f"{way}: {len(members)} client{'s' * (len(members) != 1)}"
 
 
-def _people(members: Sequence[int], people: Sequence[str]) -> str:
-    """Names in lines that a phone can show."""
-    told = listed([people[c] for c in members]).split(", ")
-    lines = [", ".join(told[i : i + 4]) for i in range(0, len(told), 4)]
+def _client_list(members: Sequence[int], labels: Sequence[str]) -> str:
+    """Names in lines short enough for a phone."""
+    parts = listed([labels[c] for c in members]).split(", ")
+    lines = [", ".join(parts[i : i + 4]) for i in range(0, len(parts), 4)]
     return ",<br>".join(lines)

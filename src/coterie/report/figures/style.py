@@ -1,4 +1,4 @@
-"""What all pictures have in common: fonts, margins, kinds of lines, and names made harmless."""
+"""What all pictures share: fonts, margins, kinds of lines, and the escaping of names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from coterie.report.palette import DASHES, INK, RED, SYMBOLS, scale
 Points = Sequence[tuple[float, float]]
 
 THIN = {"color": INK, "width": 1}
-SHARE = ".2~%"  # how an axis of accuracies is written: 68%, or 68.5% where ticks are that close
+SHARE = ".2~%"  # format of an axis of accuracies: 68%, or 68.5% where ticks are that close
 _AXIS = re.compile(r"[xy]axis\d*$")
-MOST_NAMES = 12  # of clients in one hover
+MOST_NAMES = 12  # names of clients in one hover text
 
 
 def plain(text: object) -> str:
-    """Text of a user, so that plotly shows it as it is instead of taking it for markup.
+    """A user's text, escaped so that plotly does not take it for markup.
 
     >>> plain("<b>clinic & co</b>")
     '&lt;b&gt;clinic &amp; co&lt;/b&gt;'
@@ -33,17 +33,17 @@ def plain(text: object) -> str:
 
 
 def short(text: object, most: int = 18) -> str:
-    """The same, cut where a tick or a legend has no more room.
+    """The same, cut to fit a tick or a legend.
 
     >>> short("a clinic with a very long name"), short("<i>")
     ('a clinic with a v…', '&lt;i&gt;')
     """
-    told = str(text)
-    return plain(told if len(told) <= most else told[: most - 1] + "…")
+    cut = str(text)
+    return plain(cut if len(cut) <= most else cut[: most - 1] + "…")
 
 
 def ticks_of(names: Sequence[str]) -> list[str]:
-    """Names for an axis: numbers where all are numbered, and no two alike.
+    """Unique names for an axis: only the numbers where all clients are numbered.
 
     >>> ticks_of(["client 0", "client 1"]), ticks_of(["a", "b", "a"])
     (['0', '1'], ['a', 'b', 'a (2)'])
@@ -55,18 +55,18 @@ def ticks_of(names: Sequence[str]) -> list[str]:
 
 
 def listed(names: Iterable[object], most: int = MOST_NAMES) -> str:
-    """Names for a hover, the first of many.
+    """Names for a hover text, only the first ones of many.
 
     >>> listed(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
-    told = [short(n, 24) for n in names]
-    rest = len(told) - most
-    return ", ".join(told[:most]) + (f" and {rest} more" if rest > 0 else "")
+    shown = [short(n, 24) for n in names]
+    rest = len(shown) - most
+    return ", ".join(shown[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def clear(values: Sequence[Any] | np.ndarray, digits: int = 5) -> list[Any]:
-    """Numbers with as many digits as can be seen; what is no number is None.
+    """Numbers rounded to the digits that are visible; None for anything that is not a number.
 
     >>> clear([1 / 3, 123456789, None, float("nan")])
     [0.33333, 123460000, None, None]
@@ -77,12 +77,12 @@ def clear(values: Sequence[Any] | np.ndarray, digits: int = 5) -> list[Any]:
 def _clear(value: Any, digits: int) -> Any:
     if value is None or not math.isfinite(value):
         return None
-    found = float(f"{value:.{digits}g}")
-    return int(found) if found == int(found) and abs(found) < 1e15 else found
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded
 
 
 def grid(rows: Sequence[Sequence[Any]], dtype: str = "f4") -> np.ndarray:
-    """A matrix for a heat map in few bytes; None becomes a hole."""
+    """A compact matrix for a heat map; None becomes a gap."""
     return np.array([[math.nan if v is None else v for v in row] for row in rows], dtype)
 
 
@@ -90,7 +90,7 @@ def grid(rows: Sequence[Sequence[Any]], dtype: str = "f4") -> np.ndarray:
 
 
 def line(points: Points, name: str, colour: str, dash: str = "solid", **more: Any) -> Trace:
-    """A line with a dot for each point, if they are not too many."""
+    """A line, with a dot for each point unless there are too many."""
     return {
         "type": "scatter",
         "x": clear([x for x, _ in points], 8),
@@ -116,20 +116,20 @@ def stairs(points: Points, name: str, colour: str, dash: str = "solid") -> Trace
 
 
 def dots(points: Points, name: str, colour: str, symbol: str, **more: Any) -> Trace:
-    """Points alone."""
+    """Points without a line."""
     marker = {"color": colour, "size": 9, "symbol": symbol}
     return line(points, name, colour, mode="markers", marker=marker, cliponaxis=False, **more)
 
 
 def level(points: Points, height: float, text: str, colour: str = RED, dash: str = "dash") -> Trace:
-    """A dashed line as long as these points, at one height."""
+    """A horizontal dashed line over the range of these points."""
     ends = [min(x for x, _ in points), max(x for x, _ in points)]
     style = {"color": colour, "width": 1.5, "dash": dash}
     return line([(x, height) for x in ends], text, colour, mode="lines", line=style)
 
 
 def band(low: Points, high: Points, name: str, colour: str, **more: Any) -> Trace:
-    """What lies between two lines."""
+    """The area between two lines."""
     around = [*low, *reversed(high)]
     return {
         "type": "scatter",
@@ -147,7 +147,7 @@ def band(low: Points, high: Points, name: str, colour: str, **more: Any) -> Trac
 
 
 def swatch(text: str, colour: str, symbol: str = "square") -> Trace:
-    """An entry of the legend for what is not a line."""
+    """An entry of the legend for something that is not a line."""
     marker = {"color": colour, "size": 12, "symbol": symbol, "line": THIN}
     return {
         "type": "scatter",
@@ -160,9 +160,9 @@ def swatch(text: str, colour: str, symbol: str = "square") -> Trace:
 
 
 def heatmap(z: Any, title: str, hover: str, **more: Any) -> Trace:
-    """A map of values in the scale of all pictures, its colour bar lying above."""
+    """A heat map in the colour scale of all pictures, with its colour bar above."""
     bar = {
-        # Before the bar: plotly.js 4.1 lays one above it over the bar where names take much room.
+        # Beside the bar: plotly.js 4.1 draws a title above it over the bar where names are long.
         "title": {"text": title, "side": "right", "font": {"size": 12}},
         "tickfont": {"size": 10},
         "orientation": "h",
@@ -170,7 +170,7 @@ def heatmap(z: Any, title: str, hover: str, **more: Any) -> Trace:
         "len": 0.8,
         "x": 1,
         "xanchor": "right",
-        # From the top of the figure: otherwise plotly.js 4.1 moves the x title as well.
+        # From the top of the figure, since plotly.js 4.1 moves the x title otherwise.
         "yref": "container",
         "y": 1,
         "yanchor": "top",
@@ -179,12 +179,12 @@ def heatmap(z: Any, title: str, hover: str, **more: Any) -> Trace:
         "tickangle": 0,
         "ticklabelposition": "outside bottom",
     }
-    given = {"colorscale": scale(), "colorbar": bar, "hovertemplate": f"{hover}<extra></extra>"}
-    return {"type": "heatmap", "z": z, **given, **more}
+    defaults = {"colorscale": scale(), "colorbar": bar, "hovertemplate": f"{hover}<extra></extra>"}
+    return {"type": "heatmap", "z": z, **defaults, **more}
 
 
 def steps_of(colours: Sequence[str]) -> list[tuple[float, str]]:
-    """A colour scale that has each of these colours for one whole number."""
+    """A colour scale with one of these colours for each whole number."""
     n = len(colours)
     return [(k / n, colours[i]) for i in range(n) for k in (i, i + 1)]
 
@@ -198,7 +198,7 @@ def figure_of(traces: Sequence[Trace], **layout: Any) -> Sketch:
 
 
 def styled(figure: Sketch, title: str, height: float, *subtitle: str) -> Sketch:
-    """With a title, a font, and between title and picture the colour bar and the legend."""
+    """Add a title and a font, and place the colour bar and the legend below the title."""
     layout, bars = figure.layout, _colour_bars(figure)
     named = [t["name"] for t in figure.data if t.get("showlegend") is not False and "name" in t]
     entry = 10 + 6.5 * max(map(len, named), default=0)
@@ -226,26 +226,26 @@ def styled(figure: Sketch, title: str, height: float, *subtitle: str) -> Sketch:
     layout["legend"] = {**legend, "yanchor": "bottom", "entrywidth": entry}
     axes = [layout.get(f"xaxis{at.x}", {}) for at in figure.panels]
     if "round" in [axis.get("title", {}).get("text") for axis in axes]:
-        found = [x for t in figure.data for x in t.get("x", ()) if x is not None]
-        if max(found, default=0) - min(found, default=0) < 8:
-            figure.x(dtick=1)  # there are no halves of rounds
-    # Said here and not in the template, for a page may have a template of its own.
+        rounds = [x for t in figure.data for x in t.get("x", ()) if x is not None]
+        if max(rounds, default=0) - min(rounds, default=0) < 8:
+            figure.x(dtick=1)  # rounds are whole numbers
+    # Set here and not in the template, since a page may have its own template.
     figure.y(automargin=True)
     _clear_of_names(layout)
     return figure
 
 
-_BAR = 34  # pixels of height, with the numbers below it
+_BAR = 34  # height in pixels, including the numbers below it
 
 
 def _colour_bars(figure: Sketch) -> list[dict[str, Any]]:
-    """The colour bars that are shown."""
+    """The visible colour bars."""
     maps = [t for t in figure.data if t["type"] == "heatmap" and t.get("showscale") is not False]
     return [t["colorbar"] for t in maps]
 
 
 def _clear_of_names(layout: dict[str, Any]) -> None:
-    """Titles of axes a little way from the longest name on it, instead of among the names."""
+    """Move titles of axes away from the names of their ticks."""
     for key, axis in layout.items():
         named = axis.get("type") == "category" or "ticktext" in axis if _AXIS.match(key) else False
         if named and axis.get("automargin") and "title" in axis:
@@ -253,7 +253,7 @@ def _clear_of_names(layout: dict[str, Any]) -> None:
 
 
 def untitled(figure: Sketch) -> Sketch:
-    """Without its title, for a page that has its own; the legend then finds room at any width."""
+    """Remove the title, for pages that have their own; the legend then fits at any width."""
     layout, bars = figure.layout, _colour_bars(figure)
     spared = max(0, layout["margin"]["t"] - _BAR * bool(bars) - 40)
     layout.pop("title", None)
@@ -266,9 +266,9 @@ def untitled(figure: Sketch) -> Sketch:
 
 
 def _bar_title(bar: dict[str, Any]) -> dict[str, Any]:
-    """The title of a colour bar as that of a figure without one, right above the bar.
+    """The title of a colour bar as the title of a figure without one, just above the bar.
 
-    Its own would leave a narrow picture no room for the bar, or plotly.js would lay it over it.
+    The bar's own title would leave no room for the bar in a narrow picture, or cover it.
     """
     text = bar.pop("title")["text"]
     bar |= {"y": 1, "ypad": 20, "len": 0.5}
@@ -280,7 +280,7 @@ def _bar_title(bar: dict[str, Any]) -> dict[str, Any]:
 
 
 def noted(notes: Mapping[str, Any], key: str, where: str) -> Any:
-    """A note, or a sentence that says which notes have it."""
+    """A note; a ``ConfigError`` that says which notes have it if it is missing."""
     if notes.get(key) is None:
         raise ConfigError(f"these notes have no '{key}': give {where}")
     return notes[key]
@@ -293,17 +293,17 @@ def having(events: Sequence[Event], key: str) -> list[Event]:
 
 def series(events: Sequence[Event], key: str, method: str) -> list[tuple[float, float]]:
     """A note by round; rounds without a value are left out."""
-    told = [(e["round"], e["notes"][key]) for e in having(events, key)]
-    found: list[tuple[float, float]] = [
-        (r, v) for r, v in told if v is not None and math.isfinite(v)
+    noted_values = [(e["round"], e["notes"][key]) for e in having(events, key)]
+    points: list[tuple[float, float]] = [
+        (r, v) for r, v in noted_values if v is not None and math.isfinite(v)
     ]
-    if not found:
+    if not points:
         raise ConfigError(f"no event has '{key}' in its notes: give the events of a {method} run")
-    return found
+    return points
 
 
 def symbol_of(number: int) -> str:
-    """A kind of marker by number, so that colour is never alone in telling things apart."""
+    """A kind of marker by number, so that things never differ by colour alone."""
     return SYMBOLS[number % len(SYMBOLS)]
 
 

@@ -23,7 +23,7 @@ _HOVER = "time %{x:.5~g} T<sub>dl</sub>"
 class Timed:
     """Runs whose times in other systems are known, and the score that they are judged by.
 
-    ``left_out`` are the names of others, by the reason.
+    ``left_out`` are the names of the other runs, by reason.
     """
 
     by: str
@@ -32,27 +32,31 @@ class Timed:
     left_out: Mapping[str, Sequence[str]]
 
     def ends(self, system: System) -> float:
-        """When the run that all are held against has done its rounds."""
+        """The time at which the reference run has completed its rounds."""
         return max(systems.times(self.base, system).values())
 
     def points(self, run: Reading, system: System) -> list[tuple[float, float]]:
-        """A run's score against time; who is done early keeps what it has to the end."""
-        found = curve(run.rounds, run.headline, self.by, placed(run, system))
+        """A run's score against time; a run that ends early keeps its last score."""
+        curve_points = curve(run.rounds, run.headline, self.by, placed(run, system))
         end = self.ends(system)
-        return [*found, (end, found[-1][1])] if found and found[-1][0] < end else found
+        return (
+            [*curve_points, (end, curve_points[-1][1])]
+            if curve_points and curve_points[-1][0] < end
+            else curve_points
+        )
 
     def at_end(self, run: Reading, system: System) -> float | None:
-        """The score of the last round that is over by the end, None before the first."""
-        end = self.ends(system) * (1 + 1e-9)  # what is missed by no more than rounding counts
-        found = [y for x, y in self.points(run, system) if x <= end]
-        return found[-1] if found else None
+        """The score of the last round completed by the end; None before the first."""
+        end = self.ends(system) * (1 + 1e-9)  # a round that misses the end only by rounding counts
+        scores = [y for x, y in self.points(run, system) if x <= end]
+        return scores[-1] if scores else None
 
 
 def timed(readings: Sequence[Reading]) -> Timed:
-    """The runs that had the wireless clock; all are held against FedAvg.
+    """The runs with the wireless clock, with FedAvg as the reference.
 
-    Without FedAvg it is the run that is first done in the third system, of those that send
-    anything.
+    Without FedAvg the reference is the run that first completes its rounds in the third system, of
+    those that send anything.
     """
     by, runs = alike(readings)
     known: list[Reading] = []
@@ -75,7 +79,7 @@ def timed(readings: Sequence[Reading]) -> Timed:
 
 
 def placed(run: Reading, system: System) -> Place:
-    """Where on the time axis of a system a round of this run lies."""
+    """The position of a round of this run on the time axis of a system."""
     ends = systems.times(run, system)
     return lambda event: ends.get(event["round"])
 
@@ -91,9 +95,9 @@ def heading(system: System) -> str:
 
 
 def by_system(readings: Sequence[Reading]) -> Sketch:
-    """Three panels, one a system: each run's headline score against time in units of T_dl.
+    """A panel for each of three systems: each run's headline score against time in units of T_dl.
 
-    Time ends when FedAvg has done all its rounds; who has done them earlier keeps what it has.
+    Time ends when FedAvg has completed all its rounds; runs that end earlier keep their last score.
     """
     shown = timed(readings)
     figure = _columns(len(SYSTEMS))
@@ -109,9 +113,9 @@ def by_system(readings: Sequence[Reading]) -> Sketch:
     score_axis(figure.y, shown.by)
     for panel in range(2, len(SYSTEMS) + 1):
         figure.y(title="", matches="y", showticklabels=False, panel=panel)
-    made = styled(figure, f"{said(shown.by)} against time in three systems", 460)
+    finished = styled(figure, f"{said(shown.by)} against time in three systems", 460)
     figure.x(automargin=True)
-    return made
+    return finished
 
 
 def _columns(count: int) -> Sketch:
@@ -130,13 +134,13 @@ def _columns(count: int) -> Sketch:
 
 
 def standings(readings: Sequence[Reading]) -> Mapping[int, Mapping[str, float | None]]:
-    """For each system, each kind of run's mean score by the end of the time that is drawn."""
+    """For each system, the mean score of each kind of run at the end of the time axis."""
     shown = timed(readings)
-    found: dict[int, dict[str, float | None]] = {}
+    scores: dict[int, dict[str, float | None]] = {}
     for number, system in SYSTEMS.items():
-        found[number] = {}
+        scores[number] = {}
         for kind in kinds_of(shown.runs):
             ends = [shown.at_end(r, system) for r in kind.runs]
             known = [v for v in ends if v is not None]
-            found[number][kind.title] = sum(known) / len(known) if known else None
-    return found
+            scores[number][kind.title] = sum(known) / len(known) if known else None
+    return scores

@@ -24,7 +24,7 @@ from coterie.report.figures.style import (
 from coterie.report.palette import FAINT, INK, RED, colour_of
 
 _GAP = (math.nan, math.nan)
-_ABOVE = INK  # of branches that hold several groups, which are thin
+_ABOVE = INK  # colour of branches that hold several groups, which are thin
 
 
 def dendrogram(
@@ -36,10 +36,10 @@ def dendrogram(
 ) -> Sketch:
     """The tree by which clients were merged, with the height at which it was cut.
 
-    ``notes`` are those with ``dendrogram``: FedClust's of the beginning, DC-PFL's of the round in
-    which it has a tree. ``groups``, by client, colour the branches; without them the cut does.
-    ``levels`` are further cuts as shares of the tree's height, with what to call them; ``names``
-    those of clients. ``numbers`` give groups the colours that they have elsewhere (None is grey).
+    ``notes`` are those with ``dendrogram``: FedClust's first notes, or DC-PFL's of the round that
+    has a tree. Branches have the colours of ``groups``, by client; without them, of the cut.
+    ``levels`` are further cuts as shares of the tree's height, with their titles; ``names`` are the
+    clients' names. ``numbers`` give groups the colours that they have elsewhere (None is grey).
     """
     merges = noted(notes, "dendrogram", "FedClust's first notes, or DC-PFL's of round `start`")
     if not merges:
@@ -47,26 +47,26 @@ def dendrogram(
     clients = notes.get("clients") or list(range(len(merges) + 1))
     top = merges[-1][2]
     cut = cut_height(notes, top)
-    own = _by_cut(merges, math.inf if cut is None else cut)
+    cut_groups = _by_cut(merges, math.inf if cut is None else cut)
     if groups is not None:
-        own = followed([[groups[c] for c in clients]])[0]
+        cut_groups = followed([[groups[c] for c in clients]])[0]
     if numbers is not None:
-        own = [numbers[c] if c < len(numbers) else None for c in clients]
+        cut_groups = [numbers[c] if c < len(numbers) else None for c in clients]
     members, xs, ys = _branches(merges)
-    traces = _lines(members, xs, ys, own)
+    traces = _lines(members, xs, ys, cut_groups)
     order = members[-1]
-    people = [names[c] if c < len(names) else f"client {c}" for c in clients]
-    for number in dict.fromkeys(sorted(own, key=lambda g: -1 if g is None else g)):
-        own_places = [x for x, leaf in enumerate(order) if own[leaf] == number]
-        traces.append(_leaves(own_places, [people[order[x]] for x in own_places], number))
+    labels = [names[c] if c < len(names) else f"client {c}" for c in clients]
+    for number in dict.fromkeys(sorted(cut_groups, key=lambda g: -1 if g is None else g)):
+        own_places = [x for x, leaf in enumerate(order) if cut_groups[leaf] == number]
+        traces.append(_leaves(own_places, [labels[order[x]] for x in own_places], number))
     ends = [(-0.6, 0.0), (len(order) - 0.4, 0.0)]
     if cut is not None and cut <= 1.15 * top:
         traces.append(level(ends, cut, _cut_name(notes, cut), RED))
     for height, label in (levels or {}).items():
         traces.append(level(ends, height * top, plain(label), INK, "dot"))
     figure = figure_of(traces)
-    numbered = not names or all(p == f"client {c}" for p, c in zip(people, clients, strict=True))
-    ticks = [str(clients[i]) if numbered else short(people[i], 12) for i in order]
+    numbered = not names or all(p == f"client {c}" for p, c in zip(labels, clients, strict=True))
+    ticks = [str(clients[i]) if numbered else short(labels[i], 12) for i in order]
     _name_leaves(figure, ticks)
     figure.y(title="distance at which groups merge", rangemode="tozero")
     why = [plain(notes["why"])] if notes.get("why") else []
@@ -79,7 +79,7 @@ def _lines(
     ys: Sequence[Sequence[float]],
     own: Sequence[int | None],
 ) -> list[Any]:
-    """The branches, those of one colour as one line with gaps."""
+    """The branches, with one line with gaps for each colour."""
     colours = [_branch_colour({own[leaf] for leaf in inside}) for inside in members]
     traces: list[Any] = []
     for colour in dict.fromkeys(colours):
@@ -118,9 +118,9 @@ def _name_leaves(figure: Sketch, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Cut:
-    """Groups that DC-PFL adopted: γ̃ as a share of the tree's height, when, and how many.
+    """Groups that DC-PFL adopted: γ̃ as a share of the tree's height, the round, and their number.
 
-    ``of_tree`` is whether they are a cut of the tree; those that the evidence finds need not be.
+    ``of_tree`` is whether they are a cut of the tree; groups from the evidence need not be.
     """
 
     gamma: float
@@ -130,9 +130,9 @@ class Cut:
 
 
 def later_cuts(events: Sequence[Event]) -> list[Cut]:
-    """DC-PFL's groups that came to hold after the first ones."""
-    told = [(e, e.get("notes") or {}) for e in events]
-    tree = next((notes for _, notes in told if notes.get("dendrogram")), None)
+    """The groups that DC-PFL adopted after the first ones."""
+    noted_events = [(e, e.get("notes") or {}) for e in events]
+    tree = next((notes for _, notes in noted_events if notes.get("dendrogram")), None)
     return [
         Cut(
             notes["gamma"],
@@ -140,14 +140,14 @@ def later_cuts(events: Sequence[Event]) -> list[Cut]:
             len(sizes(event["groups"])),
             tree is None or is_cut(tree, event["groups"]),
         )
-        for event, notes in told
+        for event, notes in noted_events
         if (notes.get("trial") or {}).get("adopted")
         or ("gamma" in notes and (notes.get("verdict") or {}).get("chosen", 1) > 1)
     ]
 
 
 def split_levels(events: Sequence[Event]) -> dict[float, str]:
-    """DC-PFL's cuts that came to hold, by their share of the tree's height, with their rounds."""
+    """The cuts that DC-PFL adopted, by their share of the tree's height, with their titles."""
     return {
         cut.gamma: f"γ̃ = {cut.gamma:g}, round {cut.round}: {cut.groups} groups"
         for cut in later_cuts(events)
@@ -156,7 +156,7 @@ def split_levels(events: Sequence[Event]) -> dict[float, str]:
 
 
 def is_cut(notes: Mapping[str, Any], groups: Sequence[Any]) -> bool:
-    """Whether these groups, by client, are what some cut of a noted tree leaves.
+    """Whether some cut of a noted tree gives these groups, by client.
 
     >>> tree = {"dendrogram": [[0, 1, 1.0, 2], [2, 3, 5.0, 3]]}
     >>> is_cut(tree, ["a", "a", "b"]), is_cut(tree, ["a", "b", "b"])
@@ -164,15 +164,15 @@ def is_cut(notes: Mapping[str, Any], groups: Sequence[Any]) -> bool:
     """
     merges = notes["dendrogram"]
     clients = notes.get("clients") or range(len(merges) + 1)
-    own = [groups[c] if c < len(groups) else None for c in clients]
-    cut = _undone(merges, len(set(own)) - 1)
-    return len(set(zip(own, cut, strict=True))) == len(set(own))
+    client_groups = [groups[c] if c < len(groups) else None for c in clients]
+    cut = _undone(merges, len(set(client_groups)) - 1)
+    return len(set(zip(client_groups, cut, strict=True))) == len(set(client_groups))
 
 
 def _branches(
     merges: Sequence[Sequence[float]],
 ) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
-    """Of each merge: the leaves below it, left to right, and the corners of its bracket."""
+    """For each merge, the leaves below it, left to right, and the corners of its bracket."""
     n = len(merges) + 1
     members: list[list[int]] = [[leaf] for leaf in range(n)]
     for left, right, *_ in merges:
@@ -196,7 +196,7 @@ def _by_cut(merges: Sequence[Sequence[float]], height: float) -> list[int | None
 
 
 def _undone(merges: Sequence[Sequence[float]], last: int) -> list[int]:
-    """Each leaf's branch if so many of the last merges are undone."""
+    """Each leaf's branch if this many of the last merges are undone."""
     n = len(merges) + 1
     root = list(range(n + len(merges)))
     for i in reversed(range(len(merges) - last)):
@@ -206,13 +206,13 @@ def _undone(merges: Sequence[Sequence[float]], last: int) -> list[int]:
 
 
 def _branch_colour(inside: set[int | None]) -> str:
-    """A group's colour where a branch holds that group only; grey belongs to those alone."""
+    """A group's colour where a branch holds only that group; grey for clients that are alone."""
     (number, *others) = inside
     return _ABOVE if others or number is None else colour_of(number)
 
 
 def cut_height(notes: Mapping[str, Any], top: float) -> float | None:
-    """Where the tree was cut: FedClust's threshold, or DC-PFL's γ̃ of the tree's height."""
+    """The height of the cut: FedClust's threshold, or DC-PFL's γ̃ times the tree's height."""
     if notes.get("threshold") is not None and math.isfinite(notes["threshold"]):
         return float(notes["threshold"])
     return float(notes["gamma"]) * top if notes.get("gamma") is not None else None
@@ -224,7 +224,7 @@ def _cut_name(notes: Mapping[str, Any], cut: float) -> str:
     return f"cut at {cut:.3g}"
 
 
-def _leaves(xs: Sequence[int], people: Sequence[str], number: int | None) -> Any:
+def _leaves(xs: Sequence[int], labels: Sequence[str], number: int | None) -> Any:
     colour = FAINT if number is None else colour_of(number)
     return {
         "type": "scatter",
@@ -232,7 +232,7 @@ def _leaves(xs: Sequence[int], people: Sequence[str], number: int | None) -> Any
         "y": [0] * len(xs),
         "mode": "markers",
         "marker": {"color": colour, "size": 9, "symbol": symbol_of(number or 0)},
-        "hovertext": [plain(p) for p in people],
+        "hovertext": [plain(p) for p in labels],
         "hoverinfo": "text",
         "cliponaxis": False,
         **({"name": "alone"} if number is None else {"showlegend": False}),

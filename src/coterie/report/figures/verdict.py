@@ -1,4 +1,4 @@
-"""What a trial said: the validation loss of every number of groups that was tried."""
+"""The result of a trial: the validation loss of each number of groups that was tried."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from coterie.report.palette import BLUE, GREEN, INK, RED
 
 
 def verdict(notes: Mapping[str, Any]) -> Sketch:
-    """Mean validation loss by number of groups, with standard errors, and what was chosen.
+    """Mean validation loss by number of groups, with standard errors and the choice.
 
     ``notes`` are a trial's verdict. An error bar is the standard error of the difference from the
-    lowest loss, which itself has none: the fewest groups whose bar reaches down to the lowest loss
-    are chosen. Where the evidence had decided for some, it is those, or the first finer ones that
-    have nine tenths of what the best gain without the client that scores them.
+    lowest loss, which itself has none: the trial chooses the fewest groups whose bar reaches down
+    to the lowest loss. Where the evidence had chosen groups, the trial keeps those, or takes the
+    first finer ones with nine tenths of the best gain, measured without the scoring client.
     """
     points = tried(notes)
     heights = [(groups, loss) for groups, loss, _ in points]
@@ -46,14 +46,14 @@ def verdict(notes: Mapping[str, Any]) -> Sketch:
     first, last = heights[0][0], heights[-1][0]
     figure.x(title="number of groups", range=[first - 0.5, last + 0.5])
     if len(points) < 12:
-        figure.x(dtick=1)  # there are no halves of groups
+        figure.x(dtick=1)  # groups are whole numbers
     figure.y(title="mean validation loss")
-    said = [plain(notes["why"])] if notes.get("why") else []
-    return styled(figure, "Trial: validation loss by number of groups", 400, *said)
+    subtitle = [plain(notes["why"])] if notes.get("why") else []
+    return styled(figure, "Trial: validation loss by number of groups", 400, *subtitle)
 
 
 def without_own(notes: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """The losses of clients' groups without their own contribution, where a trial has them."""
+    """The losses of clients' groups without the clients' own updates, where a trial has them."""
     others = notes.get("others") or ()
     if len(others) != len(notes["cuts"]) or list(others) == list(notes["losses"]):
         return []
@@ -62,7 +62,7 @@ def without_own(notes: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def tried(notes: Mapping[str, Any]) -> list[tuple[int, float, float]]:
-    """Numbers of groups that were tried, each with its loss and standard error, fewest first."""
+    """The numbers of groups that were tried, each with its loss and standard error."""
     if not notes.get("losses"):
         raise ConfigError("this trial has no losses: no client has validation data")
     rows = zip(notes["cuts"], notes["losses"], notes["errors"], strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
@@ -21,16 +22,16 @@ from coterie.report.live import rows
 from coterie.report.live.folders import Glance
 from coterie.report.live.guarding import Guard
 from coterie.report.live.watching import Watching
-from coterie.report.markup import joined, json_script, json_text, tag
 from coterie.report.page import Block
 from coterie.report.reading import Reading
+from coterie.report.rendering import render
 
 _FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 def live_app(watching: Watching, token: str, hosts: Collection[str], port: int) -> Guard:
-    """The application, with its guard before it; ``hosts`` are the names that it is served at."""
+    """The application behind its guard; ``hosts`` are the names that it is served under."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -62,7 +63,7 @@ def live_app(watching: Watching, token: str, hosts: Collection[str], port: int) 
 
 
 class _Routes:
-    """What is answered where. Names of runs are looked up, never made into paths."""
+    """The handlers of all addresses. Names of runs are looked up, never turned into paths."""
 
     guard: Guard
 
@@ -70,12 +71,12 @@ class _Routes:
         self.watching = watching
 
     async def list(self, request: Request) -> Response:
-        """All runs."""
+        """The page with all runs."""
         await self.watching.look()
         return HTMLResponse(list_page(self.watching))
 
     async def run(self, request: Request) -> Response:
-        """One run."""
+        """The page of one run."""
         name = request.path_params["name"]
         found = await self.watching.page(name)
         if found is None:
@@ -84,34 +85,34 @@ class _Routes:
         return HTMLResponse(run_page(name, blocks, feed.present))
 
     async def list_events(self, request: Request) -> Response:
-        """News of the list."""
+        """The stream of changes of the list."""
         await self.watching.look()
         return _stream(self.watching.list.stream(_told(request)))
 
     async def run_events(self, request: Request) -> Response:
-        """News of a run."""
+        """The stream of changes of a run."""
         found = await self.watching.page(request.path_params["name"])
         if found is None:
             return _no_such_run()
         return _stream(found[1].stream(_told(request)))
 
     async def stop(self, request: Request) -> Response:
-        """Ask a run to stop after its round."""
+        """Ask a run to stop after its present round."""
         return await self._act(request, lambda run, _: self.watching.controls.stop(run))
 
     async def resume(self, request: Request) -> Response:
-        """Go on with a run that is stopped."""
+        """Resume a stopped run."""
         return await self._act(request, self.watching.controls.resume)
 
     async def _act(self, request: Request, action: Callable[[Glance, Reading], None]) -> Response:
         try:
-            found = await self.watching.tell(request.path_params["name"], action)
+            exists = await self.watching.tell(request.path_params["name"], action)
         except CoterieError as error:
             return PlainTextResponse(str(error), 409)
-        return Response(status_code=204) if found else _no_such_run()
+        return Response(status_code=204) if exists else _no_such_run()
 
     async def login(self, request: Request) -> Response:
-        """Who comes this far has shown the token: from now on a cookie says so."""
+        """Set a cookie for a client that has shown the token, which the guard has checked."""
         answer = Response(status_code=204)
         answer.set_cookie(self.guard.cookie, self.guard.pass_word, httponly=True, samesite="strict")
         return answer
@@ -122,7 +123,7 @@ def _no_such_run() -> Response:
 
 
 def _told(request: Request) -> str:
-    """The version that a page has: of its last event, or else that it was made with."""
+    """The version that a page has: of its last event, or else of its HTML."""
     return request.headers.get("last-event-id") or request.query_params.get("since", "")
 
 
@@ -136,21 +137,10 @@ def _stream(events: AsyncIterator[str]) -> Response:
 def list_page(watching: Watching) -> str:
     """The list of runs as HTML."""
     runs = rows.newest_first(watching.following.glances().values())
-    told = rows.summary(runs, watching.title)
-    heads = [
-        tag("th", title, scope="col", class_="number" if place > 2 else None)
-        for place, title in enumerate(rows.COLUMNS)
-    ]
-    table = tag(
-        "table",
-        tag("caption", "Runs, the newest first", class_="quiet"),
-        tag("thead", tag("tr", heads)),
-        tag("tbody", [rows.row(run) for run in runs], id="rows"),
-        class_="runs",
-    )
+    summary = rows.summary(runs, watching.title)
     blocks = [
-        Block("summary", tag("p", told, id="summary", role="status", aria_live="polite")),
-        Block("runs", tag("div", table, id="runs", class_="block")),
+        Block("summary", render("live/summary.html", text=summary)),
+        Block("runs", render("live/list.html", rows=[rows.row(run) for run in runs])),
     ]
     about = {"events": "/api/events", "since": watching.list.present}
     return _document("Runs", blocks, about, plotly=False)
@@ -164,28 +154,18 @@ def run_page(name: str, blocks: Sequence[Block], version: str) -> str:
 
 
 def welcome_page() -> str:
-    """What is shown to those who have not shown the token yet."""
-    form = tag(
-        "div",
-        tag("p", "This page needs the token at the end of the address that coterie watch printed."),
-        tag("label", "Token ", tag("input", type="password", id="token", autocomplete="off")),
-        " ",
-        tag("button", "Show the runs", type="button", id="enter"),
-        tag("p", id="state-hint", role="status"),
-        id="welcome",
-        class_="block",
-    )
-    return _document("Coterie", [Block("welcome", form)], {}, plotly=False)
+    """The page that asks for the token, as HTML."""
+    return _document("Coterie", [Block("welcome", render("live/welcome.html"))], {}, plotly=False)
 
 
 def _document(
     title: str, blocks: Sequence[Block], about: dict[str, str], plotly: bool = True
 ) -> str:
-    header = joined(
-        tag("link", rel="stylesheet", href=address("live.css")),
-        tag("a", "All runs", href="/", class_="home") if "api" in about else None,
-        tag("span", id="connection", class_="hint"),
-        json_script("live", json_text(about)),
+    header = render(
+        "live/header.html",
+        style=address("live.css"),
+        is_run="api" in about,
+        about=json.dumps(about, separators=(",", ":")),
     )
     return page.document(
         title,
@@ -212,11 +192,11 @@ def asset(name: str) -> str:
 
 @cache
 def address(name: str) -> str:
-    """Where an asset is; another version of it is elsewhere."""
+    """An asset's address, which changes with its content."""
     return f"/assets/{hashlib.sha256(asset(name).encode()).hexdigest()[:16]}/{name}"
 
 
-_ICON = (  # the brand's circle of three
+_ICON = (  # the brand's circle of three parts
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -8 16 16">'
     '<path fill="#0072B2" d="M0 0V-8A8 8 0 0 1 6.93 4Z"/>'
     '<path fill="#E69F00" d="M0 0L6.93 4A8 8 0 0 1 -6.93 4Z"/>'
@@ -226,7 +206,7 @@ _TYPES = {"plotly.js": "text/javascript", "live.css": "text/css"}
 
 
 async def asset_response(request: Request) -> Response:
-    """An asset, for good."""
+    """An asset, which browsers may keep forever."""
     name = request.path_params["name"]
     if name not in _TYPES or request.url.path != address(name):
         return PlainTextResponse("there is no such file", 404)
@@ -234,13 +214,13 @@ async def asset_response(request: Request) -> Response:
 
 
 async def icon(request: Request) -> Response:
-    """The sign of the page in the browser's tab."""
+    """The icon in the browser's tab."""
     return Response(_ICON, media_type="image/svg+xml", headers=_FOREVER)
 
 
 @cache
 def policy() -> str:
-    """What a page may load: what this server sends, and the scripts that are written into it."""
+    """The Content-Security-Policy: a page may load from this server, and run its own scripts."""
     inline = (page.asset("theme.js"), page.asset("page.js"), asset("live.js"))
     digests = " ".join(f"'sha256-{_digest(text)}'" for text in inline)
     return (

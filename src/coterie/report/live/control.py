@@ -17,9 +17,9 @@ from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
 from coterie.report.repeating import command, given_for
 from coterie.results.rundir import RunDir, open_plain
 
-LOG = "resumed.log"  # what a process says that was started from here
-_UP = 3  # how many folders above a run may be at work on it: those of comparisons
-_ENDED_WELL = (0, 130)  # finished, or stopped by somebody
+LOG = "resumed.log"  # the output of a process that was started from here
+_UP = 3  # levels above a run at which a comparison may be at work on it
+_ENDED_WELL = (0, 130)  # finished, or stopped by a user
 _LONGEST = 400  # characters of an error that are shown
 _STOPS, _RESUMES = (RUNNING, WAITING), (STOPPED,)
 
@@ -27,11 +27,11 @@ _STOPS, _RESUMES = (RUNNING, WAITING), (STOPPED,)
 @dataclass(frozen=True)
 class _Started:
     process: subprocess.Popen[bytes]
-    sessions: int  # how long the list of sessions was before it
+    sessions: int  # the number of sessions before it
 
 
 class Controls:
-    """What was started from here, and what came of it. Methods may be called from any thread."""
+    """The processes started from here, and how they ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._started: dict[Path, _Started] = {}
@@ -49,14 +49,14 @@ class Controls:
                 raise RunDirError(f"{run.name} cannot be stopped: {error.strerror}") from None
 
     def resume(self, run: Glance, reading: Reading) -> None:
-        """Start a process that goes on with a run; it outlives this one."""
+        """Start a process that resumes a run, and that survives this one."""
         self._check_resumable(run)
         _check_free(run)
         words, folder = command(reading)
         log = _open_log(run)
         try:
             with self._lock:
-                self._check_resumable(run)  # somebody else may have been faster
+                self._check_resumable(run)  # another user may have been faster
                 self._failed.pop(run.path, None)
                 before = _size(RunDir(run.path).sessions)
                 process = _start([*words, *_tracking(words, reading)], folder, log)
@@ -73,9 +73,9 @@ class Controls:
             raise RunDirError(_no_resume(run))
 
     def doing(self, path: Path) -> str:
-        """What the process that was started here does for a run if it is not at work on it.
+        """What a process started from here does while it is not at work on its run.
 
-        "starting" before it was, "stopping" after that, "" if there is no such process.
+        "starting" before it is at work, "stopping" afterwards, "" if there is no such process.
         """
         started = self._started.get(path)
         if started is None or started.process.poll() is not None:
@@ -83,11 +83,11 @@ class Controls:
         return STARTING if _size(RunDir(path).sessions) == started.sessions else STOPPING
 
     def failure(self, path: Path) -> str:
-        """Why a run that was resumed from here ended, in words; "" if it did not fail."""
+        """Why a run that was resumed from here failed, in words; "" if it did not."""
         return self._failed.get(path, "")
 
     def reap(self) -> None:
-        """Take note of processes that have ended."""
+        """Collect the processes that have ended."""
         with self._lock:
             self._reap()
 
@@ -101,16 +101,16 @@ class Controls:
 
 
 def _tracking(words: Sequence[str], reading: Reading) -> list[str]:
-    """The trackers that a run was given last; what else its files name there is left out."""
-    told = reading.sessions[-1].get("argv") if reading.sessions else None
-    if words[:1] != ["run"] or not isinstance(told, list) or told[:1] != ["run"]:
+    """The trackers of a run's last session; unknown names in its files are ignored."""
+    arguments = reading.sessions[-1].get("argv") if reading.sessions else None
+    if words[:1] != ["run"] or not isinstance(arguments, list) or arguments[:1] != ["run"]:
         return []
-    given = given_for("--track", [str(word) for word in told])
-    return [word for name in TRACKERS if name in given for word in ("--track", name)]
+    trackers = given_for("--track", [str(word) for word in arguments])
+    return [word for name in TRACKERS if name in trackers for word in ("--track", name)]
 
 
 def _open_log(run: Glance) -> int:
-    """Where a process is to say what it has to say: a plain file, in the run's own folder."""
+    """Open the log for a process's output, a plain file in the run's own folder."""
     try:
         return open_plain(run.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     except OSError as error:
@@ -120,7 +120,7 @@ def _open_log(run: Glance) -> int:
 
 
 def _start(words: Sequence[str], folder: Path, log: int) -> subprocess.Popen[bytes]:
-    """A process of its own session; Python takes no modules from the folder that it begins in."""
+    """Start a process in its own session; Python imports no modules from its working directory."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "coterie", *words],
         cwd=folder,
@@ -132,7 +132,7 @@ def _start(words: Sequence[str], folder: Path, log: int) -> subprocess.Popen[byt
 
 
 def _check_free(run: Glance) -> None:
-    """Refuse a run whose comparison is at work: it will come to it by itself."""
+    """Refuse to resume a run whose comparison is at work, since that will run it."""
     for above in run.path.resolve().parents[:_UP]:
         if RunDir(above).at_work():
             raise RunDirError(
@@ -143,15 +143,15 @@ def _check_free(run: Glance) -> None:
 
 def _no_stop(run: Glance) -> str:
     if run.status == STOPPING:
-        return f"{run.name} has been asked already: it stops after this round"
+        return f"{run.name} was already asked to stop: it stops after this round"
     if run.status == STARTING:
-        return f"{run.name} is only just starting: try again in a moment"
+        return f"{run.name} is just starting: try again in a moment"
     return f"{run.name} is not running"
 
 
 def _no_resume(run: Glance) -> str:
     if run.status == FINISHED:
-        return f"{run.name} is finished: there is nothing left to do"
+        return f"{run.name} is finished: there is nothing to resume"
     if run.status in (RUNNING, STOPPING, WAITING):
         return f"{run.name} is running"
     if run.status == STOPPED or run.status == STARTING:
@@ -167,14 +167,14 @@ def _size(path: Path) -> int:
 
 
 def _last_words(log: Path, code: int) -> str:
-    """Why a process ended: the last line that it said, unless somebody killed it."""
+    """Why a process ended: its last line of output, unless it was killed."""
     if code < 0:
         return f"its process, started from here, was ended by signal {-code}"
     try:
         with open(log, "rb", opener=open_plain) as file:
             file.seek(max(0, _size(log) - 10 * _LONGEST))
-            said = file.read().decode(errors="replace").strip().splitlines()
+            lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
-        said = []
-    words = "".join(c for c in (said[-1] if said else "") if c.isprintable())[:_LONGEST]
+        lines = []
+    words = "".join(c for c in (lines[-1] if lines else "") if c.isprintable())[:_LONGEST]
     return f"its process, started from here, failed ({words or f'code {code}'}); more in {LOG}"

@@ -1,4 +1,4 @@
-"""What pages show, in parts, and which of them have changed since a page was told last."""
+"""The parts of pages, and which of them have changed since a page was last updated."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-RETRY = 2000  # milliseconds before a browser comes again
-BEAT = 15.0  # seconds after which something is sent, so that nobody takes the line for dead
+RETRY = 2000  # milliseconds before a browser reconnects
+BEAT = 15.0  # seconds after which something is sent, to keep the connection alive
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a page: what is sent of it (JSON), and in which version it became so."""
+    """A part of a page: its JSON, and the version in which it last changed."""
 
     payload: str
     digest: bytes
@@ -23,10 +23,10 @@ class Part:
 
 
 class Feed:
-    """The parts of one page, in order. Everybody who has it open reads the same.
+    """The parts of one page, in order, shared by all browsers that have it open.
 
-    ``version`` counts the changes. What a page has is told as ``present``, which names this feed
-    too: in another one, of a new start or made after this one was forgotten, they begin again.
+    ``version`` counts the changes. ``present`` is the version with the feed's name: a page that has
+    the version of another feed, such as that of an earlier server, gets all parts again.
 
     >>> feed = Feed("mine")
     >>> feed.update({"a": "1", "b": "2"}), feed.update({"a": "1", "b": "2"}), feed.present
@@ -45,11 +45,11 @@ class Feed:
 
     @property
     def present(self) -> str:
-        """The version as it is told to pages."""
+        """The version as pages get it."""
         return f"{self._name}.{self.version}"
 
     def update(self, payloads: Mapping[str, str]) -> bool:
-        """Let the page consist of these; whether anything is different now."""
+        """Replace the parts; returns whether anything has changed."""
         coming, number = dict[str, Part](), self.version + 1
         for id, payload in payloads.items():
             digest = hashlib.blake2b(payload.encode(), digest_size=16).digest()
@@ -63,7 +63,7 @@ class Feed:
         return different
 
     def since(self, told: str) -> str:
-        """All that has changed since a page was told this version, as JSON."""
+        """All changes since the version that a page has, as JSON."""
         name, _, text = told.rpartition(".")
         possible = text.isdecimal() and len(text) <= len(str(self.version))
         known = int(text) if name == self._name and possible else 0
@@ -76,7 +76,7 @@ class Feed:
         return f'{{"order":{order},"parts":{{{changed}}}}}'
 
     async def tell(self) -> None:
-        """Wake whoever waits for news."""
+        """Wake the streams that wait for changes."""
         async with self._news:
             self._news.notify_all()
 
@@ -86,7 +86,7 @@ class Feed:
         await self.tell()
 
     async def stream(self, told: str) -> AsyncIterator[str]:
-        """Server-sent events: what is different from what the page has, then whatever changes."""
+        """Server-sent events: the changes since the page's version, then each later change."""
         self.watchers += 1
         try:
             yield f"retry: {RETRY}\n\n"

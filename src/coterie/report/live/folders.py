@@ -1,4 +1,4 @@
-"""Looking at run directories again and again, and reading only what has changed."""
+"""Following run directories, and reading only the runs that have changed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from coterie.report.reading import (
 from coterie.results.rundir import ENGINE, RunDir
 
 WAITING, STOPPING, STARTING, UNREADABLE = "waiting", "stopping", "starting", "unreadable"
-# What a reading is made of: whichever of them changes, the run is read again.
+# The files of a reading: when one of them changes, the run is read again.
 _FILES = (
     *("events.jsonl", "result.json", "config.toml", "sessions.jsonl", "data.json"),
     *("clients.csv", "exposure.csv", "scenario.json"),
 )
 _FIND = 3.0  # seconds between two searches for runs
-_SHARE = 4  # reading a run pauses so many times as long as it took
-_KEPT = 4  # readings that are kept although nobody looks at them
+_SHARE = 4  # the pause after reading a run, as a multiple of the time that it took
+_KEPT = 4  # readings that are kept although no page shows them
 
 Stamp = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Glance:
-    """A run as the list shows it; ``problem`` says why not more is known.
+    """A run as the list shows it; ``problem`` says why parts are missing.
 
     ``status`` is that of a reading, or "waiting" (a federation, for its clients), "stopping" (after
     the present round), "starting" (resumed from here a moment ago), "unreadable".
@@ -62,7 +62,7 @@ class Glance:
 
 @dataclass
 class _Seen:
-    """A run as it was when last looked at."""
+    """A run as of the last look."""
 
     path: Path
     stamp: Stamp = ()
@@ -75,9 +75,9 @@ class _Seen:
 
 
 class Following:
-    """The runs of a folder. ``doing`` says of a run's path whether a process starts or ends there.
+    """The runs of a folder. ``doing`` says whether a process is starting or ending at a run's path.
 
-    Methods may be called from any thread; one looks at a time.
+    Thread-safe; one thread looks at a time.
     """
 
     def __init__(self, folder: Path, doing: Callable[[Path], str] = lambda path: "") -> None:
@@ -98,24 +98,24 @@ class Following:
                 self._find()
                 self._found_at = now
             for name, seen in self._seen.items():
-                if search or seen.basis != FINISHED:  # those that are finished hardly ever change
+                if search or seen.basis != FINISHED:  # finished runs hardly ever change
                     self._look_at(name, seen)
             self._forget()
             return self.glances()
 
     def glances(self) -> dict[str, Glance]:
-        """The same as when last looked at."""
+        """All runs as of the last look."""
         found = ((name, self._seen[name].glance) for name in sorted(self._seen))
         return {name: glance for name, glance in found if glance is not None}
 
     def look_again(self, name: str) -> None:
-        """At one run, at once: somebody has just told it something."""
+        """Look at one run at once, which was just stopped or resumed."""
         with self._lock:
             if name in self._seen:
                 self._look_at(name, self._seen[name])
 
     def glance(self, name: str) -> Glance | None:
-        """A run as it was when last looked at; None if there is none of this name."""
+        """A run as of the last look; None if there is none of this name."""
         seen = self._seen.get(name)
         return None if seen is None else seen.glance
 
@@ -125,7 +125,7 @@ class Following:
         return -1 if seen is None else seen.changes
 
     def reading(self, name: str) -> Reading | None:
-        """All of a run as it was when last looked at; None if it is gone, or cannot be read."""
+        """A run's reading as of the last look; None if it is gone or cannot be read."""
         with self._lock:
             seen = self._seen.get(name)
             if seen is None:
@@ -136,12 +136,12 @@ class Following:
                     self._read(name, seen, _stamp(seen.path))
                 except (OSError, RunDirError):
                     return None
-                except Exception:  # the next look says it; what could be read can be drawn
+                except Exception:  # the next look reports it; what could be read can be drawn
                     return seen.reading
             return seen.reading
 
     def _find(self) -> None:
-        """Look for runs that are new, or gone."""
+        """Look for new runs, and for runs that are gone."""
         runs = find_runs(self.folder, lambda path: has_config(path) or _waits(path))
         found = {shown(name): path for name, path in runs.items()}
         for name, path in found.items():
@@ -154,16 +154,16 @@ class Following:
     def _look_at(self, name: str, seen: _Seen) -> None:
         try:
             stamp, now = _stamp(seen.path), time.monotonic()
-            # What a process leaves may have been read while it was at work still.
+            # The files may have been read while the process was still at work.
             ended = seen.basis == RUNNING and not RunDir(seen.path).at_work()
             if ended or (stamp != seen.stamp and now >= seen.again):
                 self._read(name, seen, stamp)
                 seen.again = now + _SHARE * (time.monotonic() - now)
-        except FileNotFoundError:  # not begun, or gone: the next search finds that out
+        except FileNotFoundError:  # not begun, or gone: the next search will find out
             if _waits(seen.path):
                 seen.glance = Glance(name, seen.path, _asked(seen.path, WAITING))
             return
-        except Exception as error:  # whatever these files hold, other runs are shown
+        except Exception as error:  # other runs are shown whatever these files contain
             why = error.strerror if isinstance(error, OSError) else str(error)
             seen.glance = Glance(name, seen.path, UNREADABLE, problem=f"It cannot be read: {why}.")
             seen.changes += seen.stamp != ()
@@ -178,16 +178,16 @@ class Following:
                 seen.changes += 1
 
     def _read(self, name: str, seen: _Seen, stamp: Stamp) -> None:
-        """All of a run: what is shown of it at a glance is then of the same moment."""
+        """Read a run; its row in the list is then from the same moment."""
         seen.reading = reading = read_run(seen.path, name)
         found = _glance_at(reading, seen.path, name, stamp)
         if seen.glance is not None and seen.stamp and reading.status == seen.basis:
-            found = replace(found, status=seen.glance.status)  # what is known here besides
+            found = replace(found, status=seen.glance.status)  # what is known here in addition
         seen.changes += (stamp, reading.status) != (seen.stamp, seen.basis)
         seen.glance, seen.stamp, seen.basis = found, stamp, reading.status
 
     def _going_on(self, path: Path) -> tuple[str, str]:
-        """What a reading says of a run that was not finished, and what is known here besides."""
+        """The row of a run in the list, from its reading and what is known here in addition."""
         if RunDir(path).at_work():
             return RUNNING, _asked(path, RUNNING)
         if _waits(path):
@@ -195,43 +195,43 @@ class Following:
         return STOPPED, self._doing(path) or STOPPED
 
     def _forget(self) -> None:
-        """Keep whole readings only of the runs that were asked for last."""
+        """Keep full readings only of the runs that were requested last."""
         by_age = sorted(self._seen.values(), key=lambda seen: seen.looked, reverse=True)
         for seen in by_age[_KEPT:]:
             seen.reading = None
 
 
 def shown(name: str) -> str:
-    """A name of a file as text, also if it is none."""
+    """A file's name as text, even if it is not valid text."""
     return name.encode("utf-8", "replace").decode()
 
 
 def _stamp(path: Path) -> Stamp:
-    """What changes when a run's files do; a file that is replaced has another inode."""
-    found: list[Any] = []
+    """A value that changes with a run's files; a replaced file has another inode."""
+    stamps: list[Any] = []
     for name in _FILES:
         try:
             known = os.stat(path / name)
-            found.append((known.st_ino, known.st_size, known.st_mtime_ns))
+            stamps.append((known.st_ino, known.st_size, known.st_mtime_ns))
         except FileNotFoundError:
-            found.append(None)
-    if not any(found):
+            stamps.append(None)
+    if not any(stamps):
         raise FileNotFoundError(path)
-    return tuple(found)
+    return tuple(stamps)
 
 
 def _waits(path: Path) -> bool:
-    """Whether a federation is served there that is not at work: it waits for its clients."""
+    """Whether a federation that is not at work is being served: it waits for its clients."""
     return RunDir(path / ENGINE).at_work()
 
 
 def _asked(path: Path, status: str) -> str:
-    """What a process does now, or that it was asked to stop."""
+    """The status of a running process, or that it was asked to stop."""
     return STOPPING if RunDir(path).stop_pending() else status
 
 
 def _forbidden(path: Path) -> bool:
-    """Whether a run is there still, but may not be looked into."""
+    """Whether a run still exists but cannot be accessed."""
     try:
         os.stat(path / "config.toml")
     except PermissionError:
@@ -263,16 +263,16 @@ def _glance_at(reading: Reading, path: Path, name: str, stamp: Stamp) -> Glance:
 
 
 def last_round(reading: Reading) -> int:
-    """The last round that is done; 0 before the first."""
+    """The last completed round; 0 before the first."""
     return int(reading.rounds[-1]["round"]) if reading.rounds else 0
 
 
 def _score(reading: Reading) -> float | None:
-    """The score that a run is judged by, of the last round that has one."""
+    """The last known score that a run is judged by."""
     for event in (reading.result, *reversed(reading.rounds)):
-        found = _table(event.get(reading.headline)).get(reading.judged_by)
-        if found is not None:
-            return number(found)
+        score = _table(event.get(reading.headline)).get(reading.judged_by)
+        if score is not None:
+            return number(score)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Who may see the live page, and who may stop and resume runs."""
+"""Access to the live page, and permission to stop and resume runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 def new_token() -> str:
-    """A secret that nobody guesses."""
+    """A new random secret."""
     return secrets.token_urlsafe(32)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only processes of this machine reach an address.
+    """Whether only processes on this machine can reach an address.
 
     >>> [is_loopback(a) for a in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "example.org")]
     [True, True, True, False, False]
@@ -38,7 +38,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_everywhere(address: str) -> bool:
-    """Whether an address stands for all of this machine's."""
+    """Whether an address stands for all addresses of this machine."""
     try:
         return ipaddress.ip_address(address).is_unspecified
     except ValueError:
@@ -46,7 +46,7 @@ def is_everywhere(address: str) -> bool:
 
 
 def host_of(header: str) -> str:
-    """The name in a Host header, without its port; "" if it makes no sense.
+    """The name in a Host header, without its port; "" if it is invalid.
 
     >>> host_of("localhost:8050"), host_of("[::1]:80"), host_of("a@b"), host_of("EXAMPLE.org")
     ('localhost', '::1', '', 'example.org')
@@ -60,7 +60,7 @@ def host_of(header: str) -> str:
 
 
 def _place_of(origin: str) -> str:
-    """The host and port of an Origin header; "" if it makes no sense."""
+    """The host and port of an Origin header; "" if it is invalid."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -68,12 +68,12 @@ def _place_of(origin: str) -> str:
 
 
 class Guard:
-    """Stands before an ASGI application.
+    """Guards an ASGI application.
 
-    Requests must name the served host (or else a page elsewhere could come here under a name of its
-    own). Whatever changes something needs the token in a header, which no page elsewhere can send,
-    and no other origin. If the page is not on loopback, seeing it needs the token too: whoever
-    showed it once has a cookie for it.
+    Requests must name the served host, since a page elsewhere could otherwise reach this server
+    under its own name. Requests that change something need the token in a header, which pages
+    elsewhere cannot send, and the same origin. Beyond loopback, seeing the page needs the token,
+    too, or a cookie from an earlier request with the token.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ class Guard:
     ) -> None:
         self.app, self._token = app, token
         self._names = {host.lower() for host in hosts}
-        self._any_name = any(map(is_everywhere, hosts))  # then nobody sees it without the token
+        self._any_name = any(
+            map(is_everywhere, hosts)
+        )  # then the page is visible only with the token
         self._open = all(map(is_loopback, hosts))
         self.cookie = f"coterie-{port}"
         self.pass_word = hmac.new(token.encode(), b"reading", hashlib.sha256).hexdigest()
@@ -104,7 +106,7 @@ class Guard:
         self._headers = [(k.encode(), v.encode()) for k, v in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or refuse it with a sentence."""
+        """Pass a request on, or refuse it with a sentence."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -132,7 +134,7 @@ class Guard:
         await send({"type": "http.response.body", "body": body})
 
     def _verdict(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        """The status and the sentence of a refusal; 0 if there is none."""
+        """The status and the sentence of a refusal; 0 if the request is allowed."""
         named = headers.get("host", "")
         if not self._served(host_of(named)):
             return 400, "this page is not served under that name"
@@ -145,7 +147,7 @@ class Guard:
             if not self._is_token(headers.get(TOKEN, "")):
                 return 403, "the token is missing or wrong: use the address that was printed"
             return 0, ""
-        free = path.startswith("/assets/") or path == "/favicon.ico"  # the same for everybody
+        free = path.startswith("/assets/") or path == "/favicon.ico"  # the same for all browsers
         if self._open or free or self._has_pass(headers.get("cookie", "")):
             return 0, ""
         return 401, "this page needs the token: use the address that was printed"

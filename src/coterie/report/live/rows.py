@@ -1,4 +1,4 @@
-"""What the live page says of runs: the rows of the list, the state of one, its federation."""
+"""The live page's descriptions of runs: rows of the list, a run's state, its federation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from coterie.report.live.folders import (
     STARTING,
     STOPPING,
@@ -16,12 +18,11 @@ from coterie.report.live.folders import (
     WAITING,
     Glance,
 )
-from coterie.report.markup import Markup, joined, tag
 from coterie.report.page import Block
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
+from coterie.report.rendering import render
 from coterie.report.tables import score, size
 
-COLUMNS = ("Run", "Method", "Status", "Round", "Score", "Groups", "Bytes", "Last change")
 WORDS = {
     FINISHED: "finished",
     RUNNING: "running",
@@ -32,12 +33,11 @@ WORDS = {
     UNREADABLE: "cannot be read",
 }
 _ACTIONS = {RUNNING: "stop", WAITING: "stop", STOPPED: "resume"}
-_POLITE = {"aria_live": "polite"}  # changes are read out when nothing else is
-_SHOWN = 20  # clients of a federation that are named
+_SHOWN = 20  # clients of a federation that are named at most
 
 
 def address_of(name: str) -> str:
-    """Where a run's page is.
+    """The address of a run's page.
 
     >>> address_of("sweep/a b?")
     '/run/sweep/a%20b%3F'
@@ -51,96 +51,66 @@ def row_id(name: str) -> str:
 
 
 def summary(runs: Iterable[Glance], folder: str) -> str:
-    """How many runs there are, in words.
+    """The number of runs, in words.
 
     >>> summary([], "runs")
-    'There is no run in runs yet: as soon as one begins, it is shown here.'
+    'There is no run in runs yet: new runs will appear here.'
     """
-    found = list(runs)
-    if not found:
-        return f"There is no run in {folder} yet: as soon as one begins, it is shown here."
-    going = sum(run.status in (RUNNING, STOPPING, WAITING, STARTING) for run in found)
-    return f"{len(found)} run{'s' * (len(found) != 1)}, {going or 'none'} going on."
+    listed = list(runs)
+    if not listed:
+        return f"There is no run in {folder} yet: new runs will appear here."
+    running = sum(run.status in (RUNNING, STOPPING, WAITING, STARTING) for run in listed)
+    return f"{len(listed)} run{'s' * (len(listed) != 1)}, {running or 'none'} running."
 
 
 def newest_first(runs: Iterable[Glance]) -> list[Glance]:
-    """In an order that does not change while they go on."""
+    """Runs in an order that does not change while they are running."""
     return sorted(sorted(runs, key=lambda run: run.name), key=lambda run: run.begun, reverse=True)
 
 
 def row(run: Glance) -> Markup:
     """A run's row of the list."""
-    parts = [part for piece in run.name.split("/") for part in ("/", Markup("<wbr>"), piece)][2:]
-    name = tag("a", parts, href=address_of(run.name))
-    trouble = tag("p", run.problem, class_="trouble") if run.problem else None
-    cells = [
-        tag("th", name, trouble, scope="row"),
-        _cell(1, run.method),
-        _cell(2, badge(run.status)),
-        _cell(3, progress(run), number=True),
-        _cell(4, _score(run), number=True),
-        _cell(5, run.groups or "–", number=True),
-        _cell(6, size(run.bytes) if run.bytes else "–", number=True),
-        _cell(7, _when(run.changed), number=True),
-    ]
-    return tag("tr", cells, id=row_id(run.name))
-
-
-def _cell(column: int, *inside: Any, number: bool = False) -> Markup:
-    kind = "number" if number else None
-    return tag("td", tag("span", *inside), class_=kind, data_title=COLUMNS[column])
-
-
-def badge(status: str) -> Markup:
-    """A status in words; its colour only repeats them."""
-    return tag("span", WORDS[status], class_=f"badge {status}")
-
-
-def progress(run: Glance) -> Markup:
-    """How far a run has come, in numbers and as a bar."""
-    if not run.planned:
-        return joined("–")
-    label = f"round {run.round} of {run.planned}"
-    bar = tag("progress", label, value=run.round, max=run.planned, aria_label=label)
-    return joined(tag("span", f"{run.round} / {run.planned}"), " ", bar)
-
-
-def _score(run: Glance) -> Markup:
-    if run.score is None:
-        return joined("–")
-    unit = " %" if run.judged_by == "accuracy" else ""
-    name = run.headline if run.judged_by == "accuracy" else f"{run.headline} R²"
-    shown = f"{score(run.score, run.judged_by)}{unit}"
-    return joined(shown, tag("small", f" {name}"))
-
-
-def _when(seconds: float) -> Markup:
-    """A moment; the page writes how long ago that is."""
-    if not seconds:
-        return joined("–")
-    moment = datetime.fromtimestamp(seconds, UTC)
-    shown = moment.strftime("%Y-%m-%d %H:%M UTC")
-    return tag("time", shown, datetime=moment.isoformat(timespec="seconds"))
+    accuracy = run.judged_by == "accuracy"
+    scored = run.score is not None
+    return render(
+        "live/row.html",
+        id=row_id(run.name),
+        address=address_of(run.name),
+        parts=run.name.split("/"),
+        problem=run.problem,
+        method=run.method,
+        status=run.status,
+        status_words=WORDS[run.status],
+        round=run.round,
+        planned=run.planned,
+        score=f"{score(run.score, run.judged_by)}{' %' * (scored and accuracy)}",
+        score_name=(run.headline if accuracy else f"{run.headline} R²") if scored else "",
+        groups=run.groups or "–",
+        bytes=size(run.bytes) if run.bytes else "–",
+        changed=datetime.fromtimestamp(run.changed, UTC) if run.changed else None,
+    )
 
 
 # --- one run --------------------------------------------------------------------------------------
 
 
 def state(run: Glance, failure: str = "", drawn: int | None = None) -> dict[str, Any]:
-    """What the top of a run's page says and offers; ``drawn`` is the round of what is below it."""
+    """The state at the top of a run's page; ``drawn`` is the last round in the pictures below."""
     words = WORDS[run.status]
-    told = f"{words[:1].upper()}{words[1:]}"
+    sentence = f"{words[:1].upper()}{words[1:]}"
     if run.planned:
-        told += f", round {run.round} of {run.planned}"
+        sentence += f", round {run.round} of {run.planned}"
     if run.score is not None:
         unit = " %" if run.judged_by == "accuracy" else ""
-        told += f", {run.headline} {score(run.score, run.judged_by)}{unit}"
-    if drawn is not None and drawn != run.round:  # to draw takes longer than to say
-        told += f". What follows is of {f'round {drawn}' if drawn else 'before round 1'}"
+        sentence += f", {run.headline} {score(run.score, run.judged_by)}{unit}"
+    if drawn is not None and drawn != run.round:  # drawing takes longer than the state
+        sentence += (
+            f". The page below shows {f'round {drawn}' if drawn else 'the time before round 1'}"
+        )
     failed = f"{failure[:1].upper()}{failure[1:]}." if failure else ""
     return {
         "status": run.status,
-        "words": f"{told}.",
+        "words": f"{sentence}.",
         "trouble": " ".join(filter(None, [failed, run.problem])),
         "action": _ACTIONS.get(run.status, ""),
         "value": run.round,
@@ -149,10 +119,10 @@ def state(run: Glance, failure: str = "", drawn: int | None = None) -> dict[str,
 
 
 def gone(name: str) -> dict[str, Any]:
-    """The same for a run that is not there any more, or ended before it had begun."""
+    """The state of a run that does not exist any more, or ended before it began."""
     return {
         "status": "gone",
-        "words": f"The run {name} is not there any more: this is what it was like.",
+        "words": f"The run {name} does not exist any more: this page shows its last state.",
         "trouble": "",
         "action": "",
         "value": 0,
@@ -160,71 +130,47 @@ def gone(name: str) -> dict[str, Any]:
     }
 
 
-def state_block(found: Mapping[str, Any]) -> Markup:
-    """The state as HTML; the page fills in later ones itself, so that nothing loses its place."""
-    action = found["action"]
-    buttons = [
-        tag(
-            "button",
-            title,
-            type="button",
-            class_="act",
-            data_action=name,
-            hidden=name != action,
-            disabled=True,
-        )
-        for name, title in (("stop", "Stop after this round"), ("resume", "Resume"))
-    ]
-    return tag(
-        "div",
-        tag("progress", value=found["value"], max=found["max"], aria_label="Rounds done"),
-        tag("p", found["words"], id="state-words", role="status", tabindex="-1", **_POLITE),
-        tag("p", found["trouble"], id="state-trouble", class_="trouble"),
-        tag("p", buttons, tag("span", id="state-hint", class_="hint"), class_="actions"),
-        id="state",
-        class_="block state",
-        data_status=found["status"],
-    )
+def state_block(state: Mapping[str, Any]) -> Markup:
+    """The state as HTML; pages update it in place later, so that focus and selection stay."""
+    return render("live/state.html", **state)
 
 
 def federation(reading: Reading) -> Markup | None:
-    """Who took part in a real federation of late, who came, whose answers could not be used."""
+    """The last rounds of a real federation: its cohort, lost and late replies, and arrivals."""
     rounds = reading.rounds
     if not any("spared" in event for event in rounds):
         return None
     last, names = rounds[-1], reading.names
-    came = [e for e in reading.events if e.get("event") == "arrival" and e.get("clients")]
-    told: list[tuple[str, str]] = [
-        ("Asked in the last round", _clients(last.get("cohort"), names)),
-        ("Did not answer", str(last.get("lost") or 0)),
-        ("Answered too late", str(last.get("late") or 0)),
+    arrivals = [e for e in reading.events if e.get("event") == "arrival" and e.get("clients")]
+    facts: list[tuple[str, str]] = [
+        ("Cohort of the last round", _clients(last.get("cohort"), names)),
+        ("Did not reply", str(last.get("lost") or 0)),
+        ("Replied too late", str(last.get("late") or 0)),
     ]
-    if came:
-        words = [f"{_clients(e['clients'], names)} (round {e['round']})" for e in came[-5:]]
-        told.append(("Came later", "; ".join(words)))
+    if arrivals:
+        words = [f"{_clients(e['clients'], names)} (round {e['round']})" for e in arrivals[-5:]]
+        facts.append(("Joined later", "; ".join(words)))
     refused = last.get("rejected")
     for client, why in list(refused.items())[:_SHOWN] if isinstance(refused, Mapping) else ():
-        told.append((f"Not used, {_clients([client], names)}", str(why)))
-    pairs = [(tag("dt", key), tag("dd", value)) for key, value in told]
-    inside = (tag("h2", "The federation"), tag("dl", pairs, class_="federation"))
-    return tag("div", *inside, id="federation", class_="block")
+        facts.append((f"Rejected, {_clients([client], names)}", str(why)))
+    return render("live/federation.html", facts=facts)
 
 
-def _clients(found: Any, names: list[str]) -> str:
-    if not isinstance(found, list) or not found:
-        return "nobody"
-    numbers = [int(c) for c in found if str(c).isdecimal()]
+def _clients(clients: Any, names: list[str]) -> str:
+    if not isinstance(clients, list) or not clients:
+        return "no client"
+    numbers = [int(c) for c in clients if str(c).isdecimal()]
     shown = [names[c] if c < len(names) else f"client {c}" for c in numbers[:_SHOWN]]
-    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
-    return f"{', '.join(shown)}{more}"
+    rest = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return f"{', '.join(shown)}{rest}"
 
 
 def block_part(block: Block) -> str:
-    """A block as it is sent to pages."""
+    """A block as the JSON that pages get."""
     figure = {} if block.figure is None else {"figure": block.figure}
     return json.dumps({"html": block.html, **figure})
 
 
 def row_part(run: Glance) -> str:
-    """A row of the list as it is sent to pages."""
+    """A row of the list as the JSON that pages get."""
     return json.dumps({"html": row(run), "row": True})

@@ -1,4 +1,4 @@
-"""What the live page knows: runs are looked at once, for everybody who has a page open."""
+"""The state of the live page, shared by all browsers that have it open."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from coterie.report.live import rows
 from coterie.report.live.control import Controls
 from coterie.report.live.feeds import Feed
 from coterie.report.live.folders import Following, Glance, last_round, shown
-from coterie.report.markup import tag
 from coterie.report.page import Block, run_blocks
 from coterie.report.reading import RUNNING, Reading
+from coterie.report.rendering import render
 
 PACE = 1.0  # seconds between two looks
-_SHARE = 4  # drawing a run pauses so many times as long as it took
+_SHARE = 4  # the pause after drawing a run, as a multiple of the time that it took
 _LONGEST = 10.0  # seconds, but no longer
-_LASTS = 60.0  # seconds for which a page that nobody has open is kept
+_LASTS = 60.0  # seconds for which a page that is not open is kept
 
 Draw = Callable[[Reading], list[Block]]
 _Blocks = tuple[list[Block], int | None]
@@ -29,13 +31,13 @@ _Blocks = tuple[list[Block], int | None]
 
 @dataclass
 class _Page:
-    """One run's page: what was drawn of it, and when it may be drawn again."""
+    """One run's page: its blocks, and when it may be drawn again."""
 
     feed: Feed
     lock: asyncio.Lock
     blocks: list[Block]
     round: int | None = None  # the last that is drawn
-    changes: int = -2  # of the run's files when it was drawn; −1 stands for a run that is gone
+    changes: int = -2  # of the run's files when it was drawn; −1 for a run that is gone
     again: float = 0.0
     used: float = 0.0
 
@@ -55,7 +57,7 @@ class Watching:
         self._closed = asyncio.Event()
 
     async def follow(self) -> None:
-        """Look again and again while anybody has a page open."""
+        """Look for changes while a page is open."""
         while not self._closed.is_set():
             began = time.monotonic()
             await asyncio.to_thread(self.controls.reap)
@@ -73,13 +75,13 @@ class Watching:
                 continue
 
     async def close(self) -> None:
-        """End all streams, and the looking."""
+        """End all streams, and ``follow``."""
         self._closed.set()
         for feed in (self.list, *(page.feed for page in self._pages.values())):
             await feed.close()
 
     async def look(self, at_once: bool = False, search: bool = False) -> None:
-        """Bring the list up to date, if it is older than a moment; search for new runs as well."""
+        """Update the list unless it is recent; with ``search``, look for new runs as well."""
         async with self._looking:
             if not at_once and time.monotonic() < self._looked + PACE / 2:
                 return
@@ -89,16 +91,16 @@ class Watching:
                 await self.list.tell()
 
     def _list(self, search: bool = False) -> dict[str, str]:
-        found = rows.newest_first(self.following.look(search).values())
-        told = rows.summary(found, self.title)
-        parts = {"summary": json.dumps({"text": told})}
-        return parts | {rows.row_id(run.name): rows.row_part(run) for run in found}
+        runs = rows.newest_first(self.following.look(search).values())
+        summary = rows.summary(runs, self.title)
+        parts = {"summary": json.dumps({"text": summary})}
+        return parts | {rows.row_id(run.name): rows.row_part(run) for run in runs}
 
     async def page(self, name: str) -> tuple[list[Block], Feed] | None:
-        """A run's blocks as they are now, and where news of them come; None if there is none."""
+        """A run's present blocks and the feed of their changes; None if there is no such run."""
         await self.look()
         if self.following.glance(name) is None and name not in self._pages:
-            await self.look(at_once=True, search=True)  # it may be younger than the last search
+            await self.look(at_once=True, search=True)  # it may have begun after the last search
             if self.following.glance(name) is None:
                 return None
         page = self._pages.get(name)
@@ -111,7 +113,7 @@ class Watching:
         return page.blocks, page.feed
 
     async def tell(self, name: str, action: Callable[[Glance, Reading], None]) -> bool:
-        """Do something to a run as it is now; False if there is none of this name."""
+        """Do something to a run in its present state; False if there is none of this name."""
 
         def act() -> bool:
             self.following.look_again(name)
@@ -123,15 +125,15 @@ class Watching:
             return True
 
         await self.look()
-        found = await asyncio.to_thread(act)
+        exists = await asyncio.to_thread(act)
         await self.look(at_once=True)
         if name in self._pages:
             await self._publish(name, self._pages[name])
-        return found
+        return exists
 
     async def _publish(self, name: str, page: _Page, at_once: bool = False) -> None:
-        """Draw a run again if its files have changed; its state is always told as it is."""
-        async with page.lock:  # whoever comes meanwhile gets what is made now
+        """Draw a run again if its files have changed, and update its state in any case."""
+        async with page.lock:  # other requests wait for the result
             changes = self.following.changes(name)
             due = at_once or time.monotonic() >= page.again
             if self.following.glance(name) is not None and changes != page.changes and due:
@@ -139,11 +141,13 @@ class Watching:
                 page.blocks, page.round = drawn
                 page.changes = changes
                 page.again = time.monotonic() + min(_SHARE * took, _LONGEST)
-            run = self.following.glance(name)  # after that: never older than what is drawn
-            found = rows.gone(name) if run is None else self._state(run, page.round)
-            first = Block("state", rows.state_block(found))
+            run = self.following.glance(
+                name
+            )  # afterwards, so that the state is not older than the pictures
+            state = rows.gone(name) if run is None else self._state(run, page.round)
+            first = Block("state", rows.state_block(state))
             page.blocks = [first, *page.blocks[1:]]
-            parts = {"state": json.dumps({"state": found})}
+            parts = {"state": json.dumps({"state": state})}
             parts |= {b.id: rows.block_part(b) for b in page.blocks[1:]}
             if page.feed.update(parts):
                 await page.feed.tell()
@@ -152,26 +156,26 @@ class Watching:
         return rows.state(run, self.controls.failure(run.path), drawn)
 
     def _blocks(self, name: str) -> _Blocks:
-        """All that is drawn of a run, up to which round; the first is a place for its state."""
-        made = [Block("state", "")]
+        """A run's blocks, the first empty for its state, and the last round that they show."""
+        first = [Block("state", Markup())]
         reading = self.following.reading(name)
         if reading is None:
-            return made, None
+            return first, None
         about = None
         try:
             about, blocks = rows.federation(reading), self._draw(reading)
-        except Exception as error:  # a file that somebody wrote by hand does not end the page
+        except Exception as error:  # a broken file must not end the page
             words = f"This run cannot be drawn ({type(error).__name__}: {error})."
-            blocks = [Block("broken", tag("p", words, id="broken", class_="trouble"))]
+            blocks = [Block("broken", render("live/broken.html", words=words))]
         if reading.status == RUNNING and not reading.problems:
-            blocks = [b for b in blocks if b.id != "notice"]  # its state says the same
+            blocks = [b for b in blocks if b.id != "notice"]  # the state says the same
         if about is not None:
-            place = next((i for i, b in enumerate(blocks) if b.title), len(blocks))
-            blocks.insert(place, Block("federation", about))
-        return made + blocks, last_round(reading)
+            position = next((i for i, b in enumerate(blocks) if b.title), len(blocks))
+            blocks.insert(position, Block("federation", about))
+        return first + blocks, last_round(reading)
 
     def _tidy(self) -> None:
-        """Forget pages that nobody has open."""
+        """Forget pages that are not open."""
         old = time.monotonic() - _LASTS
         for name, page in list(self._pages.items()):
             if not page.feed.watchers and page.used < old:
@@ -179,6 +183,6 @@ class Watching:
 
 
 def _timed(make: Callable[[str], _Blocks], name: str) -> tuple[_Blocks, float]:
-    """What this makes, and for how many seconds of a core."""
+    """The result of ``make``, and the seconds of a core that it took."""
     began = time.thread_time()
     return make(name), time.thread_time() - began

@@ -76,7 +76,7 @@ def test_a_metric_that_is_no_number_is_not_reported():
 
 def test_what_would_leave_the_ring_is_refused_with_a_remedy():
     with pytest.raises(
-        TrainingError, match=r"40 bits .*Lower privacy\.bits, or the learning"
+        TrainingError, match=r"40 fractional bits.*Lower privacy\.bits, or the learning"
     ) as why:
         contribution(np.array([2.0**20]), 77, {}, [], Count(), 40, 100)
     # What the server hears has the run's numbers in it, and none of the client's.

@@ -59,7 +59,7 @@ def test_nothing_is_asked_unless_asked():
         ({"randomness": "sytem"}, "privacy.randomness"),
         ({"reveal": "finallayer", "secure": True}, "privacy.reveal"),
         ({"reveal": "final-layer"}, "which is off: add --secure"),
-        ({"secure": True, "noise": 1.0, "mechanism": "local"}, "does not go with --secure"),
+        ({"secure": True, "noise": 1.0, "mechanism": "local"}, "cannot be used with --secure"),
         (
             {"secure": True, "reveal": "final-layer", "epsilon": 8.0},
             "shows what the noise should hide",

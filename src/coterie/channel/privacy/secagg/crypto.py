@@ -1,4 +1,4 @@
-"""The primitives, all of the package ``cryptography``; nothing else here imports it."""
+"""Cryptographic primitives from the package ``cryptography``, which only this module imports."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ try:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ImportError:
-    _THERE = False
+    _AVAILABLE = False
 else:
-    _THERE = True
+    _AVAILABLE = True
 
 Random = Callable[[int], bytes]
 
@@ -31,13 +31,13 @@ TAG = 16
 
 
 def require() -> None:
-    """Refuse to go on without the package; both halves and the roster begin with this."""
-    if not _THERE:
+    """Raise ConfigError if the package ``cryptography`` is not installed."""
+    if not _AVAILABLE:
         raise ConfigError("secure aggregation needs the extra: pip install 'coterie[privacy]'")
 
 
 def public_identity(seed: bytes) -> bytes:
-    """The Ed25519 public key of a private seed of 32 bytes."""
+    """The Ed25519 public key for a private seed of 32 bytes."""
     require()
     return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
 
@@ -51,7 +51,7 @@ def verifies(identity: bytes, signature: bytes, statement: bytes) -> bool:
     """Whether the owner of this public key signed this statement."""
     try:
         Ed25519PublicKey.from_public_bytes(identity).verify(signature, statement)
-    except (InvalidSignature, ValueError):  # the latter: the key is no key
+    except (InvalidSignature, ValueError):  # ValueError: the key is not valid
         return False
     return True
 
@@ -62,32 +62,32 @@ def public_key(secret: bytes) -> bytes:
 
 
 def agreed(secret: bytes, public: bytes, purpose: bytes) -> bytes | None:
-    """The key that two agree on for a purpose; None if the other's public key is a weak one."""
+    """The shared key of two parties for a purpose; None if the other's public key is weak."""
     try:
         key = X25519PublicKey.from_public_bytes(public)
         common = X25519PrivateKey.from_private_bytes(secret).exchange(key)
-    except ValueError:  # a point of small order, with which everybody would agree on zero
+    except ValueError:  # a point of small order, with which every shared key would be zero
         return None
     return derived(common, purpose)
 
 
 def strong(public: bytes) -> bool:
-    """Whether anything secret can be agreed on with the owner of this X25519 public key."""
+    """Whether shared keys with the owner of this X25519 public key would be secret."""
     return agreed(hashlib.sha256(b"any secret will do").digest(), public, b"") is not None
 
 
 def derived(secret: bytes, purpose: bytes) -> bytes:
-    """A key of 32 bytes for one purpose, by HKDF-SHA256."""
+    """Derive a key of 32 bytes for one purpose, by HKDF-SHA256."""
     return HKDF(algorithm=SHA256(), length=KEY, salt=None, info=purpose).derive(secret)
 
 
 def sealed(key: bytes, nonce: bytes, content: bytes, about: bytes) -> bytes:
-    """The content encrypted by AES-256-GCM, and bound to what it is about; nonce first."""
+    """The nonce, followed by the content encrypted with AES-256-GCM and authenticated context."""
     return nonce + AESGCM(key).encrypt(nonce, content, about)
 
 
 def unsealed(key: bytes, box: bytes, about: bytes) -> bytes | None:
-    """The content of a box; None if it, or what it is about, was changed."""
+    """Decrypt a box; None if its content or its context was changed."""
     try:
         return AESGCM(key).decrypt(box[:NONCE], box[NONCE:], about)
     except InvalidTag:
@@ -95,15 +95,15 @@ def unsealed(key: bytes, box: bytes, about: bytes) -> bytes | None:
 
 
 class Keystream:
-    """The stream of AES-256-CTR under a key that is used for nothing else, from a block on."""
+    """The keystream of AES-256-CTR from a given block on; the key must have no other use."""
 
     SPARE = 15
-    """Bytes that a buffer must have beyond what is written: some versions ask for a block more."""
+    """Extra bytes that a buffer must have, since some versions require one more block."""
 
     def __init__(self, key: bytes, block: int = 0) -> None:
         counter = block.to_bytes(16, "big")
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
     def into(self, buffer: bytearray, zeros: memoryview) -> None:
-        """Fill the beginning of a buffer with the next bytes, as many as there are zeros."""
+        """Fill the start of a buffer with the next bytes, as many as there are ``zeros``."""
         self._cipher.update_into(zeros, buffer)

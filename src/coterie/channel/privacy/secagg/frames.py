@@ -1,9 +1,9 @@
-"""The frame of every message: fixed lengths and byte order, bound to a session and a client.
+"""The frame of all messages, with fixed lengths and byte order, bound to a session and a client.
 
-``version u8 | step u8 | digest of the session, 32 bytes | client u32 | body``, big-endian; the
-client is the sender of what goes up and the receiver of what goes down. What goes up ends with an
-Ed25519 signature. Lists begin with their length as u32, clients are u32 and in rising order, so
-that every message has one form, and a length that chance cannot change.
+``version u8 | step u8 | digest of the session, 32 bytes | client u32 | body``, big-endian. The
+client is the sender of an upload and the receiver of a download. Uploads end with an Ed25519
+signature. Lists begin with their length as u32; clients are u32 in rising order. So each message
+has only one encoding, whose length does not depend on random values.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Blob = bytes | bytearray | memoryview
 
 
 class Rejected(CoterieError):
-    """A message of secure aggregation that is not what it should be."""
+    """A message of secure aggregation is invalid, or comes at the wrong step."""
 
 
 class TooFew(CoterieError):
-    """Too few clients are left for a secure sum: the attempt is over, and nothing is learned."""
+    """Too few clients are left for a secure sum; the attempt ends, and nothing is revealed."""
 
 
 class Step(IntEnum):
-    """The messages by their numbers: odd ones go up, even ones down."""
+    """The numbers of the messages: odd for uploads, even for downloads."""
 
     ADVERTISE = 1
     KEYS = 2
@@ -46,28 +46,28 @@ class Step(IntEnum):
 
 
 def header(session: Session, step: Step, client: int) -> bytes:
-    """How a message begins."""
+    """The header of a message."""
     return bytes([VERSION, step]) + session.digest + u32(client)
 
 
 def u32(number: int) -> bytes:
-    """Four bytes."""
+    """Encode a number as four bytes."""
     return number.to_bytes(4, "big")
 
 
 def prefixed(content: bytes) -> bytes:
-    """Bytes with their length before them."""
+    """Prefix bytes with their length."""
     return u32(len(content)) + content
 
 
 def listed(clients: Iterable[int]) -> bytes:
-    """A list of clients."""
+    """Encode a list of clients."""
     ordered = sorted(clients)
     return u32(len(ordered)) + b"".join(map(u32, ordered))
 
 
 def statement(session: Session, step: Step, sender: int, transcript: bytes, *body: Blob) -> bytes:
-    """What a sender signs: who it is, what it says, and what it was told before it said so."""
+    """What a sender signs: its id, the step, the body, and a transcript of what it was sent."""
     digest = hashlib.sha256()
     for part in body:
         digest.update(part)
@@ -75,7 +75,7 @@ def statement(session: Session, step: Step, sender: int, transcript: bytes, *bod
 
 
 class Reader:
-    """Takes a message apart, and refuses one that is too short or too long."""
+    """Parses a message, and refuses one that is too short or too long."""
 
     def __init__(self, what: str, blob: Blob) -> None:
         self._what = what
@@ -86,7 +86,7 @@ class Reader:
         return Rejected(f"secure aggregation: the message ({self._what}) is refused: {why}")
 
     def view(self, count: int) -> memoryview:
-        """The next bytes, not copied."""
+        """The next bytes, without a copy."""
         if count > len(self._rest):
             raise self.refusal(f"it is {count - len(self._rest)} bytes too short")
         taken, self._rest = self._rest[:count], self._rest[count:]
@@ -117,24 +117,24 @@ class Reader:
             raise self.refusal("its clients are not in rising order")
 
     def table(self, size: int) -> dict[int, bytes]:
-        """A list of clients with so many bytes for each."""
+        """A list of clients, with ``size`` bytes for each."""
         rows = [(self.number(), self.take(size)) for _ in range(self.count(4 + size))]
         self.rising(tuple(client for client, _ in rows))
         return dict(rows)
 
     def done(self) -> None:
-        """Refuse what has bytes left over."""
+        """Refuse a message that has bytes left."""
         if self._rest:
             raise self.refusal(f"it is {len(self._rest)} bytes too long")
 
 
 def opened(session: Session, step: Step, client: int, blob: Blob) -> Reader:
-    """What follows the header of a message, which must be of this step, session and client."""
+    """Check that a message's header has this step, session and client; return the rest."""
     reader = Reader(f"client {client}, {step.name.lower()}", blob)
     if (version := reader.number(1)) != VERSION:
         raise reader.refusal(f"it is of version {version}, not {VERSION}")
-    if (found := reader.number(1)) != step:
-        raise reader.refusal(f"it is of step {found}, not {int(step)}")
+    if (number := reader.number(1)) != step:
+        raise reader.refusal(f"it is of step {number}, not {int(step)}")
     if reader.take(len(session.digest)) != session.digest:
         raise reader.refusal("it belongs to another session")
     if (owner := reader.number()) != client:

@@ -1,4 +1,4 @@
-"""The client's half: one member in one attempt at one sum."""
+"""The client's side of secure aggregation: one member in one attempt at one sum."""
 
 from __future__ import annotations
 
@@ -60,26 +60,26 @@ class Member:
 
     @property
     def run(self) -> str:
-        """The name of the run that this sum is of, with what was agreed on for it."""
+        """The name of the run that this sum belongs to, including what was agreed for it."""
         return self._kept.session.run
 
     @property
     def members(self) -> int:
-        """How many clients take part, as the keys that were received tell."""
+        """The number of clients that take part, according to the keys received."""
         return len(self._kept.adverts)
 
     @property
     def shared(self) -> tuple[int, ...]:
-        """Who may be in the sum: those who have shared their keys."""
+        """The clients that may be in the sum, which have shared their keys."""
         return self._kept.shared
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """Whose sum this member has confirmed."""
+        """The clients over which this member has confirmed the sum."""
         return self._kept.survivors
 
     def advertise(self) -> bytes:
-        """Fresh keys, and the commitment to the seed of the self mask."""
+        """Draw fresh keys, and send them with a commitment to the seed of the self mask."""
         self._begin(Step.ADVERTISE)
         kept = self._kept
         kept.secrets = Secrets(*(self._random(crypto.KEY) for _ in range(3)))
@@ -87,7 +87,7 @@ class Member:
         return self._answer(Step.ADVERTISE, kept.session.digest, body)
 
     def share(self, keys: bytes) -> bytes:
-        """Shares of the mask key and of the seed, sealed to each neighbour."""
+        """Send shares of the mask key and of the seed, encrypted for each neighbour."""
         self._begin(Step.SHARE)
         reader = self._opened(Step.KEYS, keys)
         self._kept.adverts = self._read_adverts(reader)
@@ -123,7 +123,7 @@ class Member:
         return self._answer(Step.MASK, self._told(circle), vector.tobytes())
 
     def confirm(self, survivors: bytes) -> bytes:
-        """A signature of exactly this set of survivors; there is no second one."""
+        """Sign exactly this set of survivors; no other set is signed later."""
         self._begin(Step.CONFIRM)
         reader = self._opened(Step.SURVIVORS, survivors)
         found = reader.clients()
@@ -139,7 +139,7 @@ class Member:
         return self._answer(Step.CONFIRM, self._final(circle), b"")
 
     def unmask(self, confirmations: bytes) -> bytes:
-        """For each neighbour one share: of a survivor's seed, or of a lost one's mask key."""
+        """Send one share for each neighbour: of a survivor's seed or a lost member's mask key."""
         self._begin(Step.UNMASK)
         reader = self._opened(Step.CONFIRMATIONS, confirmations)
         circle = self._circle()
@@ -153,19 +153,19 @@ class Member:
         return self._answer(Step.UNMASK, self._final(circle), b"".join(body))
 
     def to_bytes(self) -> bytes:
-        """All that this member knows between two steps, its identity too: keep it secret."""
+        """Encode the member's state between two steps; it contains its secrets."""
         return self._kept.to_bytes()
 
     @staticmethod
     def from_bytes(data: bytes, roster: Mapping[int, bytes], random: crypto.Random) -> Member:
-        """The member of these bytes, to go on where it was."""
+        """Restore a member from its state."""
         kept = Kept.from_bytes(data)
         member = Member(kept.session, kept.client, kept.identity, roster, random)
         member._kept = kept
         return member
 
     def _begin(self, step: Step) -> None:
-        """Refuse a step that is not due; if its message is refused, no other will be."""
+        """Refuse a step that is not due; each step accepts only one message, valid or not."""
         if self._kept.due != step:
             raise Rejected(
                 f"secure aggregation: client {self._kept.client} was asked to {step.name.lower()}, "
@@ -185,18 +185,18 @@ class Member:
         return Circle(self._kept.session, self._kept.adverts)
 
     def _told(self, circle: Circle) -> bytes:
-        """What the values are given for: the keys, who shared them, and what they are about."""
+        """The context of the values: the keys, the members that shared, and their meaning."""
         return circle.agreed(circle.transcript + self._kept.about, "shared", self._kept.shared)
 
     def _final(self, circle: Circle) -> bytes:
-        """What is signed at the end: the keys, who shared them, and who survived."""
+        """The context that is signed at the end: the keys, the members that shared, survivors."""
         return circle.agreed(self._told(circle), "survivors", self._kept.survivors)
 
     def _signed(self, step: Step, client: int, transcript: bytes, body: bytes, by: bytes) -> bool:
         return genuine(self._kept.session, step, client, self._roster, transcript, body, by)
 
     def _read_adverts(self, reader: Reader) -> dict[int, bytes]:
-        """Everybody's keys, each signed by its owner; this client's own among them."""
+        """Read the keys of all members, each signed by its owner, including this client's own."""
         found = reader.table(ADVERT + SIGNATURE)
         reader.done()
         session, mine = self._kept.session, self._kept.client
@@ -210,7 +210,7 @@ class Member:
         return adverts
 
     def _dealt(self, circle: Circle) -> dict[int, bytes]:
-        """To each holder its share of the mask key, followed by its share of the seed."""
+        """For each holder, its share of the mask key, followed by its share of the seed."""
         mine, secrets = self._kept.client, self._kept.secrets
         holders, need = circle.holders[mine], circle.need(mine)
         places = [circle.place[holder] for holder in holders]
@@ -236,7 +236,7 @@ class Member:
         return key
 
     def _read_shared(self, reader: Reader, circle: Circle) -> tuple[int, ...]:
-        """Who has shared: members, this client among them, and enough of them."""
+        """Read the set of members that have shared: large enough, and including this one."""
         found = reader.clients()
         if self._kept.client not in found:
             raise reader.refusal("this client shared its keys, but is not among those who did")
@@ -247,7 +247,7 @@ class Member:
         return found
 
     def _read_boxes(self, reader: Reader, circle: Circle) -> dict[int, bytes]:
-        """The shares that each neighbour dealt to this client."""
+        """Read the shares that each neighbour made for this client."""
         found, mine = {}, self._kept.client
         for dealer in circle.partners(mine, set(self._kept.shared)):
             purpose = box_purpose(self._kept.session, dealer, mine, circle.transcript)
@@ -271,7 +271,7 @@ class Member:
         return found
 
     def _check_confirmations(self, reader: Reader, circle: Circle) -> None:
-        """Refuse unless enough survivors signed the very set that this client signed."""
+        """Refuse unless enough survivors signed the same set as this client."""
         signatures = reader.table(SIGNATURE)
         reader.done()
         if len(signatures) < circle.threshold:

@@ -1,4 +1,4 @@
-"""What a member knows between two steps, and its bytes: for a client that ends after each."""
+"""The state of a member between two steps, and its encoding as bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Secrets:
     seed: bytes = _NOTHING
 
     def advert(self, session: Session, client: int) -> Advert:
-        """What everybody may know of them."""
+        """The public part of the secrets."""
         return Advert(
             crypto.public_key(self.sealing),
             crypto.public_key(self.masking),
@@ -35,9 +35,10 @@ class Secrets:
 
 @dataclass
 class Kept:
-    """A member's memory; ``held`` has, by dealer, its share of the mask key, then of the seed.
+    """The state of a member between two steps.
 
-    ``about`` is a digest of what its values are, as it was told.
+    ``held`` has, for each dealer, the member's shares of the dealer's mask key and of its seed.
+    ``about`` is a digest of the meaning of the values, as the member was told.
     """
 
     session: Session
@@ -52,7 +53,7 @@ class Kept:
     held: dict[int, bytes] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """All of it; as secret as what it hides."""
+        """Encode the state; the result must be kept as secret as the keys in it."""
         secrets = self.secrets
         return b"".join(
             (
@@ -72,7 +73,7 @@ class Kept:
 
     @staticmethod
     def from_bytes(data: bytes) -> Kept:
-        """The memory of these bytes."""
+        """Decode a state."""
         reader = Reader("a member's memory", data)
         if (version := reader.number(1)) != VERSION:
             raise reader.refusal(f"it is of version {version}, not {VERSION}")

@@ -1,4 +1,4 @@
-"""What both halves know of the messages: what a member advertises, and what it signs."""
+"""The messages that both sides use: what a member advertises, and what it signs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from coterie.channel.privacy.secagg.shamir import SHARE_BYTES
 
 ADVERT = 3 * crypto.KEY
 BOX = crypto.NONCE + 2 * SHARE_BYTES + crypto.TAG
-"""The bytes of two sealed shares: of the mask key, and of the self mask's seed."""
+"""The length of two encrypted shares: of the mask key, and of the self mask's seed."""
 
 
 @dataclass(frozen=True)
 class Advert:
-    """The keys of a member: to seal shares to it, to share masks with it; and its commitment."""
+    """A member's public keys for encrypting shares and for sharing masks, and its commitment."""
 
     sealing: bytes
     masking: bytes
@@ -26,32 +26,32 @@ class Advert:
 
     @staticmethod
     def of(body: bytes) -> Advert:
-        """An advert from its 96 bytes."""
+        """Decode an advert from its 96 bytes."""
         return Advert(body[:32], body[32:64], body[64:])
 
     def body(self) -> bytes:
-        """Its 96 bytes."""
+        """Encode the advert as 96 bytes."""
         return self.sealing + self.masking + self.commitment
 
     def strong(self) -> bool:
-        """Whether both keys can agree on a secret with anybody."""
+        """Whether both keys are strong enough for shared secrets."""
         return crypto.strong(self.sealing) and crypto.strong(self.masking)
 
 
 def commitment(session: Session, client: int, seed: bytes) -> bytes:
-    """What tells later whether a rebuilt seed is the one that its client had at the start."""
+    """A commitment to a seed, by which a reconstructed seed is checked later."""
     return hashlib.sha256(session.context("commitment", client, seed)).digest()
 
 
 def box_purpose(session: Session, sender: int, receiver: int, transcript: bytes) -> bytes:
-    """What the key and the content of a box are bound to: each way of a pair has its own."""
+    """The context that a box's key and content are bound to, different for each direction."""
     return session.context("shares", sender, receiver, transcript)
 
 
 def sent(
     session: Session, step: Step, sender: int, identity: bytes, transcript: bytes, body: bytes
 ) -> bytes:
-    """A message from a member to the server."""
+    """Encode and sign a message from a member to the server."""
     signature = crypto.signed(identity, statement(session, step, sender, transcript, body))
     return header(session, step, sender) + body + signature
 
@@ -65,9 +65,9 @@ def genuine(
     body: Blob,
     signature: bytes,
 ) -> bool:
-    """Whether the sender signed this body after it was told what the transcript stands for."""
-    said = statement(session, step, sender, transcript, body)
-    return sender in roster and crypto.verifies(roster[sender], signature, said)
+    """Whether the sender signed this body together with this transcript."""
+    signed = statement(session, step, sender, transcript, body)
+    return sender in roster and crypto.verifies(roster[sender], signature, signed)
 
 
 def received(
@@ -79,7 +79,7 @@ def received(
     blob: Blob,
     size: int,
 ) -> memoryview:
-    """The body, of this size, of a message from a member, once all of it has been checked."""
+    """Check a message from a member and return its body, which must have this size."""
     reader = opened(session, step, sender, blob)
     body, signature = reader.view(size), reader.take(SIGNATURE)
     reader.done()

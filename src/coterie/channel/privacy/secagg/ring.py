@@ -1,4 +1,4 @@
-"""Real numbers as whole numbers modulo 2^64, so that sums are exact and masks are uniform."""
+"""Encodes real numbers as integers modulo 2^64, so that sums are exact and masks are uniform."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIMIT = 1 << 63
-"""Sums must stay below this in magnitude, or their sign is lost."""
+"""The magnitude of sums must be below this, or their sign is lost."""
 
 
 def to_ring(values: NDArray[np.float64], bits: int, weight: int, members: int) -> NDArray[np.int64]:
-    """``weight`` times each value, on the grid of steps of 2^-bits; halves go to the even step.
+    """``weight`` times each value, rounded to a grid of step 2^-bits, ties to even.
 
-    A value is refused if ``members`` such values could leave the ring together, so no sum wraps.
+    A value is refused if the sum of ``members`` such values could overflow, so no sum wraps around.
 
     >>> to_ring(np.array([0.5, -0.75, 0.125]), bits=2, weight=3, members=10)
     array([ 6, -9,  0])
@@ -37,9 +37,9 @@ def to_ring(values: NDArray[np.float64], bits: int, weight: int, members: int) -
 
 
 def from_ring(total: NDArray[np.uint64], bits: int) -> NDArray[np.float64]:
-    """The real numbers of a sum: its two's complement, in steps of 2^-bits.
+    """Decode a sum: two's complement numbers in steps of 2^-bits.
 
-    Exact below 2^53 steps, and beyond them the nearest float64.
+    The result is exact below 2^53 steps, and the nearest float64 above.
 
     >>> from_ring(np.array([6, 2**64 - 9], dtype=np.uint64), bits=2)
     array([ 1.5 , -2.25])

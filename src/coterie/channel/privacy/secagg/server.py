@@ -1,4 +1,4 @@
-"""The server's half: one sum, of the members of one slot in one attempt."""
+"""The server's side of secure aggregation: one sum over the members of one slot."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Sum:
         self.rejected: dict[int, str] = {}
 
     def keys(self, adverts: Mapping[int, bytes]) -> Blobs:
-        """Everybody's keys, to everybody."""
+        """Send the keys of all members to all members."""
         self._begin(Step.ADVERTISE)
         self._there = tuple(sorted(adverts))
         signatures = {}
@@ -85,7 +85,7 @@ class Sum:
         return self._to_all(Step.KEYS, u32(len(entries)) + b"".join(entries))
 
     def shares(self, replies: Mapping[int, bytes]) -> Blobs:
-        """To each member who has shared, and what was dealt to it."""
+        """Send each member the set of members that have shared, and the shares made for it."""
         self._begin(Step.SHARE)
         circle = self._circle
 
@@ -106,7 +106,7 @@ class Sum:
         return {c: self._to(Step.SHARES, c, who, *boxes) for c, boxes in dealt.items()}
 
     def survivors(self, masked: Mapping[int, bytes]) -> Blobs:
-        """Who survived: those whose masked values are here, and in the sum."""
+        """Send the set of survivors, whose masked values have arrived and are in the sum."""
         self._begin(Step.MASK)
         bodies = self._opened(Step.MASK, masked, lambda _: 8 * self._length)
         self._carry_on(Step.CONFIRM, bodies, self._shared)
@@ -120,7 +120,7 @@ class Sum:
         return self._to_all(Step.SURVIVORS, listed(self.summed))
 
     def confirmations(self, replies: Mapping[int, bytes]) -> Blobs:
-        """The signatures of all who confirmed the survivors, to all of them."""
+        """Send the signatures of all members that confirmed the survivors to all of these."""
         self._begin(Step.CONFIRM)
         bodies = self._opened(Step.CONFIRM, replies, lambda _: 0)
         self._carry_on(Step.UNMASK, bodies, self._shared)
@@ -128,7 +128,7 @@ class Sum:
         return self._to_all(Step.CONFIRMATIONS, u32(len(entries)) + b"".join(entries))
 
     def total(self, replies: Mapping[int, bytes]) -> NDArray[np.uint64]:
-        """The sum of the values of ``summed``, modulo 2^64: exact, or none at all."""
+        """The exact sum of the values of ``summed``, modulo 2^64."""
         self._begin(Step.UNMASK)
         bodies = self._opened(Step.UNMASK, replies, lambda c: SHARE_BYTES * len(self._dealers(c)))
         self._carry_on(Step.OVER, bodies, self._shared)
@@ -145,7 +145,7 @@ class Sum:
         self._due = Step.OVER
 
     def _carry_on(self, due: Step, there: Iterable[int], owners: Iterable[int]) -> None:
-        """Go on with those who are there, if they are enough to unmask what the owners mask."""
+        """Continue with the members still there, if these can unmask the owners' values."""
         self._there = tuple(sorted(there))
         short = self._circle.shortfall(tuple(owners), self._there)
         if len(self._there) < self._least:
@@ -173,7 +173,7 @@ class Sum:
     def _opened(
         self, step: Step, blobs: Mapping[int, Blob], size: Callable[[int], int]
     ) -> dict[int, memoryview]:
-        """What those who are still there said, each checked; who is refused is out."""
+        """The checked messages of the members still there; a refused member drops out."""
 
         def read(client: int) -> memoryview | str:
             try:
@@ -199,12 +199,12 @@ class Sum:
         return {c: body for c, body in found.items() if not isinstance(body, str)}
 
     def _dealers(self, holder: int) -> list[int]:
-        """Whose shares a member holds, in the order in which it sends them."""
+        """The members whose shares a member holds, in the order in which it sends them."""
         shared = set(self._shared)
         return [dealer for dealer in self._circle.holders[holder] if dealer in shared]
 
     def _shares_by_dealer(self, bodies: Mapping[int, memoryview]) -> dict[int, dict[int, int]]:
-        """For each dealer the shares of its secret that came back, by the holder's place."""
+        """The shares of each dealer's secret that were returned, by the holder's place."""
         found: dict[int, dict[int, int]] = {dealer: {} for dealer in self._shared}
         for holder, body in bodies.items():
             for at, dealer in enumerate(self._dealers(holder)):
@@ -213,7 +213,7 @@ class Sum:
         return found
 
     def _rebuilt(self, shares: Mapping[int, Mapping[int, int]]) -> Blobs:
-        """The seed of each survivor and the mask key of each lost one; all match their adverts."""
+        """Reconstruct the survivors' seeds and the lost members' mask keys, checked by adverts."""
         found = {}
         trusted: tuple[int, ...] = ()  # places that have given right shares come first
         for dealer, parts in shares.items():
@@ -235,7 +235,7 @@ class Sum:
         return lambda key: crypto.public_key(key) == advert.masking
 
     def _masks(self, secrets: Mapping[int, bytes]) -> list[masks.Mask]:
-        """What must come off: survivors' self masks, and their masks with those who were lost."""
+        """The masks to remove: the survivors' self masks, and their masks with lost members."""
         session, found = self._session, []
         kept = set(self.summed)
         for client, secret in secrets.items():

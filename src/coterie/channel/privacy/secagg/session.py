@@ -1,4 +1,4 @@
-"""What one attempt at one sum is called, how many must stay, and who masks with whom."""
+"""A session, which is one attempt at one sum: its name, its thresholds, and the neighbours."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from coterie.errors import ConfigError
 
 @dataclass(frozen=True)
 class Session:
-    """What every key, mask, ciphertext and signature is bound to.
+    """One attempt at one sum, to which every key, mask, ciphertext and signature is bound.
 
-    ``threshold`` is the share of the members that must stay to the end, and always more than half.
-    With ``neighbours`` = k, each member masks with, and deals its shares to, only the k members
-    nearest to it on a circle, and the threshold is taken of each such neighbourhood as well; the
-    circle's order is a hash of all signed keys, so that no member picks its neighbours; a server
-    that leaves members out can still try several circles, so neighbourhoods should not be small.
-    0 means everybody. Fewer than ``least`` members are never summed: clients hold to it, too.
+    ``threshold`` is the share of members that must stay to the end; it is always more than half.
+    With ``neighbours`` = k, each member shares masks and secrets only with the k members nearest to
+    it on a circle, and the threshold applies to each such neighbourhood as well. The order of the
+    circle is a hash of all signed keys, so no member can choose its neighbours. A server that
+    leaves out members can still try several circles, so neighbourhoods should not be small. With 0,
+    all members are neighbours. Fewer than ``least`` members are never summed, which clients check
+    as well.
 
     >>> Session("run", 3, "a", "0").enough(100), Session("run", 3, "a", "0").enough(2)
     (67, 2)
@@ -44,20 +45,21 @@ class Session:
         if self.neighbours < 0 or self.neighbours % 2:
             raise ConfigError(
                 f"secure aggregation with {self.neighbours} neighbours: "
-                "use an even number, or 0 for everybody"
+                "use an even number, or 0 for all clients"
             )
         if self.least < 2:
             raise ConfigError(
-                f"a secure sum of at least {self.least}: use 2 or more, one client is no sum"
+                f"a secure sum of at least {self.least} clients: use 2 or more, since a sum of one "
+                "client hides nothing"
             )
 
     def context(self, *parts: str | int | bytes) -> bytes:
-        """The session and these parts as bytes, unlike those of any other session or parts."""
+        """Encode the session and these parts as bytes, different for any other session or parts."""
         return self._start + b"".join(map(_tagged, parts))
 
     @cached_property
     def digest(self) -> bytes:
-        """The session in 32 bytes."""
+        """A digest of the session, of 32 bytes."""
         return hashlib.sha256(self._start).digest()
 
     @cached_property
@@ -67,13 +69,13 @@ class Session:
         return b"".join(_tagged(part) for part in (*names, *rules))
 
     def enough(self, count: int) -> int:
-        """How many of so many must be there: the threshold, and always more than half."""
+        """The number of ``count`` members that must stay: the threshold, and more than half."""
         share = Fraction(self.threshold).limit_denominator(10_000)  # 0.55 of 100 is 55, not 56
         return max(count // 2 + 1, math.ceil(share * count))
 
 
 def _tagged(part: str | int | bytes) -> bytes:
-    """A part with its kind and length before it, so that parts cannot run into each other."""
+    """Prefix a part with its type and length, so that different parts have different encodings."""
     if isinstance(part, bytes):
         kind, text = b"b", part
     elif isinstance(part, int):
@@ -84,9 +86,9 @@ def _tagged(part: str | int | bytes) -> bytes:
 
 
 class Circle:
-    """The members of an attempt as their signed keys tell, and who masks with whom.
+    """The members of an attempt and their neighbours, determined by their signed keys.
 
-    Both halves make it from the same keys, so both refuse the same.
+    Server and clients build it from the same keys, so they refuse the same things.
     """
 
     def __init__(self, session: Session, adverts: Mapping[int, bytes]) -> None:
@@ -97,18 +99,18 @@ class Circle:
         self.threshold = max(session.least, session.enough(len(self.members)))
         self._session = session
         self._complete = not 0 < session.neighbours < len(self.members) - 1
-        self.holders = self._everybody() if self._complete else self._nearest()
+        self.holders = self._all_members() if self._complete else self._nearest()
 
-    def _everybody(self) -> dict[int, tuple[int, ...]]:
+    def _all_members(self) -> dict[int, tuple[int, ...]]:
         return dict.fromkeys(self.members, self.members)
 
     def _nearest(self) -> dict[int, tuple[int, ...]]:
-        """Those at most k/2 places away on a circle whose order is a hash of all keys."""
-        drawn = {
+        """The members at most k/2 places away on a circle whose order is a hash of all keys."""
+        hashes = {
             c: hashlib.sha256(self._session.context("circle", self.transcript, c)).digest()
             for c in self.members
         }
-        order = sorted(self.members, key=drawn.__getitem__)
+        order = sorted(self.members, key=hashes.__getitem__)
         reach = self._session.neighbours // 2
         around = range(-reach, reach + 1)
         return {
@@ -117,19 +119,19 @@ class Circle:
         }
 
     def partners(self, client: int, among: Collection[int]) -> list[int]:
-        """With whom of these a client shares masks, in rising order: its holders but itself."""
+        """Those of ``among`` with which a client shares masks, in rising order."""
         return [other for other in self.holders[client] if other != client and other in among]
 
     def need(self, client: int) -> int:
-        """How many of a client's holders it takes to rebuild its secrets."""
+        """The number of a client's holders needed to reconstruct its secrets."""
         return self._session.enough(len(self.holders[client]))
 
     def agreed(self, transcript: bytes, what: str, clients: Collection[int]) -> bytes:
-        """The transcript after the server has also said who these clients are."""
+        """The transcript extended by a set of clients that the server has named."""
         return hashlib.sha256(self._session.context(what, transcript, *sorted(clients))).digest()
 
     def shortfall(self, owners: Collection[int], there: Collection[int]) -> str | None:
-        """Why those who are there are too few to unmask what the owners masked, if they are."""
+        """Why the clients still there are too few to unmask the owners' values; None if not."""
         if len(there) < self.threshold:
             return f"{len(there)} of {len(self.members)} clients are left, {self.threshold} needed"
         if self._complete:
@@ -142,18 +144,18 @@ class Circle:
         return None
 
     def parted(self, survivors: Collection[int]) -> str | None:
-        """Why the survivors' sum would show sums of a part of them, if it would.
+        """Why the survivors' sum would reveal sums of subsets; None if it would not.
 
-        Without the masks that they share with the lost, the survivors' masks must still link all.
+        Without the masks shared with lost clients, the survivors must still be connected.
         """
         if self._complete:
             return None
         first = min(survivors)
         reached, next_ones = {first}, [first]
         while next_ones:
-            found = set(self.partners(next_ones.pop(), survivors)) - reached
-            reached |= found
-            next_ones.extend(found)
+            newly_reached = set(self.partners(next_ones.pop(), survivors)) - reached
+            reached |= newly_reached
+            next_ones.extend(newly_reached)
         if len(reached) == len(survivors):
             return None
         return f"the survivors' masks fall apart: {len(reached)} of {len(survivors)} hang together"

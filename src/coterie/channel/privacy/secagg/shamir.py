@@ -1,7 +1,8 @@
-"""Shamir's shares of 32 secret bytes, over the smallest prime field that holds them all.
+"""Shamir's secret sharing for secrets of 32 bytes, over a prime field just large enough for them.
 
 A secret is the value at 0 of a random polynomial of degree threshold - 1; a share is its value at
-the holder's place. Any ``threshold`` shares give the polynomial back, and fewer tell nothing.
+the holder's point, its place. Any ``threshold`` shares determine the polynomial; fewer reveal
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SHUFFLES = 200
 def split(
     secret: bytes, threshold: int, places: Sequence[int], random: Callable[[int], bytes]
 ) -> dict[int, int]:
-    """A share for each place; places are distinct and at least 1.
+    """Split a secret into a share for each place; places are distinct and at least 1.
 
     >>> shares = split(bytes(31) + b"!", 2, [1, 2, 3], lambda count: bytes(count - 1) + bytes([5]))
     >>> shares
@@ -44,34 +45,35 @@ def _value(coefficients: Sequence[int], place: int, constant: int) -> int:
 
 @lru_cache(maxsize=1024)
 def weights(places: tuple[int, ...]) -> tuple[int, ...]:
-    """By how much each place's share counts for the value at 0: Lagrange's weights.
+    """The Lagrange coefficients of the shares at these places, for the value at 0.
 
-    Secrets whose shares the same holders give have the same, so they are kept.
+    They are cached, since many secrets are shared among the same holders.
     """
-    found = []
+    coefficients = []
     for mine in places:
         above = below = 1
         for other in places:
             if other != mine:
                 above = above * other % PRIME
                 below = below * (other - mine) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
-    return tuple(found)
+        coefficients.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(coefficients)
 
 
 def combine(shares: Mapping[int, int]) -> bytes | None:
-    """The secret of exactly as many shares as the threshold; None if they are of no secret."""
-    counts = weights(tuple(shares))
-    value = sum(w * share for w, share in zip(counts, shares.values(), strict=True)) % PRIME
+    """Reconstruct a secret from ``threshold`` shares; None if they do not belong to a secret."""
+    factors = weights(tuple(shares))
+    value = sum(w * share for w, share in zip(factors, shares.values(), strict=True)) % PRIME
     return value.to_bytes(32, "big") if value < 1 << 256 else None
 
 
 def rebuild(
     shares: Mapping[int, int], threshold: int, fits: Callable[[bytes], bool]
 ) -> tuple[bytes, tuple[int, ...]] | None:
-    """The secret that ``fits``, and the places that gave it, though some shares may be wrong.
+    """Reconstruct the secret that ``fits``, although some shares may be wrong.
 
-    The first ``threshold`` shares are tried first, then others while there are more than enough.
+    Returns the secret and the places used. The first ``threshold`` shares are tried first, then
+    other choices if there are more shares.
     """
     for places in _choices(tuple(shares), threshold):
         secret = combine({place: shares[place] for place in places})
@@ -81,10 +83,10 @@ def rebuild(
 
 
 def _choices(places: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
-    """Ways to choose so many places: neighbouring ones round the circle, then shuffled ones.
+    """Choices of ``count`` places: first consecutive ones, then shuffled ones.
 
-    The former leave out every single place once, the latter several wrong ones at a time. The
-    shuffles need no secrecy, only variety.
+    The former leave out each single place at least once, the latter several wrong ones at a time.
+    The shuffles need not be secret, only varied.
     """
     if len(places) < count:
         return
