@@ -49,15 +49,15 @@ class RunDir:
 
     ==================  ====================================================================
     ``config.toml``     the configuration as resolved
-    ``events.jsonl``    a line a round: metrics, bytes, seconds, groups
+    ``events.jsonl``    a line for each round: metrics, bytes, seconds, groups
     ``ledger.csv``      bytes by round, client and kind
-    ``clients.csv``     a row a client, written at the end
+    ``clients.csv``     a row for each client, written at the end
     ``result.json``     the summary, written at the end
-    ``data.json``       what clients hold, as far as the server may know: labels, true groups
-    ``sessions.jsonl``  a line for each process that worked here: when, what it was told, versions
+    ``data.json``       the clients' data as far as the server may know: labels, true groups
+    ``sessions.jsonl``  a line for each process that worked here: time, arguments, versions
     ``checkpoints/``    the last two checkpoints
     ``clients/``        client state, by client and version
-    ``flower/``         of a federation that is served: what its processes keep
+    ``flower/``         in a real federation: the files of its processes
     ==================  ====================================================================
     """
 

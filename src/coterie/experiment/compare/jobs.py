@@ -225,7 +225,7 @@ def _work(pipe: Connection, work: Work, others: Sequence[Connection], parent: in
     def tell(event: Event) -> None:
         try:
             pipe.send(_slim(event))
-        except OSError:  # the parent is gone: nobody is left to report to
+        except OSError:  # the parent process is gone
             os._exit(1)
 
     error = attempted(work, tell)
