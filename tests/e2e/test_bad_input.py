@@ -37,7 +37,7 @@ def weights(directory, client=0):
         ("--method fedprox --set method.mu=much", "mu = 'much'"),
         ("--method fedprox --set method.mu=-1", "mu"),
         ("--method fedper --set method.k=9", "9 personal layers asked for"),
-        ("--method oracle", "needs a scenario with known groups"),
+        ("--method oracle", "needs clients with known groups"),
         ("--cohort 9", "number from 1 to 4"),
         ("--cohort few", "run.cohort = 'few'"),
         ("--rounds 0", "run.rounds = 0"),
@@ -160,8 +160,8 @@ def test_files_that_cannot_be_written(cli, small):
 def test_a_folder_that_holds_something(cli, small):
     assert cli("run", *small, "--rounds", 1, "--dir", "r", "-q").code == 0
     before = {p: p.read_bytes() for p in Path("r").rglob("*") if p.is_file()}
-    cli("run", *small, "--rounds", 1, "--dir", "r").says(4, "already holds something", "--resume r")
-    cli("compare", *small, "--rounds", 1, "--dir", "r").says(4, "already holds something")
+    cli("run", *small, "--rounds", 1, "--dir", "r").says(4, "is not empty", "--resume r")
+    cli("compare", *small, "--rounds", 1, "--dir", "r").says(4, "is not empty")
     assert {p: p.read_bytes() for p in Path("r").rglob("*") if p.is_file()} == before
 
 

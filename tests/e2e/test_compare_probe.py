@@ -70,7 +70,7 @@ def test_the_same_clients_and_start_for_every_method(cli, small):
         ("local,ifca:4", "name:parameter=value"),
         ("local,oracle", "known groups"),
         ("local,local", "twice"),
-        ("local,", "an empty name"),
+        ("local,", "a name is empty"),
     ],
 )
 def test_a_wrong_method_is_refused_before_anything_runs(cli, small, methods, told):

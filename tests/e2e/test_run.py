@@ -145,7 +145,7 @@ def test_more_rounds_later_are_the_same_as_at_once(cli, small, method):
     before = settled("parts")
     assert cli("run", "--resume", "parts", "-q").code == 0  # nothing left to do, nothing lost
     assert settled("parts") == before
-    cli("run", "--resume", "parts", "--rounds", 3).says(2, "has 4 rounds already")
+    cli("run", "--resume", "parts", "--rounds", 3).says(2, "already has 4 rounds")
 
 
 def test_a_run_can_go_on_with_another_engine(cli, small):

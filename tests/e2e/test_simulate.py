@@ -169,7 +169,7 @@ def test_continued_in_python(method):
     assert same(resumed, whole)
     assert [e["round"] for e in resumed.history] == [1, 2, 3, 4]
     assert resumed.summary["received"] == whole.summary["received"]
-    with pytest.raises(RunDirError, match="already holds something"):
+    with pytest.raises(RunDirError, match="is not empty"):
         coterie.simulate(people(), "logistic", **keep, **QUICK, directory="r")
     with pytest.raises(RunDirError, match="belongs to another experiment"):
         coterie.simulate(

@@ -148,7 +148,7 @@ def test_further_seeds(cli):
     assert cli(*words, "--seeds", 2, "--dir", "w").code == 0
     assert rows_of("c", "seconds") == rows_of("w", "seconds")
     assert cli(*words, "--dir", "plain").code == 0
-    cli("compare", "--resume", "plain", "--seeds", 3).says(2, "begin a new one with --seeds")
+    cli("compare", "--resume", "plain", "--seeds", 3).says(2, "start a new one with --seeds")
 
 
 # --- files and flags -----------------------------------------------------------------------------
@@ -192,12 +192,12 @@ def test_mistakes_in_a_sweep_are_said_before_anything_runs(cli):
     cli(*words, "--vary", "train.rl=1,2").says(2, "did you mean 'train.lr'")
     cli(*words, "--vary", "train.lr=1,-2").says(2, "train.lr = -2")
     cli(*words, "--partitions", "iid,dirichelt").says(2, "dirichelt", "did you mean 'dirichlet'")
-    cli(*words, "--seeds", "many").says(2, "give how many")
+    cli(*words, "--seeds", "many").says(2, "give their number")
     cli(*words, "--jobs", 0).says(2, "jobs = 0")
     hint = "write it with its method, as in --methods fedprox:mu=7, or"
     cli(*words, "--set", "method.mu=7").says(2, hint, "with --vary method.mu=7")
     cli(*words, "--set", "method.name=ifca").says(2, "write --methods ifca")
-    cli(*words, "--methods", "local,,fedavg").says(2, "there is an empty name")
+    cli(*words, "--methods", "local,,fedavg").says(2, "a name is empty")
     cli(*words, "--track", "tensorbord").says(2, "did you mean 'tensorboard'")
     Path("s.toml").write_text(FILE.replace("seeds = 2", "sedes = 2"))
     cli(*words).says(2, "unknown key 'sweep.sedes'; did you mean 'sweep.seeds'?")

@@ -791,5 +791,5 @@ def test_lines_without_checksums_are_read_and_not_written_on(subjects, tmp_path)
     place = copied(subjects["finished"], tmp_path)
     made_older(place)
     assert read_run(place).events == subjects["finished"].reading.events
-    with pytest.raises(RunDirError, match="another version of Coterie wrote it"):
+    with pytest.raises(RunDirError, match="written by another version of Coterie"):
         RunDir(place).append({"round": 9, "event": "scores"})

@@ -192,8 +192,8 @@ def _begun(
         abouts[found.model_dump_json()] = chosen.about()
         return found
 
-    populations = Populations()
-    entries = entries_of(sweep, configure, populations, oracle_if_possible=not methods_given)
+    clients = Populations()
+    entries = entries_of(sweep, configure, clients, oracle_if_possible=not methods_given)
     for text in dict.fromkeys(map(_public, entries)):
         if text:
             warn(text)
@@ -203,7 +203,7 @@ def _begun(
     with runs_progress(err, *quiet_verbose) as display:
         return run_all(
             entries,
-            populations,
+            clients,
             directory,
             display,
             sweep.jobs,
@@ -238,8 +238,9 @@ def _refuse_parameters(sets: list[str]) -> None:
         advice = f"--methods {value.strip()}"
         if parameter != "name":
             advice = (
-                f"it with its method, as in --methods {_taking(parameter)}:{parameter}="
-                f"{value.strip()}, or for all that have it as --vary {key.strip()}={value.strip()}"
+                "it with its method, as in --methods "
+                f"{_taking(parameter)}:{parameter}={value.strip()}, or for all that have it with "
+                f"--vary {key.strip()}={value.strip()}"
             )
         raise ConfigError(f"--set {text}: a comparison has several methods; write {advice}")
 

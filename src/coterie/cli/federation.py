@@ -95,8 +95,8 @@ def make_keys(
     """
     from coterie.engines.flower.keys import make_federation
 
-    made = make_federation(folder, host, _newcomers(client, request), days)
-    _handed_over(folder, made, drawn=client or [])
+    members = make_federation(folder, host, _newcomers(client, request), days)
+    _handed_over(folder, members, drawn=client or [])
     _say(f"keep {folder / 'ca'} offline; {folder / 'server'} is for the server's machine")
 
 
@@ -112,8 +112,8 @@ def add_keys(
     """
     from coterie.engines.flower.keys import add_clients
 
-    made = add_clients(folder, _newcomers(client, request))
-    _handed_over(folder, made, drawn=client or [])
+    members = add_clients(folder, _newcomers(client, request))
+    _handed_over(folder, members, drawn=client or [])
     _say(
         "clients that were enrolled before need nothing new, except for secure sums with the new "
         f"clients: then each needs its new federation.json from its folder in {folder / 'clients'} "
@@ -134,10 +134,10 @@ def check_keys(
     """
     from coterie.engines.flower.keys import read_client
 
-    known = read_client(folder)
-    for member in known.members:
-        own = " (this client)" if member.id == known.id else ""
-        _say(f"client {member.id}: {member.fingerprint}  {member.name}{own}")
+    keys = read_client(folder)
+    for member in keys.members:
+        mark = " (this client)" if member.id == keys.id else ""
+        _say(f"client {member.id}: {member.fingerprint}  {member.name}{mark}")
 
 
 @keys.command("renew")
@@ -158,14 +158,14 @@ def _newcomers(clients: list[str] | None, requests: list[Path] | None) -> list[A
 
 def _handed_over(folder: Path, members: Any, drawn: list[str]) -> None:
     for member in members:
-        place = folder / "clients" / member.name
+        client_folder = folder / "clients" / member.name
         if member.name in drawn:
-            _say(f"client {member.id}: send {place} to {member.name} over a secure channel")
+            _say(f"client {member.id}: send {client_folder} to {member.name} over a secure channel")
         else:
             _say(f"client {member.id}: the request of {member.name} has {member.fingerprint}")
             _say(
-                f"  if {member.name} reads out the same, send back the files in {place}: they are "
-                "public, but must arrive unchanged"
+                f"  if {member.name} reads out the same, send back the files in {client_folder}: "
+                "they are public, but must arrive unchanged"
             )
     if drawn:
         _say(
@@ -226,12 +226,12 @@ def serve(
     from coterie.results.rundir import finite
     from coterie.tracking import tracking
 
-    places = [text for text in method or [] if "=" not in text]
-    map_names([text for text in method or [] if text not in places], model or [])
-    for text in places[1:]:
+    files = [text for text in method or [] if "=" not in text]
+    map_names([text for text in method or [] if text not in files], model or [])
+    for text in files[1:]:
         raise ConfigError(f"--method {text}: a federation has one method, and it was given already")
-    tree = by_name(resolve(config, sets, method=next(iter(places), None)), _told)
-    asked = parse(tree)
+    tree = by_name(resolve(config, sets, method=next(iter(files), None)), _report)
+    settings = parse(tree)
     listen = host or ("127.0.0.1" if insecure else "0.0.0.0")
     if insecure:
         _warn()
@@ -254,21 +254,21 @@ def serve(
     )
 
     @contextmanager
-    def shown(judged_by: str) -> Iterator[Watch]:
-        name, done = asked.method.name, rounds_done(directory)
-        may_end = asked.stop != type(asked.stop)()
-        shown = progress(err, name, asked.run.rounds, judged_by, quiet, done=done, may_end=may_end)
-        with shown as watch:
+    def progress_shown(judged_by: str) -> Iterator[Watch]:
+        name, done = settings.method.name, rounds_done(directory)
+        may_end = settings.stop != type(settings.stop)()
+        rounds = settings.run.rounds
+        with progress(err, name, rounds, judged_by, quiet, done=done, may_end=may_end) as watch:
             yield heeding(watch)
 
     command = f"coterie serve {config} --dir {directory}"
 
-    def go(discard: bool) -> Result:
-        told = replace(serving, discard_damaged=discard)
+    def serve_run(discard: bool) -> Result:
+        accepting = replace(serving, discard_damaged=discard)
         with stopped_with(lambda: f"stopped. Continue with the same command: {command} …"):
-            return serve(told, shown, _told, tracking(track, directory, _told))
+            return serve(accepting, progress_shown, _report, tracking(track, directory, _report))
 
-    result = asking(go, discard_damaged)
+    result = asking(serve_run, discard_damaged)
     if as_json:
         typer.echo(json.dumps(finite({**result.summary, "directory": str(directory)})))
     else:
@@ -355,11 +355,11 @@ def join(
         _warn()
     options = dict(_option(text) for text in option or [])
     source = Source(data and data.resolve(), data_loader, form, options, simulated)
-    held = None if insecure else (keys or directory / "keys")
+    keys_folder = None if insecure else (keys or directory / "keys")
     try:
         models, methods = mapped(model or []), mapped(method or [])
-        who = (held, client or 0, device, once, secure, models, reveal, methods)
-        join(Joining(server, directory, source, *who), _told)
+        identity = (keys_folder, client or 0, device, once, secure, models, reveal, methods)
+        join(Joining(server, directory, source, *identity), _report)
     except KeyboardInterrupt:
         err.print("left the federation; join again with the same command", highlight=False)
 
@@ -396,5 +396,5 @@ def _warn() -> None:
     )
 
 
-def _told(text: str) -> None:
+def _report(text: str) -> None:
     err.print(escape(text), highlight=False, soft_wrap=True)

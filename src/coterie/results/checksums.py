@@ -1,8 +1,8 @@
-"""Files that carry checksums: lines that are added one by one, and files that are written whole.
+"""Files with checksums: files that grow line by line, and files that are written at once.
 
-A checksum is a CRC-32 in decimal. That of a line continues that of the line before, so that a line
-which is missing, moved or there twice is found, too. Files without any, written by hand or by an
-earlier version, can be read, but not written on.
+A checksum is a CRC-32 in decimal. The checksum of a line continues that of the line before, so that
+missing, moved and duplicated lines are detected. Files without checksums, written by hand or by an
+earlier version, can be read but not appended to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coterie.errors import RunDirError
 
 CRC = "crc"
 LEDGER = ("round", "client", "kind", "down", "up")  # the columns of ledger.csv
-Mark = tuple[int, int]  # how many lines a file has, and the checksum of the last: (0, 0) for none
+Mark = tuple[int, int]  # number of lines and checksum of the last; (0, 0) for none
 
 
 # --- lines --------------------------------------------------------------------------------------
@@ -30,37 +30,37 @@ Mark = tuple[int, int]  # how many lines a file has, and the checksum of the las
 
 @dataclass(frozen=True)
 class Format:
-    """How a line is written: what of it is covered by its checksum, and where that stands."""
+    """The format of a line: which part its checksum covers, and where the checksum is."""
 
-    title: str  # the first line of a file, if it has one, without the checksum's column
-    covered: Callable[[str], str]  # a line without what closes it
-    sealed: Callable[[str, int], str]  # what is covered, with the checksum
-    pattern: re.Pattern[bytes]  # of a line with a checksum: what is covered, and the checksum
-    plain: Callable[[str], str]  # what is covered, as a line without a checksum
-    parse: Callable[[str], dict[str, Any]]  # a line without a checksum; a ValueError if it is none
+    title: str  # the header line, if any, without the checksum's column
+    covered: Callable[[str], str]  # the covered part of a line
+    sealed: Callable[[str, int], str]  # the covered part with its checksum
+    pattern: re.Pattern[bytes]  # of a line: the covered part, and the checksum
+    plain: Callable[[str], str]  # the covered part as a line without checksum
+    parse: Callable[[str], dict[str, Any]]  # reads a line without checksum; ValueError if invalid
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        table = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError("it is no table")
-    return found
+    if not isinstance(table, dict):
+        raise ValueError("it is not a table")
+    return table
 
 
 def _event(text: str) -> dict[str, Any]:
-    found = _object(text)
-    if not isinstance(found.get("round"), int):
+    event = _object(text)
+    if not isinstance(event.get("round"), int):
         raise ValueError("it has no round")
-    return found
+    return event
 
 
 def _row(text: str) -> dict[str, Any]:
     (cells,) = csv.reader([text])
-    found: dict[str, Any] = dict(zip(LEDGER, cells, strict=True))
-    return found | {key: int(found[key]) for key in ("round", "client", "down", "up")}
+    row: dict[str, Any] = dict(zip(LEDGER, cells, strict=True))
+    return row | {key: int(row[key]) for key in ("round", "client", "down", "up")}
 
 
 JSON_LINES = Format(
@@ -84,7 +84,7 @@ LEDGER_ROWS = Format(
 
 @dataclass(frozen=True)
 class Line:
-    """A line as it was written, without its checksum; ``number`` is its place in the file."""
+    """An intact line without its checksum; ``number`` is its position in the file."""
 
     text: str
     value: dict[str, Any]
@@ -94,12 +94,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """What a file has that is as it was written.
+    """The intact lines of a file.
 
-    ``whole`` are the lines that follow each other from the first on without a gap, ``later`` those
-    that come after lines which are damaged or missing. ``damaged`` are the numbers, from 1, of
-    lines that are not as they were written, or not where they were. A last line without an end,
-    as a crash leaves it, is none of them.
+    ``whole`` are the lines from the first on without a gap, and ``later`` those after damaged or
+    missing lines. ``damaged`` are the numbers, from 1, of lines that were changed or moved. An
+    incomplete last line, as a crash leaves it, is in none of these.
     """
 
     whole: Sequence[Line] = ()
@@ -109,32 +108,32 @@ class Lines:
 
     @property
     def every(self) -> list[Line]:
-        """All lines that are as they were written."""
+        """All intact lines."""
         return [*self.whole, *self.later]
 
     def reach(self, mark: Mark) -> bool:
-        """Whether all lines are there that were when this mark was taken."""
+        """Whether all lines up to this mark are intact."""
         count, crc = mark
         return len(self.whole) >= count and (count == 0 or self.whole[count - 1].crc == crc)
 
 
 class LineFile:
-    """A file that grows by a line at a time, each with a checksum."""
+    """A file that grows line by line, each line with a checksum."""
 
     def __init__(self, path: Path, form: Format) -> None:
         self.path, self.form = path, form
-        self._mark: Mark | None = None  # known once it has been written or read here
+        self._mark: Mark | None = None  # known once the file was read or written
 
     @property
     def mark(self) -> Mark:
-        """The present end."""
+        """The mark of the current end of the file."""
         if self._mark is None:
-            found = self.read()
-            lines = found.every
-            if lines and not found.checked:
+            content = self.read()
+            lines = content.every
+            if lines and not content.checked:
                 raise RunDirError(
-                    f"{self.path} has no checksums: another version of Coterie wrote it. Start the "
-                    "run again in a new folder"
+                    f"{self.path} has no checksums: it was written by another version of Coterie. "
+                    "Start the run again in a new folder"
                 )
             self._mark = len(lines), lines[-1].crc if lines else 0
         return self._mark
@@ -145,7 +144,7 @@ class LineFile:
         with self.path.open("a+b") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - 1))
-            torn = file.read() not in (b"", b"\n")  # a crash left a line without its end
+            torn = file.read() not in (b"", b"\n")  # a crash left an incomplete line
             file.write((self._title() if not end else "\n" * torn).encode() + written.encode())
         self._mark = mark
 
@@ -168,7 +167,7 @@ class LineFile:
         return "".join(lines), (count + len(lines), crc)
 
     def read(self) -> Lines:
-        """What is there, each line checked; a RunDirError if the file cannot be read at all."""
+        """Read and check all lines; a RunDirError if the file cannot be read at all."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -179,50 +178,50 @@ class LineFile:
 
 
 def read_lines(data: bytes, form: Format) -> Lines:
-    """The lines of a file's content, each checked."""
+    """Check the lines of a file's content."""
     *ended, last = data.split(b"\n")
-    found = [(number, line) for number, line in enumerate(ended, 1) if line]
+    numbered = [(number, line) for number, line in enumerate(ended, 1) if line]
     torn = [(len(ended) + 1, last)] if last else []
     if form.title:
         titles = (form.title.encode(), f"{form.title},{CRC}".encode())
-        found = [pair for pair in found if pair[1] not in titles]
-    sealed = any(form.pattern.fullmatch(line) for _, line in (*found, *torn))
-    lines = _checked(found, form) if sealed else _unchecked(found, form)
+        numbered = [pair for pair in numbered if pair[1] not in titles]
+    sealed = any(form.pattern.fullmatch(line) for _, line in (*numbered, *torn))
+    lines = _checked(numbered, form) if sealed else _unchecked(numbered, form)
     if not torn:
         return lines
-    # Only the line's end may be missing; what is less than that was being written.
-    more = _checked([*found, *torn], form) if sealed else _unchecked([*found, *torn], form)
-    cuttable = not sealed and bool(form.title)  # numbers cut short are numbers, too
-    return lines if cuttable or torn[0][0] in more.damaged else more
+    # Keep the last line if only its newline is missing; otherwise a crash cut it short.
+    longer = _checked([*numbered, *torn], form) if sealed else _unchecked([*numbered, *torn], form)
+    cuttable = not sealed and bool(form.title)  # a number that was cut short is still a number
+    return lines if cuttable or torn[0][0] in longer.damaged else longer
 
 
-def _checked(found: Sequence[tuple[int, bytes]], form: Format) -> Lines:
+def _checked(numbered: Sequence[tuple[int, bytes]], form: Format) -> Lines:
     whole: list[Line] = []
     later: list[Line] = []
     damaged: list[int] = []
-    seen: set[int] = set()
-    last = before = 0  # the checksum of the last good line; of the line before, good or not
-    for number, raw in found:
+    checksums: set[int] = set()
+    last_good = previous = 0  # checksums of the last good line, and of the line before
+    for number, raw in numbered:
         match = form.pattern.fullmatch(raw)
-        own = int(match[2]) if match else -1
-        follows = [c for c in (last, before) if match and own == crc32(match[1], c)]
-        if match and follows and own not in seen:
+        checksum = int(match[2]) if match else -1
+        follows = [c for c in (last_good, previous) if match and checksum == crc32(match[1], c)]
+        if match and follows and checksum not in checksums:
             text = form.plain(match[1].decode())
-            line = Line(text, form.parse(text), own, number)
-            (whole if follows[0] == last and not later else later).append(line)
-            seen.add(own)
-            last = own
+            line = Line(text, form.parse(text), checksum, number)
+            (whole if follows[0] == last_good and not later else later).append(line)
+            checksums.add(checksum)
+            last_good = checksum
         else:
             damaged.append(number)
-        before = own if match else before
+        previous = checksum if match else previous
     return Lines(whole, later, damaged, checked=True)
 
 
-def _unchecked(found: Sequence[tuple[int, bytes]], form: Format) -> Lines:
+def _unchecked(numbered: Sequence[tuple[int, bytes]], form: Format) -> Lines:
     whole: list[Line] = []
     later: list[Line] = []
     damaged: list[int] = []
-    for number, raw in found:
+    for number, raw in numbered:
         try:
             text = raw.decode()
             line = Line(text, form.parse(text), 0, number)
@@ -233,7 +232,7 @@ def _unchecked(found: Sequence[tuple[int, bytes]], form: Format) -> Lines:
     return Lines(whole, later, damaged)
 
 
-# --- whole files --------------------------------------------------------------------------------
+# --- files written at once ----------------------------------------------------------------------
 
 _LAST = re.compile(r',\s*"crc": (\d{1,10})\s*\}\s*\Z')
 _NOTE = re.compile(rb"^# crc (\d+): .*\n", re.MULTILINE)
@@ -241,7 +240,7 @@ _WORDS = "of all other lines. Remove this line if you change them"
 
 
 def to_json(tree: Mapping[str, Any], indent: int | None = None) -> str:
-    """A table as JSON, its last key a checksum of what is before it.
+    """A table as JSON; its last key is a checksum of the text before it.
 
     >>> to_json({"a": 1})
     '{"a": 1, "crc": 2057863684}'
@@ -254,27 +253,27 @@ def to_json(tree: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """A table that ``to_json`` wrote; a ValueError if it is damaged. By hand, it may lack one."""
-    found, last = _object(text), _LAST.search(text)
+    """Read a table of ``to_json``; a ValueError if it is damaged. The checksum may be missing."""
+    table, last = _object(text), _LAST.search(text)
     if last is None:
-        return found
+        return table
     if int(last[1]) != crc32(text[: last.start()].encode()):
         raise ValueError("its checksum is wrong")
-    del found[CRC]
-    return found
+    del table[CRC]
+    return table
 
 
 def read_json(path: Path, advice: str = "") -> dict[str, Any]:
-    """The table in a JSON file; a RunDirError, with the advice, if it is damaged."""
+    """Read the table in a JSON file; a RunDirError with this advice if it is damaged."""
     try:
         return from_json(path.read_bytes().decode())
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise RunDirError(f"{path} is damaged ({why}){advice and '; '}{advice}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunDirError(f"{path} is damaged ({reason}){advice and '; '}{advice}") from error
 
 
 def with_note(text: str) -> str:
-    """A TOML file's text, with a comment at its top that has a checksum of it.
+    """The text of a TOML file with its checksum in a comment at the top.
 
     >>> check_note(with_note("[run]\\n").encode())
     >>> check_note(with_note("[run]\\n").replace("run", "ran").encode())
@@ -285,7 +284,7 @@ def with_note(text: str) -> str:
 
 
 def check_note(data: bytes) -> None:
-    """A ValueError if a file has such a comment, and is not as it was written."""
+    """Raise a ValueError if a file has such a comment but was changed."""
     note = _NOTE.search(data)
     if note is not None and int(note[1]) != crc32(data[: note.start()] + data[note.end() :]):
         raise ValueError("its checksum is wrong")

@@ -1,4 +1,4 @@
-"""What a comparison came to: rows as numbers, means over seeds, and tables of them."""
+"""The result of a comparison: rows of numbers, means over seeds, and tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row a run, as numbers; what was left out, failed, or was asked to stop, and why.
+    """The results of several runs, with a row for each, and those that failed or were stopped.
 
     ``swept`` is true if there can be several seeds and settings; ``axes`` are then the keys of a
-    row that tell settings apart, and ``means`` has a row for each method and setting. ``papers``
-    are a scenario's figures, by method and setting.
+    row that distinguish settings, and ``means`` has a row for each method and setting. ``papers``
+    are a scenario's figures, by method and setting. ``left_out``, ``failed`` and ``stopped`` have
+    the reason by the name of the run.
 
     >>> rows = [{"method": "fedavg", "seed": s, "received": 0.5 + s / 4} for s in (0, 1)]
     >>> Comparison(rows, "accuracy", swept=True).means[0]["received"]
@@ -47,7 +48,7 @@ class Comparison:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds that there are results of."""
+        """The seeds with results."""
         return sorted({int(row["seed"]) for row in self.rows if "seed" in row})
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,16 +64,16 @@ class Comparison:
         }
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """The rows as a data frame of pandas: a row a run."""
-        made: pandas.DataFrame = the_pandas().DataFrame([dict(row) for row in self.rows])
-        return made
+        """The rows as a pandas data frame, one for each run."""
+        frame: pandas.DataFrame = the_pandas().DataFrame([dict(row) for row in self.rows])
+        return frame
 
     def markdown(self) -> str:
         """The table as Markdown."""
         return self._as("markdown")
 
     def latex(self) -> str:
-        """The table as LaTeX; it needs the package booktabs."""
+        """The table as LaTeX, for the package booktabs."""
         return self._as("latex")
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run; the report does the drawing, and is not loaded before."""
+"""How results show themselves in a notebook; the report is imported only when it draws."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ if TYPE_CHECKING:
 
 
 class Notebook(ABC):
-    """A card, data frames and pictures; mixed into results and readings."""
+    """A mixin for results and readings: a card, data frames and figures."""
 
     @abstractmethod
     def _read(self) -> Reading:
-        """The run, as far as it is known."""
+        """The run as the report reads it."""
 
     def to_dataframe(self, table: str = "rounds") -> pandas.DataFrame:
-        """A table as a data frame of pandas; what is missing is NaN.
+        """A table as a pandas data frame; missing values are NaN.
 
-        ``"rounds"`` has a row a round, ``"clients"`` a row a client, ``"scores"`` one for each
-        client and scored round, ``"bytes"`` one for each round and kind of array (round 0: before
+        ``"rounds"`` has a row for each round, ``"clients"`` for each client, ``"scores"`` for each
+        client and scored round, and ``"bytes"`` for each round and kind of array (round 0 is before
         the first).
         """
-        made: pandas.DataFrame = named("coterie.report.notebook:dataframe")(self._read(), table)
-        return made
+        frame: pandas.DataFrame = named("coterie.report.notebook:dataframe")(self._read(), table)
+        return frame
 
     def figure(self, name: str) -> Figure:
-        """A picture by its name, as in ``figure("groups")``; a notebook shows it by itself."""
-        drawn: Figure = named("coterie.report.catalogue:draw")(name, self._read())
-        return drawn
+        """A figure by its name, as in ``figure("groups")``."""
+        figure: Figure = named("coterie.report.catalogue:draw")(name, self._read())
+        return figure
 
     def report(self, to: str | Path | None = None) -> Path:
-        """Write the HTML report; gives its place (default: ``report.html`` in the run's folder)."""
+        """Write the HTML report, by default ``report.html`` in the run directory; its path."""
         kept = self._read().path
-        place: Path = named("coterie.report.html:write_report")(self if kept is None else kept, to)
-        return place
+        path: Path = named("coterie.report.html:write_report")(self if kept is None else kept, to)
+        return path
 
     def _repr_html_(self) -> str:
         return str(named("coterie.report.card:card")(self._read()))
 
 
 def reading_of(result: Any) -> Reading:
-    """A run in memory, as the report reads it."""
-    read: Reading = named("coterie.report.reading:Reading").of(result)
-    return read
+    """The reading of a run in memory."""
+    reading: Reading = named("coterie.report.reading:Reading").of(result)
+    return reading
 
 
 def the_pandas() -> Any:
-    """The library, which is an extra."""
+    """Import pandas, which is an extra."""
     try:
         import pandas
     except ImportError:

@@ -1,4 +1,4 @@
-"""What a run writes down of itself: who its clients are, and which process worked on it."""
+"""What a run records about itself: its clients, and the processes that worked on it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _NAMED = ("torch", "numpy", "scipy", "scikit-learn")
 
 
 def session(experiment: Experiment, done: int, plan: Plan) -> Session:
-    """The process that begins to work on a run: when, what it was told, and with what versions.
+    """The record of a process that works on a run: its time, arguments and versions.
 
-    ``argv`` is what follows the program's name; None if this is not the command line's process.
-    ``headline`` is the score that the method is judged by, ``model_bytes`` the size of what of the
-    model travels, ``batch_clients`` how many clients train as one stacked model.
+    ``argv`` are the arguments of the command line; None if the run was started from Python.
+    ``headline`` is the score that the method is judged by, ``model_bytes`` the size of the part of
+    the model that is sent, ``batch_clients`` how many clients train as one stacked model.
     """
     settings = experiment.settings
     program = Path(sys.argv[0]) if sys.argv else Path()
-    ours = program.name == "coterie" or program.parts[-2:] == ("coterie", "__main__.py")
+    is_command_line = program.name == "coterie" or program.parts[-2:] == ("coterie", "__main__.py")
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": sys.argv[1:] if ours else None,
+        "argv": sys.argv[1:] if is_command_line else None,
         "folder": str(Path.cwd()),
         "rounds": settings.rounds,
         "done": done,
@@ -54,21 +54,21 @@ def session(experiment: Experiment, done: int, plan: Plan) -> Session:
 
 
 def size_of(start: Weights) -> int:
-    """The bytes of a model on its way, uncompressed."""
+    """The uncompressed bytes of the part of a model that is sent."""
     return 4 * start.layout.only(start.layout.shareable).size
 
 
 def about(
     experiment: Experiment, judged_by: str, directory: Path | None, history: Sequence[Any]
 ) -> dict[str, Any]:
-    """What trackers are told of a run when it begins, or goes on after these rounds."""
+    """The description of a run for trackers; ``history`` are the rounds before a resume."""
     settings, config = experiment.settings, dict(experiment.config)
-    if "run" not in config:  # made in Python: its own table says it, and trackers want it as usual
-        chosen = {"rounds": settings.rounds, "seed": settings.seed, "cohort": settings.cohort}
-        made = config.get("python") or {}
-        if made:
-            config["python"] = {k: v for k, v in made.items() if not isinstance(v, Mapping)}
-        config |= {"train": asdict(experiment.schedule), "run": chosen}
+    if "run" not in config:  # from Python: give trackers the usual tables
+        run = {"rounds": settings.rounds, "seed": settings.seed, "cohort": settings.cohort}
+        python = config.get("python") or {}
+        if python:
+            config["python"] = {k: v for k, v in python.items() if not isinstance(v, Mapping)}
+        config |= {"train": asdict(experiment.schedule), "run": run}
     return {
         "method": experiment.method.name,
         "rounds": settings.rounds,
@@ -82,38 +82,38 @@ def about(
 
 
 def versions() -> dict[str, str]:
-    """Coterie's, Python's, and those of the libraries that decide a result.
+    """The versions of Coterie, Python, and the libraries that determine a result.
 
     >>> list(versions())[:3]
     ['coterie', 'python', 'torch']
     """
-    found = {"coterie": __version__, "python": platform.python_version()}
+    versions = {"coterie": __version__, "python": platform.python_version()}
     loaded = [name for name in ("ray", "flwr") if name in sys.modules]
     for name in (*_NAMED, *loaded):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def described(population: Population, elsewhere: bool = False) -> Data:
-    """What may be known of clients' data: names, true groups, labels or the spread of targets.
+    """What the server may know of clients' data: names, true groups, labels or target quartiles.
 
-    Of clients ``elsewhere`` the server knows no labels: they stay theirs.
+    Labels of clients ``elsewhere`` (in a real federation) are not known.
     """
-    found: Data = {
+    description: Data = {
         "names": [client.name for client in population.clients],
         "groups": None if population.groups is None else [int(g) for g in population.groups],
         "classes": None if population.classes is None else list(population.classes),
     }
     if elsewhere:
-        return found
+        return description
     if population.classes is not None:
-        return {**found, "labels": label_table(population).astype(int).tolist()}
-    held = [client.train.y.numpy().reshape(-1) for client in population.clients]
-    quarters = (0, 25, 50, 75, 100)
-    told = [
-        [round(float(q), 6) for q in np.percentile(y, quarters)] if len(y) else None for y in held
+        return {**description, "labels": label_table(population).astype(int).tolist()}
+    targets = [client.train.y.numpy().reshape(-1) for client in population.clients]
+    ranks = (0, 25, 50, 75, 100)
+    quartiles = [
+        [round(float(q), 6) for q in np.percentile(y, ranks)] if len(y) else None for y in targets
     ]
-    return {**found, "quartiles": told}
+    return {**description, "quartiles": quartiles}

@@ -1,4 +1,4 @@
-"""What a run leaves in the hands of whoever started it."""
+"""The result of a run: history, scores, groups and models."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 class Result(Notebook):
     """A finished run: its history, its clients, and their models.
 
-    ``history`` has an entry a round, ``clients`` a row a client, ``summary`` the scores at the
-    end; ``begun`` is what the method did and found before the first round; ``newcomers`` are the
-    clients that were held out. A notebook shows it as a card; ``to_dataframe()`` and
-    ``figure("groups")`` have more.
+    ``history`` has an entry for each round, ``clients`` a row for each client, and ``summary`` the
+    final scores; ``begun`` is the event before the first round, with what the method found then;
+    ``newcomers`` are the clients that were held out. A notebook shows the result as a card; see
+    also ``to_dataframe()`` and ``figure("groups")``.
     """
 
     history: Sequence[Event]
@@ -61,7 +61,7 @@ class Result(Notebook):
 
     @property
     def accuracy(self) -> float:
-        """The mean score of the model that clients received last (R² for a regression)."""
+        """The mean score of the last model that clients received (R² for a regression)."""
         if not self.summary["received"]:
             raise ConfigError("no client has test data: set test_fraction above 0")
         score = self.summary["received"][self.summary["judged_by"]]
@@ -69,37 +69,36 @@ class Result(Notebook):
 
     @property
     def groups(self) -> dict[ClientId, Slot]:
-        """Who ended in which group."""
+        """The final group of each client."""
         return dict(self.state.groups)
 
     def weights(self, client: ClientId) -> Weights:
-        """The model that a client would use now."""
-        known = range(len(self.plan.population.clients))
-        if client not in known:
-            raise ConfigError(f"there is no client {client}; they are 0 to {len(known) - 1}")
+        """The weights of the model that a client would use now."""
+        clients = range(len(self.plan.population.clients))
+        if client not in clients:
+            raise ConfigError(f"there is no client {client}; they are 0 to {len(clients) - 1}")
         if client in self.newcomers and client not in self.state.groups:
             raise ConfigError(
-                f"client {client} was held out, and a checkpoint is from before it joined: its "
+                f"client {client} was held out, and the checkpoint is from before it joined: its "
                 "model is not in the run directory. Let it join with: coterie admit"
             )
-        # The method's own assemble, on the client's own state, on a plain engine; what a codec
-        # makes of the model on its way down is what was scored at the end.
-        plan = replace(self.plan, privacy=Privacy())  # its owner asks, not the server
+        # Fetch the model as the final scores did, through the codec for downloads.
+        plan = replace(self.plan, privacy=Privacy())  # the client asks for its own model
         wire = Wire(plan.start.layout, plan.coding.downwards.plain)
         terms = Terms(plan.coding, start=plan.start, seed=plan.seed)
-        remembered = ChannelState(versions=dict(self.versions), held=dict(self.held))
-        channel = Channel(Loop(replace(plan, device="cpu")), wire, terms=terms, state=remembered)
+        state = ChannelState(versions=dict(self.versions), held=dict(self.held))
+        channel = Channel(Loop(replace(plan, device="cpu")), wire, terms=terms, state=state)
         channel.begin(max(0, self.rounds - 1), stage="final")
         return channel.fetch(client, plan.method.sends(self.state, client))
 
     def model(self, client: ClientId) -> nn.Module:
-        """The same as a module, ready for use."""
+        """The model that a client would use now, as a module."""
         flat = FlatModel(copy.deepcopy(self.plan.module), bn=self.plan.bn)
         flat.load(self.weights(client))
         return flat.module.eval()
 
     def predict(self, client: ClientId, x: Tensor) -> Tensor:
-        """What a client's model answers to ``x`` (raw, as the data set holds it)."""
+        """The outputs of a client's model for ``x`` (raw, as in the data set)."""
         flat = FlatModel(copy.deepcopy(self.plan.module), bn=self.plan.bn)
         return outputs(flat, self.weights(client), x)
 
@@ -114,7 +113,7 @@ def client_rows(
     alone: Scores,
     newcomers: Collection[ClientId] = (),
 ) -> list[dict[str, Any]]:
-    """The per-client table; ``newcomers`` are marked in a column of their own, if there are any."""
+    """The table of clients; if there are ``newcomers``, a column marks them."""
     by_title = {"received": received, "adapted": adapted, "alone": alone}
     columns = {
         title: sorted({k for s in scores.values() for k in s if k.startswith("test_")})
@@ -122,7 +121,7 @@ def client_rows(
     }
     rows = []
     for id, client in enumerate(population.clients):
-        moved = ledger.method.get(id, Bytes())
+        bytes_moved = ledger.method.get(id, Bytes())
         row: dict[str, Any] = {
             "client": id,
             "name": client.name,
@@ -132,8 +131,8 @@ def client_rows(
             "train": len(client.train),
             "val": len(client.val),
             "test": len(client.test),
-            "bytes_down": moved.down,
-            "bytes_up": moved.up,
+            "bytes_down": bytes_moved.down,
+            "bytes_up": bytes_moved.up,
         }
         for title, scores in by_title.items():
             for key in columns[title]:
@@ -144,5 +143,5 @@ def client_rows(
     return rows
 
 
-def _gain(ours: Mapping[str, float], alone: Mapping[str, float], key: str) -> float | str:
-    return ours[key] - alone[key] if key in ours and key in alone else ""
+def _gain(received: Mapping[str, float], alone: Mapping[str, float], key: str) -> float | str:
+    return received[key] - alone[key] if key in received and key in alone else ""

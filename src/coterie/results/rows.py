@@ -1,4 +1,4 @@
-"""A row of a comparison: what one run came to, from the files that it left."""
+"""The row of a run in a comparison, from the files in its directory."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from coterie.results.rundir import RunDir, rounds_of
 Kept = tuple[dict[str, Any], list[dict[str, str]], list[Event]]
 
 
-def read_kept(place: Path) -> Kept:
-    """The summary, the clients' table and the rounds of a finished run."""
-    run = RunDir(place)
+def read_kept(directory: Path) -> Kept:
+    """Read the summary, the table of clients and the rounds of a finished run."""
+    run = RunDir(directory)
     try:
         summary = run.read_result()
         with run.table.open(newline="") as file:
             clients = list(csv.DictReader(file))
         rounds = rounds_of(run.read_events())
-        row_of("", summary, clients, rounds, clients)  # all that a row needs is there
+        row_of("", summary, clients, rounds, clients)  # check that nothing is missing
         if not clients:
             raise ValueError(f"{run.table.name} has no clients")
         return summary, clients, rounds
     except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         raise RunDirError(
-            f"{place} is damaged ({error}); write it again with: coterie run --resume {place}"
+            f"{directory} is damaged ({error}); write it again with: coterie run --resume "
+            f"{directory}"
         ) from error
 
 
@@ -42,7 +43,7 @@ def row_of(
     rounds: Sequence[Event],
     alone: Sequence[Mapping[str, str]] | None,
 ) -> dict[str, Any]:
-    """What a run came to, as numbers; gains are those over the clients ``alone``, if given."""
+    """The results of a run as numbers; gains are over clients that trained ``alone``, if given."""
     by, score = summary["judged_by"], summary.get("headline", "received")
     gains = [] if alone is None else _gains(clients, alone, by, score)
     return {
@@ -72,44 +73,44 @@ def row_of(
 
 
 def _clocked(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The seconds of the clock, if there was one."""
+    """The simulated seconds, if there was a clock."""
     clock = summary.get("clock")
     return {} if clock is None else {f"clock_{k}": v for k, v in clock.items()}
 
 
 def _private(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What noise cost, if there was any."""
-    found = summary.get("privacy", {})
-    return {key: found[key] for key in ("epsilon", "delta") if key in found}
+    """The privacy budget spent, if there was noise."""
+    privacy = summary.get("privacy", {})
+    return {key: privacy[key] for key in ("epsilon", "delta") if key in privacy}
 
 
 def _to_target(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What it took to reach the target, if one was set; None if it never was reached."""
+    """The cost of reaching the target, if one was set; None if it was never reached."""
     if "to_target" not in summary:
         return {}
-    found = summary["to_target"] or {}
-    bytes = sum(found["bytes"].values()) if found else None
-    times = {"target_seconds": found.get("seconds")} if "clock" in summary else {}
+    reached = summary["to_target"] or {}
+    bytes = sum(reached["bytes"].values()) if reached else None
+    times = {"target_seconds": reached.get("seconds")} if "clock" in summary else {}
     adapted = {}
     if "to_target_adapted" in summary:
-        later = summary["to_target_adapted"]
-        adapted["target_round_adapted"] = later and later["round"]
-        adapted["target_megabits_adapted"] = megabits(later)
+        reached_adapted = summary["to_target_adapted"]
+        adapted["target_round_adapted"] = reached_adapted and reached_adapted["round"]
+        adapted["target_megabits_adapted"] = megabits(reached_adapted)
     return {
-        "target_round": found.get("round"),
+        "target_round": reached.get("round"),
         "target_bytes": bytes,
-        "target_megabits": megabits(found),
+        "target_megabits": megabits(reached),
         **adapted,
         **times,
     }
 
 
 def in_full(rounds: Sequence[Event], judged_by: str) -> dict[str, Any]:
-    """Where layers ever rested: whether they did at the end, and the last scores when none did."""
+    """If layers rested: whether they did at the end, and the last scores when none did."""
     resting = rested(rounds)
     if not any(resting):
         return {}
-    full = [e for e, own in zip(rounds, resting, strict=True) if "received" in e and not own]
+    full = [e for e, rests in zip(rounds, resting, strict=True) if "received" in e and not rests]
     last = full[-1] if full else {}
     return {
         "rested": resting[-1],
@@ -120,7 +121,7 @@ def in_full(rounds: Sequence[Event], judged_by: str) -> dict[str, Any]:
 
 
 def megabits(reached: Mapping[str, Any] | None) -> float | None:
-    """What had been sent when a target was reached, down and up, as a mean over clients.
+    """Megabits downloaded and uploaded until a target was reached, as a mean over clients.
 
     >>> megabits({"bytes": {"down": 600_000, "up": 400_000}, "clients": 4})
     2.0
@@ -136,19 +137,19 @@ def _gains(
     judged_by: str,
     score: str,
 ) -> list[float]:
-    """By how much each client scores higher than alone; newcomers are not meant by scores."""
+    """The gain of each client over training alone, without newcomers."""
     pairs = [
-        (ours.get(f"{score}_{judged_by}", ""), theirs.get(f"received_{judged_by}", ""))
-        for ours, theirs in zip(clients, alone, strict=True)
-        if ours.get("newcomer", "0") == "0"
+        (row.get(f"{score}_{judged_by}", ""), row_alone.get(f"received_{judged_by}", ""))
+        for row, row_alone in zip(clients, alone, strict=True)
+        if row.get("newcomer", "0") == "0"
     ]
-    return [float(ours) - float(theirs) for ours, theirs in pairs if ours and theirs]
+    return [float(row) - float(row_alone) for row, row_alone in pairs if row and row_alone]
 
 
 def agreement(clients: Sequence[Mapping[str, str]]) -> float | None:
-    """The adjusted Rand index between the groups found and the true ones, if there are any."""
-    known = [(c["true_group"], c["group"]) for c in clients if c["group"] != ""]
-    truth, found = [t for t, _ in known], [g for _, g in known]
-    if "" in truth or len(set(found)) < 2:
+    """The adjusted Rand index between the run's groups and the true groups, if both exist."""
+    pairs = [(c["true_group"], c["group"]) for c in clients if c["group"] != ""]
+    true_groups, groups = [t for t, _ in pairs], [g for _, g in pairs]
+    if "" in true_groups or len(set(groups)) < 2:
         return None
-    return adjusted_rand(truth, found)
+    return adjusted_rand(true_groups, groups)

@@ -1,4 +1,4 @@
-"""A run directory: the resolved config, a line a round, checkpoints, client state, the table."""
+"""A run directory: the configuration, events, checkpoints, client states and results of a run."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from coterie.results.checksums import (
 )
 from coterie.results.toml import read_toml, to_toml
 
-ENGINE = "flower"  # what a federation's own processes keep, if it is a real one
-_BEFORE = (ENGINE, ".lock", ".stop")  # what may be there before a run begins
-_TRIES = 5  # to get the lock
-CODE = "code.json"  # digests of the user's own files that names stand for
-CHECKSUMS = "checksums"  # in result.json: of the tables that are written with it
+ENGINE = "flower"  # the files of the processes of a real federation
+_BEFORE = (ENGINE, ".lock", ".stop")  # what may exist before a run begins
+_TRIES = 5  # attempts to get the lock
+CODE = "code.json"  # digests of the user's files with functions
+CHECKSUMS = "checksums"  # in result.json: checksums of the tables
 
 
 class RunDir:
@@ -49,15 +49,15 @@ class RunDir:
 
     ==================  ====================================================================
     ``config.toml``     the configuration as resolved
-    ``events.jsonl``    a line a round: metrics, bytes, seconds, groups
+    ``events.jsonl``    a line for each round: metrics, bytes, seconds, groups
     ``ledger.csv``      bytes by round, client and kind
-    ``clients.csv``     a row a client, written at the end
+    ``clients.csv``     a row for each client, written at the end
     ``result.json``     the summary, written at the end
-    ``data.json``       what clients hold, as far as the server may know: labels, true groups
-    ``sessions.jsonl``  a line for each process that worked here: when, what it was told, versions
+    ``data.json``       the clients' data as far as the server may know: labels, true groups
+    ``sessions.jsonl``  a line for each process that worked here: time, arguments, versions
     ``checkpoints/``    the last two checkpoints
     ``clients/``        client state, by client and version
-    ``flower/``         of a federation that is served: what its processes keep
+    ``flower/``         in a real federation: the files of its processes
     ==================  ====================================================================
     """
 
@@ -80,13 +80,13 @@ class RunDir:
 
     @staticmethod
     def create(path: Path) -> RunDir:
-        """A new run directory; refused if one is there already."""
+        """Create a run directory; an error if the directory is not empty."""
         if path.exists() and (
             not path.is_dir() or any(p.name not in _BEFORE for p in path.iterdir())
         ):
             raise RunDirError(
-                f"{path} already holds something. Continue a run with --resume {path}, or choose "
-                "another folder with --dir"
+                f"{path} is not empty. Continue a run with --resume {path}, or choose "
+                "another directory with --dir"
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class RunDir:
             probe.unlink()
         except OSError as error:
             raise RunDirError(
-                f"cannot write to {path}: {error.strerror}. Choose another folder with --dir"
+                f"cannot write to {path}: {error.strerror}. Choose another directory with --dir"
             ) from error
         return RunDir(path)
 
@@ -113,15 +113,15 @@ class RunDir:
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def lock(self) -> None:
-        """Make sure that no other process is at work here."""
+        """Lock the directory; an error if another process works here."""
         try:
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-            for left in reversed(range(_TRIES)):
+            for attempts_left in reversed(range(_TRIES)):
                 try:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                except BlockingIOError:  # perhaps only somebody who looks, as ``at_work`` does
-                    if not left:
+                except BlockingIOError:  # perhaps only ``at_work`` in another process
+                    if not attempts_left:
                         raise
                     time.sleep(0.05)
         except BlockingIOError as error:
@@ -133,21 +133,21 @@ class RunDir:
             raise RunDirError(f"cannot lock {self.path}: {error.strerror}") from error
 
     def unlock(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def ask_to_stop(self) -> None:
-        """Ask whoever works here to end after the present round."""
+        """Ask the process that works here to stop after the current round."""
         self._stop.touch()
 
     def stop_pending(self) -> bool:
-        """Whether somebody asked, and nobody has heeded it yet."""
+        """Whether there is a request to stop."""
         return self._stop.exists()
 
     def stop_asked(self) -> bool:
-        """Whether somebody asked since this was asked last; the request is then gone."""
+        """Whether there is a request to stop; removes it."""
         try:
             self._stop.unlink()
         except OSError:
@@ -155,63 +155,63 @@ class RunDir:
         return True
 
     def at_work(self) -> bool:
-        """Whether a process is at work here now."""
+        """Whether a process works here now."""
         try:
-            found = open_plain(self.path / ".lock", os.O_RDONLY)  # also of another user's run
+            descriptor = open_plain(self.path / ".lock", os.O_RDONLY)  # also of another user's run
         except OSError:
             return False
         try:
-            fcntl.flock(found, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except OSError:
             return False
         finally:
-            os.close(found)
+            os.close(descriptor)
         return False
 
     def write_config(self, tree: Mapping[str, Any]) -> None:
-        """The configuration as resolved."""
+        """Write the resolved configuration."""
         write_atomic(self.config, with_note(to_toml(tree)).encode(), durable=True)
 
     def write_code(self, digests: Mapping[str, str]) -> None:
-        """The digests of the user's own files that the configuration names functions of."""
+        """Write the digests of the user's files whose functions the configuration names."""
         if digests:
             write_atomic(self.path / CODE, to_json(digests, indent=1).encode(), durable=True)
 
     def read_code(self) -> dict[str, str]:
-        """Those digests again; none where everything came with Coterie or installed packages."""
+        """Read those digests; empty if all functions are from Coterie or installed packages."""
         path = self.path / CODE
-        return read_json(path, "put back a copy of it") if path.exists() else {}
+        return read_json(path, "restore it from a copy") if path.exists() else {}
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration again; a RunDirError if it is not as it was written."""
+        """Read the configuration; a RunDirError if it is damaged or was edited."""
         try:
             check_note(self.config.read_bytes())
         except OSError as error:
             raise RunDirError(f"cannot read {self.config}: {error.strerror}") from error
         except ValueError as error:
             raise RunDirError(
-                f"{self.config} is damaged or was changed by hand ({error}): put back a copy of "
-                "it. If it is as you want it, remove the line that begins with '# crc'"
+                f"{self.config} is damaged or was edited ({error}): restore it from a copy. If "
+                "you want to keep it as it is, remove the line that begins with '# crc'"
             ) from error
         tree = read_toml(self.config)
         if not tree:
-            raise RunDirError(f"{self.config} is damaged (it is empty): put back a copy of it")
+            raise RunDirError(f"{self.config} is damaged (it is empty): restore it from a copy")
         return tree
 
     def discard(self) -> None:
-        """Remove a directory that this process has just created."""
+        """Remove the directory, which this process has just created."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Add a line to the events."""
+        """Append an event."""
         text = json.dumps(finite(event), allow_nan=False)
         check_event(text)
         self._append(self._event_lines, [text])
 
     def append_session(self, session: Session) -> None:
-        """Add a line to the sessions."""
+        """Append a session."""
         self._append(LineFile(self.sessions, JSON_LINES), [json.dumps(session)])
 
     def _append(self, file: LineFile, texts: Iterable[str]) -> None:
@@ -224,7 +224,7 @@ class RunDir:
             ) from error
 
     def append_ledger(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add a round's rows to the ledger."""
+        """Append the rows of a round to the ledger."""
         if rows:
             self._append(self._ledger_lines, to_csv(rows).splitlines()[1:])
 
@@ -235,11 +235,11 @@ class RunDir:
                 sync(path)
 
     def read_events(self) -> list[Event]:
-        """The lines so far that are as they were written."""
+        """Read the events on intact lines."""
         return events_in(self._event_lines.read())
 
     def marks(self) -> dict[str, Mark]:
-        """How far events and ledger have come: what a checkpoint of now can count on."""
+        """The marks of the ends of events and ledger, for a checkpoint."""
         return {file.path.name: file.mark for file in self._files}
 
     @property
@@ -247,7 +247,7 @@ class RunDir:
         return self._event_lines, self._ledger_lines
 
     def missing(self, rounds: int, marks: Mapping[str, Mark]) -> str:
-        """What of events and ledger up to this round is not there any more, in words, if anything.
+        """What is lost of events and ledger up to this round, in words; empty if nothing is.
 
         ``marks`` are those of the round's checkpoint.
         """
@@ -256,25 +256,25 @@ class RunDir:
             if lines.reach(marks[file.path.name]):
                 continue
             if not file.path.exists():
-                how = "is missing"
+                damage = "is missing"
             elif lines.damaged:
-                how = f"is damaged at line {lines.damaged[0]}"
+                damage = f"is damaged at line {lines.damaged[0]}"
             else:
-                how = f"is damaged: it ends too early, after {len(lines.every)} lines"
-            what = "a part of the bytes by round"
+                damage = f"is damaged: it ends too early, after {len(lines.every)} lines"
+            lost = "a part of the bytes by round"
             if file is self._event_lines:
                 kept = {e["round"] for e in rounds_of(events_in(lines))}
                 gone = [n for n in range(1, rounds + 1) if n not in kept]
-                what = "the history of " + (numbered(gone) if gone else "what is between rounds")
-            return f"{file.path} {how}, and {what} cannot be read any more"
+                lost = "the history of " + (numbered(gone) if gone else "what is between rounds")
+            return f"{file.path} {damage}, and {lost} cannot be read any more"
         return ""
 
     def rewind(self, rounds: int, marks: Mapping[str, Mark] | None = None) -> list[Event]:
-        """Keep only the events and the ledger up to this round: what came later is done again.
+        """Keep only the events and the ledger up to this round, since later rounds are repeated.
 
-        An admission comes after the last round, and is done again too; so are scores of this
-        round that came after it. ``marks`` are those of the round's checkpoint. Of a file in which
-        lines up to it are damaged or missing, a copy is kept.
+        An admission after the last round is repeated, too, and so are scores of this round that
+        came after it. ``marks`` are those of the round's checkpoint. A copy is kept of a file in
+        which lines before the mark are damaged or missing.
         """
         marks = marks or {}
         for file in self._files:
@@ -291,24 +291,24 @@ class RunDir:
         return self.read_events()
 
     def _beside(self, file: LineFile) -> Path:
-        """A name for a damaged file that no other has."""
+        """An unused name for a copy of a damaged file."""
         names = (f"{file.path.name}.damaged{(n and f'-{n}') or ''}" for n in itertools.count())
         return next(p for p in map(self.path.joinpath, names) if not p.exists())
 
-    def write_data(self, found: Data) -> None:
-        """What is known of the clients' data."""
-        write_atomic(self.data, to_json(found).encode(), durable=False)
+    def write_data(self, data: Data) -> None:
+        """Write what is known of the clients' data."""
+        write_atomic(self.data, to_json(data).encode(), durable=False)
 
     def write_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The per-client table, as CSV."""
+        """Write the table of clients as CSV."""
         write_atomic(self.table, to_csv(rows).encode(), durable=False)
 
     def write_exposure(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Which vectors of single clients the server saw, as CSV."""
+        """Write which vectors of single clients the server saw, as CSV."""
         write_atomic(self.exposure, to_csv(rows).encode(), durable=False)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """The summary at the end, after the tables: it has their checksums."""
+        """Write the summary, after the tables, since it has their checksums."""
         tables = [path for path in (self.table, self.exposure) if path.is_file()]
         checksums = {path.name: crc32(path.read_bytes()) for path in tables}
         tree = finite(result)
@@ -317,16 +317,16 @@ class RunDir:
         write_atomic(self.result, to_json(tree, indent=1).encode(), durable=False)
 
     def read_result(self, advice: str = "") -> dict[str, Any]:
-        """The summary again; a RunDirError, with advice, if it or a table is damaged."""
+        """Read the summary; a RunDirError with this advice if it or a table is damaged."""
         advice = advice or f"write it again with: coterie run --resume {self.path}"
-        found = read_json(self.result, advice)
-        for path in wrong_tables(self, found.pop(CHECKSUMS, None)):
+        result = read_json(self.result, advice)
+        for path in wrong_tables(self, result.pop(CHECKSUMS, None)):
             raise RunDirError(f"{path} is damaged (its checksum is wrong); {advice}")
-        return found
+        return result
 
 
 def _until(lines: Lines, rounds: int) -> list[Line]:
-    """The lines that were there when this round was over, by what they say themselves."""
+    """The lines up to the end of this round, by the rounds they state."""
     return [
         line
         for line in lines.every
@@ -336,7 +336,7 @@ def _until(lines: Lines, rounds: int) -> list[Line]:
 
 
 def events_in(lines: Lines) -> list[Event]:
-    """The events of a file's lines, as they were checked when they were written."""
+    """The events on the intact lines of a file."""
     return cast(list[Event], [line.value for line in lines.every])
 
 
@@ -354,16 +354,16 @@ def numbered(rounds: Sequence[int]) -> str:
 
 
 def wrong_tables(run: RunDir, checksums: Any) -> list[Path]:
-    """The tables of a run that are not as these checksums, of its result.json, say."""
-    known = checksums if isinstance(checksums, Mapping) else {}
+    """The tables of a run that do not match the checksums in its ``result.json``."""
+    expected = checksums if isinstance(checksums, Mapping) else {}
     wrong = []
     for path in (run.table, run.exposure):
-        if path.name in known:
+        if path.name in expected:
             try:
-                found = crc32(path.read_bytes())
+                checksum = crc32(path.read_bytes())
             except OSError:
-                found = None
-            if found != known[path.name]:
+                checksum = None
+            if checksum != expected[path.name]:
                 wrong.append(path)
     return wrong
 
@@ -374,38 +374,38 @@ def open_plain(path: str | Path, flags: int) -> int:
     >>> open_plain("/", os.O_RDONLY)
     Traceback (most recent call last):
     ...
-    OSError: [Errno 22] it is no plain file: '/'
+    OSError: [Errno 22] it is not a regular file: '/'
     """
-    found = os.open(path, flags | os.O_NONBLOCK, 0o644)
-    if not stat.S_ISREG(os.fstat(found).st_mode):
-        os.close(found)
-        raise OSError(errno.EINVAL, "it is no plain file", str(path))
-    return found
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
 
 
 def rounds_of(events: Iterable[Event]) -> list[Event]:
-    """The events that are rounds; the beginning and admissions are marked as such.
+    """The events of rounds, without the start of the run and admissions.
 
-    Scores that came later are laid into their round, the last ones if they came twice.
+    Scores that came later are merged into their round, the last ones if they came twice.
 
     >>> rounds_of([{"round": 0, "event": "init"}, {"round": 1, "lost": 2},
     ...            {"round": 1, "event": "scores", "received": {"loss": 0.5}}])
     [{'round': 1, 'lost': 2, 'received': {'loss': 0.5}}]
     """
-    found: list[Event] = []
+    rounds: list[Event] = []
     for event in events:
         if "event" not in event:
-            found.append(event.copy())
+            rounds.append(event.copy())
         elif event["event"] == SCORES:
-            own = event.copy()
-            del own["event"]
-            for scored in [e for e in found if e["round"] == event["round"]]:
-                scored.update(own)
-    return found
+            scores = event.copy()
+            del scores["event"]
+            for round in [e for e in rounds if e["round"] == event["round"]]:
+                round.update(scores)
+    return rounds
 
 
 def finite(tree: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON does not have.
+    """A copy with None for NaN and infinity, which JSON does not have.
 
     >>> finite({"a": [1.0, float("nan")]})
     {'a': [1.0, None]}
@@ -418,7 +418,7 @@ def finite(tree: Any) -> Any:
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows of equal keys as CSV text."""
+    """Rows with equal keys as CSV text."""
     text = io.StringIO()
     rows = list(rows)
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")

@@ -1,7 +1,7 @@
-"""Several seeds of one comparison: means, spread, and who is as good as the best.
+"""Several seeds of a comparison: means, spread, and which methods are as good as the best.
 
-The seed decides clients, splits and initial weights, and every method of a block runs on the same
-ones: so methods are compared seed by seed, and what seeds differ by falls out of the difference.
+The seed determines clients, splits and initial weights, and all methods of a setting share them. So
+methods are compared seed by seed, and the variation between seeds cancels.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 BEST, TIE, WORSE, UNTESTED, UNTOLD = "best", "tie", "worse", "untested", ""
-LEAST_SEEDS = 5  # below, a test says next to nothing
+LEAST_SEEDS = 5  # with fewer seeds a test has hardly any power
 LEVEL = 0.05
-_LEAST_SHARED = 2  # seeds that all have, to choose the best by
-_SAME = 1e-12  # differences of scores that are rounding, and nothing else
+_LEAST_SHARED = 2  # common seeds needed to choose the best
+_SAME = 1e-12  # smaller differences of scores are rounding errors
 
 Scores = Mapping[int, float]  # by seed
 Row = Mapping[str, Any]
 
-# What is averaged over seeds; of the first ones the spread is given, too, and the best is marked.
+# What is averaged over seeds. The first ones also have a spread, and the best one is marked.
 MARKED = ("received", "adapted", "newcomers", "worst", "gain")
 _NUMBERS = (
     *("better", "compared", "groups", "agreement", "bytes", "wasted", "rounds"),
@@ -32,7 +32,7 @@ _NUMBERS = (
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """The sample standard deviation; None of fewer than two values.
+    """The sample standard deviation; None for fewer than two values.
 
     >>> deviation([1.0, 3.0]), deviation([1.0])
     (1.4142135623730951, None)
@@ -40,110 +40,110 @@ def deviation(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def p_value(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Of a paired two-sided t-test; differences that are all alike decide it by themselves.
+def p_value(first: Sequence[float], second: Sequence[float]) -> float:
+    """The p-value of a paired two-sided t-test; 0 or 1 if all differences are equal.
 
     >>> p_value([0.5, 0.75], [0.5, 0.75]), p_value([0.5, 0.75], [0.25, 0.5])
     (1.0, 0.0)
     """
-    gaps = np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)
-    if np.ptp(gaps) <= _SAME:
-        return 1.0 if abs(gaps[0]) <= _SAME else 0.0
+    differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
+    if np.ptp(differences) <= _SAME:
+        return 1.0 if abs(differences[0]) <= _SAME else 0.0
     from scipy.stats import ttest_rel
 
-    return float(ttest_rel(ours, theirs).pvalue)
+    return float(ttest_rel(first, second).pvalue)
 
 
 def holm(p_values: Mapping[str, float], level: float = LEVEL) -> set[str]:
-    """Which of several tests are significant together, by Holm's steps.
+    """Which of several tests are significant together, by Holm's procedure.
 
-    The smallest p must be at most level / m, the next level / (m - 1), and so on to the first that
-    is not.
+    The smallest p must be at most level / m, the next at most level / (m - 1), and so on until one
+    is larger.
 
     >>> sorted(holm({"a": 0.01, "b": 0.04, "c": 0.02})), sorted(holm({"a": 0.03, "b": 0.04}))
     (['a', 'b', 'c'], [])
     """
-    found: set[str] = set()
-    for place, name in enumerate(sorted(p_values, key=lambda n: p_values[n])):
-        if p_values[name] > level / (len(p_values) - place):
+    significant: set[str] = set()
+    for rank, name in enumerate(sorted(p_values, key=lambda n: p_values[n])):
+        if p_values[name] > level / (len(p_values) - rank):
             break
-        found.add(name)
-    return found
+        significant.add(name)
+    return significant
 
 
 def marks(scores: Mapping[str, Scores], testing: bool | None = None) -> dict[str, str]:
-    """Who has the best mean, who is not significantly worse, who is; "" where nothing is said.
+    """Mark the best mean, and which others are significantly worse; "" is no mark.
 
-    The best is the best on the seeds that all have. Each is tested against it on the seeds that
-    both have; with fewer than five of them it is "untested". Unless ``testing`` (by default: if
-    somebody has five seeds) nothing is said of anybody but the best.
+    The best is chosen on the common seeds. Each other method is tested against it on the seeds that
+    both have; with fewer than five of these it is "untested". Without ``testing`` (by default, if
+    no method has five seeds) only the best is marked.
 
     >>> marks({"a": {0: 0.5, 1: 0.75}, "b": {0: 0.5, 1: 0.5}})
     {'a': 'best', 'b': ''}
     """
-    there = {name: own for name, own in scores.items() if own}
-    if not there:
+    scored = {name: by_seed for name, by_seed in scores.items() if by_seed}
+    if not scored:
         return dict.fromkeys(scores, UNTOLD)
     if testing is None:
-        testing = max(map(len, there.values())) >= LEAST_SEEDS
-    means = _means_on(there, common_seeds(there))
+        testing = max(map(len, scored.values())) >= LEAST_SEEDS
+    means = _means_on(scored, common_seeds(scored))
     top = max(means, key=lambda name: means[name])
     best = {name for name in means if means[top] - means[name] <= _SAME}
-    found = {name: BEST if name in best else UNTOLD for name in scores}
+    marks = {name: BEST if name in best else UNTOLD for name in scores}
     tested: dict[str, float] = {}
     behind: dict[str, bool] = {}
-    for name in [n for n in there if n not in best and testing]:
-        both = sorted(set(scores[name]) & set(scores[top]))
-        found[name] = UNTESTED
-        if len(both) < LEAST_SEEDS:
+    for name in [n for n in scored if n not in best and testing]:
+        common = sorted(set(scores[name]) & set(scores[top]))
+        marks[name] = UNTESTED
+        if len(common) < LEAST_SEEDS:
             continue
-        ours, theirs = ([scores[n][seed] for seed in both] for n in (name, top))
-        tested[name] = p_value(ours, theirs)
-        behind[name] = sum(ours) < sum(theirs)
+        own, best_scores = ([scores[n][seed] for seed in common] for n in (name, top))
+        tested[name] = p_value(own, best_scores)
+        behind[name] = sum(own) < sum(best_scores)
     significant = holm(tested)
     for name in tested:
-        found[name] = WORSE if name in significant and behind[name] else TIE
-    return found
+        marks[name] = WORSE if name in significant and behind[name] else TIE
+    return marks
 
 
 def common_seeds(scores: Mapping[str, Scores]) -> list[int] | None:
-    """The seeds that all have; None if they differ and fewer than two are left to judge by.
+    """The common seeds; None if seeds differ and fewer than two are common.
 
     >>> common_seeds({"a": {0: 0.5, 1: 0.5, 2: 0.5}, "b": {1: 0.5, 2: 0.5}})
     [1, 2]
     >>> common_seeds({"a": {0: 0.5}, "b": {0: 0.5}}), common_seeds({"a": {0: 0.5}, "b": {1: 0.5}})
     ([0], None)
     """
-    everybody = [set(own) for own in scores.values() if own]
-    shared = set.intersection(*everybody) if everybody else set()
-    enough = len(shared) >= _LEAST_SHARED or all(own == shared for own in everybody)
+    seeds = [set(own_seeds) for own_seeds in scores.values() if own_seeds]
+    shared = set.intersection(*seeds) if seeds else set()
+    enough = len(shared) >= _LEAST_SHARED or all(own_seeds == shared for own_seeds in seeds)
     return sorted(shared) if enough else None
 
 
 def _means_on(scores: Mapping[str, Scores], seeds: Sequence[int] | None) -> dict[str, float]:
-    """The mean of each on these seeds, or on all of its own."""
-    return {n: float(np.mean([own[s] for s in seeds or own])) for n, own in scores.items()}
+    """The mean of each on these seeds, or on all its own seeds."""
+    return {n: float(np.mean([values[s] for s in seeds or values])) for n, values in scores.items()}
 
 
 def means_of(rows: Sequence[Row], axes: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each method and setting: means over seeds, ``_std`` and ``_mark`` of scores.
 
-    ``axes`` are the keys of the rows that tell settings apart. ``shared_seeds`` is how many seeds
-    all methods of a setting have; the best is chosen on these, or if it is None on all.
+    ``axes`` are the keys of the rows that distinguish settings. ``shared_seeds`` is the number of
+    common seeds of a setting; the best is chosen on these, or if it is None on all seeds.
     """
     blocks: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         block = blocks.setdefault(repr([row[axis] for axis in axes]), {})
         block.setdefault(str(row["method"]), []).append(row)
-    most = max((len(own) for block in blocks.values() for own in block.values()), default=0)
-    found: list[dict[str, Any]] = []
+    most = max((len(runs) for block in blocks.values() for runs in block.values()), default=0)
+    means: list[dict[str, Any]] = []
     for block in blocks.values():
         scores = {key: _by_seed(block, key) for key in MARKED}
-        marked = {key: marks(own, most >= LEAST_SEEDS) for key, own in scores.items()}
+        marked = {key: marks(runs, most >= LEAST_SEEDS) for key, runs in scores.items()}
         shared = common_seeds(scores["received"])
-        for method, own in block.items():
-            line: dict[str, Any] = {"method": method, **{axis: own[0][axis] for axis in axes}}
-            line["seeds"] = len(own)
+        for method, runs in block.items():
+            line: dict[str, Any] = {"method": method, **{axis: runs[0][axis] for axis in axes}}
+            line["seeds"] = len(runs)
             line["shared_seeds"] = None if shared is None else len(shared)
             for key in MARKED:
                 values = list(scores[key][method].values())
@@ -151,28 +151,28 @@ def means_of(rows: Sequence[Row], axes: Sequence[str]) -> list[dict[str, Any]]:
                 line[f"{key}_std"] = deviation(values)
                 line[f"{key}_mark"] = marked[key][method]
             for key in _NUMBERS:
-                if any(key in row for row in own):
-                    line[key] = _mean([row.get(key) for row in own], key)
+                if any(key in row for row in runs):
+                    line[key] = _mean([row.get(key) for row in runs], key)
                 if key == "target_round" and key in line:
-                    line["target_reached"] = sum(row.get(key) is not None for row in own)
-            if any("rested" in row for row in own):
-                line["rested"] = any(row.get("rested") for row in own)
-                last = {row.get("full_round") for row in own}
+                    line["target_reached"] = sum(row.get(key) is not None for row in runs)
+            if any("rested" in row for row in runs):
+                line["rested"] = any(row.get("rested") for row in runs)
+                last = {row.get("full_round") for row in runs}
                 line["full_round"] = last.pop() if len(last) == 1 else None
-            line |= {key: own[0].get(key) for key in ("sees", "headline")}
-            found.append(line)
-    return found
+            line |= {key: runs[0].get(key) for key in ("sees", "headline")}
+            means.append(line)
+    return means
 
 
 def _mean(values: Sequence[float | None], key: str) -> float | None:
-    """Of those that there are; who found a single group, if others did not, agrees by chance."""
-    known = [float(value) for value in values if value is not None]
-    count = len(values) if key == "agreement" else len(known)
-    return sum(known) / count if known else None
+    """The mean without None; for the agreement None, a single group, counts as 0 (chance)."""
+    present = [float(value) for value in values if value is not None]
+    count = len(values) if key == "agreement" else len(present)
+    return sum(present) / count if present else None
 
 
 def _by_seed(block: Mapping[str, Sequence[Row]], key: str) -> dict[str, dict[int, float]]:
     return {
-        method: {int(r["seed"]): float(r[key]) for r in own if r.get(key) is not None}
-        for method, own in block.items()
+        method: {int(r["seed"]): float(r[key]) for r in rows if r.get(key) is not None}
+        for method, rows in block.items()
     }

@@ -16,10 +16,10 @@ def shown(value: Any) -> str:
 
 
 def place_of(title: str, settings: Mapping[str, Any]) -> str:
-    """What a method in one of the settings is called.
+    """The title of a method with its settings.
 
     >>> place_of("fedavg", {"partition": "iid", "train.lr": 0.1})
     'fedavg, iid, train.lr 0.1'
     """
-    told = (f"{key} {shown(value)}" for key, value in settings.items())
-    return ", ".join([title, *(text.removeprefix("partition ") for text in told)])
+    parts = (f"{key} {shown(value)}" for key, value in settings.items())
+    return ", ".join([title, *(text.removeprefix("partition ") for text in parts)])

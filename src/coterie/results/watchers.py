@@ -1,4 +1,4 @@
-"""Who is told of runs while they are at work."""
+"""The interface of displays that follow several runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from coterie.errors import CoterieError
 
 
 class Look:
-    """Who is told of runs while they are at work; this one by itself does nothing about it."""
+    """A display that follows several runs; this base class shows nothing."""
 
     def expect(self, runs: int, at_once: int, swept: bool) -> None:
-        """So many runs follow, so many at a time; whether they are a sweep's."""
+        """``runs`` runs follow, ``at_once`` at a time; ``swept`` if they are a sweep."""
 
     def begin(self, name: str, rounds: int, judged_by: str) -> None:
-        """A run begins."""
+        """A run has begun."""
 
     def round(self, name: str, event: Event) -> None:
-        """A round of it has ended."""
+        """A round of a run has ended."""
 
     def again(self, name: str, why: str) -> None:
-        """Its process died; it goes on in another one."""
+        """The process of a run has died; the run continues in another one."""
 
     def end(self, name: str, error: CoterieError | None) -> None:
-        """It is finished, or failed with this."""
+        """A run has finished, or failed with this error."""
 
     def tick(self) -> None:
         """Some time has passed."""

@@ -1,7 +1,7 @@
-"""Tracking: the events of a run, handed to TensorBoard, MLflow or a tracker of one's own.
+"""Tracking: send the events of a run to TensorBoard, MLflow or your own tracker.
 
-Trackers work in threads of their own. One that fails or is slow costs what it would have written,
-never the run.
+Trackers run in their own threads. One that fails or is slow loses its own records, but never delays
+or ends the run.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from coterie.tracking.courier import Courier
 
 Tell = Callable[[str], None]
 
-_PATIENCE = {"finished": 30.0, "stopped": 5.0, "failed": 5.0}  # seconds for what is under way
+_PATIENCE = {"finished": 30.0, "stopped": 5.0, "failed": 5.0}  # seconds to wait at the end
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """What follows a run. Its calls come one after the other, from one thread.
+    """An object that follows a run. Its methods are called one after the other in one thread.
 
-    ``begin`` is told about the run: ``method``, ``rounds`` (asked for), ``seed``, ``judged_by``,
-    ``config`` (tables), ``versions``, ``directory`` (None if it is not kept), and ``history``, the
-    rounds that a resumed run had before. ``event`` gets every event of ``events.jsonl``, a round
-    once its scores are there. ``end`` gets "finished", "stopped" or "failed", and the summary of
-    a run that is finished.
+    ``begin`` receives a description of the run: ``method``, ``rounds`` (planned), ``seed``,
+    ``judged_by``, ``config`` (tables), ``versions``, ``directory`` (None if the run is not kept),
+    and ``history``, the earlier rounds of a resumed run. ``event`` receives every event of
+    ``events.jsonl``, and a round once it has its scores. ``end`` receives "finished", "stopped" or
+    "failed", and the summary of a finished run.
 
     >>> class Best:
     ...     def begin(self, about):
@@ -46,23 +46,23 @@ class Tracker(Protocol):
     """
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """The run begins, or goes on."""
+        """The run begins, or is resumed."""
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Something happened, mostly a round."""
+        """An event, usually a round."""
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """The run is over, for now at least."""
+        """The run has ended, perhaps to be resumed."""
 
 
-@TRACKERS.register("tensorboard", "files that TensorBoard shows")
+@TRACKERS.register("tensorboard", "files for TensorBoard")
 def _tensorboard(directory: Path | None, within: Path | None) -> Tracker:
     from coterie.tracking.tensorboard import TensorBoard
 
     return TensorBoard(directory)
 
 
-@TRACKERS.register("mlflow", "runs of an MLflow server, or in its files")
+@TRACKERS.register("mlflow", "runs on an MLflow server, or in its local files")
 def _mlflow(directory: Path | None, within: Path | None) -> Tracker:
     from coterie.tracking.mlflow import MLflow
 
@@ -70,50 +70,50 @@ def _mlflow(directory: Path | None, within: Path | None) -> Tracker:
 
 
 def check(names: Iterable[str]) -> None:
-    """Refuse a tracker that there is not, or whose library is not installed."""
+    """Refuse an unknown tracker, or one whose library is not installed."""
     for name in names:
         TRACKERS.find(TRACKERS.admit(name, "--track"))
-        if name in TRACKERS.index and find_spec(name) is None:  # ours are called as their libraries
+        if name in TRACKERS.index and find_spec(name) is None:  # named like their libraries
             raise ConfigError(f"--track {name} needs the extra: pip install 'coterie[tracking]'")
 
 
 def tracking(
-    asked: Iterable[str | Tracker] | str | Tracker | None,
+    trackers: Iterable[str | Tracker] | str | Tracker | None,
     directory: Path | None = None,
     tell: Tell | None = None,
     within: Path | None = None,
 ) -> Tracking | None:
-    """Trackers by name, or of one's own, for one run; None if nothing is asked for.
+    """Create the trackers of one run, by name or your own; None if there are none.
 
-    To be made in the process that runs, before anything is: what is wrong is refused here. ``tell``
-    gets sentences about what could not be tracked (default: standard error); ``within`` is the
-    folder of the comparison that it is a run of.
+    Call it in the process of the run, before the run starts, so that mistakes are refused early.
+    ``tell`` receives messages about what could not be tracked (default: standard error); ``within``
+    is the directory of the comparison that the run belongs to.
     """
-    if asked is None:
+    if trackers is None:
         return None
-    several = isinstance(asked, Iterable) and not isinstance(asked, str | Tracker)
-    wanted = list(asked) if several else [asked]  # type: ignore[arg-type]
-    wanted = [w for place, w in enumerate(wanted) if w not in wanted[:place]]  # named twice is once
+    is_list = isinstance(trackers, Iterable) and not isinstance(trackers, str | Tracker)
+    wanted = list(trackers) if is_list else [trackers]  # type: ignore[arg-type]
+    wanted = [w for i, w in enumerate(wanted) if w not in wanted[:i]]  # without duplicates
     check(w for w in wanted if isinstance(w, str))
-    made: list[tuple[str, Tracker]] = []
-    for each in wanted:
-        if isinstance(each, str):
+    named: list[tuple[str, Tracker]] = []
+    for tracker in wanted:
+        if isinstance(tracker, str):
             try:
-                name = TRACKERS.admit(each, "--track")
-                made.append((each, TRACKERS.make(name, {}, directory=directory, within=within)))
+                name = TRACKERS.admit(tracker, "--track")
+                named.append((tracker, TRACKERS.make(name, {}, directory=directory, within=within)))
             except ImportError as error:
                 raise ConfigError(
-                    f"--track {each}: its library cannot be used ({error}): "
+                    f"--track {tracker}: its library cannot be used ({error}): "
                     "pip install 'coterie[tracking]'"
                 ) from None
-        elif isinstance(each, Tracker) and not isinstance(each, type):
-            made.append((type(each).__name__, each))
+        elif isinstance(tracker, Tracker) and not isinstance(tracker, type):
+            named.append((type(tracker).__name__, tracker))
         else:
             raise ConfigError(
-                f"track = {each!r}: give a name ({', '.join(TRACKERS)}), or an object with begin, "
-                "event and end"
+                f"track = {tracker!r}: give a name ({', '.join(TRACKERS)}), or an object with "
+                "begin, event and end"
             )
-    return Tracking(made, tell or _on_standard_error) if made else None
+    return Tracking(named, tell or _on_standard_error) if named else None
 
 
 def _on_standard_error(text: str) -> None:
@@ -121,23 +121,23 @@ def _on_standard_error(text: str) -> None:
 
 
 class Tracking:
-    """All trackers of one run; as a context it ends them, and says what they missed."""
+    """All trackers of one run; as a context manager it ends them and reports what they missed."""
 
     def __init__(self, trackers: Iterable[tuple[str, Tracker]], tell: Tell) -> None:
         self._couriers = [Courier(name, tracker, tell) for name, tracker in trackers]
         self._tell = tell
-        self._about: Mapping[str, Any] | None = None  # what is still to be told
+        self._about: Mapping[str, Any] | None = None  # not yet sent
         self._summary: Mapping[str, Any] = {}
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """The run begins, or goes on; trackers hear of it with the first event.
+        """Start the run for the trackers, which they learn with its first event.
 
-        Until then the method may refuse the set-up, and what was begun is removed.
+        Before that the method may still refuse its set-up, and the run directory be removed.
         """
         self._about = about
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """An event, as it is now: scores that come later are another one."""
+        """Send a copy of an event; scores that come later are another event."""
         self._begin()
         for courier in self._couriers:
             courier.send("event", dict(event))
@@ -151,7 +151,7 @@ class Tracking:
         self._about = None
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """What the run came to."""
+        """Keep the summary for the end of the run."""
         self._summary = summary
 
     def __enter__(self) -> Tracking:

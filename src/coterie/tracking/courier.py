@@ -1,4 +1,4 @@
-"""What carries the calls of a run to one tracker, without letting the run wait or fail."""
+"""Deliver the calls of a run to a tracker in a thread, so that the run never waits or fails."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from coterie.tracking import Tracker
 
-_ENOUGH = 3  # failures in a row before a tracker is told no more rounds
-_LENGTH = 160  # characters of why it failed
-_SHORT = 5.0  # seconds for one that has failed last
+_ENOUGH = 3  # failures in a row before a tracker gets no more rounds
+_LENGTH = 160  # characters of the reason of a failure
+_SHORT = 5.0  # seconds to wait for a tracker whose last call failed
 
 
 class Courier:
@@ -26,23 +26,23 @@ class Courier:
         self._sent = self._brought = 0  # rounds
         self._failures = 0  # in a row
         self._begun = self._ended = self._warned = False
-        self._over = False  # what is still to come is not waited for
+        self._over = False  # skip the remaining calls
 
     def start(self) -> None:
-        """Begin to work."""
-        # A daemon: what hangs in a network must not keep the process from ending.
+        """Start the thread."""
+        # A daemon thread: a hanging network must not keep the process alive.
         self._thread = threading.Thread(
             target=self._work, name=f"coterie-track-{self._name}", daemon=True
         )
         self._thread.start()
 
     def send(self, call: str, *arguments: Any) -> None:
-        """Have this called, soon."""
+        """Queue a call."""
         self._sent += _is_round(call, arguments)
         self._calls.put((call, arguments))
 
     def stop(self, seconds: float) -> str:
-        """Wait for what is under way, but not for longer; gives what was missed, in words."""
+        """Wait at most so many seconds for queued calls; returns what was missed, in words."""
         if self._thread is None:
             return ""
         self._calls.put(None)
@@ -61,7 +61,7 @@ class Courier:
                 continue
             try:
                 getattr(self._tracker, call)(*arguments)
-            except BaseException as error:  # a user's own may raise anything, SystemExit too
+            except BaseException as error:  # a user's tracker may raise anything, even SystemExit
                 self._failed(error)
             else:
                 self._failures = 0
@@ -70,7 +70,7 @@ class Courier:
                 self._ended |= call == "end"
 
     def _wanted(self, call: str) -> bool:
-        """Whether it makes sense to call this; who has begun gets the chance to end."""
+        """Whether to make a call: a tracker that has begun can always end."""
         if call == "begin":
             return True
         return self._begun and (call == "end" or self._failures < _ENOUGH)
@@ -79,9 +79,9 @@ class Courier:
         self._failures += 1
         if not self._warned and not self._over:
             self._warned = True
-            first = shorten(str(error), _LENGTH, placeholder=" …")
-            why = f"{type(error).__name__}: {first}" if first else type(error).__name__
-            self._tell(f"{self._name} could not be told of the run ({why}); the run goes on")
+            message = shorten(str(error), _LENGTH, placeholder=" …")
+            reason = f"{type(error).__name__}: {message}" if message else type(error).__name__
+            self._tell(f"{self._name} could not track the run ({reason}); the run continues")
 
 
 def _is_round(call: str, arguments: tuple[Any, ...]) -> bool:

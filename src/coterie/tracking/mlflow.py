@@ -1,4 +1,4 @@
-"""A run of MLflow for each run of ours; one that is resumed is the same there too."""
+"""The MLflow tracker: one MLflow run for each run, also after a resume."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from coterie.results.rundir import RunDir, finite
 from coterie.results.toml import to_toml
 from coterie.tracking.values import flat, numbers
 
-# Read when MLflow is imported and used; what the user has set stays.
+# Environment variables of MLflow, unless the user has set them.
 _DEFAULTS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # nothing leaves the machine that nobody asked for
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is the result's
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # send nothing that the user did not ask for
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is for results
     "MLFLOW_ALLOW_FILE_STORE": "true",  # a folder needs no database and no server
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # a server that is away is said soon
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # report an unreachable server soon
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 for _key, _value in _DEFAULTS.items():
@@ -31,14 +31,14 @@ from mlflow.entities import Metric, Param, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 
 STORE = "mlruns"  # beside the run directory, for all runs there
-KEPT = "mlflow.json"  # in the run directory: which run of which server it is
-_FILES = "run"  # what artifacts are kept under
+KEPT = "mlflow.json"  # in the run directory: the MLflow run and its server
+_FILES = "run"  # the folder of artifacts
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-_PARAMETERS, _METRICS, _LENGTH = 100, 1000, 500  # what all servers take at a time
+_PARAMETERS, _METRICS, _LENGTH = 100, 1000, 500  # limits of a request that all servers accept
 
 
 class MLflow:
-    """Parameters, metrics by round, tags and the run's tables."""
+    """Logs parameters, metrics by round, tags and the tables of a run."""
 
     def __init__(self, directory: Path | None, within: Path | None = None) -> None:
         self._directory, self._within = directory, within
@@ -47,22 +47,22 @@ class MLflow:
             beside = within or (Path() if directory is None else directory.parent)
             self._store = beside.absolute() / STORE
         self._uri = mlflow.get_tracking_uri() if self._store is None else self._store.as_uri()
-        self._logged = 0  # the last round that is there
+        self._logged = 0  # the last logged round
         self._client: Any = None
         self._run = ""
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Make a run, or go on with the one of before; rounds that it lacks are made up for."""
+        """Create an MLflow run or continue the earlier one, and log rounds that it lacks."""
         self._client = mlflow.MlflowClient(self._uri)
         if not self._take_up():
             self._create(about)
-        known = self._client.get_run(self._run).data
-        fresh = {k: v for k, v in flat(about["config"]).items() if k not in known.params}
-        for part in _parts([Param(k, str(v)[:_LENGTH]) for k, v in fresh.items()], _PARAMETERS):
+        logged = self._client.get_run(self._run).data
+        new = {k: v for k, v in flat(about["config"]).items() if k not in logged.params}
+        for part in _parts([Param(k, str(v)[:_LENGTH]) for k, v in new.items()], _PARAMETERS):
             self._client.log_batch(self._run, params=part)
         tags = {"method": about["method"], "seed": about["seed"], "status": "running"}
         tags["rounds"] = about["rounds"]  # a parameter cannot change; a resumed run may have more
-        tags |= {f"version.{name}": found for name, found in about["versions"].items()}
+        tags |= {f"version.{name}": version for name, version in about["versions"].items()}
         if self._directory is not None:
             tags["directory"] = str(self._directory.absolute())
         self._client.log_batch(self._run, tags=[RunTag(k, str(v)) for k, v in tags.items()])
@@ -70,7 +70,7 @@ class MLflow:
         self._log(about["history"])
 
     def _take_up(self) -> bool:
-        """Whether there is a run of before to go on with, at the same server."""
+        """Continue the earlier MLflow run, if there is one on the same server."""
         if self._directory is None:
             return False
         try:
@@ -78,19 +78,19 @@ class MLflow:
             if kept["tracking_uri"] != _without_secrets(self._uri):
                 return False
             self._run = str(kept["run_id"])
-            there = self._client.get_run(self._run)
+            run = self._client.get_run(self._run)
         except (OSError, ValueError, KeyError, TypeError):
             return False
         except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # it was deleted there
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # it was deleted on the server
                 return False
             raise
-        if there.info.lifecycle_stage != "active":
+        if run.info.lifecycle_stage != "active":
             return False
         self._client.update_run(self._run, status="RUNNING")
-        # Every round has this metric. Rounds that come again have the same values.
-        told = self._client.get_metric_history(self._run, "bytes/total")
-        self._logged = max((metric.step for metric in told), default=0)
+        # Every round has this metric. Repeated rounds have the same values.
+        history = self._client.get_metric_history(self._run, "bytes/total")
+        self._logged = max((metric.step for metric in history), default=0)
         return True
 
     def _create(self, about: Mapping[str, Any]) -> None:
@@ -103,18 +103,18 @@ class MLflow:
             write_atomic(self._directory / KEPT, json.dumps(kept).encode(), durable=False)
 
     def _experiment(self) -> str:
-        if told := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-            return told
+        if id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return id
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "coterie"
         lock = None
-        if self._store is not None:  # runs of a sweep begin together, and share it
+        if self._store is not None:  # runs of a sweep start together and share the store
             self._store.mkdir(parents=True, exist_ok=True)
             lock = os.open(self._store / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            found = self._client.get_experiment_by_name(name)
-            if found is not None:
-                return str(found.experiment_id)
+            experiment = self._client.get_experiment_by_name(name)
+            if experiment is not None:
+                return str(experiment.experiment_id)
             return str(self._client.create_experiment(name))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
@@ -125,30 +125,30 @@ class MLflow:
                 os.close(lock)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """A round's numbers, with the round as the step; and what became of newcomers."""
+        """Log the numbers of a round, with the round as the step, or the scores of newcomers."""
         if "event" not in event:
             self._log([event])
         elif event["event"] == "admission" and event.get("received"):
-            known = self._client.get_run(self._run).data.metrics
-            found = {
+            logged = self._client.get_run(self._run).data.metrics
+            scores = {
                 f"newcomers/{name}": value
                 for name, value in numbers({k: event[k] for k in ("received", "adapted")}).items()
             }
-            if not known.keys() & found.keys():  # a finished run, resumed, admits them again
-                self._send(_metrics(found, event["round"]))
+            if not logged.keys() & scores.keys():  # a resumed run admits them again
+                self._send(_metrics(scores, event["round"]))
 
     def _log(self, events: Iterable[Mapping[str, Any]]) -> None:
-        fresh = [e for e in events if e["round"] > self._logged]
-        self._send([m for e in fresh for m in _metrics(numbers(e), e["round"])])
-        if fresh:
-            self._logged = fresh[-1]["round"]
+        new = [e for e in events if e["round"] > self._logged]
+        self._send([m for e in new for m in _metrics(numbers(e), e["round"])])
+        if new:
+            self._logged = new[-1]["round"]
 
     def _send(self, metrics: list[Metric]) -> None:
         for part in _parts(metrics, _METRICS):
             self._client.log_batch(self._run, metrics=part)
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """What the run came to, and how it ended."""
+        """Log the summary and how the run ended."""
         if summary:
             self._text("result.json", json.dumps(finite(summary), indent=1))
             table = None if self._directory is None else RunDir(self._directory).table
@@ -162,7 +162,7 @@ class MLflow:
 
 
 def _without_secrets(uri: str) -> str:
-    """An address without the name and password that may stand in it.
+    """An address without a user name and password.
 
     >>> _without_secrets("https://me:secret@example.org:5000/x")
     'https://example.org:5000/x'
@@ -172,9 +172,9 @@ def _without_secrets(uri: str) -> str:
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}" if separator else uri
 
 
-def _metrics(found: Mapping[str, float], step: int) -> list[Metric]:
+def _metrics(values: Mapping[str, float], step: int) -> list[Metric]:
     now = int(time.time() * 1000)
-    return [Metric(name, value, now, step) for name, value in found.items()]
+    return [Metric(name, value, now, step) for name, value in values.items()]
 
 
 def _parts(things: list[Any], most: int) -> Iterable[list[Any]]:

@@ -43,19 +43,19 @@ def entries(people=None, base=QUICK, **asked):
     ("table", "told"),
     [
         ({"sedes": 5}, "unknown key 'sweep.sedes'; did you mean 'sweep.seeds'"),
-        ({"seeds": 0}, "seeds = 0: give how many"),
+        ({"seeds": 0}, "seeds = 0: give their number"),
         ({"seeds": True}, "seeds = True"),
-        ({"seeds": "many"}, "give how many, as in 5"),
-        ({"seeds": [1, 1]}, "seeds: 1 is there twice"),
-        ({"seeds": [1.5]}, "give how many"),
+        ({"seeds": "many"}, "give their number, as in 5"),
+        ({"seeds": [1, 1]}, "seeds: 1 is given twice"),
+        ({"seeds": [1.5]}, "give their number"),
         ({"partitions": [3]}, "give a list of names"),
-        ({"partitions": ["iid", "iid"]}, "iid is there twice"),
+        ({"partitions": ["iid", "iid"]}, "iid is given twice"),
         ({"vary": {"train.lr": 0.1}}, "give a list of values"),
         ({"vary": {"train.lr": []}}, "give a list of values"),
-        ({"vary": {"train.lr": [1, "1"]}}, "1 is there twice"),
+        ({"vary": {"train.lr": [1, "1"]}}, "1 is given twice"),
         ({"vary": {"lr": [1]}}, "write section.key"),
-        ({"vary": {"run.seed": [1]}}, "a sweep has a word for it, seeds"),
-        ({"vary": {"partition": {"name": ["iid"]}}}, "a word for it, partitions"),
+        ({"vary": {"run.seed": [1]}}, "use the sweep's key seeds instead"),
+        ({"vary": {"partition": {"name": ["iid"]}}}, "use the sweep's key partitions instead"),
         ({"vary": {"run.engine": ["loop"]}}, "set it once"),
         ({"vary": [1]}, "must be a table"),
         ({"jobs": 0}, "jobs = 0"),
@@ -103,7 +103,7 @@ def test_parameters_of_a_method_are_varied_where_it_has_them():
         *["local", "fedprox mu=0.1", "fedprox mu=1", "fedprox mu=7", "ditto+ifca ifca.k=2"],
     ]
     assert asked.plain  # it is the same as writing the methods out
-    with pytest.raises(ConfigError, match="none of the methods takes a parameter lam"):
+    with pytest.raises(ConfigError, match="none of the methods has a parameter lam"):
         methods_of(Sweep("local,fedprox", vary={"method.lam": (1,)}))
     with pytest.raises(ConfigError, match="twice"):
         methods_of(Sweep("fedprox,fedprox:mu=1", vary={"method.mu": (1,)}))
@@ -111,7 +111,7 @@ def test_parameters_of_a_method_are_varied_where_it_has_them():
     assert [title for title, _, _ in every] == [  # nothing of local's travels
         *["local", "fedavg layer_interval=1", "fedavg layer_interval=2"]
     ]
-    with pytest.raises(ConfigError, match="there is an empty name"):
+    with pytest.raises(ConfigError, match="a name is empty"):
         methods_of(Sweep("local,,fedavg"))
 
 
@@ -124,7 +124,7 @@ def test_a_method_may_have_training_of_its_own():
     assert made.method.parameters == {"server_lr": 0.5}
     plain = parse(set_up(base, ("fedavg", "fedavg", {}), []))
     assert plain.train.lr == 0.05
-    with pytest.raises(ConfigError, match=r"vary train\.lr: scaffold .* says it itself"):
+    with pytest.raises(ConfigError, match=r"vary train\.lr: scaffold .* sets it already"):
         set_up(base, asked, [("train.lr", 0.1)])
     with pytest.raises(ConfigError, match=r"train\.rl.*did you mean"):
         parse(set_up(base, ("scaffold", "scaffold", {"train.rl": 0.01}), []))
@@ -209,7 +209,7 @@ def test_all_methods_are_left_out_by_setting():
     kept, left_out = checked(every, people, told.__setitem__)
     assert told == left_out
     assert "oracle, shift none" in left_out
-    assert not [e for e in kept if e.place == "oracle, shift none"]
+    assert not [e for e in kept if e.row == "oracle, shift none"]
     assert len([e for e in kept if e.title == "oracle"]) == 2
     assert {e.title for e in kept if e.config.method.name == "ifca"} == {"ifca k=4", "ifca k=2"}
 
@@ -223,7 +223,7 @@ def test_further_seeds_are_like_those_that_there_are():
         ("local/iid/seed-3", 3),
         ("fedavg/iid/seed-3", 3),
     ]
-    with pytest.raises(ConfigError, match="begin a new one with --seeds"):
+    with pytest.raises(ConfigError, match="start a new one with --seeds"):
         more_seeds(entries(methods="local"), [1])
 
 
@@ -263,7 +263,7 @@ def test_a_key_that_a_partition_says_itself_is_not_varied():
     for word, text in (("partition", "dirichlet:alpha=0.1"), ("shift", "rotation:groups=2")):
         own = text.split(":")[1].split("=")[0]
         wrong = {f"{word}s": ["none", text], "vary": {f"{word}.{own}": [1, 2]}}
-        with pytest.raises(ConfigError, match=rf"vary {word}\.{own}: .* says {own} itself"):
+        with pytest.raises(ConfigError, match=rf"vary {word}\.{own}: .* sets {own} already"):
             list(settings_of(of_table(wrong)))
     fine = of_table({"partitions": ["dirichlet"], "vary": {"partition.alpha": [1, 2]}})
     assert len(list(settings_of(fine))) == 2

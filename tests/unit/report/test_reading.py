@@ -200,7 +200,7 @@ def test_a_request_in_the_last_round_changes_nothing(tmp_path):
 def test_a_folder_that_cannot_be_read_is_said(tmp_path):
     place = bare(tmp_path / "x", a_round(1))
     (place / "clients.csv").mkdir()
-    assert read_run(place).problems == ["clients.csv cannot be read: it is no plain file"]
+    assert read_run(place).problems == ["clients.csv cannot be read: it is not a regular file"]
 
 
 def test_a_result_from_before_a_run_was_continued_is_left_out(tmp_path):

@@ -533,8 +533,8 @@ def test_a_pipe_in_place_of_a_file_stops_nobody(tmp_path):
         os.mkfifo(run / name)
     with served(tmp_path, draw=plain) as page:
         text = page.get("/run/a").text
-        assert "data.json cannot be read: it is no plain file." in text
-        assert "exposure.csv cannot be read: it is no plain file." in text
+        assert "data.json cannot be read: it is not a regular file." in text
+        assert "exposure.csv cannot be read: it is not a regular file." in text
 
         def refused():
             answer = page.post("/api/runs/a/resume")

@@ -197,7 +197,7 @@ def test_the_lines_under_a_run():
     text = grouping_lines(grouping_of([at(0, evidence=alone)], 2))[1]
     assert text.endswith("explained; fewer groups predict clearly worse.")
     assert sure[2] == "No client sits between two groups."
-    assert sure[3] == "The probe went through 120 samples at the clients."
+    assert sure[3] == "The probe processed 120 samples on the clients."
     # Of one group there is nothing to be sure of.
     assert len(grouping_lines(grouping_of([at(0, evidence=ONE)], 1))) == 2
 
@@ -425,7 +425,7 @@ def test_a_group_that_was_never_summed_is_a_warning():
         {"round": n, "withheld": {"a": why, **({"b": why} if n == 1 else {})}} for n in (1, 2)
     ]
     (told,) = warnings_of(rounds)
-    assert told.startswith("no sum was made of group a in any round")
+    assert told.startswith("group a had no sum in any round")
     assert why in told
     assert not warnings_of(rounds, over=False)
     assert not warnings_of([*rounds, {"round": 3}])

@@ -337,7 +337,7 @@ def test_a_tracker_that_fails_ends_nothing_and_is_said(untracked, capsys, fails,
     assert result.clients == untracked.clients
     assert whole.calls == ["begin", 1, 2, 3, 4, 5, "admission", "finished"]
     first, second = capsys.readouterr().err.splitlines()
-    why = f"Failing could not be told of the run ({error.__name__}: no way); the run goes on"
+    why = f"Failing could not track the run ({error.__name__}: no way); the run continues"
     assert first == f"note: {why}"
     assert second == f"note: Failing: {missed}"
     assert failing.ended == (None if "begin" in fails else "finished")
@@ -368,7 +368,7 @@ def test_a_server_that_is_away_is_one_sentence(monkeypatch, tmp_path, capsys):
     result = coterie.run(SMALL, tmp_path / "run", track=["mlflow"])
     assert result.rounds == 5
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("note: mlflow could not be told of the run (MlflowException: API")
+    assert first.startswith("note: mlflow could not track the run (MlflowException: API")
     assert second == "note: mlflow: 5 of 5 rounds were not tracked"
 
 
@@ -392,7 +392,7 @@ def test_what_is_not_a_tracker_is_refused_before_anything_runs(tmp_path, monkeyp
             coterie.run(SMALL, place, track=[wrong])
         with pytest.raises(ConfigError, match="an object with begin, event and end"):
             coterie.run(SMALL, place, track=wrong)
-    with pytest.raises(ConfigError, match="name one, as in directory="):
+    with pytest.raises(ConfigError, match="give one, as in directory="):
         coterie.run(SMALL, track="tensorboard")
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     wanted = r"--track mlflow needs the extra: pip install 'coterie\[tracking\]'"
@@ -423,7 +423,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, capsys):
     longer = with_settings(experiment_of(parse(config)), rounds=4)
     execute(longer, place, resume=True, track=tracking("tensorboard", place))
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("note: tensorboard could not be told of the run (")
+    assert first.startswith("note: tensorboard could not track the run (")
     assert second == "note: tensorboard: 2 of 2 rounds were not tracked"
 
 

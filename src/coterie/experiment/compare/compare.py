@@ -1,4 +1,4 @@
-"""Several methods on the same clients, kept in one folder; what was stopped can be continued."""
+"""Run several methods on the same clients, in one directory that can be resumed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ROWS, TABLE, MEANS = "comparison.json", "comparison.csv", "comparison-means.csv"
 
 
 def _say_nothing(name: str, reason: str) -> None:
-    """Nobody is told of what is left out."""
+    """Ignore methods that are left out."""
 
 
 # --- from Python ---------------------------------------------------------------------------------
@@ -83,44 +83,44 @@ def compare(
 ) -> Comparison:
     """Run several methods on the same clients, with several seeds and settings.
 
-    ``config`` is a TOML file, nested dicts, or a ``Config``; it may have a table ``[sweep]``, and
-    what is given here wins over that. The runs are kept in ``directory``, if there is one. A run
-    that fails is in ``failed`` of what comes back, and the others are done. ``track`` are names of
-    trackers, "tensorboard" or "mlflow", for every run.
+    ``config`` is a TOML file, nested dicts, or a ``Config``; it may have a table ``[sweep]``, which
+    the arguments override. The runs are kept in ``directory``, if it is given. A run that fails is
+    listed in ``failed`` of the result, and does not stop the others. ``track`` names trackers,
+    "tensorboard" or "mlflow", for every run.
 
     >>> quick = {"data": {"clients": 4, "samples": 200}, "run": {"rounds": 1, "engine": "loop"}}
-    >>> made = compare(quick, methods=["local", "fedavg"], seeds=2)
-    >>> [(row["method"], row["seed"]) for row in made.rows]
+    >>> comparison = compare(quick, methods=["local", "fedavg"], seeds=2)
+    >>> [(row["method"], row["seed"]) for row in comparison.rows]
     [('local', 0), ('fedavg', 0), ('local', 1), ('fedavg', 1)]
     """
-    tracked = _tracker_names(track, directory)
-    whole = isinstance(config, Config)
+    trackers = _tracker_names(track, directory)
+    is_config = isinstance(config, Config)
     if isinstance(config, str | Path):
         config = read_toml(Path(config))
     tree = config.model_dump() if isinstance(config, Config) else copy.deepcopy(dict(config))
-    below = of_table(tree.pop("sweep", {}))
-    asked: dict[str, Any] = {"methods": methods, "seeds": seeds, "partitions": partitions}
-    asked |= {"shifts": shifts, "vary": vary, "jobs": jobs}
-    sweep = of_table({k: v for k, v in asked.items() if v is not None}).over(below)
+    in_file = of_table(tree.pop("sweep", {}))
+    arguments: dict[str, Any] = {"methods": methods, "seeds": seeds, "partitions": partitions}
+    arguments |= {"shifts": shifts, "vary": vary, "jobs": jobs}
+    sweep = of_table({k: v for k, v in arguments.items() if v is not None}).over(in_file)
 
     def configure(method: Asked, assignments: Assignments) -> Config:
         return parse(set_up(tree, method, assignments))
 
-    people = Populations()
-    entries = entries_of(sweep, configure, people, oracle_if_possible=not sweep.methods)
-    usual = Config().run if whole else None  # a whole configuration does not say what was asked
+    clients = Populations()
+    entries = entries_of(sweep, configure, clients, oracle_if_possible=not sweep.methods)
+    defaults = Config().run if is_config else None  # a Config does not tell defaults from choices
     with tempfile.TemporaryDirectory(prefix="coterie-") as scratch:
-        place = Path(scratch, "comparison") if directory is None else Path(directory)
-        made = run_all(
+        run_dir = Path(scratch, "comparison") if directory is None else Path(directory)
+        comparison = run_all(
             entries,
-            people,
-            place,
+            clients,
+            run_dir,
             Look(),
             sweep.jobs,
-            engine_asked=asks_engine(tree, usual),
-            track=tracked,
+            engine_asked=asks_engine(tree, defaults),
+            track=trackers,
         )
-    return made if directory is not None else replace(made, directory=None)
+    return comparison if directory is not None else replace(comparison, directory=None)
 
 
 def _tracker_names(track: Any, directory: object) -> list[str]:
@@ -130,35 +130,35 @@ def _tracker_names(track: Any, directory: object) -> list[str]:
     for name in names:
         if not isinstance(name, str):
             raise ConfigError(
-                f"track = {name!r}: a comparison takes names, as in ['tensorboard'], for every run "
-                "gets trackers of its own"
+                f"track = {name!r}: a comparison takes names, as in ['tensorboard'], since every "
+                "run has its own trackers"
             )
     check(names)
     if names and directory is None:
-        raise ConfigError("track needs a place for the runs, as in directory='runs/first'")
+        raise ConfigError("track needs a directory for the runs, as in directory='runs/first'")
     return names
 
 
 def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> dict[str, Any]:
     """The tables of a configuration for one of the methods, with some keys set.
 
-    What the table ``[method]`` says counts for the method that it names; ``layer_*`` for all. A
-    method may have its own training: ``scaffold:train.lr=0.01``.
+    The table ``[method]`` applies to the method that it names, but its ``layer_*`` keys to all. A
+    method may have its own training settings: ``scaffold:train.lr=0.01``.
     """
     tree = copy.deepcopy(dict(base))
-    title, name, given_with_it = method
-    training = {k: v for k, v in given_with_it.items() if k.startswith("train.")}
-    parameters = {k: v for k, v in given_with_it.items() if k not in training}
-    given = tree.get("method", {})
-    its_own = given.get("name", Config().method.name) == name
-    kept = {k: v for k, v in given.items() if its_own or k.startswith("layer_")}
-    tree["method"] = {**kept, "name": name}
-    set_later = [key.removeprefix("method.") for key, _ in assignments]
-    displace(tree, [*parameters, *set_later])
+    title, name, with_method = method
+    training = {k: v for k, v in with_method.items() if k.startswith("train.")}
+    parameters = {k: v for k, v in with_method.items() if k not in training}
+    in_config = tree.get("method", {})
+    same_method = in_config.get("name", Config().method.name) == name
+    inherited = {k: v for k, v in in_config.items() if same_method or k.startswith("layer_")}
+    tree["method"] = {**inherited, "name": name}
+    varied = [key.removeprefix("method.") for key, _ in assignments]
+    displace(tree, [*parameters, *varied])
     tree["method"] |= parameters
     for key, value in assignments:
         if key in training:
-            raise ConfigError(f"vary {key}: {title} says it itself; leave one of the two out")
+            raise ConfigError(f"vary {key}: {title} sets it already; leave out one of the two")
         assign(tree, key, value)
     for key, value in training.items():
         assign(tree, key, value)
@@ -170,79 +170,78 @@ def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> 
 
 def run_all(
     entries: Sequence[Entry],
-    people: Populations,
+    clients: Populations,
     directory: Path,
-    look: Look,
+    display: Look,
     jobs: int | None = None,
     note: Note = _say_nothing,
     abouts: Abouts | None = None,
     engine_asked: bool = True,
     track: Sequence[str] = (),
 ) -> Comparison:
-    """Run all entries, in a new folder.
+    """Run all entries in a new directory.
 
-    ``note`` is told of every method that is left out, and why. ``abouts`` tell of a scenario, by
-    name; they are kept for whoever continues. If no engine was asked for, several runs at a time
-    are each done by the loop: the bits are the same. ``track`` are names of trackers, of which each
-    run gets its own.
+    ``note`` receives every method that is left out, and why. ``abouts`` describe a scenario, by the
+    name of a run; they are kept for a resume. If no engine was chosen, several runs at the same
+    time each use the loop engine, with the same bits. ``track`` names the trackers of each run.
     """
     if (directory / PLAN).exists():
         raise RunDirError(
             f"{directory} already holds a comparison. Continue it with: coterie compare --resume "
-            f"{directory}, or choose another folder with --dir"
+            f"{directory}, or choose another directory with --dir"
         )
-    kept, left_out = checked(entries, people, note)
-    at_once(jobs, len(kept), engine_asked, kept[0].config.run)  # refused before there is a folder
+    kept, left_out = checked(entries, clients, note)
+    at_once(jobs, len(kept), engine_asked, kept[0].config.run)  # refuse before creating files
     RunDir.create(directory)
     codes = [digests_of(entry.config.model_dump()) for entry in kept]
-    RunDir(directory).write_code({what: own for code in codes for what, own in code.items()})
+    RunDir(directory).write_code({name: digest for code in codes for name, digest in code.items()})
     if abouts:
         write_json(directory / ABOUTS, {e.name: abouts[e.name] for e in kept})
     with _locked(directory):
         write_plan(directory, kept, left_out, engine_asked)
-        return _run(directory, kept, people, left_out, look, note, jobs, engine_asked, track)
+        return _run(directory, kept, clients, left_out, display, note, jobs, engine_asked, track)
 
 
 def go_on(
     directory: Path,
-    look: Look,
+    display: Look,
     jobs: int | None = None,
     note: Note = _say_nothing,
     seeds: Sequence[int] = (),
     track: Sequence[str] = (),
     **changes: Any,
 ) -> Comparison:
-    """Continue the comparison of a folder: what is finished is read, what was stopped resumed.
+    """Resume a comparison: read the finished runs, and continue the others.
 
-    ``seeds`` are further ones for a sweep; ``changes`` settings of the table ``[run]`` that leave
-    results as they are.
+    ``seeds`` are additional seeds of a sweep; ``changes`` are settings of ``[run]`` that do not
+    change results.
     """
     entries, left_out, engine_asked = read_plan(directory)
     for entry in entries:
         admitted(entry.config.model_dump(), RunDir(directory).read_code())
-    people = Populations()
+    clients = Populations()
     with _locked(directory):
-        if seeds and (more := more_seeds(entries, seeds)):
-            added, refused = checked(more, people, note)
+        if seeds and (further := more_seeds(entries, seeds)):
+            added, refused = checked(further, clients, note)
             entries, left_out = [*entries, *added], {**left_out, **refused}
             if abouts := read_abouts(directory):
-                known = {e.place: abouts[e.name] for e in entries if e.name in abouts}
-                write_json(directory / ABOUTS, {e.name: known[e.place] for e in entries})
+                about_of_row = {e.row: abouts[e.name] for e in entries if e.name in abouts}
+                write_json(directory / ABOUTS, {e.name: about_of_row[e.row] for e in entries})
             write_plan(directory, entries, left_out, engine_asked)
         if any(value is not None for value in changes.values()):
             entries, engine_asked = [_changed(entry, changes) for entry in entries], True
-        return _run(directory, entries, people, left_out, look, note, jobs, engine_asked, track)
+        return _run(directory, entries, clients, left_out, display, note, jobs, engine_asked, track)
 
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Nobody else is at work in this folder meanwhile."""
-    place = RunDir(directory)
-    place.lock()
+    """Lock the directory against other processes."""
+    run_dir = RunDir(directory)
+    run_dir.lock()
     try:
         yield
     finally:
-        place.unlock()
+        run_dir.unlock()
 
 
 def _changed(entry: Entry, changes: Mapping[str, Any]) -> Entry:
@@ -254,27 +253,27 @@ def _changed(entry: Entry, changes: Mapping[str, Any]) -> Entry:
 def _run(
     directory: Path,
     entries: Sequence[Entry],
-    people: Populations,
+    clients: Populations,
     left_out: Mapping[str, str],
-    look: Look,
+    display: Look,
     note: Note,
     jobs: int | None,
     engine_asked: bool,
     track: Sequence[str],
 ) -> Comparison:
-    """Do what is left to do in a folder whose plan is written, then write the table."""
-    left = [e for e in entries if not _is_done(directory / e.folder)]
-    count = at_once(jobs, len(left), engine_asked, entries[0].config.run)
+    """Do the unfinished runs of a directory whose plan is written, then write its tables."""
+    unfinished = [e for e in entries if not _is_done(directory / e.folder)]
+    count = at_once(jobs, len(unfinished), engine_asked, entries[0].config.run)
     abouts = read_abouts(directory)
     _remember(directory, entries, abouts)
     in_loop = not engine_asked and count > 1
-    last = {people.key(e.config): e.name for e in left}  # who is the last to need these clients
-    todo = [
-        Job(e.name, _begin(e, directory, people, e.name in last.values(), abouts, in_loop, track))
-        for e in left
+    last = {clients.key(e.config): e.name for e in unfinished}  # the last run on the same clients
+    runs = [
+        Job(e.name, _begin(e, directory, clients, e.name in last.values(), abouts, in_loop, track))
+        for e in unfinished
     ]
-    look.expect(len(left), count, entries[0].seed is not None)
-    failed = carry_out(todo, count, look)
+    display.expect(len(unfinished), count, entries[0].seed is not None)
+    failed = carry_out(runs, count, display)
     refused, stopped = dict(left_out), dict[str, str]()
     for entry in entries:
         error = failed.get(entry.name)
@@ -290,25 +289,25 @@ def _run(
     papers: dict[str, Mapping[str, Any]] = {}
     for entry in done:
         if entry.name in abouts:
-            papers.setdefault(entry.place, abouts[entry.name])
+            papers.setdefault(entry.row, abouts[entry.name])
     return _table(directory, done, Comparison((), "", refused, failed, stopped, papers=papers))
 
 
 def _begin(
     entry: Entry,
     directory: Path,
-    people: Populations,
+    clients: Populations,
     last: bool,
     abouts: Abouts,
     in_loop: bool,
     track: Sequence[str],
 ) -> Callable[[], Ready]:
-    """What makes a run ready: its clients are read, and forgotten after the last that has them."""
+    """A function that reads the clients of a run; the last run on them frees the memory."""
 
     def ready() -> Ready:
-        population = people.of(entry.config)
+        population = clients.of(entry.config)
         if last:
-            people.forget(entry.config)
+            clients.forget(entry.config)
 
         def work(watch: Watch) -> None:
             from coterie.experiment.scenarios import remember
@@ -316,14 +315,14 @@ def _begin(
 
             run = RunDir(directory / entry.folder)
             if not run.config.exists():
-                run.discard()  # stopped before anything was saved there, if it was begun at all
+                run.discard()  # nothing was saved before it was stopped
             experiment = experiment_for(entry.config, population)
             if in_loop:
                 experiment = with_settings(experiment, engine="loop", workers=None)
-            # Made here, in the process that runs: trackers have threads and files of their own.
-            tracked = tracking(track, run.path, partial(_tell, entry.name), within=directory)
+            # Create trackers in the process of the run: they have threads and open files.
+            trackers = tracking(track, run.path, partial(_tell, entry.name), within=directory)
             with remember(run.path, abouts.get(entry.name)):
-                execute(experiment, run.path, run.config.exists(), watch, track=tracked)
+                execute(experiment, run.path, run.config.exists(), watch, track=trackers)
 
         return Ready(entry.config.run.rounds, headline(population.classes is None), work)
 
@@ -334,19 +333,19 @@ def _tell(name: str, text: str) -> None:
     print(f"note: {name}: {text}", file=sys.stderr)
 
 
-def _is_done(place: Path) -> bool:
-    """Whether a run is finished, and all that its row needs can be read."""
-    if not RunDir(place).result.exists():
+def _is_done(directory: Path) -> bool:
+    """Whether a run is finished and the files for its row are readable."""
+    if not RunDir(directory).result.exists():
         return False
     try:
-        read_kept(place)
-    except RunDirError:  # it goes on from its last checkpoint, and writes its files again
+        read_kept(directory)
+    except RunDirError:  # resumed from its last checkpoint, it writes its files again
         return False
     return True
 
 
 def _remember(directory: Path, entries: Sequence[Entry], abouts: Abouts) -> None:
-    """Runs that were finished and not yet told of which scenario they are get to know it."""
+    """Write the scenario to the directories of finished runs that lack it."""
     from coterie.experiment.scenarios import remember
     from coterie.experiment.scenarios.scenario import NOTE
 
@@ -359,7 +358,7 @@ def _remember(directory: Path, entries: Sequence[Entry], abouts: Abouts) -> None
 def _nothing(
     failed: Mapping[str, CoterieError], stopped: Mapping[str, str], refused: Mapping[str, str]
 ) -> CoterieError:
-    """Why there is no table at all."""
+    """The error of a comparison without a single finished run."""
     for name, error in failed.items():
         return type(error)(f"{name}: {error}" if len(failed) > 1 else str(error))
     if stopped:
@@ -367,37 +366,37 @@ def _nothing(
     return ConfigError(next(iter(refused.values())))
 
 
-# --- what the folder remembers -------------------------------------------------------------------
+# --- tables of the directory ---------------------------------------------------------------------
 
 
-def _table(directory: Path, entries: Sequence[Entry], found: Comparison) -> Comparison:
-    """The rows of what is finished, from the files that the runs left; they are written, too."""
+def _table(directory: Path, entries: Sequence[Entry], unfilled: Comparison) -> Comparison:
+    """Fill the rows of the comparison from the files of finished runs, and write its tables."""
     kept = {e.name: read_kept(directory / e.folder) for e in entries}
-    alone = {  # the first of several: their parameters are of no consequence
+    alone = {  # of several, the first: their parameters do not matter
         (repr(dict(e.settings)), e.seed): kept[e.name][1] for e in reversed(entries) if _is_local(e)
     }
     rows: list[dict[str, Any]] = []
     for e in entries:
-        others = None if _is_local(e) else alone.get((repr(dict(e.settings)), e.seed))
-        row = row_of(e.title, *kept[e.name], others)
-        told = {} if e.seed is None else {"seed": e.seed, **e.settings}
-        rows.append({"method": e.title, **told, **row})
-    made = replace(
-        found,
+        local = None if _is_local(e) else alone.get((repr(dict(e.settings)), e.seed))
+        row = row_of(e.title, *kept[e.name], local)
+        key = {} if e.seed is None else {"seed": e.seed, **e.settings}
+        rows.append({"method": e.title, **key, **row})
+    comparison = replace(
+        unfilled,
         rows=rows,
         judged_by=str(kept[entries[0].name][0]["judged_by"]),
         swept=entries[0].seed is not None,
         axes=list(entries[0].settings),
         directory=directory,
     )
-    write_json(directory / ROWS, made.to_dict())
-    texts = {TABLE: to_csv(_even(rows)), "comparison.md": made.markdown()}
-    texts["comparison.tex"] = made.latex()
-    if made.swept:
-        texts[MEANS] = to_csv(_even(made.means))
+    write_json(directory / ROWS, comparison.to_dict())
+    texts = {TABLE: to_csv(_even(rows)), "comparison.md": comparison.markdown()}
+    texts["comparison.tex"] = comparison.latex()
+    if comparison.swept:
+        texts[MEANS] = to_csv(_even(comparison.means))
     for name, text in texts.items():
         write_atomic(directory / name, text.encode(), durable=False)
-    return made
+    return comparison
 
 
 def _is_local(entry: Entry) -> bool:
@@ -405,6 +404,6 @@ def _is_local(entry: Entry) -> bool:
 
 
 def _even(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same with all keys in all rows: not every setting has a clock, or noise."""
+    """Rows that all have the same keys: not every setting has a clock or noise."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return [{key: row.get(key) for key in keys} for row in rows]

@@ -1,4 +1,4 @@
-"""The runs that a comparison consists of, checked before any of them begins."""
+"""The runs of a comparison, all checked before the first one begins."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from coterie.experiment.experiment import Experiment
 from coterie.results.evaluation import headline
 from coterie.results.titles import place_of, shown
 
-_ROOM = 2**30  # bytes of clients' data that are kept for another run
-_LONGEST = 120  # characters of a folder's name
+_ROOM = 2**30  # bytes of client data kept for other runs
+_LONGEST = 120  # characters of a directory's name
 
 Configure = Callable[[Asked, Assignments], Config]
 Note = Callable[[str, str], None]
@@ -36,10 +36,10 @@ Note = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Entry:
-    """A run to be: its method's title, configuration and folder below the comparison's.
+    """A planned run: its method's title, configuration, and folder in the comparison's directory.
 
-    One that is ``optional`` may refuse, or fail. In a sweep ``seed`` and ``settings`` tell it from
-    the others of its method; otherwise ``seed`` is None.
+    An ``optional`` run may fail, or refuse its configuration. In a sweep ``seed`` and ``settings``
+    distinguish the runs of a method; otherwise ``seed`` is None.
     """
 
     title: str
@@ -50,18 +50,18 @@ class Entry:
     folder: str = ""
 
     @property
-    def place(self) -> str:
-        """Which row of means it belongs to: the title and the settings."""
+    def row(self) -> str:
+        """The row of means that the run belongs to: the title and the settings."""
         return place_of(self.title, self.settings)
 
     @property
     def name(self) -> str:
-        """What it is called: a title, or in a sweep all that tells it from others."""
-        return self.place if self.seed is None else f"{self.place}, seed {self.seed}"
+        """The name of the run: the title, in a sweep with settings and seed."""
+        return self.row if self.seed is None else f"{self.row}, seed {self.seed}"
 
 
 class Populations:
-    """Clients and their data, kept for other runs on the same ones as far as there is room."""
+    """Clients and their data, kept for other runs on the same clients while there is room."""
 
     def __init__(self, room: int = _ROOM) -> None:
         self._room = room
@@ -69,7 +69,7 @@ class Populations:
 
     @staticmethod
     def key(config: Config) -> str:
-        """A name for all that decides who the clients are."""
+        """A key of everything that determines the clients."""
         tables = config.model_dump(include={"data", "partition", "shift"})
         return json.dumps([*tables.values(), config.run.seed], default=str)
 
@@ -83,7 +83,7 @@ class Populations:
         return self._kept[key]
 
     def forget(self, config: Config) -> None:
-        """No other run needs these."""
+        """Free the clients of a configuration: no other run needs them."""
         self._kept.pop(self.key(config), None)
 
 
@@ -92,93 +92,91 @@ def _bytes(population: Population) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-# --- what is asked for, as runs ------------------------------------------------------------------
+# --- the runs of a sweep -------------------------------------------------------------------------
 
 
 def entries_of(
-    sweep: Sweep, configure: Configure, people: Populations, oracle_if_possible: bool = False
+    sweep: Sweep, configure: Configure, clients: Populations, oracle_if_possible: bool = False
 ) -> list[Entry]:
-    """All runs of a sweep, those on the same clients one after another.
+    """All runs of a sweep, with runs on the same clients next to each other.
 
-    ``configure`` makes a configuration from a method and what else is set. The methods of "all"
-    may refuse the set-up, others must not; ``oracle_if_possible`` leaves the oracle out where the
-    true groups are not known.
+    ``configure`` returns the configuration of a method with some keys set. The methods of "all" may
+    refuse their configuration, others must not; ``oracle_if_possible`` leaves out the oracle if the
+    true groups are unknown.
     """
-    asked = methods_of(sweep)
-    for title, name, own in asked:
-        if name == ALL and own:
+    methods = methods_of(sweep)
+    for title, name, parameters in methods:
+        if name == ALL and parameters:
             raise ConfigError(f"--methods {title.replace(' ', ':')}: 'all' takes no parameters")
-    combined = list(settings_of(sweep))
-    known: dict[str, str] = {}
-    first = next((each for each in asked if each[1] != ALL), (ALL, "fedavg", dict[str, Any]()))
-    public = any(name == ALL for _, name, _ in asked)
-    for settings, assignments in combined:
-        for each in asked:  # names and parameters, before data is read
-            if each[1] != ALL:
-                public |= method_of(configure(each, assignments)).needs_public
-        same = configure(first, assignments).model_dump_json()
+    combinations = list(settings_of(sweep))
+    titles: dict[str, str] = {}
+    first = next((m for m in methods if m[1] != ALL), (ALL, "fedavg", dict[str, Any]()))
+    public = any(name == ALL for _, name, _ in methods)
+    for settings, assignments in combinations:
+        for method in methods:  # check names and parameters before data are read
+            if method[1] != ALL:
+                public |= method_of(configure(method, assignments)).needs_public
+        text = configure(first, assignments).model_dump_json()
         title = place_of("", settings).removeprefix(", ")
-        if known.setdefault(same, title) != title:  # 1 and 1.0 are one learning rate
+        if titles.setdefault(text, title) != title:  # 1 and 1.0 are the same learning rate
             raise ConfigError(
-                f"vary: {known[same]} and {title} are the same; one of them is enough"
+                f"vary: {titles[text]} and {title} are the same; one of them is enough"
             )
 
     def configured(method: Asked, assignments: Assignments) -> Config:
-        """Public samples that one method needs are set aside for all: clients stay the same."""
+        """Set public samples aside for all methods if one needs them, so that clients are equal."""
         return with_public(configure(method, assignments), public)
 
-    found: list[Entry] = []
-    for settings, assignments in combined:
-        for drawn in [[("run.seed", seed)] for seed in sweep.seeds] or [[]]:
-            made = _on_the_same(asked, [*assignments, *drawn], configured, people)
-            if oracle_if_possible and people.of(made[0].config).groups is None:
-                made = [e for e in made if e.config.method.name != "oracle"]
-            for entry in made:
+    entries: list[Entry] = []
+    for settings, assignments in combinations:
+        for seeding in [[("run.seed", seed)] for seed in sweep.seeds] or [[]]:
+            block = _on_the_same(methods, [*assignments, *seeding], configured, clients)
+            if oracle_if_possible and clients.of(block[0].config).groups is None:
+                block = [e for e in block if e.config.method.name != "oracle"]
+            for entry in block:
                 seed = None if sweep.plain else entry.config.run.seed
-                found.append(replace(entry, settings=settings, seed=seed))
-    return _placed(found)
+                entries.append(replace(entry, settings=settings, seed=seed))
+    return _placed(entries)
 
 
 def _on_the_same(
-    asked: Sequence[Asked], assignments: Assignments, configure: Configure, people: Populations
+    methods: Sequence[Asked], assignments: Assignments, configure: Configure, clients: Populations
 ) -> list[Entry]:
-    """The runs of one setting and seed: a method each."""
-    named = {each[0]: configure(each, assignments) for each in asked if each[1] != ALL}
-    first = next(iter(named.values()), None) or configure((ALL, "fedavg", {}), assignments)
-    found: list[Entry] = []
-    for title, name, _ in asked:
+    """The runs of one setting and seed, one for each method."""
+    configs = {method[0]: configure(method, assignments) for method in methods if method[1] != ALL}
+    first = next(iter(configs.values()), None) or configure((ALL, "fedavg", {}), assignments)
+    entries: list[Entry] = []
+    for title, name, _ in methods:
         if name != ALL:
-            found.append(Entry(title, named[title]))
+            entries.append(Entry(title, configs[title]))
             continue
-        for each in every_method(people.of(first), first.run.holdout):
-            if each[0] not in named:
-                found.append(Entry(each[0], configure(each, assignments), optional=True))
-    return found
+        for method in every_method(clients.of(first), first.run.holdout):
+            if method[0] not in configs:
+                entries.append(Entry(method[0], configure(method, assignments), optional=True))
+    return entries
 
 
 def more_seeds(entries: Sequence[Entry], seeds: Iterable[int]) -> list[Entry]:
-    """Runs like these with further seeds."""
+    """The same runs with additional seeds."""
     if any(entry.seed is None for entry in entries):
-        raise ConfigError(
-            "this comparison has one seed and no folders for others: begin a new one with --seeds"
-        )
-    known = {entry.seed for entry in entries}
-    models = {entry.place: entry for entry in reversed(entries)}
-    found = []
+        raise ConfigError("this comparison has a single seed: start a new one with --seeds")
+    old_seeds = {entry.seed for entry in entries}
+    templates = {entry.row: entry for entry in reversed(entries)}
+    entries_added = []
     for seed in seeds:
-        for entry in [] if seed in known else [e for e in entries if models[e.place] is e]:
+        for entry in [] if seed in old_seeds else [e for e in entries if templates[e.row] is e]:
             tree = entry.config.model_dump()
             tree["run"]["seed"] = seed
             folder = PurePosixPath(entry.folder).parent / f"seed-{seed}"
-            found.append(replace(entry, config=parse(tree), seed=seed, folder=str(folder)))
-    return found
+            entries_added.append(replace(entry, config=parse(tree), seed=seed, folder=str(folder)))
+    return entries_added
 
 
 # --- folders -------------------------------------------------------------------------------------
 
 
 def folder_of(title: str) -> str:
-    """The name of the folder that a method's run is kept in.
+    """The name of the folder for a method's run.
 
     >>> folder_of("ifca k=4")
     'ifca-k=4'
@@ -190,77 +188,80 @@ def folder_of(title: str) -> str:
 
 
 def _placed(entries: Sequence[Entry]) -> list[Entry]:
-    """Each with a folder of its own, also where letters' case does not count."""
+    """Entries with distinct folders, also on file systems that ignore case."""
     taken: dict[str, str] = {}
-    found = []
+    placed = []
     for entry in entries:
         parts = [folder_of(entry.title)]
         if entry.settings:
-            told = [
+            parts_of_name = [
                 shown(value) if key in ("partition", "shift") else f"{key}={shown(value)}"
                 for key, value in entry.settings.items()
             ]
-            parts.append(folder_of(",".join(told)))
-        own, number = "/".join(parts), 2
-        while taken.setdefault(own.casefold(), entry.place) != entry.place:
-            own, number = f"{'/'.join(parts)}-{number}", number + 1
-        folder = own if entry.seed is None else f"{own}/seed-{entry.seed}"
-        found.append(replace(entry, folder=folder))
-    return found
+            parts.append(folder_of(",".join(parts_of_name)))
+        path, number = "/".join(parts), 2
+        while taken.setdefault(path.casefold(), entry.row) != entry.row:
+            path, number = f"{'/'.join(parts)}-{number}", number + 1
+        folder = path if entry.seed is None else f"{path}/seed-{entry.seed}"
+        placed.append(replace(entry, folder=folder))
+    return placed
 
 
 # --- checks --------------------------------------------------------------------------------------
 
 
 def checked(
-    entries: Sequence[Entry], people: Populations, note: Note
+    entries: Sequence[Entry], clients: Populations, note: Note
 ) -> tuple[list[Entry], dict[str, str]]:
-    """Those that fit, with all that their configuration says settled; who was left out, and why.
+    """The entries that fit their clients, with settled configurations, and those left out with why.
 
-    ``note`` is told of every method that is left out.
+    ``note`` receives every method that is left out.
     """
-    found: dict[str, Entry] = {}
+    fitting: dict[str, Entry] = {}
     left_out: dict[str, str] = {}
-    judged: dict[str, str] = {}
+    judged_by: dict[str, str] = {}
     for entry in entries:
-        if entry.place in left_out:
+        if entry.row in left_out:
             continue
         try:
-            population = people.of(entry.config)
+            population = clients.of(entry.config)
         except CoterieError as error:
-            raise type(error)(_whose(error, entry, entries, people)) from None
+            raise type(error)(_whose(error, entry, entries, clients)) from None
         try:
             experiment = experiment_for(entry.config, population)
         except CoterieError as error:
             if not (entry.optional and isinstance(error, ConfigError)):
                 raise type(error)(_where(entry, error)) from None
-            left_out[entry.place] = str(error)
+            left_out[entry.row] = str(error)
             continue
-        judged.setdefault(headline(population.classes is None), entry.name)
-        found[entry.name] = replace(entry, config=parse(experiment.config))
-    kept = [entry for entry in found.values() if entry.place not in left_out]
+        judged_by.setdefault(headline(population.classes is None), entry.name)
+        fitting[entry.name] = replace(entry, config=parse(experiment.config))
+    kept = [entry for entry in fitting.values() if entry.row not in left_out]
     if not kept:
         raise ConfigError(next(iter(left_out.values())))
-    if len(judged) > 1:
-        one, other = judged.values()
+    if len(judged_by) > 1:
+        first, second = judged_by.values()
         raise ConfigError(
-            f"{one} and {other} are judged by different scores: compare classes and numbers apart"
+            f"{first} and {second} are judged by different scores: compare classification and "
+            "regression separately"
         )
-    for place, reason in left_out.items():
-        note(place, reason)
+    for row, reason in left_out.items():
+        note(row, reason)
     return kept, left_out
 
 
-def _whose(error: CoterieError, entry: Entry, entries: Sequence[Entry], people: Populations) -> str:
-    """What is wrong with its clients, and in which setting, unless it is so in all of them."""
-    told = place_of("", entry.settings).removeprefix(", ")
+def _whose(
+    error: CoterieError, entry: Entry, entries: Sequence[Entry], clients: Populations
+) -> str:
+    """An error in reading clients, with its setting unless all settings have the same error."""
+    setting = place_of("", entry.settings).removeprefix(", ")
     for other in {repr(dict(e.settings)): e for e in entries}.values():
         try:
-            people.of(other.config)
-        except CoterieError as its:
-            if str(its) == str(error):
+            clients.of(other.config)
+        except CoterieError as others_error:
+            if str(others_error) == str(error):
                 continue
-        return f"{told}: {error}" if told else str(error)
+        return f"{setting}: {error}" if setting else str(error)
     return str(error)
 
 
@@ -269,10 +270,10 @@ def _where(entry: Entry, error: CoterieError) -> str:
 
 
 def experiment_for(config: Config, population: Population) -> Experiment:
-    """The experiment of a configuration on these clients; refused if it does not fit them."""
+    """The experiment of a configuration on these clients; an error if it does not fit them."""
     if config.method.name == "oracle" and population.groups is None:
         raise ConfigError(
-            "method oracle needs a scenario with known groups: give the data a shift (--shift "
-            "rotation), or leave oracle out of --methods"
+            "method oracle needs clients with known groups: add a shift (--shift rotation), or "
+            "leave oracle out of --methods"
         )
     return experiment_of(config, population)

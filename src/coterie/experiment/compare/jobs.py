@@ -1,9 +1,9 @@
-"""Runs one after another in this process, or several at a time, each in a process of its own.
+"""Do runs one after another in this process, or several at a time, each in its own process.
 
-A process is forked, so what was read here is there without a copy. One that dies (killed, or out of
-memory) is started once more and goes on from its run's last checkpoint; a run that fails leaves the
-others alone. Whoever stops this process ends all of them: nothing of theirs is lost but the round
-that they were at.
+Processes are forked, so that they share the data read here. A process that dies (killed, or out of
+memory) is started once more and continues from its run's last checkpoint, and does not affect the
+others; in ``concurrent.futures`` and loky it would end the whole pool. Stopping this process ends
+all runs, which lose only their current round.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from coterie.experiment.experiment import Watch
 from coterie.experiment.signals import Stop, heeding
 from coterie.results.watchers import Look
 
-_TRIES = 2  # processes that a run may lose before it counts as failed
-_TICK = 0.2  # seconds after which a display is brought up to date, if nothing happens
-# What of a round's event is shown; others can be large, and are in the run's folder.
+_TRIES = 2  # attempts before a run whose process dies counts as failed
+_TICK = 0.2  # seconds between updates of the display if nothing happens
+# The fields of an event to display; others can be large, and are in the run directory.
 _SHOWN = (
     *("round", "received", "groups", "bytes", "total_bytes", "seconds", "clock", "lost", "late"),
     *("adapted", "privacy", "withheld", "abandoned", "event"),
@@ -43,7 +43,7 @@ Work = Callable[[Watch], object]
 
 @dataclass(frozen=True)
 class Ready:
-    """A run that can begin: its length, the score that it is judged by, and what does it."""
+    """A run that is ready: its rounds, the score it is judged by, and the function that does it."""
 
     rounds: int
     judged_by: str
@@ -52,26 +52,26 @@ class Ready:
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be done. ``ready`` is called here, just before it begins, and may read data."""
+    """A run to do. ``ready`` is called here just before the run begins, and may read data."""
 
     name: str
     ready: Callable[[], Ready]
 
 
-def at_once(asked: int | None, runs: int, engine_asked: bool, run: Any) -> int:
-    """How many runs are at work at a time; ``run`` is the configuration's table.
+def at_once(jobs: int | None, runs: int, engine_asked: bool, run: Any) -> int:
+    """The number of runs at the same time; ``run`` is the configuration's table.
 
-    As many as there are cores, unless an engine was asked for: then one, or as many as their
-    workers leave cores for. On a GPU, and where processes cannot be forked, one.
+    One for each core, unless an engine was chosen: then one, or as many as the cores have room for
+    with its workers. On a GPU, and where processes cannot be forked, one.
     """
     forks = sys.platform == "linux" and run.device == "cpu"
-    if asked is not None:
-        if asked > 1 and not forks:
+    if jobs is not None:
+        if jobs > 1 and not forks:
             raise ConfigError(
-                f"jobs = {asked}: several runs at a time need Linux and run.device = 'cpu'; leave "
-                "it out"
+                f"jobs = {jobs}: several runs at the same time need Linux and run.device = 'cpu'; "
+                "leave it out"
             )
-        return max(1, min(asked, runs))
+        return max(1, min(jobs, runs))
     if not forks:
         return 1
     cores = available_cores()
@@ -80,34 +80,34 @@ def at_once(asked: int | None, runs: int, engine_asked: bool, run: Any) -> int:
     return max(1, min(cores, runs))
 
 
-def carry_out(jobs: Sequence[Job], count: int, look: Look) -> dict[str, CoterieError]:
-    """Do these, so many at a time; what failed, and why, by name."""
-    return side_by_side(jobs, count, look) if count > 1 else one_by_one(jobs, look)
+def carry_out(jobs: Sequence[Job], count: int, display: Look) -> dict[str, CoterieError]:
+    """Do the runs, ``count`` at a time; returns the errors of those that failed, by name."""
+    return side_by_side(jobs, count, display) if count > 1 else one_by_one(jobs, display)
 
 
-def one_by_one(jobs: Sequence[Job], look: Look) -> dict[str, CoterieError]:
-    """Do these here."""
+def one_by_one(jobs: Sequence[Job], display: Look) -> dict[str, CoterieError]:
+    """Do the runs in this process."""
     failed: dict[str, CoterieError] = {}
     for job in jobs:
-        name, begun = job.name, False
+        name, started = job.name, False
         try:
             ready = job.ready()
-            look.begin(name, ready.rounds, ready.judged_by)
-            begun = True
-            error = attempted(ready.work, heeding(lambda event, n=name: look.round(n, event)))  # type: ignore[misc]
+            display.begin(name, ready.rounds, ready.judged_by)
+            started = True
+            error = attempted(ready.work, heeding(lambda event, n=name: display.round(n, event)))  # type: ignore[misc]
         except CoterieError as refused:
             error = refused
         if Stop.asked:  # a run can also fail because it is stopped
             raise KeyboardInterrupt
         if error is not None:
             failed[name] = error
-        if begun:
-            look.end(name, error)
+        if started:
+            display.end(name, error)
     return failed
 
 
 def attempted(work: Work, watch: Watch) -> CoterieError | None:
-    """Do it; what it failed with. A mistake of ours is shown, and fails only this run."""
+    """Do a run and return its error; an unexpected exception is printed, too."""
     try:
         work(watch)
     except CoterieError as error:
@@ -123,7 +123,7 @@ def attempted(work: Work, watch: Watch) -> CoterieError | None:
 
 @dataclass
 class _Worker:
-    """A process at work on a run, seen from here."""
+    """A process that does a run."""
 
     job: Job
     process: Any
@@ -131,8 +131,8 @@ class _Worker:
     tries: int
 
 
-def side_by_side(jobs: Sequence[Job], count: int, look: Look) -> dict[str, CoterieError]:
-    """Do these in processes of their own, at most so many at a time."""
+def side_by_side(jobs: Sequence[Job], count: int, display: Look) -> dict[str, CoterieError]:
+    """Do the runs in separate processes, at most ``count`` at a time."""
     waiting = [(job, 1) for job in reversed(jobs)]
     workers: list[_Worker] = []
     failed: dict[str, CoterieError] = {}
@@ -140,7 +140,7 @@ def side_by_side(jobs: Sequence[Job], count: int, look: Look) -> dict[str, Coter
     def ended(job: Job, error: CoterieError | None) -> None:
         if error is not None:
             failed[job.name] = error
-        look.end(job.name, error)
+        display.end(job.name, error)
 
     try:
         while waiting or workers:
@@ -152,80 +152,80 @@ def side_by_side(jobs: Sequence[Job], count: int, look: Look) -> dict[str, Coter
                     ended(job, error)
                     continue
                 if tries == 1:
-                    look.begin(job.name, ready.rounds, ready.judged_by)
+                    display.begin(job.name, ready.rounds, ready.judged_by)
                 _start(job, ready.work, tries, workers)
                 continue
-            heard = wait([w.pipe for w in workers], _TICK)
-            for worker in [w for w in workers if w.pipe in heard]:
+            readable = wait([w.pipe for w in workers], _TICK)
+            for worker in [w for w in workers if w.pipe in readable]:
                 try:
-                    said = worker.pipe.recv()
-                except (EOFError, OSError):  # it died before it could say how it ended
+                    received = worker.pipe.recv()
+                except (EOFError, OSError):  # it died without a result
                     workers.remove(worker)
-                    why = _buried(worker)
+                    how_it_ended = _buried(worker)
                     if worker.tries < _TRIES:
-                        look.again(worker.job.name, why)
+                        display.again(worker.job.name, how_it_ended)
                         waiting.append((worker.job, worker.tries + 1))
                     else:
-                        ended(worker.job, EngineError(_hopeless(worker, why)))
+                        ended(worker.job, EngineError(_hopeless(worker, how_it_ended)))
                     continue
-                if isinstance(said, dict):
-                    look.round(worker.job.name, cast(Event, said))
+                if isinstance(received, dict):
+                    display.round(worker.job.name, cast(Event, received))
                 else:
                     workers.remove(worker)
                     _buried(worker)
-                    kind, sentence = said
+                    kind, sentence = received
                     ended(worker.job, error_named(kind)(sentence) if kind else None)
-            look.tick()
-            if Stop.asked:  # Python may have lost the exception that says so
+            display.tick()
+            if Stop.asked:  # the exception may have been lost in a signal handler
                 raise KeyboardInterrupt
     finally:
         _end(workers)
     return failed
 
 
-def _hopeless(worker: _Worker, why: str) -> str:
+def _hopeless(worker: _Worker, how_it_ended: str) -> str:
     return (
-        f"its process {why}, {worker.tries} times. If memory was short, fewer at a time may do: "
-        "--jobs 1"
+        f"its process {how_it_ended}, {worker.tries} times. If memory was short, try fewer runs at "
+        "a time: --jobs 1"
     )
 
 
 def _start(job: Job, work: Work, tries: int, workers: list[_Worker]) -> None:
-    """Begin a process, and count it among those that are at work."""
+    """Start a process and add it to the workers."""
     context = mp.get_context("fork")
-    ours, theirs = context.Pipe()
+    our_end, their_end = context.Pipe()
     process = context.Process(
         target=_work,
-        args=(theirs, work, [*(w.pipe for w in workers), ours], os.getpid()),
+        args=(their_end, work, [*(w.pipe for w in workers), our_end], os.getpid()),
         name="coterie-run",
-        daemon=False,  # it may have workers of its own
+        daemon=False,  # it may have its own workers
     )
-    # A signal that arrived in the middle of a fork would strike a half-made process. One that
-    # waited strikes when it is let through again: whoever ends all must know this one by then.
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    # Block signals during the fork: one that arrived in the middle would hit a process that is not
+    # set up. Blocked signals arrive at the end, when the new process is among the workers to kill.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         process.start()
-        workers.append(_Worker(job, process, ours, tries))
-        theirs.close()
+        workers.append(_Worker(job, process, our_end, tries))
+        their_end.close()
     except OSError as error:
         raise EngineError(
-            f"a process could not be started: {error.strerror}. Fewer at a time may do: --jobs 1"
+            f"could not start a process: {error.strerror}. Try fewer runs at a time: --jobs 1"
         ) from error
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(pipe: Connection, work: Work, others: Sequence[Connection], parent: int) -> None:
-    """The life of such a process: one run, told of round by round."""
+    """The main function of a process: do one run and send its events."""
     settle(parent, others)
     torch.set_num_threads(1)
     gc.collect()
-    gc.freeze()  # what is here now stays: never look through it again
+    gc.freeze()  # never collect what is shared with the parent
 
     def tell(event: Event) -> None:
         try:
             pipe.send(_slim(event))
-        except OSError:  # nobody is there any more: no run fails of that, and nobody would read it
+        except OSError:  # the parent process is gone
             os._exit(1)
 
     error = attempted(work, tell)
@@ -238,7 +238,7 @@ def _slim(event: Event) -> Event:
 
 
 def _buried(worker: _Worker) -> str:
-    """Wait for the end of a process that has ended its work; how it ended."""
+    """Wait until a process has exited, and say how it ended."""
     worker.pipe.close()
     worker.process.join()
     code = worker.process.exitcode
@@ -246,10 +246,10 @@ def _buried(worker: _Worker) -> str:
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    """End all that are still at work. Their runs survive it: checkpoints are whole or not there."""
+    """Kill all workers. Their runs can be resumed, since checkpoints are written atomically."""
     if not workers:
         return
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # users are impatient
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # against a second Ctrl-C
     try:
         for worker in workers:
             worker.process.kill()
@@ -257,4 +257,4 @@ def _end(workers: Sequence[_Worker]) -> None:
             worker.process.join()
             worker.pipe.close()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

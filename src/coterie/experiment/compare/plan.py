@@ -1,4 +1,4 @@
-"""The plan of a comparison, in its folder: all that it takes to continue it."""
+"""The plan of a comparison, kept in its directory so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from coterie.results.rundir import finite
 from coterie.results.toml import read_toml, to_toml
 
 PLAN, ABOUTS = "comparison.toml", "scenarios.json"
-_FORMAT = 2  # of the plan: runs by folder
+_FORMAT = 2  # runs by folder
 
 Abouts = Mapping[str, Mapping[str, Any]]
 
 
-def asks_engine(tree: Mapping[str, Any], usual: Any = None) -> bool:
-    """Whether the tables say what a run is to be carried out by, or by when."""
+def asks_engine(tree: Mapping[str, Any], defaults: Any = None) -> bool:
+    """Whether the tables choose an engine, its workers, or a real deadline."""
     table = tree.get("run", {})
     keys = ("engine", "workers", "address", "real_deadline")
-    return any(table.get(key) != getattr(usual, key, None) for key in keys)
+    return any(table.get(key) != getattr(defaults, key, None) for key in keys)
 
 
 def write_plan(
     directory: Path, entries: Sequence[Entry], left_out: Mapping[str, str], engine_asked: bool
 ) -> None:
-    """All that it takes to continue: the keys that all runs share, and each run's own."""
+    """Write the plan: the keys that all runs share, and those in which each run differs."""
     trees = [entry.config.model_dump() for entry in entries]
     shared = {
         table: {
             key: value
-            for key, value in own.items()
+            for key, value in differing.items()
             if all(repr(tree[table].get(key)) == repr(value) for tree in trees)  # 1 is not 1.0
         }
-        for table, own in trees[0].items()
+        for table, differing in trees[0].items()
     }
     runs = {}
     for entry, tree in zip(entries, trees, strict=True):
-        own = {
+        differing = {
             table: {k: v for k, v in values.items() if k not in shared[table]}
             for table, values in tree.items()
         }
@@ -53,7 +53,7 @@ def write_plan(
             "seed": entry.seed,
             "optional": entry.optional,
             "settings": [[key, value] for key, value in entry.settings.items()],
-            "own": {table: values for table, values in own.items() if values},
+            "own": {table: values for table, values in differing.items() if values},
         }
     plan = {"format": _FORMAT, "engine_asked": engine_asked, "left_out": dict(left_out)}
     text = to_toml({**plan, "shared": shared, "runs": runs})
@@ -61,7 +61,7 @@ def write_plan(
 
 
 def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str], bool]:
-    """The entries of a comparison, what was left out of it, and whether it asked for an engine."""
+    """The entries of a comparison, what was left out, and whether an engine was chosen."""
     path = directory / PLAN
     if not path.is_file():
         single = (directory / "config.toml").is_file()
@@ -71,13 +71,13 @@ def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str], bool]:
         plan = read_toml(path)
         if plan["format"] != _FORMAT:
             raise RunDirError(
-                f"{path} is of another version of Coterie: start the comparison again in a new "
-                "folder"
+                f"{path} was written by another version of Coterie: start the comparison again in "
+                "a new folder"
             )
         entries = _plan(plan)
-        usual = Config().run
-        asked = asks_engine(entries[0].config.model_dump(), usual)
-        return entries, plan.get("left_out", {}), bool(plan.get("engine_asked", asked))
+        defaults = Config().run
+        engine_chosen = asks_engine(entries[0].config.model_dump(), defaults)
+        return entries, plan.get("left_out", {}), bool(plan.get("engine_asked", engine_chosen))
     except (ConfigError, KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
         raise RunDirError(
             f"{path} is damaged ({error}): start the comparison again in a new folder"
@@ -96,13 +96,13 @@ def _plan(plan: Mapping[str, Any]) -> list[Entry]:
 
 
 def read_abouts(directory: Path) -> Abouts:
-    """What a comparison was told of a scenario, by the names of its runs."""
+    """The description of the scenario, by the names of the runs."""
     path = directory / ABOUTS
-    advice = "remove it to go on without the paper's figures"
+    advice = "remove it to continue without the paper's figures"
     return read_json(path, advice) if path.exists() else {}
 
 
 def write_json(path: Path, tree: Any) -> None:
-    """Write a tree of tables, whole or not at all; what is no finite number is null."""
+    """Write nested tables as JSON, atomically; NaN and infinity become null."""
     text = json.dumps(finite(tree), indent=1, allow_nan=False, ensure_ascii=False)
     write_atomic(path, (text + "\n").encode(), durable=False)

@@ -1,6 +1,6 @@
-"""What a comparison is asked for: methods × seeds × partitions × shifts × varied settings.
+"""What to compare: methods × seeds × partitions × shifts × varied settings.
 
-It is written as a table ``[sweep]`` of a configuration, as flags, or as arguments; flags win.
+A sweep is a table ``[sweep]`` of a configuration, flags, or arguments; flags override the table.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from coterie.data import Population
 
 ALL = "all"
-USUAL = "local,fedavg,fedprox,fedper,ifca:k=4,oracle"  # if nobody says which methods
-_USUAL_GROUPS = 4  # what a method gets that must be told how many there are, and nobody knows
-# Keys that have a word of their own in a sweep.
+USUAL = "local,fedavg,fedprox,fedper,ifca:k=4,oracle"  # the default methods
+_USUAL_GROUPS = 4  # for methods that need the number, if it is unknown
+# Keys with their own word in a sweep.
 _OWN = {
     "run.seed": "seeds",
     "partition.name": "partitions",
@@ -41,11 +41,11 @@ Assignments = list[tuple[str, Any]]  # dotted keys and values, in order
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is asked for. ``seeds`` and the rest are empty where the configuration's own count.
+    """A sweep. Fields are empty where the configuration's own value applies.
 
     ``methods`` are written as for ``--methods``; ``partitions`` and ``shifts`` in the same way, as
-    in ``dirichlet:alpha=0.1``; ``vary`` has values by dotted key; ``jobs`` is how many runs are at
-    work at a time.
+    in ``dirichlet:alpha=0.1``; ``vary`` has values by dotted key; ``jobs`` is the number of runs
+    at the same time.
     """
 
     methods: str = ""
@@ -57,38 +57,38 @@ class Sweep:
 
     @property
     def plain(self) -> bool:
-        """Whether it is one run a method: nothing but methods, and parameters of theirs."""
+        """Whether there is one run for each method: only methods and their parameters vary."""
         others = [key for key in self.vary if not key.startswith("method.")]
         return not (self.seeds or self.partitions or self.shifts or others)
 
-    def over(self, below: Sweep) -> Sweep:
-        """This, and what it does not say from below; single keys are varied by both."""
-        said = {
+    def over(self, base: Sweep) -> Sweep:
+        """This sweep over another one, which fills in what this one does not set."""
+        set_here = {
             f.name: getattr(self, f.name)
             for f in fields(self)
             if f.name != "vary" and getattr(self, f.name) not in (None, "", ())
         }
-        return replace(below, **said, vary={**below.vary, **self.vary})
+        return replace(base, **set_here, vary={**base.vary, **self.vary})
 
     def without(self, keys: Sequence[str]) -> Sweep:
-        """The same where these keys are given, and so not swept over."""
-        left: dict[str, Any] = {
+        """The sweep without keys that have a single value."""
+        emptied: dict[str, Any] = {
             word: () for key, word in _OWN.items() if key in keys and word != "methods"
         }
-        return replace(self, **left, vary={k: v for k, v in self.vary.items() if k not in keys})
+        return replace(self, **emptied, vary={k: v for k, v in self.vary.items() if k not in keys})
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the configuration that it sweeps over."""
-        own = [key for key, word in _OWN.items() if word != "methods" and getattr(self, word)]
-        return [*own, *self.vary]
+        """The keys of the configuration that the sweep varies."""
+        keys = [key for key, word in _OWN.items() if word != "methods" and getattr(self, word)]
+        return [*keys, *self.vary]
 
 
-# --- how it is written ---------------------------------------------------------------------------
+# --- reading a sweep -----------------------------------------------------------------------------
 
 
 def of_table(table: Any) -> Sweep:
-    """From ``[sweep]`` of a configuration, or the arguments of a call.
+    """A sweep from the table ``[sweep]`` of a configuration, or from arguments.
 
     >>> of_table({"methods": ["local", "ifca:k=4"], "seeds": 3, "vary": {"train.lr": [0.1]}})
     Sweep(methods='local,ifca:k=4', seeds=(0, 1, 2), ..., vary={'train.lr': (0.1,)}, jobs=None)
@@ -97,7 +97,7 @@ def of_table(table: Any) -> Sweep:
     coterie.errors.ConfigError: unknown key 'sweep.sedes'; did you mean 'sweep.seeds'? ...
     """
     if not isinstance(table, Mapping):
-        raise ConfigError("'sweep' must be a table: write [sweep], and its keys below")
+        raise ConfigError("'sweep' must be a table: write [sweep] and its keys below it")
     known = [f.name for f in fields(Sweep)]
     for key in table:
         if key not in known:
@@ -121,25 +121,25 @@ def of_flags(
     vary: Sequence[str] | None = None,
     jobs: int | None = None,
 ) -> Sweep:
-    """From the command line.
+    """A sweep from flags of the command line.
 
-    >>> found = of_flags(seeds="0,7", partitions="iid,dirichlet:alpha=0.1", vary=["train.lr=0.1,1"])
-    >>> found.seeds, found.partitions, found.vary
+    >>> sweep = of_flags(seeds="0,7", partitions="iid,dirichlet:alpha=0.1", vary=["train.lr=0.1,1"])
+    >>> sweep.seeds, sweep.partitions, sweep.vary
     ((0, 7), ('iid', 'dirichlet:alpha=0.1'), {'train.lr': (0.1, 1)})
     """
     varied: dict[str, list[Any]] = {}
     for text in vary or ():
         key, equals, values = text.partition("=")
         if not equals or key.strip() in varied:
-            twice = " once" if equals else ""
+            reason = " once" if equals else ""
             raise ConfigError(
-                f"--vary {text}: write section.key=value,value{twice}, as in train.lr=0.05,0.1"
+                f"--vary {text}: write section.key=value,value{reason}, as in train.lr=0.05,0.1"
             )
         varied[key.strip()] = [value_of(v.strip()) for v in _SEPARATOR.split(values)]
     numbers: int | list[int] | None = None
     if seeds is not None:
-        found = [value_of(s.strip()) for s in seeds.split(",") if s.strip()]
-        numbers = found[0] if len(found) == 1 and "," not in seeds else found
+        seed_list = [value_of(s.strip()) for s in seeds.split(",") if s.strip()]
+        numbers = seed_list[0] if len(seed_list) == 1 and "," not in seeds else seed_list
     return of_table(
         {
             "methods": methods,
@@ -153,36 +153,36 @@ def of_flags(
 
 
 def check_jobs(jobs: Any) -> int | None:
-    """A number of runs at a time, or None for as many as there are cores."""
+    """Check the number of runs at the same time; None is one for each core."""
     if jobs is None or (isinstance(jobs, int) and not isinstance(jobs, bool) and jobs > 0):
         return jobs
-    raise ConfigError(f"jobs = {jobs!r}: give how many runs are to be at work at a time, 1 or more")
+    raise ConfigError(f"jobs = {jobs!r}: give the number of runs at the same time, 1 or more")
 
 
-def _seeds(given: Any) -> tuple[int, ...]:
-    if given is None:
+def _seeds(seeds: Any) -> tuple[int, ...]:
+    if seeds is None:
         return ()
-    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        return tuple(range(given))
-    numbers = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0:
+        return tuple(range(seeds))
+    numbers = list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else []
     if not numbers or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
         raise ConfigError(
-            f"seeds = {given!r}: give how many, as in 5 (seeds 0 to 4), or which, as in 3,7 "
+            f"seeds = {seeds!r}: give their number, as in 5 (seeds 0 to 4), or a list, as in 3,7 "
             "(in TOML [3, 7])"
         )
     _once("seeds", numbers)
     return tuple(numbers)
 
 
-def _texts(key: str, given: Any) -> tuple[str, ...]:
-    if isinstance(given, str):
-        given = _SEPARATOR.split(given)
-    if not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):
+def _texts(key: str, names: Any) -> tuple[str, ...]:
+    if isinstance(names, str):
+        names = _SEPARATOR.split(names)
+    if not isinstance(names, Sequence) or not all(isinstance(text, str) for text in names):
         example = f'["{_EXAMPLE[key]}"]'
-        raise ConfigError(f"sweep.{key} = {given!r}: give a list of names, as in {example}")
-    found = tuple(text.strip() for text in given)
-    _once(key, found)
-    return found
+        raise ConfigError(f"sweep.{key} = {names!r}: give a list of names, as in {example}")
+    stripped = tuple(text.strip() for text in names)
+    _once(key, stripped)
+    return stripped
 
 
 _EXAMPLE = {
@@ -193,34 +193,34 @@ _EXAMPLE = {
 
 
 def _once(key: str, values: Sequence[Any]) -> None:
-    twice = [value for place, value in enumerate(values) if value in values[:place]]
-    if twice:
-        raise ConfigError(f"{key}: {twice[0]} is there twice; once is enough")
+    repeated = [value for index, value in enumerate(values) if value in values[:index]]
+    if repeated:
+        raise ConfigError(f"{key}: {repeated[0]} is given twice; once is enough")
 
 
 def _varied(tree: Any, prefix: str = "") -> dict[str, tuple[Any, ...]]:
-    """Values by dotted key; ``train.lr`` without quotes is nested tables in TOML."""
-    found: dict[str, tuple[Any, ...]] = {}
+    """Values by dotted key; ``train.lr`` without quotes means nested tables in TOML."""
+    varied: dict[str, tuple[Any, ...]] = {}
     if not isinstance(tree, Mapping):
         raise ConfigError('sweep.vary must be a table of lists, as in "train.lr" = [0.05, 0.1]')
     for name, values in tree.items():
         key = f"{prefix}{name}"
         if isinstance(values, Mapping):
-            found |= _varied(values, f"{key}.")
+            varied |= _varied(values, f"{key}.")
             continue
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise ConfigError(
                 f"vary {key} = {values!r}: give a list of values, as in train.lr = [0.05, 0.1]"
             )
         if key in _OWN:
-            raise ConfigError(f"vary {key}: a sweep has a word for it, {_OWN[key]}")
+            raise ConfigError(f"vary {key}: use the sweep's key {_OWN[key]} instead")
         if key in _NOT_VARIED:
-            raise ConfigError(f"vary {key}: it leaves results as they are, so set it once")
+            raise ConfigError(f"vary {key}: it does not change results; set it once")
         if "." not in key:
             raise ConfigError(f"vary {key}: write section.key, as in train.lr")
         _once(f"vary {key}", [shown(value) for value in values])
-        found[key] = tuple(values)
-    return found
+        varied[key] = tuple(values)
+    return varied
 
 
 def value_of(text: str) -> Any:
@@ -239,7 +239,7 @@ _NAMED = {"--methods": "method", "partitions": "partition", "shifts": "shift"}
 
 
 def _apart(item: str) -> list[str]:
-    """A name and its settings; the name may be a place, ``mine.py:function``, or have one in it.
+    """Split a name from its settings; the name may contain a path, as in ``mine.py:function``.
 
     >>> _apart("ifca:k=4"), _apart("mine.py:my_method+ditto:k=4:lam=1")
     (['ifca', 'k=4'], ['mine.py:my_method+ditto', 'k=4', 'lam=1'])
@@ -260,11 +260,11 @@ def method_list(text: str, where: str = "--methods") -> list[Asked]:
     >>> method_list("local,ifca:k=4")
     [('local', 'local', {}), ('ifca k=4', 'ifca', {'k': 4})]
     """
-    found: list[Asked] = []
+    methods: list[Asked] = []
     for item in _SEPARATOR.split(text):
         name, *settings = _apart(item.strip())
         if not name:
-            raise ConfigError(f"{where} {text}: there is an empty name; is a comma too many there?")
+            raise ConfigError(f"{where} {text}: a name is empty; is there a comma too many?")
         parameters = {}
         for setting in settings:
             key, equals, value = setting.partition("=")
@@ -274,62 +274,62 @@ def method_list(text: str, where: str = "--methods") -> list[Asked]:
         title = " ".join([name, *settings])
         if where in _NAMED:
             name = admitted({_NAMED[where]: {"name": name}})[_NAMED[where]]["name"]
-        if title in [t for t, _, _ in found]:
+        if title in [t for t, _, _ in methods]:
             raise ConfigError(f"{where} names '{item.strip()}' twice: once is enough")
-        found.append((title, name, parameters))
-    return found
+        methods.append((title, name, parameters))
+    return methods
 
 
-# --- what it comes to ----------------------------------------------------------------------------
+# --- the methods and settings of a sweep ----------------------------------------------------------
 
 
 def methods_of(sweep: Sweep) -> list[Asked]:
-    """The methods, each with the values of its own parameters that are varied.
+    """The methods, each repeated for the varied values of its parameters.
 
-    A method that lacks such a parameter, or says it itself, is there once.
+    A method without such a parameter, or that sets it already, appears once.
 
     >>> methods_of(Sweep("local,fedprox", vary={"method.mu": (0.1, 1)}))
     [('local', 'local', {}), ('fedprox mu=0.1', 'fedprox', {'mu': 0.1}), ('fedprox mu=1', ...)]
     """
-    asked = method_list(sweep.methods or USUAL)
+    methods = method_list(sweep.methods or USUAL)
     for key, values in sweep.vary.items():
         if not key.startswith("method."):
             continue
-        own = key.removeprefix("method.")
-        taking = [n for _, n, given in asked if n != ALL and own not in given and _takes(n, own)]
-        if not taking:
+        leaf = key.removeprefix("method.")
+        takers = [n for _, n, own in methods if n != ALL and leaf not in own and _takes(n, leaf)]
+        if not takers:
             raise ConfigError(
-                f"vary {key}: none of the methods takes a parameter {own}"
-                + (" that it does not say itself" if any(own in g for _, _, g in asked) else "")
+                f"vary {key}: none of the methods has a parameter {leaf}"
+                + (" that it does not set already" if any(leaf in g for _, _, g in methods) else "")
             )
-        more: list[Asked] = []
-        for title, name, given in asked:
-            if name not in taking or own in given:
-                more.append((title, name, given))
+        expanded: list[Asked] = []
+        for title, name, own in methods:
+            if name not in takers or leaf in own:
+                expanded.append((title, name, own))
             else:
-                more += [(f"{title} {own}={shown(v)}", name, {**given, own: v}) for v in values]
-        asked = more
-    titles = [title for title, _, _ in asked]
+                expanded += [(f"{title} {leaf}={shown(v)}", name, {**own, leaf: v}) for v in values]
+        methods = expanded
+    titles = [title for title, _, _ in methods]
     _once("methods", titles)
-    return asked
+    return methods
 
 
 def _takes(name: str, key: str) -> bool:
     if key in ("layer_interval", "layer_share"):
-        return name != "local"  # nothing travels, so it has no pace
+        return name != "local"  # it sends no layers
     if name in PRESETS:
         return key in PRESETS[name].parameters
     from coterie.methods import find, parts_of
 
     parts = parts_of(name)
-    part, dot, own = key.partition(".")
+    part, dot, parameter = key.partition(".")
     if dot:
-        return part in parts and own in inspect.signature(find(part)).parameters
+        return part in parts and parameter in inspect.signature(find(part)).parameters
     return any(key in inspect.signature(find(p)).parameters for p in parts)
 
 
 def settings_of(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
-    """Every combination of partitions, shifts and varied keys: what it is called, what it sets.
+    """Every combination of partitions, shifts and varied keys: its labels and its assignments.
 
     >>> list(settings_of(Sweep(partitions=("iid",), vary={"train.lr": (0.1,)})))
     [({'partition': 'iid', 'train.lr': 0.1}, [('partition.name', 'iid'), ('train.lr', 0.1)])]
@@ -337,12 +337,12 @@ def settings_of(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
     axes: list[list[tuple[str, Any, Assignments]]] = []
     for table, texts in (("partition", sweep.partitions), ("shift", sweep.shifts)):
         if texts:
-            asked = [method_list(text, f"{table}s")[0] for text in texts]
-            for title, _, own in asked:
+            named = [method_list(text, f"{table}s")[0] for text in texts]
+            for title, _, own in named:
                 for key in [k for k in own if f"{table}.{k}" in sweep.vary]:
                     raise ConfigError(
-                        f"vary {table}.{key}: {title} of {table}s says {key} itself; leave one of "
-                        "the two out"
+                        f"vary {table}.{key}: {title} of {table}s sets {key} already; leave out "
+                        "one of the two"
                     )
             axes.append(
                 [
@@ -351,7 +351,7 @@ def settings_of(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
                         title,
                         [(f"{table}.name", name), *((f"{table}.{k}", v) for k, v in own.items())],
                     )
-                    for title, name, own in asked
+                    for title, name, own in named
                 ]
             )
     for key, values in sweep.vary.items():
@@ -367,18 +367,18 @@ def settings_of(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
 def every_method(population: Population, holdout: int = 0) -> list[Asked]:
     """All methods with their defaults; one that needs ``k`` gets the number of true groups.
 
-    Where nobody knows that it gets four, or as many as there are clients that train. What only
-    asks about groups trains no model to compare.
+    If that is unknown it gets four, or the number of training clients if that is smaller.
+    ``group-evidence`` is left out: it trains no model to compare.
     """
     from coterie.methods.group_evidence import NAME as GROUP_EVIDENCE
 
-    known, members = population.groups, len(population.clients) - holdout
-    k = min(_USUAL_GROUPS if known is None else len(set(known)), members)
-    found: list[Asked] = []
+    true_groups, members = population.groups, len(population.clients) - holdout
+    k = min(_USUAL_GROUPS if true_groups is None else len(set(true_groups)), members)
+    methods: list[Asked] = []
     for name, factory in METHODS.items():
         if name == GROUP_EVIDENCE:
             continue
         parameters = inspect.signature(factory).parameters
         needs_k = "k" in parameters and parameters["k"].default is inspect.Parameter.empty
-        found.append((f"{name} k={k}", name, {"k": k}) if needs_k else (name, name, {}))
-    return found
+        methods.append((f"{name} k={k}", name, {"k": k}) if needs_k else (name, name, {}))
+    return methods

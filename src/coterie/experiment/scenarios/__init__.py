@@ -1,4 +1,4 @@
-"""Scenarios: the settings of papers' experiments under a name, with the figures they published.
+"""Scenarios: papers' experiments under a name, with their settings and published figures.
 
 >>> from coterie.experiment.scenarios import scenario
 >>> scenario("fedclust/fmnist-skew20").figures["fedclust"]
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 PAPERS = ("fedclust", "dc-pfl", "fedtsdp", "user-centric", "survey")
-SCENARIOS: dict[str, Scenario]  # read when it is first asked for
+SCENARIOS: dict[str, Scenario]  # read when first used
 
 
 @cache
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> dict[str, Scenario]:
 
 
 def scenario(name: str) -> Scenario:
-    """The scenario of that name.
+    """The scenario with this name.
 
     >>> scenario("fedclust/svhn-skew25")
     Traceback (most recent call last):
@@ -60,13 +60,13 @@ def scenario(name: str) -> Scenario:
     return scenarios[name]
 
 
-def recall(place: Path, tree: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What to say of the scenario of a run that is continued with these tables, if it had one."""
-    if not (place / NOTE).exists():
+def recall(directory: Path, tree: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The description of a resumed run's scenario, if it has one; ``tree`` are its tables."""
+    if not (directory / NOTE).exists():
         return None
-    advice = "remove it to go on without the paper's figures"
-    name = read_json(place / NOTE, advice).get("name")
+    advice = "remove it to continue without the paper's figures"
+    name = read_json(directory / NOTE, advice).get("name")
     if name not in _scenarios():
-        raise RunDirError(f"{place / NOTE} is damaged (it names no scenario); {advice}")
-    found = scenario(name)
-    return Chosen(found, tree["data"]["set"], asked=True, tree=dict(tree)).about()
+        raise RunDirError(f"{directory / NOTE} is damaged (it names no scenario); {advice}")
+    original = scenario(name)
+    return Chosen(original, tree["data"]["set"], asked=True, tree=dict(tree)).about()

@@ -1,4 +1,4 @@
-"""Which data sets are at hand, and what takes the place of one that is not; without a network."""
+"""Which data sets are on this machine, and what replaces one that is not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STAND_INS: dict[str, tuple[str, ...]] = {
     "emnist": ("mnist",),
     "fashion-mnist": ("mnist",),
 }
-"""What takes a set's place, the first that is at hand; ``digits``, which needs no file, is last."""
+"""The replacements of a set, in order of preference; ``digits``, which needs no file, is last."""
 
 SIZES: dict[str, tuple[int, int]] = {
     "digits": (1_797, 0),
@@ -31,9 +31,9 @@ SIZES: dict[str, tuple[int, int]] = {
     "svhn": (73_257, 26_032),
     "emnist": (112_800, 18_800),
 }
-"""Samples to deal out and held out; EMNIST's are those of its balanced split."""
+"""The numbers of training and of held-out samples; EMNIST's are of its balanced split."""
 
-# What folders other programs make, as the loaders know them.
+# Folders that other programs create, as the loaders search them.
 _LAYOUTS: dict[str, tuple[str, ...]] = {
     "mnist": ("MNIST/raw", "raw"),
     "fashion-mnist": ("FashionMNIST/raw", "raw"),
@@ -51,7 +51,7 @@ _CIFAR_10 = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 def _file_sets(name: str, options: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The sets of files of which any one is enough."""
+    """Alternative lists of files; one of them is enough."""
     if name in ("mnist", "fashion-mnist"):
         return [_IDX]
     if name == "emnist":
@@ -66,22 +66,22 @@ def _file_sets(name: str, options: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def at_hand(name: str, folder: Where = None, options: Mapping[str, Any] | None = None) -> bool:
-    """Whether a set can be loaded as things are: from the folder, or from earlier downloads.
+    """Whether a set can be loaded without a download: from the folder, or from an earlier download.
 
-    Only the presence of files is looked at, not what is in them. The user's own kinds of data
-    (npz, csv, …) count as at hand when the folder is a file of that kind.
+    Files are only looked for, not read. The formats of a user's own data (npz, csv, …) are at hand
+    if the folder is a file of that format.
 
     >>> at_hand("digits")
     True
     """
     if name in ("digits", "mixture"):  # these need no file
         return True
-    place = None if folder is None else Path(folder)
+    path = None if folder is None else Path(folder)
     if name not in SOURCES:
         ending = ".csv" if name == "text" else f".{name}"
-        return place is not None and place.is_file() and place.suffix == ending
+        return path is not None and path.is_file() and path.suffix == ending
     options = options or {}
-    folders = places(place, name, _LAYOUTS[name])
+    folders = places(path, name, _LAYOUTS[name])
     if any(_all_there(folders, files) for files in _file_sets(name, options)):
         return True
     if name == "cifar-10" and image_tree_in(folders) is not None:
@@ -99,23 +99,27 @@ def _all_there(folders: Sequence[Path], files: Sequence[str]) -> bool:
 def searched(
     name: str, folder: Where = None, options: Mapping[str, Any] | None = None
 ) -> list[Path]:
-    """Where the files of a public set are looked for: the folder, and earlier downloads."""
+    """The folders in which the files of a public set are searched."""
     downloads = cache_folder((options or {}).get("cache")) / name
     return [downloads] if folder is None else [Path(folder), downloads]
 
 
 def stand_in(name: str, folder: Where = None, options: Mapping[str, Any] | None = None) -> str:
-    """The set itself if it is at hand, else what takes its place."""
+    """The set itself if it is at hand, else its replacement."""
     if at_hand(name, folder, options):
         return name
-    return next((other for other in STAND_INS.get(name, ()) if at_hand(other, folder)), "digits")
+    return next(
+        (other for other in STAND_INS.get(name, ()) if at_hand(other, folder)),
+        "digits",
+    )
 
 
 def fitted(tree: Tree, name: str) -> Tree:
-    """The tables of a scenario with another data set, so that they can be run.
+    """The tables of a scenario adapted to another data set.
 
-    Its options go, ``samples`` and ``public`` are bounded by what the set has (a tenth of a set
-    without a held-out part is public), and the model must fit the kind of data.
+    Options of the old set are dropped, ``samples`` and ``public`` are bounded by the size of the
+    new one (a tenth of a set without a held-out part is public), and the model is one that fits the
+    data.
     """
     tree = copy.deepcopy(tree)
     data = tree["data"]

@@ -84,15 +84,15 @@ def read_scenarios(path: Path) -> Iterator[Scenario]:
     except ValidationError as error:
         raise ConfigError(f"{path}: {_what_is_wrong(error)}") from None
     for table in paper.tables:
-        for number, own in enumerate(table.scenarios):
-            layers = (paper.defaults, table.model_extra or {}, own, table.column(number))
+        for number, column in enumerate(table.scenarios):
+            layers = (paper.defaults, table.model_extra or {}, column, table.column(number))
             try:
                 yield _scenario(layers)
             except ValidationError as error:
                 reasons = _what_is_wrong(error)
-                raise ConfigError(f"{path}: {own.get('name')}: {reasons}") from None
+                raise ConfigError(f"{path}: {column.get('name')}: {reasons}") from None
             except ConfigError as error:
-                raise ConfigError(f"{path}: {own.get('name')}: {error}") from None
+                raise ConfigError(f"{path}: {column.get('name')}: {error}") from None
 
 
 def _what_is_wrong(error: ValidationError) -> str:

@@ -1,4 +1,4 @@
-"""A scenario, and a scenario as a run uses it: with the user's own settings laid over it."""
+"""A paper's experiment, and the same with the user's settings on top."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coterie.results.rundir import RunDir
 Score = Literal["received", "adapted", "clustering", "unknown"]
 SCORES: tuple[Score, ...] = get_args(Score)
 NOTE = "scenario.json"
-# Settings that do not make an experiment another one.
+# Settings that do not change the experiment.
 _FREE = (
     "data.set",
     "data.folder",
@@ -45,20 +45,20 @@ _OF_TARGETS = ("evaluation.target", "evaluation.every")  # not free where rounds
 
 @checked(frozen=True, config={"extra": "forbid"})
 class Scenario:
-    """All settings of one experiment of a paper, and what the paper measured there.
+    """The settings of one experiment of a paper, and the paper's results.
 
     ``config`` are the tables of a configuration. ``figures`` are published accuracies (0 to 1) by
-    method, with parameters as in "user-centric streams=4"; ``spread`` their standard deviations
+    method, with parameters as in "user-centric streams=4"; ``spread`` are their standard deviations
     and ``worst`` the accuracies of the worst client, where the paper has them. ``score`` is the
-    score of ours that the figures are comparable with ("clustering": none, they are about samples
-    that were clustered), and ``scores`` has the methods for which it is another. ``per_method`` are
-    tables that a method has instead. ``missing`` says what to do about data that cannot be
+    score of ours to compare the figures with ("clustering": none, since they concern clustered
+    samples), and ``scores`` lists the methods with another one. ``per_method`` are tables that
+    replace settings for single methods. ``missing`` says what to do about data that cannot be
     downloaded.
 
-    ``rounds_to_target`` and ``megabits_to_target`` are what the paper's methods took to reach the
-    accuracy ``target``: None is a method that never reached it, and methods that the table does not
-    have are not there. Megabits go both ways and are a mean over all clients. If the paper gives
-    rounds but no target, ``target`` is None, and ours are the rounds of the whole run.
+    ``rounds_to_target`` and ``megabits_to_target`` are what the paper's methods needed to reach the
+    accuracy ``target``: None is a method that never reached it; methods that are not in the paper's
+    table are left out. Megabits are downloads and uploads, averaged over all clients. If the paper
+    gives rounds but no target, ``target`` is None, and the rounds are those of the whole run.
     """
 
     name: str
@@ -95,11 +95,11 @@ class Scenario:
 
     @property
     def newcomers(self) -> bool:
-        """Whether the figures are those of clients that join after the last round."""
+        """Whether the figures are about clients that join after the last round."""
         return bool(self.config.get("run", {}).get("holdout"))
 
     def tree(self, method: str | None = None, data: str | None = None) -> Tree:
-        """A new tree of tables, for one of the methods and for a data set in place of its own."""
+        """The tables of a configuration for one of the methods, and for another data set."""
         tree: Tree = copy.deepcopy(dict(self.config))
         if method is not None and method != self.method:
             tree["method"] = {"name": method}
@@ -107,28 +107,28 @@ class Scenario:
         return fitted(tree, data or self.data)
 
     def methods(self) -> list[str]:
-        """The methods of the paper's table that Coterie has, as ``--methods`` takes them."""
+        """The methods of the paper's table that Coterie has, written as for ``--methods``."""
         known = [key for key in self.figures if key.split()[0] in METHODS]
         return [key.replace(" ", ":") for key in known]
 
     def score_of(self, method: str) -> str:
-        """The score of ours that a method's figure is comparable with."""
+        """The score of ours to compare a method's figure with."""
         return self.scores.get(method, self.score)
 
     def key(self, method: Mapping[str, Any]) -> str | None:
-        """Under which key the figure of a method is: a table of a name and parameters.
+        """The key of a method's figure, if there is one; ``method`` has a name and parameters.
 
-        The paper's own method must have the parameters that it has here; a baseline counts by
-        its name, for papers seldom tell its parameters, or report the best of several.
+        The paper's own method must have the parameters of the scenario; a baseline only the name,
+        since papers seldom state its parameters, or report the best of several.
         """
         name = str(method["name"])
         keys = [key for key in self.figures if key.split()[0] == name]
         if name != self.method:
             return keys[0] if keys else None
-        return next((k for k in keys if _whole(self.table_of(k)) == _whole(method)), None)
+        return next((k for k in keys if _completed(self.table_of(k)) == _completed(method)), None)
 
     def table_of(self, key: str) -> Tree:
-        """The method's table that a figure is for."""
+        """The table ``[method]`` that a figure belongs to."""
         tree = self.tree(key.split()[0])
         _, name, parameters = method_list(key.replace(" ", ":"))[0]
         overlay(tree, {"method": {"name": name, **parameters}})
@@ -136,7 +136,7 @@ class Scenario:
         return table
 
     def costs_of(self, key: str | None) -> Tree | None:
-        """What the paper's method took to reach the target; None if the paper has no such table."""
+        """What the paper's method needed to reach the target; None without such a table."""
         tables = {"rounds": self.rounds_to_target, "megabits": self.megabits_to_target}
         if not any(tables.values()):
             return None
@@ -144,27 +144,27 @@ class Scenario:
         return {"target": self.target, **costs}
 
 
-def _whole(method: Mapping[str, Any]) -> Tree:
-    """A method's table with the defaults of all that it does not say."""
+def _completed(method: Mapping[str, Any]) -> Tree:
+    """A method's table completed with its defaults."""
     section = parse({"method": method}).method
     return {**_defaults(METHODS.get(section.name)), **section.model_dump(exclude={"name"})}
 
 
 def _defaults(function: Callable[..., Any] | None) -> Tree:
-    """The parameters of a method or a data set, with their defaults."""
-    usual = {} if function is None else inspect.signature(function).parameters
-    return {k: p.default for k, p in usual.items() if p.default is not p.empty}
+    """The parameters of a method or a data set that have defaults."""
+    parameters = {} if function is None else inspect.signature(function).parameters
+    return {k: p.default for k, p in parameters.items() if p.default is not p.empty}
 
 
-def overlay(tree: Tree, over: Mapping[str, Any]) -> None:
-    """Lay some tables over others, key by key, those inside of them (``data.options``) too.
+def overlay(tree: Tree, upper: Mapping[str, Any]) -> None:
+    """Override the keys of some tables by others, also in nested tables such as ``data.options``.
 
-    Another name drops the old one's parameters, and a parameter of the method drops those that
-    cannot be given beside it.
+    A new name drops the old name's parameters, and a parameter of the method those that exclude
+    it.
     """
-    for table, values in over.items():
+    for table, values in upper.items():
         if not isinstance(values, Mapping):
-            tree[table] = values  # not a table: parsing says so
+            tree[table] = values  # not a table: parsing refuses it
             continue
         if "name" in values:
             assign(tree, f"{table}.name", values["name"])
@@ -179,7 +179,7 @@ def overlay(tree: Tree, over: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A scenario with the data set that is used and everything that the user set himself."""
+    """A scenario with the data set in use and the user's settings."""
 
     scenario: Scenario
     data: str
@@ -188,7 +188,7 @@ class Chosen:
 
     @property
     def warning(self) -> str | None:
-        """The sentence for a set that is not at hand; none if the user chose the set."""
+        """The note that another data set is used, unless the user chose it."""
         missing = self.scenario.data
         if self.asked or self.data == missing:
             return None
@@ -199,33 +199,33 @@ class Chosen:
 
     @property
     def instead(self) -> str | None:
-        """What the paper's data were exchanged for, in a few words."""
+        """Which data set replaces the paper's, in a few words; None if it is the paper's."""
         missing = self.scenario.data
         return None if self.data == missing else f"on {self.data} instead of {missing}"
 
     @property
     def key(self) -> str | None:
-        """Under which key the paper's figure of this run is, if it has one."""
+        """The key of the paper's figure for this run, if there is one."""
         return self.scenario.key(self.tree["method"])
 
     @property
     def changed(self) -> list[str]:
-        """The settings that are not the scenario's, but for the data set and the method's name.
+        """The settings that differ from the scenario's, except the data set and the method's name.
 
-        A method's parameters are compared with those that its figure is for; options of the data
-        only where the data set is the scenario's own.
+        A method's parameters are compared with those of its figure; options of the data only if the
+        data set is the scenario's.
         """
         name = self.tree["method"]["name"]
-        usual, given = self.scenario.tree(name), self.tree
-        method = usual["method"] if self.key is None else self.scenario.table_of(self.key)
-        before = {**_flat(parse(usual)), **_keyed("method", _whole(method))}
-        now = {**_flat(parse(given)), **_keyed("method", _whole(given["method"]))}
+        original, used = self.scenario.tree(name), self.tree
+        method = original["method"] if self.key is None else self.scenario.table_of(self.key)
+        before = {**_flat(parse(original)), **_keyed("method", _completed(method))}
+        now = {**_flat(parse(used)), **_keyed("method", _completed(used["method"]))}
         keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
-        told = [f"{k} {_value(now.get(k))} instead of {_value(before.get(k))}" for k in keys]
-        return [words for key, words in zip(keys, told, strict=True) if self._matters(key)]
+        sentences = [f"{k} {_value(now.get(k))} instead of {_value(before.get(k))}" for k in keys]
+        return [words for key, words in zip(keys, sentences, strict=True) if self._matters(key)]
 
     def _matters(self, key: str) -> bool:
-        """Whether a setting makes the experiment another one than the paper's."""
+        """Whether a setting changes the paper's experiment."""
         if self.scenario.target is not None and key in _OF_TARGETS:
             return True
         if key.startswith("data.options."):
@@ -234,12 +234,12 @@ class Chosen:
 
     @property
     def costs(self) -> Tree | None:
-        """What the paper's method took to reach the target, if the target is the same here."""
-        asked = parse(self.tree).evaluation.target
-        return self.scenario.costs_of(self.key) if asked == self.scenario.target else None
+        """What the paper's method needed to reach the target, if the target is the same here."""
+        target = parse(self.tree).evaluation.target
+        return self.scenario.costs_of(self.key) if target == self.scenario.target else None
 
     def about(self) -> Tree:
-        """What a run should remember of this: the paper's figure, and what differs from it."""
+        """What a run records of its scenario: the paper's figure, and the settings that differ."""
         name, key = self.tree["method"]["name"], self.key
         return {
             "name": self.scenario.name,
@@ -257,7 +257,7 @@ class Chosen:
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    """All settings but the method's, by dotted keys; options of the data one by one."""
+    """All settings but the method's by dotted keys, with each option of the data."""
     tables = config.model_dump(exclude={"method": True, "data": {"options"}})
     flat = {k: v for name, table in tables.items() for k, v in _keyed(name, table).items()}
     options = {**_defaults(SETS.get(config.data.set)), **config.data.options}
@@ -272,21 +272,21 @@ def _value(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 
-def choose(scenario: Scenario, given: Mapping[str, Any], stand_in: bool = False) -> Chosen:
-    """The scenario's tables with the user's laid over them.
+def choose(scenario: Scenario, settings: Mapping[str, Any], stand_in: bool = False) -> Chosen:
+    """The scenario with the user's settings on top.
 
-    The data set is the user's if he names one, else the scenario's. One that is not at hand is
-    refused, or with ``stand_in`` replaced by another.
+    The data set is the user's choice, or else the scenario's. If the scenario's is not at hand, it
+    is refused, or with ``stand_in`` replaced by another.
     """
-    parse(given)  # what is wrong with it is said here
-    own = given.get("data", {})
+    parse(settings)  # refuse mistakes in them
+    own = settings.get("data", {})
     asked = "set" in own
     options = {**scenario.config["data"].get("options", {}), **own.get("options", {})}
     data = own["set"] if asked else available.stand_in(scenario.data, own.get("folder"), options)
     if not (asked or stand_in) and data != scenario.data:
         raise ConfigError(absent(scenario, data, own.get("folder"), options))
-    tree = scenario.tree(given.get("method", {}).get("name"), data)
-    overlay(tree, given)
+    tree = scenario.tree(settings.get("method", {}).get("name"), data)
+    overlay(tree, settings)
     return Chosen(scenario, data, asked, tree)
 
 
@@ -296,26 +296,26 @@ def absent(
     folder: Where = None,
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """What there is to say where a scenario's data are not at hand: what to do about it."""
+    """The message about data that are not at hand, and what to do."""
     if scenario.missing is not None:
-        what = scenario.missing
+        need = scenario.missing
     else:
-        places = " and ".join(str(p) for p in available.searched(scenario.data, folder, options))
-        what = (
-            f"the data set {scenario.data}, which is not at hand (looked for in {places}): give "
+        searched = " and ".join(str(p) for p in available.searched(scenario.data, folder, options))
+        need = (
+            f"the data set {scenario.data}, which is not at hand (looked for in {searched}): give "
             f"the folder of its files with --folder DIR, download it with --data {scenario.data}"
         )
-    return f"scenario {scenario.name} needs {what}, or use {instead} in its place with --stand-in"
+    return f"scenario {scenario.name} needs {need}, or use {instead} in its place with --stand-in"
 
 
 @contextmanager
-def remember(place: Path, about: Mapping[str, Any] | None) -> Iterator[None]:
-    """Whatever becomes of the run inside, its directory tells of which scenario it is."""
+def remember(directory: Path, about: Mapping[str, Any] | None) -> Iterator[None]:
+    """Record the scenario in the run directory, however the run inside ends."""
     try:
         yield
     finally:
-        run = RunDir(place)
+        run = RunDir(directory)
         if about is not None and run.config.is_file():
-            write_atomic(place / NOTE, to_json(about, indent=1).encode(), durable=False)
-            with suppress(RunDirError):  # none yet; a damaged one is written anew by a resume
+            write_atomic(directory / NOTE, to_json(about, indent=1).encode(), durable=False)
+            with suppress(RunDirError):  # missing or damaged: a resume writes it
                 run.write_result({**run.read_result(), "scenario": dict(about)})
