@@ -25,7 +25,7 @@ def test_the_answer_is_said_in_words_and_can_be_used(cli):
         assert re.search(rf"│ +{group} │ +2 │ .*│ {own} +│", ended.out)
     assert re.search(r"│ 4 \(chosen\) │ +0\.\d+", ended.out)
     assert re.search(
-        r"cost  .* MB down, .* up; [\d,]+ samples gone through .* 3 rounds .* \d+ steps", ended.out
+        r"cost  .* MB down, .* up; [\d,]+ samples processed .* 3 rounds .* \d+ steps", ended.out
     )
     shown = "exposed  The server saw every client's models trained on two halves of its data"
     assert shown in ended.out

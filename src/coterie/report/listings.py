@@ -1,4 +1,4 @@
-"""Lists of what there is: names, parameters and words, without importing any of it."""
+"""Lists of methods, models and other pieces, without importing any of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.table import Table
 
 from coterie.registry import Registry, first_paragraph
 
-# The families of methods, in the order in which they are shown.
+# The families of methods, in display order.
 FAMILIES = ("global", "personalised", "clustered", "pieces", "other")
 Row = Mapping[str, str]
 
 
 def rows_of(registry: Registry[Any]) -> dict[str, Row]:
-    """What comes with Coterie, and what installed packages bring, which is not imported."""
+    """The pieces of Coterie, and those of installed packages, which are not imported."""
     entries = dict(registry.index)
     for name, point in registry.installed.items():
         entries.setdefault(name, {"about": f"of an installed package: {point.value}"})
@@ -26,7 +26,7 @@ def rows_of(registry: Registry[Any]) -> dict[str, Row]:
 
 
 def listing(title: str, rows: Mapping[str, Row]) -> Table:
-    """Named things with their parameters and what they are."""
+    """A table of names with parameters and descriptions."""
     table = Table(title=title)
     table.add_column("name", style="bold")
     table.add_column("parameters")
@@ -37,7 +37,7 @@ def listing(title: str, rows: Mapping[str, Row]) -> Table:
 
 
 def plain_listing(title: str, items: Mapping[str, str]) -> Table:
-    """Named things and what they are."""
+    """A table of names with descriptions."""
     table = Table(title=title, title_justify="left")
     table.add_column("name", style="bold")
     table.add_column("what it is")
@@ -47,7 +47,7 @@ def plain_listing(title: str, items: Mapping[str, str]) -> Table:
 
 
 def method_listing(rows: Mapping[str, Row]) -> Table:
-    """All methods by family, a line each."""
+    """All methods by family, one line each."""
     table = Table(title="Methods")
     for title in ("family", "name", "server sees", "secure", "parameters", "what it is"):
         table.add_column(title, no_wrap=title in ("name", "secure"))
@@ -74,7 +74,7 @@ def method_listing(rows: Mapping[str, Row]) -> Table:
 
 
 def coloured(text: str) -> str:
-    """Code in colour, all else as it is."""
+    """Text with its code in colour."""
     return re.sub(r"``(.+?)``", r"[cyan]\1[/]", escape(text))
 
 

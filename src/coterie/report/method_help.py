@@ -1,9 +1,8 @@
-"""What a method is, from its docstring and its signature: on the terminal and as Markdown.
+"""Descriptions of methods from docstrings and signatures, for the terminal and as Markdown.
 
-A method's docstring begins with one line, has ``Family:`` (one of ``FAMILIES``, under which lists
-have it) and then the sections of ``methods.docstrings``, ``Notes:`` only if there is something to
-note; each parameter has an entry under ``Args:``. Types, defaults and ranges come from the
-signature.
+A method's docstring begins with one line, has ``Family:`` (one of ``FAMILIES``, by which lists are
+sorted) and then the sections of ``methods.docstrings``, with optional ``Notes:``; each parameter
+has an entry under ``Args:``. Types, defaults and ranges come from the signature.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from coterie.report.listings import FAMILIES, coloured
 
 Factory = Callable[..., Method]
 
-OTHER = "other"  # a plug-in's
+OTHER = "other"  # family of plug-ins
 SECURE = "Secure aggregation"  # the section that is not the docstring's
 # What the data must have for a method, as the command line says it.
 NEEDS = {"oracle": " --shift rotation"}
@@ -63,7 +62,7 @@ _TYPES = {int: "integer", float: "number", bool: "true or false", str: "text"}
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its type, default (none: it must be given), range and meaning, in words."""
+    """One parameter: its type, default (None if it is required), range and meaning."""
 
     name: str
     type: str
@@ -72,16 +71,16 @@ class Parameter:
     meaning: str
 
     def cells(self) -> tuple[str, ...]:
-        """The same as a row of a table."""
+        """The parameter as a row of a table."""
         default = "required" if self.default is None else self.default
         return self.name, self.type, default, self.range or "–", self.meaning
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A method in words. ``brings`` is what it adds to a combination with others.
+    """The description of a method. ``brings`` is what it adds to a combination with others.
 
-    ``secure`` is whether it works under secure aggregation, and why; none where it cannot be told.
+    ``secure`` is whether it works under secure aggregation, and why; None where it is unknown.
     ``sees`` is what its server looks at: nothing, means, or each reply.
     """
 
@@ -96,21 +95,21 @@ class Explanation:
 
     @property
     def example(self) -> str:
-        """A command that runs it."""
+        """A command that runs the method."""
         required = [p.name for p in self.parameters if p.default is None]
         settings = "".join(f" --set method.{name}=4" for name in required)
         return f"coterie run --method {self.name}{settings}{NEEDS.get(self.name, '')}"
 
     @property
     def signature(self) -> str:
-        """Its parameters with their defaults, on one line."""
+        """The method's parameters with their defaults, on one line."""
         return ", ".join(
             p.name if p.default is None else f"{p.name}={p.default}" for p in self.parameters
         )
 
     @property
     def row(self) -> dict[str, str]:
-        """Its line in a list."""
+        """The method's line in a list."""
         return {
             "about": self.about,
             "family": self.family,
@@ -121,19 +120,19 @@ class Explanation:
 
     @property
     def combines(self) -> str:
-        """What it adds to a combination, as a sentence."""
+        """What the method adds to a combination, as a sentence."""
         if not self.brings:
             return ""
         return f"in a combination, ``NAME+NAME``, it says {' and '.join(self.brings)}."
 
 
 def explain(name: str, factory: Factory) -> Explanation:
-    """A method in words, as far as its docstring goes."""
+    """The description of a method, as far as its docstring goes."""
     raw = sections(factory.__doc__ or "")
-    told = arguments(raw.pop("Args", ""))
+    described = arguments(raw.pop("Args", ""))
     hints = get_type_hints(inspect.unwrap(factory), include_extras=True)
     signature = inspect.signature(factory)
-    made = _made(factory)
+    method = _made(factory)
     family = joined(raw.pop("Family", OTHER)).removesuffix(".")
     return Explanation(
         name=name,
@@ -141,21 +140,21 @@ def explain(name: str, factory: Factory) -> Explanation:
         about=joined(raw.pop("")),
         sections={title: joined(text) for title, text in raw.items()},
         parameters=tuple(
-            _parameter(p, hints.get(p.name, Any), told.get(p.name, ""))
+            _parameter(p, hints.get(p.name, Any), described.get(p.name, ""))
             for p in signature.parameters.values()
         ),
-        brings=_brings(made),
-        secure=None if made is None else secure_words(made),
-        sees="–" if made is None else made.sees,
+        brings=_brings(method),
+        secure=None if method is None else secure_words(method),
+        sees="–" if method is None else method.sees,
     )
 
 
 def by_family(explanations: Iterable[Explanation]) -> dict[str, list[Explanation]]:
-    """Families that have any, in order; methods in the order given."""
-    found: dict[str, list[Explanation]] = {family: [] for family in FAMILIES}
+    """Methods by family, in the order of families; empty families are left out."""
+    families: dict[str, list[Explanation]] = {family: [] for family in FAMILIES}
     for each in explanations:
-        found[each.family if each.family in found else OTHER].append(each)
-    return {family: members for family, members in found.items() if members}
+        families[each.family if each.family in families else OTHER].append(each)
+    return {family: members for family, members in families.items() if members}
 
 
 # --- docstrings ----------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def _counts(kinds: Sequence[str]) -> bool:
 
 
 def _described(hint: Any) -> tuple[list[str], list[str]]:
-    """The types and the ranges that a hint allows, in words; leaving it out is no type."""
+    """The types and the ranges that a hint allows, in words, without None."""
     origin = get_origin(hint)
     if origin is Annotated:
         kind, *notes = get_args(hint)
@@ -250,23 +249,23 @@ def shown(value: Any) -> str:
 
 
 def required(factory: Factory) -> list[str]:
-    """The parameters that must be given."""
+    """The required parameters."""
     parameters = inspect.signature(factory).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     return [p.name for p in named if p.default is p.empty]
 
 
 def _made(factory: Factory) -> Method | None:
-    """The method, with 1 for what must be given; none if it refuses that."""
+    """The method, with 1 for required parameters; None if it refuses that."""
     try:
         return factory(**dict.fromkeys(required(factory), 1))
     except ConfigError:
         return None
 
 
-def _brings(made: Method | None) -> tuple[str, ...]:
-    """What a method is put together from, apart from what FedAvg has too."""
-    pieces = None if made is None else made.pieces
+def _brings(method: Method | None) -> tuple[str, ...]:
+    """The parts of a method, apart from those that FedAvg has, too."""
+    pieces = None if method is None else method.pieces
     return tuple(words for piece, words in BRINGS.items() if getattr(pieces, piece, None))
 
 
@@ -274,7 +273,7 @@ def _brings(made: Method | None) -> tuple[str, ...]:
 
 
 def secure_words(method: Method) -> tuple[bool, str]:
-    """Whether a method works where the server learns sums only, and why.
+    """Whether a method works where the server learns only sums, and why.
 
     >>> from coterie.methods import fedavg, krum
     >>> secure_words(fedavg())
@@ -312,8 +311,8 @@ def combination(parts: Mapping[str, Factory]) -> list[Explanation]:
 
     A parameter that two parts have is written with the part's name before it: ``ifca.k``.
     """
-    found = [explain(name, factory) for name, factory in parts.items()]
-    names = [p.name for each in found for p in each.parameters]
+    explanations = [explain(name, factory) for name, factory in parts.items()]
+    names = [p.name for each in explanations for p in each.parameters]
 
     def written(part: str, parameter: Parameter) -> Parameter:
         twice = names.count(parameter.name) > 1
@@ -321,7 +320,7 @@ def combination(parts: Mapping[str, Factory]) -> list[Explanation]:
 
     return [
         replace(each, parameters=tuple(written(each.name, p) for p in each.parameters))
-        for each in found
+        for each in explanations
     ]
 
 
@@ -329,7 +328,7 @@ def combination(parts: Mapping[str, Factory]) -> list[Explanation]:
 
 
 def print_explanation(out: Console, it: Explanation) -> None:
-    """A method in full."""
+    """The full description of a method."""
     out.print(f"[bold]{escape(it.name)}[/] ({it.family})", highlight=False)
     out.print(coloured(it.about), highlight=False)
     for section, title in SECTIONS.items():
@@ -389,7 +388,7 @@ def _parameter_table(parameters: Sequence[Parameter]) -> Table:
 
 
 def page(it: Explanation) -> str:
-    """A method's page: all that its docstring says."""
+    """A method's page, with its whole docstring."""
     family = f"Family: [{it.family}](README.md#{it.family})."
     parts = [f"# {it.name}", markdown(it.about), family, f"```sh\n{it.example}\n```"]
     for section, title in SECTIONS.items():
@@ -405,7 +404,7 @@ def page(it: Explanation) -> str:
 
 
 def card(it: Explanation) -> str:
-    """What a page written by hand has at its top: the method in a line, and its parameters."""
+    """The top of a hand-written page: the method in a line, and its parameters."""
     return f"*{markdown(it.about)}*\n\n{parameter_table(it.parameters)}"
 
 

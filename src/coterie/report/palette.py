@@ -1,25 +1,25 @@
-"""The colours of all pictures, in the light and in the dark.
+"""The colours of all pictures, on light and dark pages.
 
-Pictures are drawn in the colours of the light page. A dark page replaces them one by one, by
-``DARK``, wherever they occur in a figure; a colour that is not in it is used on both.
+Pictures are drawn in the colours of the light page. A dark page replaces each colour by its value
+in ``DARK`` wherever it occurs in a figure; colours that are not in ``DARK`` are used on both.
 """
 
 from __future__ import annotations
 
-# Okabe and Ito's: they differ for every kind of colour vision, and in grey.
+# Okabe and Ito's colours differ for every kind of colour vision, and in grey.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 TINTS = ("#7FB8D8", "#F2CE7F", "#7FCEB9", "#E5BCD3", "#AAD9F4", "#EAAE7F", "#F7F1A0", "#7F7F7F")
 BLUE, ORANGE, GREEN, PURPLE = COLOURS[:4]
 RED, SKY = "#D55E00", "#56B4E9"
 ALONE, INK, FAINT, GRID, PAPER = "#D9D9D9", "#333333", "#999999", "#E5E5E5", "#FFFFFF"
-LOW = "#F0F0F0"  # nothing of something, in a scale of shares
+LOW = "#F0F0F0"  # a share of 0
 # For lines on paper: yellow, amber and light blue are too pale for a thin line.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#AA3377", "#A87400", "#5B4FA2", "#3A86A8", "#000000")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
-SCALE = (LOW, "#8FC1E3", "#0A4F86")  # from nothing to all: paler is less on a light page
+SCALE = (LOW, "#8FC1E3", "#0A4F86")  # from 0 to 1: paler is less on a light page
 
-# None of the dark colours is among the light ones, so that replacing one never meets another.
+# No dark colour is among the light ones, so that no colour is replaced twice.
 DARK = {
     "#0072B2": "#3D8FD1",
     "#56B4E9": "#93D5FF",
@@ -45,12 +45,12 @@ DARK = {
 
 
 def colour_of(number: int) -> str:
-    """The colour of a group by its number; they come again after sixteen."""
+    """The colour of a group by its number; colours repeat after sixteen."""
     return (*COLOURS, *TINTS)[number % (len(COLOURS) + len(TINTS))]
 
 
 def line_of(number: int) -> tuple[str, str]:
-    """The colour and the dashes of a run's line by its number: forty differ."""
+    """The colour and the dashes of a run's line by its number; forty are different."""
     return LINES[number % len(LINES)], DASHES[number // len(LINES) % len(DASHES)]
 
 

@@ -1,4 +1,4 @@
-"""Scenarios and what papers published, for the terminal."""
+"""Scenarios and papers' published figures, for the terminal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def figure_of(about: Mapping[str, Any]) -> str:
-    """A published accuracy in per cent, with a double dagger where the data are others."""
+    """A published accuracy in per cent, with a double dagger where the data are different."""
     elsewhere = about["figure"] is not None and about["instead"]
     return percent(about["figure"]) + ("‡" if elsewhere else "")
 
 
 def paper_notes(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The lines under published figures, by rows: where they are from, and why ours may differ."""
+    """The lines below published figures: their sources, and why a run's figures may differ."""
     if not rows:
         return []
     abouts, lines = list(rows.values()), []
@@ -43,7 +43,7 @@ def paper_notes(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _changed(rows: Mapping[str, Sequence[str]]) -> list[str]:
-    """Settings that are not the scenario's: those of all rows first, then those of single ones."""
+    """Settings that differ from the scenario's: those of all rows first, then of single rows."""
     every = [c for c in next(iter(rows.values())) if all(c in other for other in rows.values())]
     lines = {"": every}
     whose: dict[tuple[str, ...], list[str]] = {}
@@ -54,7 +54,7 @@ def _changed(rows: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _comparable(scores: Mapping[str, Sequence[str]], about: Mapping[str, Any]) -> str:
-    """With which scores of ours published figures are comparable, by methods."""
+    """The scores of a run that published figures are comparable with, by method."""
     told = {
         "unknown": "it does not say whether these are received or adapted scores",
         "clustering": "the share of samples in the right cluster, which a run does not measure",
@@ -78,7 +78,7 @@ _COSTS = {"rounds": "rounds", "megabits": "Mbit a client"}
 
 
 def cost_of(about: Mapping[str, Any] | None, cost: str) -> str:
-    """What the paper's method took, in rounds or megabits; "never", or a dash if it is not told."""
+    """The paper's rounds or megabits to the target; "never", or a dash if the paper has none."""
     costs = (about or {}).get("to_target") or {}
     if cost not in costs:
         return "–"
@@ -86,7 +86,7 @@ def cost_of(about: Mapping[str, Any] | None, cost: str) -> str:
 
 
 def _counted(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """How rounds and megabits are counted, in the paper and here."""
+    """How the paper and a run count rounds and megabits."""
     costs = [a["to_target"] for a in abouts if a.get("to_target")]
     target = costs[0]["target"]
     if target is None:
@@ -96,7 +96,7 @@ def _counted(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def target_lines(about: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    """What it took to reach a scenario's target, in the paper and in this run."""
+    """The cost of a scenario's target, in the paper and in this run."""
     costs, lines = about.get("to_target") or {}, []
     for cost, unit in _COSTS.items():
         if cost not in costs:
@@ -116,7 +116,7 @@ def target_lines(about: Mapping[str, Any], summary: Mapping[str, Any]) -> list[s
 
 
 def _spent(reached: Mapping[str, Any] | None, cost: str) -> float | None:
-    """Rounds or megabits until a target was reached, if it was."""
+    """Rounds or megabits until the target was reached, in words."""
     if cost == "megabits":
         return megabits(reached)
     return None if reached is None else float(reached["round"])
@@ -127,7 +127,7 @@ def _after(spent: float | None, unit: str) -> str:
 
 
 def print_paper(out: Console, about: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """What a paper published for the run that has just ended."""
+    """The lines about the published figure for a run that has just ended."""
     figure = f"no figure for {about['method']} with these parameters"
     if about["figure"] is not None:
         spread = f" ± {percent(about['spread'])}" if about["spread"] is not None else ""
@@ -142,7 +142,7 @@ def print_paper(out: Console, about: Mapping[str, Any], summary: Mapping[str, An
 
 
 def scenario_listing(scenarios: Sequence[Scenario], used: Mapping[str, str]) -> Table:
-    """All scenarios; ``used`` says which set ``--stand-in`` would use for which, if any."""
+    """All scenarios; ``used`` maps data sets to those that ``--stand-in`` would use."""
     table = Table(title="Scenarios: the set-ups of papers' experiments")
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("what it is")
@@ -158,7 +158,7 @@ def scenario_listing(scenarios: Sequence[Scenario], used: Mapping[str, str]) -> 
 
 
 def print_scenario(out: Console, scenario: Scenario, missing: str = "") -> None:
-    """One scenario in full: settings as TOML, figures, notes; and what to do about missing data."""
+    """One scenario in full: settings as TOML, figures, notes, and help with missing data."""
 
     def say(text: str) -> None:
         out.print(text, highlight=False, markup=False, soft_wrap=True)

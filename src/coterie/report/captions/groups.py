@@ -64,7 +64,7 @@ def groups(reading: Reading) -> str:
     if not flow.changes:
         return f"{first.capitalize()} {begin}; no client ever changed groups."
     text = (
-        f"{first.capitalize()} {begin}, {last} {end}; clients changed groups "
+        f"{first.capitalize()} {begin}, {last} {end}; memberships changed "
         f"{_times(flow.changes)}."
     )
     hidden = flow.changes - (len(flow.rounds) - 1)
@@ -328,7 +328,7 @@ def layers(reading: Reading) -> str:
         for layer in rested
     )
     if not quiet:
-        return "Clients differ in every layer, so that no layer could rest."
+        return "No layer differed so little between clients that it could rest."
     layer, _ = quiet.most_common(1)[0]
     return f"Layers in which clients hardly differ rest for some rounds; {layer} did so most often."
 
