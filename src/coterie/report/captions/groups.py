@@ -64,8 +64,7 @@ def groups(reading: Reading) -> str:
     if not flow.changes:
         return f"{first.capitalize()} {begin}; no client ever changed groups."
     text = (
-        f"{first.capitalize()} {begin}, {last} {end}; memberships changed "
-        f"{_times(flow.changes)}."
+        f"{first.capitalize()} {begin}, {last} {end}; memberships changed {_times(flow.changes)}."
     )
     hidden = flow.changes - (len(flow.rounds) - 1)
     if hidden > 0:
