@@ -279,7 +279,7 @@ def test_a_run_does_not_get_other_code_under_way(lying_about, tmp_path):
         ("mynet=nowhere.py:net", "FileNotFoundError"),
         ("mynet=lying_about.py:other", "AttributeError"),
         ("mynet=lying_about:__name__", "this is not a function"),
-        ("mlp=lying_about.py:net", "comes with Coterie"),
+        ("mlp=lying_about.py:net", "'mlp' is built in"),
     ],
 )
 def test_a_mapping_that_is_wrong_is_said_at_once(text, why, lying_about, monkeypatch):

@@ -37,7 +37,7 @@ def weights(directory, client=0):
         ("--method fedprox --set method.mu=much", "mu = 'much'"),
         ("--method fedprox --set method.mu=-1", "mu"),
         ("--method fedper --set method.k=9", "9 personal layers asked for"),
-        ("--method oracle", "needs clients with known groups"),
+        ("--method oracle", "needs a scenario with known groups"),
         ("--cohort 9", "number from 1 to 4"),
         ("--cohort few", "run.cohort = 'few'"),
         ("--rounds 0", "run.rounds = 0"),

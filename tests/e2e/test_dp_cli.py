@@ -84,7 +84,7 @@ def sets(*texts):
     [
         (["--epsilon", 0.1, *sets("privacy.noise=0.5")], "has no room for a single round"),
         (["--epsilon", 0], "privacy.epsilon"),
-        (["--epsilon", 4, "--method", "cfl"], "method cfl finds groups by what two halves"),
+        (["--epsilon", 4, "--method", "cfl"], "method cfl finds groups by comparing two halves"),
         (
             ["--epsilon", 4, "--method", "fedfomo", *sets("method.m=2")],
             "method fedfomo groups or mixes clients",

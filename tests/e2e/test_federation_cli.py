@@ -145,7 +145,7 @@ def test_served_with_another_configuration(cli, config):
         ("--server localhost:1 --keys nowhere", 2, "nowhere"),
         ("--server localhost:1 --device abacus", 2, "abacus"),
         ("--server localhost:1 --model mynet", 2, "write NAME=FILE.py:FUNCTION"),
-        ("--server localhost:1 --model mlp=mine.py:net", 2, "'mlp' comes with Coterie"),
+        ("--server localhost:1 --model mlp=mine.py:net", 2, "'mlp' is built in"),
         ("--server localhost:1 --model net=nowhere.py:net", 2, "nowhere.py"),
     ],
 )

@@ -70,7 +70,7 @@ def test_seed_decides_everything(tmp_path):
 
 def orders_of_samples(folder, settings, people):
     """The order in which each client's samples were shown, by round."""
-    from coterie.client import client as module
+    from coterie.client import stacked as module
 
     seen = []
     original = module.fit

@@ -677,7 +677,7 @@ IMPOSSIBLE = [
     (lambda b: b.update(examples=10**9), "it counts 1000000000 samples, and has"),
     (lambda b: b.update(examples=True), "it counts True samples"),
     (lambda b: b["metrics"].update(loss=float("nan")), "is not finite"),
-    (lambda b: b.update(version=7), "no name"),
+    (lambda b: b.update(version=7), "not a valid name"),
     (lambda b: b["arrays"].clear(), "differ in form from those of the others (model of"),
     (lambda b: b["arrays"]["model"].update(of=["hidden1"]), ""),
     (lambda b: b.update(error="TrainingError", text="my disk is full"), "my disk is full"),
