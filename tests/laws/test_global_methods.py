@@ -483,7 +483,8 @@ def test_codecs_keep_the_mean_or_are_refused(name, codec, side, tmp_path):
     settings = {"wire": Coding(**{side: codec})}
     made = experiment(factory(), uneven(), schedule=PLAIN, settings=settings)
     if name == "feddyn" and codec != "raw+zstd":
-        with pytest.raises(ConfigError, match=rf"method feddyn .*'{codec}.* of wire\.{side} is lossy"):
+        words = rf"method feddyn .*'{codec}.* of wire\.{side} is lossy"
+        with pytest.raises(ConfigError, match=words):
             drive(made, tmp_path)
         return
     state, channel, _ = drive(made, tmp_path)
