@@ -82,9 +82,9 @@ def sets(*texts):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--epsilon", 0.1, *sets("privacy.noise=0.5")], "has no room for a single round"),
+        (["--epsilon", 0.1, *sets("privacy.noise=0.5")], "does not suffice for a single round"),
         (["--epsilon", 0], "privacy.epsilon"),
-        (["--epsilon", 4, "--method", "cfl"], "method cfl finds groups by what two halves"),
+        (["--epsilon", 4, "--method", "cfl"], "method cfl finds groups by comparing two halves"),
         (
             ["--epsilon", 4, "--method", "fedfomo", *sets("method.m=2")],
             "method fedfomo groups or mixes clients",

@@ -280,7 +280,7 @@ def test_a_run_whose_process_is_killed_goes_on(start, whole):
     os.kill(children(process.pid)[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert len(re.findall(r"seed 0: its process was killed \(signal 9\); it goes on", err)) == 1
+    assert len(re.findall(r"seed 0: its process was killed \(signal 9\); it continues", err)) == 1
     assert len(rows_of("c")) == 4
     assert rows_of("c", "seconds") == rows_of(whole, "seconds")
 

@@ -402,7 +402,7 @@ def test_a_mean_tells_how_many_and_nothing_else(tmp_path, secure):
     assert mean.examples == 3
     assert mean.clients == (0, 1, 2)
     assert dict(mean.metrics) == {}
-    with pytest.raises(ConfigError, match="method spoken needs the number 'loss'"):
+    with pytest.raises(ConfigError, match="method spoken needs the metric 'loss'"):
         mean.metrics["loss"]
 
 
@@ -521,7 +521,7 @@ def test_abandoned_rounds_are_paid_for(monkeypatch, mechanism):
 
 
 def test_a_budget_with_no_room_for_a_round_is_refused():
-    with pytest.raises(ConfigError, match=r"epsilon = 0.1 has no room for a single round"):
+    with pytest.raises(ConfigError, match=r"epsilon = 0.1 does not suffice for a single round"):
         execute(account(3, noise=0.5, epsilon=0.1))
 
 
@@ -531,7 +531,7 @@ def test_a_budget_with_no_room_for_a_round_is_refused():
 EACH = "groups or mixes clients by what each of them sent"
 HALVES = "not in the calibration of the noise"
 NOTHING = "is not a change of anything it received"
-RESTING = "lets layers rest by numbers that clients report"
+RESTING = "skips layers according to numbers that clients report"
 REFUSED = {
     "fedclust": EACH,
     "dc-pfl": HALVES,
@@ -620,9 +620,9 @@ LINKS = {"sampling": "fixed", "clock": {"name": "links"}}
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"over_selection": 1.5, "cohort": 2, **LINKS}, "run.over_selection draws clients"),
-        ({"weighted": True, "availability": {"name": "diurnal"}, **LINKS}, "run.weighted draws"),
-        ({"availability": {"name": "diurnal"}, **LINKS}, "availability draws clients"),
+        ({"over_selection": 1.5, "cohort": 2, **LINKS}, "run.over_selection selects clients"),
+        ({"weighted": True, "availability": {"name": "diurnal"}, **LINKS}, "run.weighted selects"),
+        ({"availability": {"name": "diurnal"}, **LINKS}, "availability selects clients"),
     ],
 )
 def test_draws_of_clients_that_no_accountant_knows_are_refused(settings, words):
@@ -649,7 +649,7 @@ def test_shared_statistics_of_batch_normalisation_are_refused(mechanism):
         ({"secure": True, "reveal": "final-layer"}, "shows what the noise should hide"),
         ({"secure": True, "mechanism": "local"}, "cannot be used with --secure"),
         ({"mechanism": "nbafl", "noise": None, "epsilon": 1.0}, "between 0 and 1, not 1"),
-        ({"mechanism": "nbafl", "epsilon": 0.5}, "privacy.noise = 1e-06 means nothing to this"),
+        ({"mechanism": "nbafl", "epsilon": 0.5}, "privacy.noise = 1e-06 has no effect with this"),
         ({"mechanism": "nbafl", "noise": None}, "there is none: give --epsilon"),
         ({"mechanism": "middle"}, "unknown privacy.mechanism"),
         ({"clipping": "mean"}, "unknown privacy.clipping"),
@@ -695,7 +695,7 @@ def test_a_method_that_needs_a_clients_numbers_is_refused_under_local_noise():
     rows = {**ROWS, "dc-pfl": lambda: coterie.dc_pfl(trial="two-models")}  # it asks for no halves
     for name, number in {"fedfomo": "weight", "user-centric": "variance", "dc-pfl": "loss"}.items():
         made = experiment(rows[name](), PEOPLE, settings=central(mechanism="local", noise=0.5))
-        with pytest.raises(ConfigError, match=f"method {name} needs the number '{number}"):
+        with pytest.raises(ConfigError, match=f"method {name} needs the metric '{number}"):
             execute(made)
 
 

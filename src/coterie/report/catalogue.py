@@ -20,7 +20,7 @@ from coterie.report.captions import runs as captions
 from coterie.report.captions import systems as captions_systems
 from coterie.report.captions.evidence import noted_last
 from coterie.report.captions.groups import noting, setting, threshold
-from coterie.report.collect import Run, listed, readings_of
+from coterie.report.collect import Run, as_list, readings_of
 from coterie.report.figures import (
     by_layer,
     clients,
@@ -453,7 +453,7 @@ def draw_compared(name: str, runs: Run | Sequence[Run]) -> Figure:
     ``read_run`` returns.
     """
     picture = COMPARED.find(name)
-    return picture.draw(readings_of(listed(runs))).figure()
+    return picture.draw(readings_of(as_list(runs))).figure()
 
 
 def compared(readings: Sequence[Reading], problems: list[str] | None = None) -> list[Drawn]:

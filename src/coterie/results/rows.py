@@ -14,10 +14,10 @@ from coterie.errors import RunDirError
 from coterie.results.findings import rested
 from coterie.results.rundir import RunDir, rounds_of
 
-Kept = tuple[dict[str, Any], list[dict[str, str]], list[Event]]
+KeptRun = tuple[dict[str, Any], list[dict[str, str]], list[Event]]
 
 
-def read_kept(directory: Path) -> Kept:
+def read_kept(directory: Path) -> KeptRun:
     """Read the summary, the table of clients and the rounds of a finished run."""
     run = RunDir(directory)
     try:

@@ -33,7 +33,7 @@ def noting(reading: Reading, key: str) -> Event:
     for event in reading.events:
         if (event.get("notes") or {}).get(key) is not None:
             return event
-    raise ConfigError(f"{reading.name}: {reading.method} noted no '{key}'")
+    raise ConfigError(f"{reading.name}: {reading.method} recorded no '{key}'")
 
 
 def setting(reading: Reading, key: str, otherwise: float) -> float:

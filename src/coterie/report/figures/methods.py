@@ -23,7 +23,7 @@ from coterie.report.figures.style import (
     heatmap,
     level,
     line,
-    noted,
+    note_of,
     plain,
     series,
     short,
@@ -39,7 +39,7 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1, streams: int | None
 
     ``streams`` is the run's number of streams, where it is not the one with the best score.
     """
-    scores = noted(notes, "silhouette", "FedClust's, or user-centric's of up to 100 clients")
+    scores = note_of(notes, "silhouette", "FedClust's, or user-centric's of up to 100 clients")
     if not scores:
         raise ConfigError(
             "no number of groups has a silhouette: fewer than three clients are different"
