@@ -183,7 +183,7 @@ def test_weights_that_leave_one_upload_in_a_sum_are_refused(weights, tmp_path, m
     (told,) = fed.serve().history
     assert "abandoned" in told
     assert not adverts(fed)
-    refused = [t for t in fed.heard if "has the weight" in t or "single clients out" in t]
+    refused = [t for t in fed.heard if "received the weight" in t or "single clients out" in t]
     assert len(refused) >= COUNT
 
 

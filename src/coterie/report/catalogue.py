@@ -288,7 +288,7 @@ for _picture in (
         lambda r: methods.loss_and_trials(r.events),
         captions_groups.trials,
     ),
-    Picture("layers", "method", "Layers at rest", _layers, captions_groups.layers),
+    Picture("layers", "method", "Skipped layers", _layers, captions_groups.layers),
     Picture("hopkins", "method", "Tendency to cluster", _hopkins, captions_groups.hopkins),
     Picture(
         "steps",

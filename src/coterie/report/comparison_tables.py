@@ -267,7 +267,7 @@ _WITH_OWN = ("received", "adapted", "worst", "gain")  # scores of models with cl
 
 
 def sign_of(row: Row, key: str) -> str:
-    """A dagger after a score of a round in which layers rested."""
+    """A dagger after a score of a round in which layers were skipped."""
     return _DAGGER * bool(row.get("rested") and key in _WITH_OWN and row.get(key) is not None)
 
 
@@ -289,8 +289,8 @@ def resting(rows: Sequence[Row], judged_by: str, axes: Sequence[str] = ()) -> li
     if not full_rounds:
         return []
     return [
-        f"{_DAGGER} scored in a round in which layers rested, so with clients' own layers; the "
-        f"last full round had: {'; '.join(full_rounds)}"
+        f"{_DAGGER} scored in a round in which layers were skipped, so with clients' own layers; "
+        f"the last full round had: {'; '.join(full_rounds)}"
     ]
 
 

@@ -106,7 +106,7 @@ def _to_target(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_full(rounds: Sequence[Event], judged_by: str) -> dict[str, Any]:
-    """If layers rested: whether they did at the end, and the last scores when none did."""
+    """If layers were skipped: whether at the end, and the last scores with all layers."""
     resting = rested(rounds)
     if not any(resting):
         return {}

@@ -100,7 +100,7 @@ def total_seconds(readings: Sequence[Reading]) -> str:
 
 
 def _resting(rows: Sequence[TimedScores], by: str) -> str:
-    """A sentence about how resting layers change the score, where they do."""
+    """A sentence about how skipped layers change the score, where they do."""
     ways: dict[str, list[str]] = {}
     for row in rows:
         end, full = mean(row.scores), mean(row.full)
@@ -108,7 +108,7 @@ def _resting(rows: Sequence[TimedScores], by: str) -> str:
             continue
         ways.setdefault("higher" if end > full else "lower", []).append(row.kind.title)
     changes = [f"{way} with {_first(titles)}" for way, titles in ways.items()]
-    text = " While layers rest, clients use their own; at the end this scores"
+    text = " In rounds with skipped layers, clients use their own; at the end this scores"
     return f"{text} {', '.join(changes)}." if changes else ""
 
 

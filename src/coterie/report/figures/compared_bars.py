@@ -49,8 +49,9 @@ class TimedScores:
     """The scores of a set-up's seeds, and its mean seconds by part.
 
     ``parts`` are the seconds of the whole run, including the time before round 1, ``a_round`` those
-    of a round. Where layers rest, ``full`` are the scores of the last round after which clients had
-    received all layers: in other rounds they use their own layers, which may do better or worse.
+    of a round. Where layers are skipped, ``full`` are the scores of the last round after which
+    clients had received all layers: in other rounds they use their own layers, which may do better
+    or worse.
     """
 
     kind: KindOfRun
@@ -66,7 +67,7 @@ class TimedScores:
 
 
 def full_score(reading: Reading) -> float | None:
-    """The score of the last round with all layers; None where no layer ever rested."""
+    """The score of the last round with all layers; None where no layer was ever skipped."""
     resting = rested(reading.rounds)
     full_rounds = [e for e, layers in zip(reading.rounds, resting, strict=True) if not layers]
     if len(full_rounds) == len(reading.rounds):
