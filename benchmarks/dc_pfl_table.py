@@ -44,7 +44,7 @@ from coterie.experiment.compare.compare import folder_of, method_list
 from coterie.experiment.config import experiment_of, parse, population_of
 from coterie.experiment.experiment import execute
 from coterie.experiment.scenarios import scenario
-from coterie.results.rundir import RunDir, finite
+from coterie.results.rundir import RunDir, without_nan
 from coterie.results.toml import read_toml
 from methods import RESULTS, as_page, commit, ended, machine
 
@@ -144,7 +144,7 @@ def carry_out(place: Path, title: str, tree: Tree, people: Callable[[], Populati
         "summary": dict(result.summary),
         "history": [slim(event) for event in result.history],
     }
-    write_atomic(file, json.dumps(finite(kept), indent=1).encode(), durable=True)
+    write_atomic(file, json.dumps(without_nan(kept), indent=1).encode(), durable=True)
     return kept
 
 
@@ -364,7 +364,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def write(target: Path, kept: Mapping[str, Any], text: str) -> None:
     """The figures as JSON, and as a page."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    figures = json.dumps(finite(kept), indent=1, ensure_ascii=False) + "\n"
+    figures = json.dumps(without_nan(kept), indent=1, ensure_ascii=False) + "\n"
     target.with_suffix(".json").write_text(figures)
     target.with_suffix(".md").write_text(text)
     print(f"{text}\nfigures in {target}.json and .md")

@@ -33,7 +33,7 @@ import torch
 from coterie.data import Population
 from coterie.experiment.config import experiment_of, parse, population_of
 from coterie.experiment.experiment import execute
-from coterie.experiment.scenarios.available import at_hand
+from coterie.experiment.scenarios.available import is_available
 from coterie.models import INITIALISATIONS
 from coterie.results.result import Result
 from dc_pfl_table import Tree, write
@@ -157,9 +157,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     asked = arguments(words)
-    sets = [name for name in SETS if at_hand(name, asked.folder)]
+    sets = [name for name in SETS if is_available(name, asked.folder)]
     for name in SETS.keys() - set(sets):
-        print(f"{name} is not at hand and is left out; --folder says where it is", file=sys.stderr)
+        print(
+            f"{name} is not available and is left out; --folder says where it is", file=sys.stderr
+        )
     began = time.perf_counter()
     found = all_figures(sets, asked.seeds, asked.folder)
     folder = " --folder DATA" * ("fashion-mnist" in sets)

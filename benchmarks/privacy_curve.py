@@ -38,7 +38,7 @@ from coterie.data import Population
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_of, parse, population_of
 from coterie.experiment.experiment import execute
-from coterie.results.rundir import finite
+from coterie.results.rundir import without_nan
 from dc_pfl_table import Tree, write
 from methods import RESULTS, as_page, commit, ended, machine
 
@@ -110,7 +110,7 @@ def all_runs(asked: argparse.Namespace) -> dict[str, Tree]:
                 "seconds": result.summary["seconds"],
             }
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(file, json.dumps(finite(done), indent=1).encode(), durable=True)
+            write_atomic(file, json.dumps(without_nan(done), indent=1).encode(), durable=True)
             print(f"ε {key}: {done[key]['accuracy']:.3f}, {done[key]['seconds']:.0f} s", flush=True)
     wanted = {f"{name} seed {seed}" for seed in asked.seeds for name in cells()}
     return {key: kept for key, kept in done.items() if key in wanted}

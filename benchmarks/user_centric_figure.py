@@ -144,7 +144,7 @@ def rows(runs: Mapping[str, Tree]) -> list[Tree]:
         for number, system in SYSTEMS.items():
             mine, fedavg = times(kept, system), times(base, system)
             own["systems"][str(number)] = {
-                "round": systems.load(kept["history"][-1], kept["model_bytes"], USERS).lasts(
+                "round": systems.load_of(kept["history"][-1], kept["model_bytes"], USERS).lasts(
                     system, USERS
                 ),
                 "half": reached(mine, scores(kept), fedavg[(len(fedavg) - 1) // 2]),

@@ -73,18 +73,23 @@ def main() -> None:
     lines: Counter[str] = Counter()
     locals_: Counter[str] = Counter()
     homes: Counter[str] = Counter()
+    classes: Counter[str] = Counter()
     for path in sorted(root.rglob("*.py")):
         text = path.read_text()
         tree = ast.parse(text)
         parts = path.relative_to(root).parts
         lines[parts[0] if len(parts) > 1 else "(top)"] += code_lines(text)
         locals_ += local_names(tree)
-        homes.update(public_names(tree))
+        names = public_names(tree)
+        homes.update(names)
+        classes.update({n.name for n in tree.body if isinstance(n, ast.ClassDef)} & names)
     print("lines of code:", sum(lines.values()))
     print("  " + ", ".join(f"{name} {count}" for name, count in lines.most_common()))
     print("local names, by functions that assign to them:")
     print("  " + ", ".join(f"{name} {count}" for name, count in locals_.most_common(20)))
     print("public names in more than one module:", sum(n > 1 for n in homes.values()))
+    several = sorted(name for name, count in classes.items() if count > 1)
+    print(f"of these, classes: {len(several)} of {len(classes)} ({', '.join(several)})")
 
 
 if __name__ == "__main__":

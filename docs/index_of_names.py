@@ -45,7 +45,7 @@ def wanted() -> dict[Path, str]:
 
 def rows(registry: Registry[Any]) -> dict[str, dict[str, str]]:
     """What is registered by modules of Coterie, by name."""
-    from coterie.report.listings import parameters
+    from coterie.report.listings import parameters_of
     from coterie.report.method_help import explain
 
     ours = {n: at for n, at in registry.registered.items() if at[0].startswith("coterie.")}
@@ -59,7 +59,7 @@ def rows(registry: Registry[Any]) -> dict[str, dict[str, str]]:
         if registry is METHODS:
             row |= explain(name, registry[name]).row
         elif registry.group in WITH_PARAMETERS:
-            row["parameters"] = parameters(registry[name], registry.given)
+            row["parameters"] = parameters_of(registry[name], registry.given)
         found[name] = row
     return found
 

@@ -17,9 +17,9 @@ from coterie.channel.privacy import secure_sums as secure
 from coterie.channel.privacy.record import Part, Record
 from coterie.channel.privacy.secagg import Rejected
 from coterie.channel.privacy.secure_sums import Secure
-from coterie.deploy.data import Source
+from coterie.deploy.data import MemberData
 from coterie.deploy.join import Joining, _permit_run
-from coterie.deploy.member import Member
+from coterie.deploy.member import FederationMember
 from coterie.errors import Abandoned, CoterieError, RunDirError, TrainingError
 from coterie.experiment.observers import Saving
 from faked_grid import Federation, read, tree
@@ -151,7 +151,7 @@ def test_a_method_that_declares_two_sums_does_not_get_two_sets_of_clients(tmp_pa
     attack = Attack(monkeypatch, nearly_the_same)
     fed.serve()
     assert not attack.sums
-    assert any("has had another order for task" in line for line in fed.heard)
+    assert any("already received another order for task" in line for line in fed.heard)
 
 
 @pytest.mark.parametrize("asks", [without_victim, nearly_the_same])
@@ -183,7 +183,7 @@ def test_weights_that_leave_one_upload_in_a_sum_are_refused(weights, tmp_path, m
     (told,) = fed.serve().history
     assert "abandoned" in told
     assert not adverts(fed)
-    refused = [t for t in fed.heard if "has the weight" in t or "single clients out" in t]
+    refused = [t for t in fed.heard if "received the weight" in t or "single clients out" in t]
     assert len(refused) >= COUNT
 
 
@@ -254,7 +254,7 @@ def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path
 
     They carry theirs out, so it is what members sign that stops the sum.
     """
-    fed, order = federation(tmp_path), Member._order
+    fed, order = federation(tmp_path), FederationMember._order
 
     def forged(member, packet, came):
         header = json.loads(packet.message.header)
@@ -264,7 +264,7 @@ def test_an_order_that_all_but_one_are_told_otherwise_makes_no_sum(lie, tmp_path
             packet = replace(packet, message=message)
         return order(member, packet, came)
 
-    monkeypatch.setattr(Member, "_order", forged)
+    monkeypatch.setattr(FederationMember, "_order", forged)
     (told,) = fed.serve().history
     assert "abandoned" in told
     unread = lie in (hidden_in_a_mark, hidden_whole)
@@ -278,7 +278,7 @@ def test_terms_that_all_but_one_are_told_otherwise_make_no_sum(
     table, key, value, tmp_path, monkeypatch
 ):
     """All orders are the same and honest: it is the settings that differ."""
-    fed, enrol = federation(tmp_path), Member._enrol
+    fed, enrol = federation(tmp_path), FederationMember._enrol
 
     def forged(member, packet, came):
         terms = json.loads(packet.told["json"])
@@ -287,7 +287,7 @@ def test_terms_that_all_but_one_are_told_otherwise_make_no_sum(
             packet = replace(packet, told={**packet.told, "json": json.dumps(terms)})
         return enrol(member, packet, came)
 
-    monkeypatch.setattr(Member, "_enrol", forged)
+    monkeypatch.setattr(FederationMember, "_enrol", forged)
     (told,) = fed.serve().history
     assert "abandoned" in told
 
@@ -331,7 +331,9 @@ def test_a_new_run_needs_the_owners_command_and_repeats_no_upload(tmp_path):
     assert not adverts(fed, posts)
     for lines in (fed.heard, fed.said):  # on both sides
         assert any("only when its owner starts `coterie join` again" in line for line in lines)
-    elsewhere = Member(tmp_path / "elsewhere", fed.sources[0], fed.who(0), "cpu", fed.heard.append)
+    elsewhere = FederationMember(
+        tmp_path / "elsewhere", fed.sources[0], fed.who(0), "cpu", fed.heard.append
+    )
     fed.grid.members[0] = elsewhere  # the record goes with the key, not with the folder
     with pytest.raises(CoterieError):
         fed.serve("third")
@@ -423,7 +425,7 @@ def test_a_record_that_is_gone_is_missed(tmp_path):
     fed = federation(tmp_path)
     fed.serve()
     record = fed.who(0).record
-    joining = Joining("127.0.0.1:1", tmp_path / "site0", Source(simulated=True), None)
+    joining = Joining("127.0.0.1:1", tmp_path / "site0", MemberData(simulated=True), None)
     _permit_run(joining, record, fed.heard.append)
     record.path.unlink()
     with pytest.raises(CoterieError, match=r"record of what it signed, .* is gone"):
@@ -434,7 +436,7 @@ def test_keys_in_a_place_that_cannot_be_written_will_do_without_secure_sums(tmp_
     (tmp_path / "keys").write_text("no folder")
     record = Record(tmp_path / "keys" / "signed.json", 0, lasting=True)
     heard = []
-    joining = Joining("127.0.0.1:1", tmp_path / "site", Source(simulated=True), None)
+    joining = Joining("127.0.0.1:1", tmp_path / "site", MemberData(simulated=True), None)
     _permit_run(joining, record, heard.append)
     assert "cannot take part in a run with secure sums" in heard[0]
     with pytest.raises(RunDirError):

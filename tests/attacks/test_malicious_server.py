@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.channel.privacy import secure_sums as secure
 from coterie.deploy import serve as serving
-from coterie.deploy.member import Member
+from coterie.deploy.member import FederationMember
 from coterie.errors import CoterieError, TrainingError
 from coterie.experiment import experiment as experiments
 from faked_grid import Federation, read, tree
@@ -73,7 +73,7 @@ def test_members_take_no_changes_of_models_that_may_differ(tmp_path, monkeypatch
     fed = federation(tmp_path)
     fed.config["wire"] = {"down": "qsgd"}
     monkeypatch.setattr(serving, "_check", lambda config: None)
-    honest, builds, at_member = experiments.check_privacy, Member._runtime_of, []
+    honest, builds, at_member = experiments.check_privacy, FederationMember._runtime_of, []
 
     def runtime_of(member, *given):
         at_member.append(member)
@@ -85,7 +85,7 @@ def test_members_take_no_changes_of_models_that_may_differ(tmp_path, monkeypatch
     def check(*given):  # the server's own is taken out
         return honest(*given) if at_member else None
 
-    monkeypatch.setattr(Member, "_runtime_of", runtime_of)
+    monkeypatch.setattr(FederationMember, "_runtime_of", runtime_of)
     monkeypatch.setattr(experiments, "check_privacy", check)
     with pytest.raises(CoterieError):
         fed.serve()

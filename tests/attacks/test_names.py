@@ -13,7 +13,7 @@ from coterie.channel.wire import Message
 from coterie.data import SETS
 from coterie.deploy import allowed_names as names
 from coterie.deploy import serve as serving
-from coterie.deploy.terms import agreement_of
+from coterie.deploy.terms import agreement_digest
 from coterie.engines.flower.messages import Digests, Packet, opened, sealed
 from coterie.errors import ConfigError, Interrupted, WireError
 from coterie.registry import METHODS, MODELS, function_at
@@ -248,9 +248,9 @@ def test_a_method_that_a_members_own_command_line_maps(lying_about, tmp_path):
 
 def test_the_digests_are_a_part_of_what_is_agreed():
     terms = {"config": {}, "like": {}, "least": 1, "start": "s"}
-    plain = agreement_of("r", terms)
-    first = agreement_of("r", {**terms, "code": {"method mine": "a"}})
-    assert len({plain, first, agreement_of("r", {**terms, "code": {"method mine": "b"}})}) == 3
+    plain = agreement_digest("r", terms)
+    first = agreement_digest("r", {**terms, "code": {"method mine": "a"}})
+    assert len({plain, first, agreement_digest("r", {**terms, "code": {"method mine": "b"}})}) == 3
 
 
 def test_a_run_does_not_get_other_code_under_way(lying_about, tmp_path):

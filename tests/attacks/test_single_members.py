@@ -19,7 +19,7 @@ from coterie.cli.federation import join
 from coterie.client.client import Client, StagedState
 from coterie.core.messages import Order, chosen
 from coterie.deploy.join import Joining
-from coterie.deploy.member import Member
+from coterie.deploy.member import FederationMember
 from coterie.errors import CoterieError
 from coterie.seeds import seed_for
 from faked_grid import population_of
@@ -152,7 +152,7 @@ def test_a_run_that_reveals_takes_the_owners_own_word(tmp_path):
 
 
 def test_the_owners_word_on_what_is_revealed_is_an_option_of_join():
-    assert inspect.signature(Member).parameters["reveal"].default == ""
+    assert inspect.signature(FederationMember).parameters["reveal"].default == ""
     assert "reveal" in {field.name for field in fields(Joining)}
     assert "reveal" in inspect.signature(join).parameters
 

@@ -55,7 +55,7 @@ def test_own_method(tmp_path):
 def test_find_groups(tmp_path):
     verdict, *groups, compared = printed("find_groups", tmp_path)
     assert verdict.startswith("There are 2 groups ")
-    assert "Training them apart pays" in verdict
+    assert "Training them separately pays off" in verdict
     assert groups == [
         "group 0: clients [0, 2, 4, 6, 8, 10]",
         "group 1: clients [1, 3, 5, 7, 9, 11]",

@@ -82,7 +82,7 @@ def sets(*texts):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--epsilon", 0.1, *sets("privacy.noise=0.5")], "has no room for a single round"),
+        (["--epsilon", 0.1, *sets("privacy.noise=0.5")], "does not suffice for a single round"),
         (["--epsilon", 0], "privacy.epsilon"),
         (["--epsilon", 4, "--method", "cfl"], "method cfl finds groups by comparing two halves"),
         (

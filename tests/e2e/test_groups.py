@@ -19,7 +19,9 @@ def test_the_answer_is_said_in_words_and_can_be_used(cli):
     ended = cli("groups", *TURNED, "--to", "g.json", "--picture", "p.html")
     assert ended.code == 0, ended.err
     (verdict,) = [line for line in lines(ended.out) if line.startswith("There are 4 groups")]
-    assert "the same in 3 of 3 draws). Training them apart pays: validation loss" in verdict
+    assert (
+        "the same in 3 of 3 draws). Training them separately pays off: validation loss" in verdict
+    )
     assert ended.out.index(verdict) < ended.out.index("clients: 8")  # the answer comes first
     for group, own in enumerate(("0, 4", "1, 5", "2, 6", "3, 7")):
         assert re.search(rf"│ +{group} │ +2 │ .*│ {own} +│", ended.out)

@@ -28,7 +28,7 @@ def test_they_are_listed_with_figures_and_data(cli):
     assert "svhn is missing; with --stand-in digits" in row
 
 
-def test_the_list_knows_what_is_at_hand(cli, tmp_path):
+def test_the_list_knows_what_is_available(cli, tmp_path):
     (tmp_path / "d").mkdir()
     for part in ("train", "test"):
         (tmp_path / "d" / f"{part}_32x32.mat").touch()
@@ -77,7 +77,7 @@ def test_a_run_says_what_it_is_on_and_what_the_paper_has(cli):
     assert ended.code == 0, ended.err
     notes = [line for line in ended.err.splitlines() if line.startswith("note:")]
     assert len(notes) == 1
-    assert "svhn is not at hand, so digits is used instead" in notes[0]
+    assert "svhn is not available, so digits is used instead" in notes[0]
     assert "81.4‡ ± 0.6 % for fedavg" in ended.out
     assert "does not say" in ended.out
     assert "‡ ours on digits instead of svhn" in ended.out
@@ -131,7 +131,7 @@ def test_the_paper_is_beside_our_scores(cli):
     words = ("compare", "--scenario", "fedclust/svhn-skew20", "--methods", "fedavg,ifca,fedper")
     ended = cli(*words, *QUICK, *FEW, "--dir", "c")
     assert ended.code == 0, ended.err
-    assert sum("is not at hand" in line for line in ended.err.splitlines()) == 1
+    assert sum("is not available" in line for line in ended.err.splitlines()) == 1
     heads = next(line for line in ended.out.splitlines() if line.startswith("method ")).split()
     column = heads.index("paper")
     rows = {line.split()[0]: line.split() for line in ended.out.splitlines() if line}
@@ -158,7 +158,7 @@ def test_the_methods_compared_are_those_of_the_table(cli):
 def test_without_figures_the_usual_methods_and_no_column(cli):
     ended = cli("compare", "--scenario", "user-centric/text", *QUICK, *FEW, "--dir", "c")
     assert ended.code == 0, ended.err
-    assert "text is not at hand, so digits is used instead" in ended.err
+    assert "text is not available, so digits is used instead" in ended.err
     assert "fedper" in ended.out
     head = next(line for line in ended.out.splitlines() if line.startswith("method "))
     assert "paper" not in head
@@ -193,7 +193,7 @@ def test_newcomers_are_compared_with_newcomers(cli):
 def test_a_look_at_a_scenario(cli):
     ended = cli("probe", "--scenario", "user-centric/covariate", "--stand-in", *FEW[:2])
     assert ended.code == 0, ended.err
-    assert "emnist is not at hand" in ended.err
+    assert "emnist is not available" in ended.err
     assert "groups: 0 2, 1 2, 2 2, 3 2" in ended.out
 
 
@@ -209,7 +209,7 @@ def test_missing_data_are_asked_for(cli, tmp_path, command):
     words = (command, "--scenario", "fedclust/svhn-skew20", "--folder", tmp_path / "d")
     cli(*words).says(
         2,
-        "needs the data set svhn, which is not at hand",
+        "needs the data set svhn, which is not available",
         f"looked for in {tmp_path / 'd'} and {tmp_path / 'cache' / 'svhn'}",
         "--folder DIR",
         "--data svhn",

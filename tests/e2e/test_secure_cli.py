@@ -88,7 +88,11 @@ SET = "--set"
         ),
         (
             ("--set", "wire.down=qsgd"),
-            ("wire.down = 'qsgd'", "makes different models", "privacy.same_orders = false"),
+            (
+                "wire.down = 'qsgd'",
+                "turns different models into different models",
+                "privacy.same_orders = false",
+            ),
         ),
         # These come to light in the first round, when the folder is there already.
         ((SET, "privacy.min_group=7"), ("slot 0", "privacy.min_group = 7")),

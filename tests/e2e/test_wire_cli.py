@@ -30,7 +30,7 @@ def sets(*texts):
         (["clock.name=links", "clock.rate_up=0"], "rate_up = 0: must be above 0"),
         (["run.over_selection=1.5", "run.cohort=2"], "run.over_selection uses simulated time"),
         (["run.over_selection=0.5"], "run.over_selection = 0.5"),
-        (["run.over_selection=3", "clock.name=links"], "asks 12 of 4 clients"),
+        (["run.over_selection=3", "clock.name=links"], "selects 12 of 4 clients"),
         (["run.deadline=3"], "run.deadline uses simulated time"),
         (["run.deadline=0", "clock.name=links"], "run.deadline = 0"),
         (["run.min_reports=5"], "run.min_reports = 5 with a cohort of 4"),

@@ -19,7 +19,7 @@ from coterie.data import Population
 from coterie.engines import ray as engine_module
 from coterie.engines.loop import Loop
 from coterie.engines.ray import RayEngine, check_token
-from coterie.engines.shared_plan import load, share
+from coterie.engines.shared_plan import load_plan, share
 from coterie.engines.workers import portable
 from coterie.errors import ConfigError, EngineError
 from coterie.experiment.experiment import execute
@@ -256,7 +256,7 @@ def test_the_plan_travels_whole_and_each_storage_once(tmp_path):
     made = experiment(ROWS["fedper"]())
     plan = made.plan(tmp_path)
     shared = share(portable(plan), pickle.dumps)
-    there = load(shared)
+    there = load_plan(shared)
     assert len(shared.arrays) < 5  # all clients' samples, all labels, public ones
     for ours, theirs in zip(plan.population.clients, there.population.clients, strict=True):
         for split in ("train", "val", "test"):

@@ -27,11 +27,11 @@ from safetensors.torch import load_file
 
 from coterie.channel import channel, timing
 from coterie.channel.privacy.identity import training_salt
-from coterie.client.plan import Plan, Secrets
+from coterie.client.plan import ClientSecrets, Plan
 from coterie.data.population import Population
 from coterie.deploy import serve as serving
-from coterie.deploy.data import Source
-from coterie.deploy.member import Identity, Member
+from coterie.deploy.data import MemberData
+from coterie.deploy.member import FederationMember, Identity
 from coterie.engines.flower import engine
 from coterie.engines.flower.keys import make_federation, read_client
 from coterie.engines.flower.messages import HEAD
@@ -93,9 +93,9 @@ class Grid:
     "gone after". ``change`` may put another content in the place of an answer's.
     """
 
-    members: dict[int, Member]
+    members: dict[int, FederationMember]
     clock: Clock
-    renew: Callable[[int], Member]
+    renew: Callable[[int], FederationMember]
     faults: dict[tuple[int, str], str] = field(default_factory=dict)
     change: Callable[[Post, RecordDict], RecordDict] | None = None
     away: set[int] = field(default_factory=set)
@@ -264,7 +264,7 @@ class Federation:
         self,
         root: Path,
         settings: Mapping[str, Any] | None = None,
-        sources: Sequence[Source] | None = None,
+        sources: Sequence[MemberData] | None = None,
         secure: bool = False,
         keys: Path | None = None,
         names: Sequence[str] = (),
@@ -275,7 +275,7 @@ class Federation:
         """
         self.root, self.config = root, dict(settings or tree())
         count = len(sources) if sources else int(self.config["data"]["clients"])
-        self.sources = list(sources or [Source(simulated=True)] * count)
+        self.sources = list(sources or [MemberData(simulated=True)] * count)
         self.keys: Path | None = None
         self.names = list(names) or [f"site{i}" for i in range(count)]
         if secure:
@@ -298,10 +298,12 @@ class Federation:
             return Identity(client)
         return Identity.of(read_client(self.keys / "clients" / self.names[client]))
 
-    def member(self, client: int) -> Member:
+    def member(self, client: int) -> FederationMember:
         """A client, started (again): all that it remembers is on its disk."""
         place = self.root / f"site{client}"
-        return Member(place, self.sources[client], self.who(client), "cpu", self.heard.append)
+        return FederationMember(
+            place, self.sources[client], self.who(client), "cpu", self.heard.append
+        )
 
     def restart(self, *clients: int) -> None:
         for client in clients or tuple(self.grid.members):
@@ -372,7 +374,7 @@ def loop(settings: Mapping[str, Any], salts: Mapping[int, str] | None = None) ->
     plain = Experiment.client_plan
 
     def salted(experiment: Experiment, folder: Path) -> Plan:
-        return replace(plain(experiment, folder), secrets=Secrets(salts or {}))
+        return replace(plain(experiment, folder), secrets=ClientSecrets(salts or {}))
 
     with patch.object(Experiment, "client_plan", salted):
         return execute(experiment_of(asked, population_of(asked)))

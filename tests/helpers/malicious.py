@@ -19,7 +19,7 @@ from coterie.channel.wire import Message
 from coterie.core.engine import Answers, Request
 from coterie.core.messages import Order
 from coterie.core.weights import Weights
-from coterie.deploy.terms import agreement_of
+from coterie.deploy.terms import agreement_digest
 from coterie.engines.flower.messages import Digests, Packet, opened, sealed
 from coterie.errors import CoterieError
 from coterie.experiment.running import Running
@@ -155,7 +155,7 @@ class Server:
                 found[client] = answer.told.get("text", answer.kind)
         if self._secure.run == self.run:
             self._secure.run = run
-        self.run, self._secure.agreement = run, agreement_of(run, terms)
+        self.run, self._secure.agreement = run, agreement_digest(run, terms)
         return found
 
     # --- sums -----------------------------------------------------------------------------------

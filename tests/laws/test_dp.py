@@ -521,7 +521,7 @@ def test_abandoned_rounds_are_paid_for(monkeypatch, mechanism):
 
 
 def test_a_budget_with_no_room_for_a_round_is_refused():
-    with pytest.raises(ConfigError, match=r"epsilon = 0.1 has no room for a single round"):
+    with pytest.raises(ConfigError, match=r"epsilon = 0.1 does not suffice for a single round"):
         execute(account(3, noise=0.5, epsilon=0.1))
 
 
@@ -531,7 +531,7 @@ def test_a_budget_with_no_room_for_a_round_is_refused():
 EACH = "groups or mixes clients by what each of them sent"
 HALVES = "not in the calibration of the noise"
 NOTHING = "is not a change of anything it received"
-RESTING = "lets layers rest by numbers that clients report"
+RESTING = "skips layers according to numbers that clients report"
 REFUSED = {
     "fedclust": EACH,
     "dc-pfl": HALVES,

@@ -493,7 +493,7 @@ def test_vectors_of_single_clients_are_refused_by_the_clients_themselves(tmp_pat
     with pytest.raises(ConfigError, match="method fedavg asks each client by itself"):
         driven.fed.gather(orders)
     assert driven.channel.exposed == set()
-    with pytest.raises(ConfigError, match="the model of client 3 stays with it"):
+    with pytest.raises(ConfigError, match="client 3 does not send its whole model"):
         driven.channel.fetch(3, orders[3].arrays)
     unmetered = [replace(o, unmetered=True) for o in orders]  # as if it were no message
     with pytest.raises(ConfigError, match="by itself"):

@@ -458,11 +458,11 @@ def test_cells_differ_in_nothing_but_the_first_weights(name, method):
 
 
 def test_the_table_of_first_weights_is_measured_and_says_how(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(initialisation, "at_hand", lambda name, folder: name == "digits")
+    monkeypatch.setattr(initialisation, "is_available", lambda name, folder: name == "digits")
     monkeypatch.setattr(initialisation, "CLIENTS", 4)
     monkeypatch.setattr(initialisation, "INITIALISATIONS", ("torch", "he"))
     assert initialisation.main(["--results", str(tmp_path), "--seeds", "1", "2"]) == 0
-    assert "fashion-mnist is not at hand and is left out" in capsys.readouterr().err
+    assert "fashion-mnist is not available and is left out" in capsys.readouterr().err
     found = json.loads((tmp_path / "initialisation.json").read_text())
     assert found["command"] == "python benchmarks/initialisation.py --seeds 1 2"
     assert [(row["set"], row["init"]) for row in found["rows"]] == [

@@ -128,7 +128,7 @@ class Reports(Stage):
             f"{reported} of {len(exchange.orders)} clients reported"
             f"{f', {late} were late' if late else ''}"
             f"{f', {len(out)} were left out ({phase.rejected[out[0]]})' if out else ''}"
-            f", and it takes {phase.least}"
+            f", but at least {phase.least} must"
         )
 
 

@@ -155,7 +155,7 @@ def run(
     from coterie.report.scenario_tables import print_paper
     from coterie.report.tables import print_summary
     from coterie.results.evaluation import headline
-    from coterie.results.rundir import finite
+    from coterie.results.rundir import without_nan
     from coterie.tracking import check, tracking
 
     check(track or ())
@@ -207,7 +207,7 @@ def run(
     result = asking(execute_run, discard_damaged)
     if as_json:
         extra = {} if about is None else {"scenario": about}
-        typer.echo(json.dumps(finite({**result.summary, **extra, "directory": str(run_dir)})))
+        typer.echo(json.dumps(without_nan({**result.summary, **extra, "directory": str(run_dir)})))
     else:
         print_summary(out, result.summary, run_dir)
         if about is not None:
@@ -272,7 +272,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods, or explain one method or each part of a combination."""
-    from coterie.experiment.presets import PRESETS, described
+    from coterie.experiment.presets import PRESETS, explained
 
     if name is None:
         show(method_listing(rows_of(METHODS)))
@@ -280,7 +280,7 @@ def methods(
         show(plain_listing("Presets: methods with certain settings, used by name", about))
         return
     if name in PRESETS:
-        for line in described(name):
+        for line in explained(name):
             out.print(line, highlight=False, markup=False, soft_wrap=True)
         return
     from coterie.methods import find, make, short
@@ -395,7 +395,7 @@ def admit(
     from coterie.experiment.export import check_target, reopen
     from coterie.report.tables import print_admitted
     from coterie.results.evaluation import headline
-    from coterie.results.rundir import finite
+    from coterie.results.rundir import without_nan
 
     target = to or Path(f"{client.resolve().stem}.safetensors")
     check_target(target)
@@ -407,7 +407,7 @@ def admit(
     export_admitted(admitted, result, target)
     summary = admitted.to_dict()
     if as_json:
-        typer.echo(json.dumps(finite({**summary, "model": str(target)})))
+        typer.echo(json.dumps(without_nan({**summary, "model": str(target)})))
     else:
         print_admitted(out, summary, headline(population.classes is None), target)
 

@@ -33,16 +33,23 @@ from coterie.cli.options import (
     warn,
 )
 from coterie.errors import ConfigError, Interrupted
-from coterie.experiment.compare.sweep import USUAL, Asked, Assignments, Sweep, of_flags, of_table
+from coterie.experiment.compare.sweep import (
+    USUAL,
+    Assignments,
+    NamedMethod,
+    Sweep,
+    of_flags,
+    of_table,
+)
 from coterie.experiment.signals import stopped_with
 
 if TYPE_CHECKING:
     from coterie.core.schema import Config
-    from coterie.experiment.compare.entries import Entry
+    from coterie.experiment.compare.entries import PlannedRun
     from coterie.results.comparison import Comparison
 
 
-class Format(StrEnum):
+class TableFormat(StrEnum):
     """The format of the results on standard output."""
 
     TABLE = "table"
@@ -104,7 +111,8 @@ def compare(
         ),
     ] = False,
     form: Annotated[
-        Format | None, typer.Option("--format", help="The format of the results (default: table).")
+        TableFormat | None,
+        typer.Option("--format", help="The format of the results (default: table)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     **flags: Any,
@@ -149,10 +157,10 @@ def compare(
     _say_what_is_missing(comparison, compare_dir, trackers)
 
 
-def _form(form: Format | None, as_json: bool) -> Format:
-    if as_json and form not in (None, Format.JSON):
+def _form(form: TableFormat | None, as_json: bool) -> TableFormat:
+    if as_json and form not in (None, TableFormat.JSON):
         raise ConfigError(f"give --json or --format {form}, not both")
-    return Format.JSON if as_json else form or Format.TABLE
+    return TableFormat.JSON if as_json else form or TableFormat.TABLE
 
 
 def _begun(
@@ -181,7 +189,7 @@ def _begun(
         sweep = of_flags(_of_the_table(scenario)).over(sweep)
     abouts: dict[str, dict[str, Any]] = {}
 
-    def configure(method: Asked, assignments: Assignments) -> Config:
+    def configure(method: NamedMethod, assignments: Assignments) -> Config:
         tree = set_up(base, method, assignments)
         chosen = chosen_of(scenario, tree, stand_in)
         if chosen is None:
@@ -214,7 +222,7 @@ def _begun(
         )
 
 
-def _public(entry: Entry) -> str:
+def _public(entry: PlannedRun) -> str:
     """What the privacy budget of a run does not cover, in words; empty if there is nothing."""
     from coterie.channel.privacy.settings import Privacy
     from coterie.core.schema import part
@@ -297,25 +305,25 @@ def _note(name: str, reason: str) -> None:
 # --- output at the end ---------------------------------------------------------------------------
 
 
-def _print(comparison: Comparison, directory: Path, form: Format) -> None:
+def _print(comparison: Comparison, directory: Path, form: TableFormat) -> None:
     from coterie.experiment.compare.compare import MEANS, TABLE
     from coterie.report.comparison_tables import sheet_of
     from coterie.report.table_formats import as_rich, notes_of
-    from coterie.results.rundir import finite
+    from coterie.results.rundir import without_nan
 
-    if form == Format.TABLE:
+    if form == TableFormat.TABLE:
         sheet = sheet_of(comparison)
         show(as_rich(sheet))
         for line in notes_of(sheet):
             out.print(escape(line), highlight=False, soft_wrap=True)
         out.print(f"kept in {escape(str(directory))}", soft_wrap=True)
         return
-    texts: dict[Format, Callable[[], str]] = {
-        Format.MARKDOWN: comparison.markdown,
-        Format.LATEX: comparison.latex,
-        Format.CSV: (directory / (MEANS if comparison.swept else TABLE)).read_text,
-        Format.JSON: lambda: json.dumps(
-            finite({**comparison.to_dict(), "directory": str(directory)})
+    texts: dict[TableFormat, Callable[[], str]] = {
+        TableFormat.MARKDOWN: comparison.markdown,
+        TableFormat.LATEX: comparison.latex,
+        TableFormat.CSV: (directory / (MEANS if comparison.swept else TABLE)).read_text,
+        TableFormat.JSON: lambda: json.dumps(
+            without_nan({**comparison.to_dict(), "directory": str(directory)})
         ),
     }
     typer.echo(texts[form]().rstrip("\n"))

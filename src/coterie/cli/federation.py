@@ -223,7 +223,7 @@ def serve(
     from coterie.experiment.user_code import by_name
     from coterie.report.progress import Watch, progress
     from coterie.report.tables import print_summary
-    from coterie.results.rundir import finite
+    from coterie.results.rundir import without_nan
     from coterie.tracking import tracking
 
     files = [text for text in method or [] if "=" not in text]
@@ -270,7 +270,7 @@ def serve(
 
     result = asking(serve_run, discard_damaged)
     if as_json:
-        typer.echo(json.dumps(finite({**result.summary, "directory": str(directory)})))
+        typer.echo(json.dumps(without_nan({**result.summary, "directory": str(directory)})))
     else:
         print_summary(out, result.summary, directory)
 
@@ -333,7 +333,7 @@ def join(
     _require()
     os.umask(0o077)  # keys, models and state are private
     from coterie.deploy.allowed_names import map_names, mapped
-    from coterie.deploy.data import Source
+    from coterie.deploy.data import MemberData
     from coterie.deploy.join import Joining, join
     from coterie.experiment.config import check_device
 
@@ -354,7 +354,7 @@ def join(
     if insecure:
         _warn()
     options = dict(_option(text) for text in option or [])
-    source = Source(data and data.resolve(), data_loader, form, options, simulated)
+    source = MemberData(data and data.resolve(), data_loader, form, options, simulated)
     keys_folder = None if insecure else (keys or directory / "keys")
     try:
         models, methods = mapped(model or []), mapped(method or [])

@@ -40,7 +40,7 @@ _NO_FLAGS = (
     *("alone", "target", "secure", "epsilon", "reveal"),
 )
 _OF_DATA = {"data", "folder", "clients", "partition", "shift", "seed"}
-Picture = Annotated[Path | None, typer.Option(help="Also write a figure to this HTML file.")]
+PictureFile = Annotated[Path | None, typer.Option(help="Also write a figure to this HTML file.")]
 
 
 @flagged(after="picture", without=_NO_FLAGS)
@@ -65,7 +65,7 @@ def groups(
             "--to", help="Write the groups to this JSON file, for the method known-groups."
         ),
     ] = None,
-    picture: Picture = None,
+    picture: PictureFile = None,
     sets: Sets = None,
     scenario: ScenarioName = None,
     stand_in: StandIn = False,
@@ -78,9 +78,9 @@ def groups(
     from coterie.experiment.config import experiment_of, parse
     from coterie.experiment.experiment import execute
     from coterie.experiment.export import check_target
-    from coterie.experiment.find_groups import FoundGroups, check_by, check_clients, written
+    from coterie.experiment.find_groups import FoundGroups, check_by, check_groupable, written
     from coterie.report.found_groups import page, print_groups
-    from coterie.results.rundir import finite
+    from coterie.results.rundir import without_nan
 
     check_by(by)
     for target in filter(None, (to, picture)):
@@ -90,7 +90,7 @@ def groups(
     tell(chosen)
     tree = _asking(tree if chosen is None else chosen.tree, by, seeds, probe_steps, not no_trial)
     experiment = experiment_of(parse(tree))
-    check_clients(experiment.population, by)
+    check_groupable(experiment.population, by)
     started = time.perf_counter()
     with nullcontext() if quiet else err.status("comparing clients"):
         result = execute(experiment)
@@ -101,7 +101,7 @@ def groups(
         written(picture, page(groups_found))
     if as_json:
         answer = {**groups_found.to_dict(), "data": describe(experiment.population)}
-        typer.echo(json.dumps(finite(answer)))
+        typer.echo(json.dumps(without_nan(answer)))
         return
     print_groups(out, groups_found)
     out.print()
@@ -121,7 +121,7 @@ def probe(
     sets: Sets = None,
     scenario: ScenarioName = None,
     stand_in: StandIn = False,
-    picture: Picture = None,
+    picture: PictureFile = None,
     **flags: Any,
 ) -> None:
     """Describe how much clients' data differ (deprecated: use `coterie groups`)."""

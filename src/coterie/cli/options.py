@@ -20,7 +20,7 @@ from coterie.core.schema import Config
 from coterie.errors import ConfigError, LostHistory
 
 if TYPE_CHECKING:
-    from coterie.experiment.scenarios import Chosen, Scenario
+    from coterie.experiment.scenarios import ChosenScenario, Scenario
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -56,7 +56,7 @@ ScenarioName = Annotated[
 StandIn = Annotated[
     bool,
     typer.Option(
-        "--stand-in", help="Use another data set, with a note, if the scenario's is not at hand."
+        "--stand-in", help="Use another data set, with a note, if the scenario's is not available."
     ),
 ]
 
@@ -139,7 +139,7 @@ def resolve(
 
 def chosen_of(
     scenario: str | None, settings: dict[str, Any], stand_in: bool = False
-) -> Chosen | None:
+) -> ChosenScenario | None:
     """The named scenario with the user's settings on top; None without a scenario."""
     if scenario is None:
         if stand_in:
@@ -156,7 +156,7 @@ def _find(scenario: str) -> Scenario:
     return find(scenario)
 
 
-def tell(chosen: Chosen | None) -> None:
+def tell(chosen: ChosenScenario | None) -> None:
     """Print a note if another data set replaces the scenario's."""
     if chosen is not None and chosen.warning:
         err.print(f"[yellow]note:[/] {escape(chosen.warning)}", highlight=False, soft_wrap=True)

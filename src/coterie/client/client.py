@@ -130,7 +130,7 @@ class Client:
         return batches if schedule.steps is None else schedule.steps
 
     def aside(self, steps: int) -> Client:
-        """A copy of this client that makes so many steps and leaves the client's state as it is."""
+        """A copy of this client that trains for ``steps`` steps and does not change its state."""
         told = {**self.told, "steps": steps}
         state = StagedState(self.state)
         return Client(self.id, self.train, self.val, state, self.round, self._context, told)

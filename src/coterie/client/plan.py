@@ -39,7 +39,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Secrets:
+class ClientSecrets:
     """The secrets of a real client; empty in a simulation.
 
     ``salts`` are secrets that enter the clients' random streams, ``record`` is the file with what a
@@ -66,7 +66,7 @@ class Plan:
     device: str = "cpu"
     coding: Coding = field(default_factory=Coding)
     privacy: Privacy = field(default_factory=Privacy)
-    secrets: Secrets = field(default_factory=Secrets)
+    secrets: ClientSecrets = field(default_factory=ClientSecrets)
 
     @property
     def roster(self) -> Roster:

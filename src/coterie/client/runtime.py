@@ -37,7 +37,7 @@ Keeper = Callable[[ClientId, Weights, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReadOrder:
     """An order as its client reads it; ``body`` also has the message, for the privacy stage."""
 
     id: ClientId
@@ -49,7 +49,7 @@ class Asked:
         """The name of the state that the task makes, if it changes any."""
         name = str(self.body["order"])
         if not name:
-            raise WireError("an order without a name, as the state has that everybody begins with")
+            raise WireError("an order needs a name: only the initial state has none")
         return name
 
 
@@ -57,7 +57,7 @@ class Asked:
 class Prepared:
     """A client that is ready for a task of the method, and what came with the order."""
 
-    asked: Asked
+    asked: ReadOrder
     client: Client
     arrays: dict[str, Array]
     scored: ReplyBody
@@ -114,7 +114,7 @@ class ClientRuntime:
         A unit is one order of one client, orders of several clients that train together, or
         scoring of several clients with one model.
         """
-        orders = [Asked(id, m, {**self._opened(m), "message": m}) for id, m in requests]
+        orders = [ReadOrder(id, m, {**self._opened(m), "message": m}) for id, m in requests]
         if orders[0].body["task"] == SCORE:
             return self.scoring.answer([(o.id, o.body) for o in orders])
         tasks = [partial(self.guarded, o.id, o.body, self._carry_out, o) for o in orders]
@@ -133,7 +133,7 @@ class ClientRuntime:
 
     # --- one order ------------------------------------------------------------------------------
 
-    def _carry_out(self, asked: Asked) -> Message:
+    def _carry_out(self, asked: ReadOrder) -> Message:
         """The answer to an order: one of the built-in tasks, or the method's own."""
         began, id, body = time.perf_counter(), asked.id, asked.body
         if body["task"] == SECURE:
@@ -224,7 +224,7 @@ class ClientRuntime:
 
     # --- tasks that every client knows ----------------------------------------------------------
 
-    def _step(self, asked: Asked, began: float) -> Message:
+    def _step(self, asked: ReadOrder, began: float) -> Message:
         """One step of a secure sum."""
         sent, beside = self.privacy.step(asked.id, asked.body)
         if self.keeper is not None and "refused" in beside:
@@ -235,7 +235,7 @@ class ClientRuntime:
     def _fetch(self, client: Client, arrays: Mapping[str, Array]) -> Message:
         """The model that the client would use now, for export."""
         if self.keeper is not None:
-            raise WireError("a client's own model stays with it")
+            raise WireError("a client does not hand out its personal model")
         self.privacy.may_fetch(client.id)
         model = self.plan.method.assemble(client, arrays)
         return self.reply(len(client.train), Upload({"model": model}))
@@ -314,9 +314,9 @@ class ClientRuntime:
             return self.wire.pack({"error": "TrainingError", "text": text})
 
     def _telling(self, why: CoterieError | str, more: Exception | None = None) -> str:
-        """What the server is told of an error; a client elsewhere keeps its data and paths apart.
+        """The text of an error for the server; a remote client conceals its data and paths.
 
-        Of errors there, only those go that speak of numbers or of the server's own order.
+        A remote client sends only errors about numbers or about the server's own order.
         """
         if self.keeper is None:
             return str(why)

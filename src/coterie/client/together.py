@@ -17,7 +17,7 @@ from greenlet import getcurrent, greenlet
 from coterie.client.fit import Criterion, Fit, FlatModel
 from coterie.client.stacked import FitCall, fit_alone, fit_stack
 
-Result = TypeVar("Result")
+TaskResult = TypeVar("TaskResult")
 
 
 @dataclass
@@ -28,11 +28,11 @@ class Together:
     criterion: Criterion
     _runner: greenlet | None = field(default=None, init=False)
 
-    def run(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+    def run(self, tasks: Sequence[Callable[[], TaskResult]]) -> list[TaskResult]:
         """Run all tasks and return their results; an exception in a task ends them all."""
         self._runner = getcurrent()
         workers = [greenlet(task) for task in tasks]
-        results: dict[int, Result] = {}
+        results: dict[int, TaskResult] = {}
         waiting: dict[int, FitCall] = {}
         try:
             for number, worker in enumerate(workers):

@@ -1,1 +1,1 @@
-"""The core: how a federated run goes on, whatever the method, the engine and the clients are."""
+"""What a federated run consists of, whatever the method, the engine and the clients."""

@@ -1,4 +1,4 @@
-"""What an engine is: something that carries requests to clients and brings their answers back."""
+"""The interface of engines, which deliver requests to clients and return their answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Request:
     """A message for one client; requests marked ``together`` may be answered as one batch.
 
-    One that is ``spare`` is not worth waiting for: once all others have been answered, an engine
-    may give it up for lost when it likes.
+    A request that is ``spare`` is not worth waiting for: once all others have been answered, an
+    engine may count it as lost at any time.
     """
 
     client: ClientId
@@ -31,73 +31,73 @@ Answers = Generator[tuple[ClientId, "Message | None"], None, None]
 
 
 class Engine(Protocol):
-    """Carries requests to clients. Answers come in any order; a lost one comes as None.
+    """Delivers requests to clients. Answers come in any order; a lost answer is None.
 
-    What has not come when ``time.monotonic()`` passes ``until`` is not waited for. An engine whose
-    exchanges are dear, whatever they carry, ``piggybacks``: scores go with the next round's orders.
+    An engine stops waiting when ``time.monotonic()`` passes ``until``. An engine for which every
+    exchange is expensive ``piggybacks``: scores are asked for with the next round's orders.
     """
 
     @property
     def piggybacks(self) -> bool:
-        """Whether scores should wait for an exchange that is made anyway."""
+        """Whether scores should wait for the next exchange instead of having one of their own."""
         ...
 
     @property
     def clients(self) -> Sequence[ClientId]:
-        """Whom it can reach."""
+        """The clients that it can reach."""
         ...
 
     def exchange(self, requests: Sequence[Request], until: float | None = None) -> Answers:
-        """Carry these out."""
+        """Deliver the requests, and yield the answers."""
         ...
 
     def close(self) -> None:
-        """End everything it started."""
+        """Stop everything that it started."""
         ...
 
 
 class Remote(Engine, Protocol):
-    """Carries requests to clients on machines of others, which come and go."""
+    """Delivers requests to clients on other people's machines, which can connect and disconnect."""
 
     @property
     def population(self) -> Population:
-        """What is known of the clients: how many samples each has, and of what kind."""
+        """What is known about clients' data: their kind, and each client's number of samples."""
         ...
 
     @property
     def agreement(self) -> str:
-        """A name for what all clients were told of the run."""
+        """A digest of the terms of the run that all clients were sent."""
         ...
 
     @property
     def samples(self) -> Mapping[ClientId, int]:
-        """How many training samples each client says it has."""
+        """The number of training samples that each client reports."""
         ...
 
     @property
     def spared(self) -> int:
-        """Bytes of arrays that did not travel, for their clients had them."""
+        """Bytes of arrays that were not sent because their clients had them already."""
         ...
 
     def present(self) -> set[ClientId]:
-        """Who can be reached now."""
+        """The clients that can be reached now."""
         ...
 
     def begin(self, round: int) -> None:
-        """Another round: what clients got in the one before is not taken for known."""
+        """Begin a round; do not assume that clients still have the arrays of the previous one."""
         ...
 
     def doubt(self, clients: Collection[ClientId]) -> None:
-        """Their answers could not be used: before the next round they are asked anew."""
+        """Ask these clients again before the next round, because their answers were unusable."""
         ...
 
     def turn_away(self, clients: Collection[ClientId], why: str) -> None:
-        """These cannot be members, for this reason."""
+        """Refuse these clients as members, for this reason."""
         ...
 
     def arrivals(self, members: Sequence[ClientId], least: int, closed: str) -> list[ClientId]:
-        """Wait until so many of the members are there; who else is there now, and ready.
+        """Wait for at least ``least`` members; return the other clients that are ready to join.
 
-        Nobody else is let in if it is ``closed``, for this reason.
+        If ``closed`` is not empty, it is the reason why no other client can join.
         """
         ...

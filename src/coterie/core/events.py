@@ -21,7 +21,7 @@ from coterie.errors import RunDirError, unknown
 
 LARGEST = 1e300  # larger numbers are not plausible, and their sums and products overflow
 
-Count = Annotated[int, Field(ge=0, lt=2**53)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
 Number = Finite | None
 Group = int | str | None
@@ -38,8 +38,8 @@ _OPEN = ConfigDict(extra="allow", strict=True)
 class Way(TypedDict):
     """Bytes in both directions."""
 
-    down: Annotated[Count, "to clients"]
-    up: Annotated[Count, "from clients"]
+    down: Annotated[NonNegativeInt, "to clients"]
+    up: Annotated[NonNegativeInt, "from clients"]
 
 
 @with_config(_CLOSED)
@@ -59,17 +59,17 @@ class Event(TypedDict, total=False):
     ``KINDS`` lists the fields of each kind of event.
     """
 
-    round: Annotated[Count, "the round, from 1"]
+    round: Annotated[NonNegativeInt, "the round, from 1"]
     event: Annotated[str, "the kind of the event, if it is not a round"]
-    cohort: Annotated[list[Count], "the clients that took part"]
-    clients: Annotated[list[Count], "the clients that joined"]
-    unanswered: Annotated[list[Count], "the clients that did not answer, and stay outside"]
+    cohort: Annotated[list[NonNegativeInt], "the clients that took part"]
+    clients: Annotated[list[NonNegativeInt], "the clients that joined"]
+    unanswered: Annotated[list[NonNegativeInt], "the clients that did not answer, and stay outside"]
     groups: Annotated[
         list[Group],
         "each client's group after the round, in client order; `null` if it has none, such as "
         "clients that are held out",
     ]
-    epochs: Annotated[Count, "`run.admit_epochs`"]
+    epochs: Annotated[NonNegativeInt, "`run.admit_epochs`"]
     bytes: Annotated[Way, "`down` and `up` of this round, for the method's own messages"]
     total_bytes: Annotated[Way, "the same since the start"]
     wasted: Annotated[
@@ -83,8 +83,10 @@ class Event(TypedDict, total=False):
         "`[down, up]` of this round by [kind](wire.md#what-is-counted-where)",
     ]
     client_bytes: Annotated[dict[ById, Pair], "`[down, up]` of this round by client"]
-    lost: Annotated[Count, "lost replies (including those of clients that were not available)"]
-    late: Annotated[Count, "replies that arrived too late"]
+    lost: Annotated[
+        NonNegativeInt, "lost replies (including those of clients that were not available)"
+    ]
+    late: Annotated[NonNegativeInt, "replies that arrived too late"]
     abandoned: Annotated[
         str,
         "why the round was abandoned, if it was; it then changed nothing, and has scores only if "
@@ -96,10 +98,10 @@ class Event(TypedDict, total=False):
         "`total` since the start, and each since the start (`total_computation`, …)",
     ]
     exchanges: Annotated[
-        Count, "the number of exchanges with clients in this round, including scoring"
+        NonNegativeInt, "the number of exchanges with clients in this round, including scoring"
     ]
     spared: Annotated[
-        Count,
+        NonNegativeInt,
         "real federations: bytes of arrays that were sent as a digest, because the client already "
         "had them in this round",
     ]
@@ -145,7 +147,7 @@ _COST = ("total_bytes", "wasted", "total_wasted", "kinds", "client_bytes", "lost
 
 
 @dataclass(frozen=True)
-class Kind:
+class EventKind:
     """When events of a kind are written, and their required and optional fields."""
 
     when: str
@@ -153,8 +155,8 @@ class Kind:
     may: tuple[str, ...]
 
 
-KINDS: dict[str, Kind] = {
-    ROUND: Kind(
+KINDS: dict[str, EventKind] = {
+    ROUND: EventKind(
         "after every round",
         ("cohort", "groups", "bytes", *_COST, "exchanges", "seconds"),
         (
@@ -162,25 +164,25 @@ KINDS: dict[str, Kind] = {
             *("failed_scores", "privacy", "withheld", "notes"),
         ),
     ),
-    INIT: Kind(
+    INIT: EventKind(
         "before the first round, if the method exchanged messages with clients or has notes; "
         "`round` is 0",
         ("groups", "bytes", "wasted", "kinds", "seconds"),
         ("clock", "rejected", "notes"),
     ),
-    SCORES: Kind(
+    SCORES: EventKind(
         "after the round that it names, if its scores were piggybacked on the next round's orders; "
         "if there are several for a round, the last one counts",
         (),
         ("received", "client_scores", "failed_scores"),
     ),
-    ARRIVAL: Kind(
+    ARRIVAL: EventKind(
         "real federations: before the round that it names, if clients joined late and were "
         "admitted; `groups` are those of these clients",
         ("clients", "groups"),
         ("rejected", "notes"),
     ),
-    ADMISSION: Kind(
+    ADMISSION: EventKind(
         "after the last round, if clients were held out; `round` is the last one, and the other "
         "fields are as in `newcomers` of `result.json`",
         ("clients", "unanswered", "groups", "epochs", "received", "adapted", "bytes"),
@@ -196,10 +198,10 @@ KINDS: dict[str, Kind] = {
 class Newcomers(TypedDict, total=False):
     """The results of clients that were held out."""
 
-    clients: Annotated[list[Count], "the clients that joined"]
-    unanswered: Annotated[list[Count], "the clients that did not answer, and stay outside"]
+    clients: Annotated[list[NonNegativeInt], "the clients that joined"]
+    unanswered: Annotated[list[NonNegativeInt], "the clients that did not answer, and stay outside"]
     groups: Annotated[list[Group], "the groups of `clients`, in the same order"]
-    epochs: Annotated[Count, "`run.admit_epochs`"]
+    epochs: Annotated[NonNegativeInt, "`run.admit_epochs`"]
     received: Annotated[Scores, "their scores with the received model; empty if none has test data"]
     adapted: Annotated[Scores, "their scores after that many epochs of adaptation"]
     bytes: Annotated[Way, "`down` and `up` of assigning them to groups"]
@@ -210,7 +212,7 @@ class Newcomers(TypedDict, total=False):
 class Best(TypedDict, total=False):
     """The best round on validation data; empty if no round was scored on it."""
 
-    round: Annotated[Count, "the round"]
+    round: Annotated[NonNegativeInt, "the round"]
     val: Annotated[Number, "its score on validation data"]
     received: Annotated[Scores, "its scores"]
 
@@ -229,14 +231,14 @@ class Reached(TypedDict):
     """The cost of reaching a target."""
 
     target: Annotated[Number, "the score"]
-    round: Annotated[Count, "the first round that reached it"]
+    round: Annotated[NonNegativeInt, "the first round that reached it"]
     bytes: Annotated[Way, "until then"]
     seconds: NotRequired[Annotated[Number, "of the clock, until then"]]
-    clients: Annotated[Count, "the number of clients"]
+    clients: Annotated[NonNegativeInt, "the number of clients"]
 
 
 @with_config(_OPEN)
-class Spending(TypedDict, total=False):
+class PrivacySpent(TypedDict, total=False):
     """The privacy spent by a run, and the mechanism."""
 
     epsilon: Annotated[Number, "what was spent"]
@@ -249,7 +251,7 @@ class Summary(TypedDict, total=False):
     """The result of a run: the content of ``result.json``."""
 
     method: Annotated[str, "the method"]
-    rounds: Annotated[Count, "the number of completed rounds"]
+    rounds: Annotated[NonNegativeInt, "the number of completed rounds"]
     stopped: Annotated[str, "why the run ended early; empty if it did not"]
     judged_by: Annotated[str, "`accuracy` or `r2`"]
     headline: Annotated[Headline, "the score that the method is judged by"]
@@ -265,17 +267,17 @@ class Summary(TypedDict, total=False):
         "`down`, `up`; `unmetered`: scoring and work that a real client would do by itself; "
         "`wasted`; `kinds`",
     ]
-    groups: Annotated[Count, "the number of groups"]
+    groups: Annotated[NonNegativeInt, "the number of groups"]
     sees: Annotated[str, "the most that the server sees of a client"]
     seconds: Annotated[Number, "of all rounds, including scoring"]
     train_seconds: Annotated[Number, "of the rounds without scoring"]
-    lost: Annotated[Count, "lost replies"]
-    late: Annotated[Count, "replies that arrived too late"]
-    abandoned: Annotated[Count, "abandoned rounds"]
+    lost: Annotated[NonNegativeInt, "lost replies"]
+    late: Annotated[NonNegativeInt, "replies that arrived too late"]
+    abandoned: Annotated[NonNegativeInt, "abandoned rounds"]
     warnings: Annotated[list[str], "sentences"]
     grouping: Annotated[dict[str, Any], "if the method explains its groups: below"]
     exposure: Annotated[dict[str, Any], "what reached the server: below"]
-    privacy: Annotated[Spending, "with `[privacy]`: below"]
+    privacy: Annotated[PrivacySpent, "with `[privacy]`: below"]
     clock: Annotated[dict[str, Number], "seconds, if there was a clock"]
     to_target: Annotated[
         Reached | None,
@@ -288,7 +290,9 @@ class Summary(TypedDict, total=False):
     ]
     newcomers: Annotated[Newcomers, "if clients were held out: below"]
     alone: Annotated[Scores, "scores of clients that trained alone, with `evaluation.alone`"]
-    kept: Annotated[list[Count], "real federations: the clients that have kept their model"]
+    kept: Annotated[
+        list[NonNegativeInt], "real federations: the clients that have kept their model"
+    ]
     scenario: Annotated[dict[str, Any], "with `--scenario`: below"]
 
 
@@ -316,19 +320,19 @@ class Data(TypedDict, total=False):
     quartiles: list[list[Finite] | None]
 
 
-class Session(TypedDict, total=False):
+class SessionLine(TypedDict, total=False):
     """A process that worked on a run: a line of ``sessions.jsonl``."""
 
     at: str
     argv: list[str] | None
     folder: str
-    rounds: Count
-    done: Count
+    rounds: NonNegativeInt
+    done: NonNegativeInt
     engine: str
-    workers: Count | None
+    workers: NonNegativeInt | None
     headline: Headline
-    model_bytes: Count
-    batch_clients: Count
+    model_bytes: NonNegativeInt
+    batch_clients: NonNegativeInt
     versions: dict[str, str]
     system: str
 

@@ -152,7 +152,7 @@ def set_up(
         if isinstance(why, CoterieError) or not federation.tolerates(why):
             raise
         raise TrainingError(
-            f"{failure(why)}. A client may have answered what cannot be used: serve it again"
+            f"{failure(why)}. A client may have sent an unusable answer: start coterie serve again"
         ) from why
     run.done = 0
     run.setup = {"round": 0, "event": "init"}

@@ -372,7 +372,7 @@ class RunSection(Policy):
 
 
 @section("evaluation")
-class Measured:
+class Evaluation:
     """What is measured: the keys of ``[evaluation]`` except ``every``."""
 
     adapt_epochs: int | None = key(
@@ -391,7 +391,7 @@ class Measured:
 
 
 @section("evaluation")
-class EvaluationSection(Measured):
+class EvaluationSection(Evaluation):
     """What is measured, and how often."""
 
     every: int = key(

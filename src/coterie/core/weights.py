@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from coterie.errors import ConfigError, unknown
 
-Kind = Literal["parameter", "frozen", "buffer"]
-_ORDER: dict[Kind, int] = {"parameter": 0, "frozen": 1, "buffer": 2}
+TensorKind = Literal["parameter", "frozen", "buffer"]
+_ORDER: dict[TensorKind, int] = {"parameter": 0, "frozen": 1, "buffer": 2}
 BN_CHOICES = ("shared", "stats-local", "local")
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
@@ -33,7 +33,7 @@ class Entry:
     name: str
     shape: tuple[int, ...]
     layer: str
-    kind: Kind = "parameter"
+    kind: TensorKind = "parameter"
     local: bool = False
     place: int = 0
 
@@ -154,7 +154,7 @@ def _entries(module: nn.Module, bn: str) -> Iterable[Entry]:
         prefix = f"{path}." if path else ""
         batch_norm = isinstance(owner, nn.modules.batchnorm._BatchNorm)
         for name, p in parameters.items():
-            kind: Kind = "parameter" if p.requires_grad else "frozen"
+            kind: TensorKind = "parameter" if p.requires_grad else "frozen"
             yield Entry(prefix + name, tuple(p.shape), layer, kind, batch_norm and bn == "local")
         for name, b in buffers.items():
             if b.is_floating_point() and name not in owner._non_persistent_buffers_set:

@@ -76,7 +76,7 @@ def _check(registry: Registry[Any], name: str) -> None:
 
 
 def check_code(tree: Mapping[str, Any], theirs: Mapping[str, str]) -> None:
-    """Refuse terms in which a name stands for other code at the server than at this client.
+    """Refuse terms in which a name refers to other code at the server than at this client.
 
     ``theirs`` are the digests of the server's files. There is none, and nothing to compare, for
     code that the server has from an installed package.

@@ -18,7 +18,7 @@ from coterie.registry import function_at
 
 
 @dataclass(frozen=True)
-class Source:
+class MemberData:
     """The data options of ``coterie join``.
 
     ``form`` is a format that ``coterie run`` reads (npz, npy, csv, text, image-folder), guessed

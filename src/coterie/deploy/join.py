@@ -19,7 +19,7 @@ from pathlib import Path
 
 from coterie.channel.privacy.client import SESSIONS
 from coterie.channel.privacy.record import Record
-from coterie.deploy.data import Source
+from coterie.deploy.data import MemberData
 from coterie.deploy.member import Identity
 from coterie.engines.flower.keys import ClientKeys, read_client
 from coterie.engines.flower.processes import Child, environment, free_port, shared_secret, tail
@@ -41,7 +41,7 @@ class Joining:
 
     server: str
     directory: Path
-    source: Source
+    source: MemberData
     keys: Path | None  # None: without keys, on loopback only
     client: int = 0  # the client's id, where there are no keys
     device: str = "cpu"

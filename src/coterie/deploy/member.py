@@ -17,20 +17,20 @@ from coterie.channel.privacy.identity import KEYS, training_salt
 from coterie.channel.privacy.record import Record
 from coterie.channel.privacy.secagg import Rejected
 from coterie.channel.wire import Message
-from coterie.client.plan import Secrets
+from coterie.client.plan import ClientSecrets
 from coterie.client.runtime import ClientRuntime
 from coterie.core.messages import ClientId
 from coterie.core.schema import Schedule
 from coterie.core.tree import to_safetensors, write_atomic
 from coterie.core.weights import Weights
 from coterie.deploy.allowed_names import asked, check_code
-from coterie.deploy.data import Source
+from coterie.deploy.data import MemberData
 from coterie.deploy.terms import (
     Described,
-    agreement_of,
+    agreement_digest,
     digest_of_start,
     seen_from_client,
-    terms_of,
+    terms_digest,
     travelling,
 )
 from coterie.engines.base import one_thread
@@ -83,23 +83,23 @@ def check_amplified(schedule: Schedule) -> None:
         bounded = all(isinstance(p, bool | int | float) and 0 <= p <= 1 for p in parts)
         if not bounded or name in ("lr", "weight_decay"):  # these have bounds of their own
             raise WireError(
-                f"train.options.{name} = {value!r}: clients of secure sums take numbers from 0 to "
-                "1, and lr and weight_decay from train alone, so that no step counts far more than "
-                "the others"
+                f"train.options.{name} = {value!r}: clients of secure sums accept only numbers "
+                "from 0 to 1 here, and lr and weight_decay only in [train], so that no step counts "
+                "far more than the others"
             )
     if schedule.lr_decay > 1:
         raise WireError(
-            f"train.lr_decay = {schedule.lr_decay:g} makes learning rates grow without a bound: "
-            "clients of secure sums take at most 1"
+            f"train.lr_decay = {schedule.lr_decay:g} lets the learning rate grow without bound: "
+            "clients of secure sums accept at most 1"
         )
     if schedule.lr * schedule.weight_decay > 1:
         raise WireError(
             f"train.weight_decay = {schedule.weight_decay:g} times train.lr = {schedule.lr:g} is "
-            "more than 1, which clients of secure sums do not take"
+            "more than 1, which clients of secure sums do not accept"
         )
 
 
-class Member:
+class FederationMember:
     """Answers the server's messages, and stores everything it must remember on its own disk.
 
     ``folder`` holds a folder for each run, with the agreed terms, the client's states and, at the
@@ -109,7 +109,7 @@ class Member:
     def __init__(
         self,
         folder: Path,
-        source: Source,
+        source: MemberData,
         who: Identity,
         device: str,
         tell: Tell,
@@ -138,7 +138,7 @@ class Member:
         work = {DESCRIBE: self._describe, ENROL: self._enrol, ORDER: self._order}
         try:
             if packet.kind not in work:
-                raise WireError(f"an order of a kind that is not known here: '{packet.kind}'")
+                raise WireError(f"an order of an unknown kind: '{packet.kind}'")
             with one_thread():
                 return work[packet.kind](packet, came)
         except Exception as error:  # whatever a server may have sent
@@ -225,9 +225,9 @@ class Member:
             )
         if self.secure and plan.privacy.reveal not in ("", self.reveal):
             raise WireError(
-                f"this client shows nothing of its own, and privacy.reveal = {plan.privacy.reveal} "
-                "asks it to: its owner can agree to that with `coterie join --reveal "
-                f"{plan.privacy.reveal}`"
+                f"this client reveals nothing of its own, but privacy.reveal = "
+                f"{plan.privacy.reveal} asks it to: its owner can allow that with `coterie join "
+                f"--reveal {plan.privacy.reveal}`"
             )
         layers = {e.layer for e in plan.start.layout.entries if e.kind == "parameter"}
         if self.secure and plan.privacy.reveal and len(layers) == 1:
@@ -238,8 +238,8 @@ class Member:
             check_amplified(plan.training.schedule)
             if len(population.clients) > len(self.who.roster):
                 raise WireError(
-                    f"these terms are for {len(population.clients)} clients, and this client knows "
-                    f"{len(self.who.roster)}"
+                    f"these terms are for {len(population.clients)} clients, but this client knows "
+                    f"only {len(self.who.roster)}"
                 )
         if plan.privacy.on:
             try:
@@ -248,19 +248,19 @@ class Member:
                 raise WireError(str(why)) from None  # it is about the server's own settings
         if plan.privacy.on and plan.privacy.randomness != "system":
             raise WireError(
-                "secure sums and noise among real clients need real randomness, and these terms "
-                "take keys and noise from the server's seed: set privacy.randomness = system"
+                "secure sums and noise among real clients need real randomness, but with these "
+                "terms keys and noise come from the server's seed: set privacy.randomness = system"
             )
         if plan.privacy.on:
             self._write_identities(plan.folder)
         if plan.privacy.secure:
             try:
-                self.who.record.enter(run, terms_of(terms))
+                self.who.record.enter(run, terms_digest(terms))
             except Rejected as why:
                 raise WireError(str(why)) from None
             salts = {self.who.id: training_salt(self.who.secret, run)}
-            agreement = agreement_of(run, terms)
-            plan = replace(plan, secrets=Secrets(salts, self.who.record.path, agreement))
+            agreement = agreement_digest(run, terms)
+            plan = replace(plan, secrets=ClientSecrets(salts, self.who.record.path, agreement))
         self._runtime, self._run = ClientRuntime(plan, self._keep, self._tell), run
         self._model = {"name": config.model.name, **config.model.parameters}
         self._has.clear()
@@ -276,7 +276,7 @@ class Member:
 
     def _place(self, run: str) -> Path:
         if not run or not run.isalnum():
-            raise WireError(f"'{run}' is no name of a run")
+            raise WireError(f"'{run}' is not a valid name of a run")
         place = self.folder / "runs" / run
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         return place

@@ -1,4 +1,4 @@
-"""Serving a federation: wait for its clients, agree on the experiment, run it, hand out models."""
+"""Serve a federation: wait for clients, agree on the experiment, run it, send out models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from coterie.data.population import Population
 from coterie.deploy.member import DESCRIBE, ENROL, REFUSED, STRANGER
 from coterie.deploy.terms import (
     Described,
-    agreement_of,
+    agreement_digest,
     digest_of_start,
     in_common,
     seen_from_server,
@@ -153,7 +153,7 @@ class Served(Flower):
     @property
     def agreement(self) -> str:
         """A digest of the terms that all clients were told; members of a secure sum sign it."""
-        return agreement_of(self.run, self.terms)
+        return agreement_digest(self.run, self.terms)
 
     @property
     def population(self) -> Population:

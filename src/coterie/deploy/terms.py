@@ -247,12 +247,12 @@ def travelling(config: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def agreement_of(run: str, terms: Mapping[str, Any]) -> str:
+def agreement_digest(run: str, terms: Mapping[str, Any]) -> str:
     """A digest of a run and its terms, except the number of clients, which may grow."""
     return _digest([__version__, run, _lasting(terms)])
 
 
-def terms_of(terms: Mapping[str, Any]) -> str:
+def terms_digest(terms: Mapping[str, Any]) -> str:
     """A digest of the same terms that depends neither on the run nor on Coterie's version."""
     return _digest(_lasting(terms))
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from coterie.deploy.allowed_names import map_names
-from coterie.deploy.data import Source
+from coterie.deploy.data import MemberData
 from coterie.deploy.join import DONE
-from coterie.deploy.member import Identity, Member
+from coterie.deploy.member import FederationMember, Identity
 from coterie.engines.flower.keys import read_client
 from coterie.engines.flower.runtime import UNREACHABLE, NodeWorker, client_app, silence_flower
 from coterie.errors import CoterieError
@@ -38,7 +38,7 @@ def work(settings: dict[str, Any]) -> int:
 
     map_names(settings["methods"], settings["models"])
     path = None if settings["path"] is None else Path(settings["path"])
-    source = Source(
+    source = MemberData(
         path, settings["loader"], settings["form"], settings["options"], settings["simulated"]
     )
     who = Identity(settings["client"])
@@ -46,7 +46,7 @@ def work(settings: dict[str, Any]) -> int:
         who = Identity.of(read_client(Path(settings["keys"])))
     directory = Path(settings["directory"])
     device, secure, reveal = settings["device"], settings["secure"], settings["reveal"]
-    member = Member(directory, source, who, device, tell, secure, reveal)
+    member = FederationMember(directory, source, who, device, tell, secure, reveal)
     secret = Path(settings["secret"]).read_bytes()
     log = Path(settings["secret"]).with_name("supernode.log")
 

@@ -42,7 +42,7 @@ from coterie.core.engine import Answers, Request
 from coterie.core.messages import ClientId
 from coterie.core.tree import write_atomic
 from coterie.engines.base import units
-from coterie.engines.shared_plan import SharedPlan, load, share
+from coterie.engines.shared_plan import SharedPlan, load_plan, share
 from coterie.engines.travelling_state import (
     Copies,
     Version,
@@ -265,7 +265,9 @@ class RayEngine:
         """Create a worker; its pending call ends when it has started."""
         options = {"num_cpus": self._cpus, "num_gpus": self._gpus, "max_restarts": 0}
         actor = self._ray.remote(**options)(Actor).remote()
-        starting = actor.enter.remote(versions(), self._token, self._apart, self._shared_plan)
+        starting = actor.enter.remote(
+            library_versions(), self._token, self._apart, self._shared_plan
+        )
         return Worker(actor, starting)
 
     def _stop(self, worker: Worker) -> None:
@@ -322,10 +324,10 @@ class RayEngine:
 
     def _check_started(self, worker: Worker, machine: Mapping[str, Any]) -> None:
         """Check the versions and the storage of the machine on which a worker has started."""
-        if machine["versions"] != versions():
+        if machine["versions"] != library_versions():
             theirs, ours = (
                 ", ".join(f"{name} {version}" for name, version in installed.items())
-                for installed in (machine["versions"], versions())
+                for installed in (machine["versions"], library_versions())
             )
             raise EngineError(
                 f"the machine {machine['node']} has {theirs}, this one {ours}: results would "
@@ -380,11 +382,11 @@ class Actor:
         shared: SharedPlan,
     ) -> dict[str, Any]:
         """Set the worker up from the shared plan; return the facts about its machine."""
-        machine = {"versions": versions(), "pid": os.getpid(), "node": platform.node()}
+        machine = {"versions": library_versions(), "pid": os.getpid(), "node": platform.node()}
         if machine["versions"] != expected:
             return machine
         torch.set_num_threads(1)
-        plan = with_method(load(shared))
+        plan = with_method(load_plan(shared))
         mark = plan.folder / MARK
         self._shares = not apart and mark.exists() and mark.read_text() == token
         if not self._shares:
@@ -426,7 +428,7 @@ def _flat(copies: Copies) -> Any:
     return [(client, version, np.frombuffer(copy, np.uint8)) for client, version, copy in copies]
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """The versions of the packages that can change a result's bits."""
     from coterie import __version__
 

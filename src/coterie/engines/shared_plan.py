@@ -64,7 +64,7 @@ def share(plan: Plan, dumps: Callable[[Any], bytes]) -> SharedPlan:
     return SharedPlan(rest, form.getvalue(), arrays)
 
 
-def load(shared: SharedPlan) -> Plan:
+def load_plan(shared: SharedPlan) -> Plan:
     """Put a plan together again; its data stay in the shared arrays."""
 
     class Data(pickle.Unpickler):

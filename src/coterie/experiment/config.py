@@ -24,7 +24,7 @@ from coterie.core.method import Method
 from coterie.core.schema import (
     Config,
     DataSection,
-    Measured,
+    Evaluation,
     MethodSection,
     Named,
     Schedule,
@@ -291,7 +291,7 @@ def settings_of(config: Config) -> Settings:
     check_device(config.run.device)
     return Settings(
         **shallow(config.run),
-        **shallow(part(Measured, config.evaluation)),
+        **shallow(part(Evaluation, config.evaluation)),
         evaluate_every=config.evaluation.every,
         wire=part(Coding, config.wire),
         clock=config.clock.model_dump(),

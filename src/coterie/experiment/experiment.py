@@ -33,8 +33,8 @@ from coterie.core.method import Method, Public, Setup
 from coterie.core.schema import (
     AvailabilitySection,
     ClockSection,
+    Evaluation,
     EvaluationSection,
-    Measured,
     RunSection,
     Schedule,
     as_in,
@@ -54,7 +54,7 @@ from coterie.experiment.user_code import check_digests, digests_of
 from coterie.models import initialise
 from coterie.registry import ENGINES
 from coterie.results.evaluation import headline
-from coterie.results.provenance import about, described, session, size_of
+from coterie.results.provenance import about, data_record, session, size_of
 from coterie.results.result import Result
 from coterie.results.rundir import RunDir, rounds_of
 from coterie.seeds import numpy_generator, seed_for
@@ -91,7 +91,7 @@ Say = Callable[[str], None]
 
 
 @section("run")
-class Settings(RunSection, Measured):
+class Settings(RunSection, Evaluation):
     """The settings of a run: ``[run]``, evaluation, wire, clock, availability, stop and privacy.
 
     ``clock`` and ``availability`` are a name and its parameters.
@@ -467,7 +467,7 @@ def execute(
         if run is not None:
             run.write_config(experiment.config)
             run.write_code(digests_of(experiment.config))
-            run.write_data(described(experiment.population, elsewhere))
+            run.write_data(data_record(experiment.population, elsewhere))
             run.append_session(session(experiment, max(0, memory.run.done), plan))
         if plan.privacy.on and remote is None:
             plan.roster.prepare()

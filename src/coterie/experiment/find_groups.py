@@ -22,7 +22,7 @@ from coterie.methods.group_evidence import ROUNDS, Asked, group_evidence
 from coterie.results.findings import plausible, spoken
 from coterie.results.notebook import Notebook, reading_of
 from coterie.results.result import Result
-from coterie.results.rundir import finite
+from coterie.results.rundir import without_nan
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -74,7 +74,7 @@ def find_groups(
             list(clients), test_fraction=test_fraction, val_fraction=val_fraction, seed=seed
         )
     )
-    check_clients(population, by)
+    check_groupable(population, by)
     method = group_evidence(by=by, seeds=seeds, steps=probe_steps, trial="auto" if trial else "off")  # type: ignore[arg-type]
     started = time.perf_counter()
     run_settings = {"rounds": rounds_for(trial), "seed": seed, **UNSCORED, **settings}
@@ -93,7 +93,7 @@ def check_by(by: str) -> None:
         raise ConfigError(unknown("representation to compare clients by", by, KINDS))
 
 
-def check_clients(population: Population, by: str) -> None:
+def check_groupable(population: Population, by: str) -> None:
     """Refuse clients that cannot be grouped, and say why."""
     clients = population.clients
     if len(clients) < 2:
@@ -240,33 +240,33 @@ class FoundGroups(Notebook):
             if k == 1:
                 return ""
             why = f"is not known: {trial['why'].partition(':')[0]}" if trial else "was not tried"
-            return f"Whether training them apart pays {why}."
+            return f"Whether training them separately pays off {why}."
         loss_of_one, loss_apart = trial["losses"][0], loss_of(trial, k)
         chosen = trial["chosen"]
         lowest = loss_of(trial, chosen)
         if chosen == 1:
             if k == 1 or loss_apart is None:
-                return f"Training apart does not pay: {trial['why']}."
+                return f"Training separately does not pay off: {trial['why']}."
             clearly = "" if loss_apart >= loss_of_one else " clearly"
             return (
-                f"Training them apart does not pay{clearly} after {self.cost['rounds']} rounds: "
-                f"validation loss {loss_apart:.2f} instead of {loss_of_one:.2f}."
+                f"Training them separately does not{clearly} pay off after {self.cost['rounds']} "
+                f"rounds: validation loss {loss_apart:.2f} instead of {loss_of_one:.2f}."
             )
         if chosen == k or loss_apart is None or k == 1:
             them = "them" if chosen == k else f"{chosen} groups"
             return (
-                f"Training {them} apart pays: validation loss {lowest:.2f} instead of "
+                f"Training {them} separately pays off: validation loss {lowest:.2f} instead of "
                 f"{loss_of_one:.2f}."
             )
         others = "each client alone has" if chosen == len(self.groups) else f"{chosen} groups have"
         if loss_apart < loss_of_one:
             return (
-                f"Training them apart pays: validation loss {loss_apart:.2f} instead of "
+                f"Training them separately pays off: validation loss {loss_apart:.2f} instead of "
                 f"{loss_of_one:.2f}; after so short a training {others} {lowest:.2f}."
             )
         return (
-            f"Training these groups apart does not pay: validation loss {loss_apart:.2f} instead "
-            f"of {loss_of_one:.2f}; {others} {lowest:.2f}."
+            f"Training these groups separately does not pay off: validation loss "
+            f"{loss_apart:.2f} instead of {loss_of_one:.2f}; {others} {lowest:.2f}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class FoundGroups(Notebook):
         }
         if self.representations:
             parts |= {"representations": dict(self.representations), "meaning": self.meaning}
-        plain: dict[str, Any] = finite(parts)
+        plain: dict[str, Any] = without_nan(parts)
         return plain
 
     def to_json(self, path: str | Path) -> Path:

@@ -67,7 +67,7 @@ def expanded(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     return settings
 
 
-def described(name: str) -> list[str]:
+def explained(name: str) -> list[str]:
     """The lines that explain a preset: what it is, its settings and its parameters."""
     preset = PRESETS[name]
     settings = [f"{t}.{k} = {v}" for t, values in preset.tree.items() for k, v in values.items()]

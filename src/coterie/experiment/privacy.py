@@ -51,14 +51,14 @@ def check_privacy(
         )
     if privacy.noised and method.needs_all_layers == RESTS:
         raise ConfigError(
-            f"method {method.name} lets layers rest by numbers that clients report, which noise "
-            "does not hide: leave out method.layer_interval"
+            f"method {method.name} skips layers according to numbers that clients report, which "
+            "noise does not hide: leave out method.layer_interval"
         )
     if privacy.noised and privacy.mechanism != "central" and method.mirrors:
         raise ConfigError(
             f"method {method.name} keeps its correction at the mean of its clients' own "
-            f"corrections, and privacy.mechanism = {privacy.mechanism} clips and noises the ones "
-            "they send: choose another method"
+            f"corrections, and privacy.mechanism = {privacy.mechanism} clips the corrections that "
+            "they send and adds noise to them: choose another method"
         )
     if privacy.noised and method.no_noise:
         raise ConfigError(f"method {method.name} {method.no_noise}")
@@ -78,8 +78,8 @@ def check_privacy(
         raise ConfigError(
             f"wire.down = '{coding.down}' sends each client a change of the model it holds. "
             "Members of a secure sum confirm to each other that they received the same order, "
-            "and the same change makes different models of different ones: leave out the codec, "
-            "or the confirmation with privacy.same_orders = false"
+            "and the same change turns different models into different models: leave out the "
+            "codec, or the confirmation with privacy.same_orders = false"
         )
     if method.sees != "each":
         return
@@ -105,17 +105,17 @@ def check_privacy(
         )
     if privacy.does("central"):
         raise ConfigError(
-            f"method {method.name} groups or mixes clients by what each of them sent, which "
-            f"moves the models of others too, and is not noised: {seen_by(method)}. Choose one "
+            f"method {method.name} groups or mixes clients by what each of them sent. This "
+            f"affects other clients' models and has no noise: {seen_by(method)}. Choose one "
             "that asks for means, or privacy.mechanism = local"
         )
 
 
 def check_steps(privacy: Privacy, method: Method, steps: int | None) -> None:
-    """Refuse sums that can be taken apart because one client makes more steps than the others."""
+    """Refuse sums that reveal a client because it makes more steps than the others."""
     if privacy.secure and method.same_steps and steps is None:
         raise ConfigError(
-            f"method {method.name} {method.same_steps}: where one client makes more steps than the "
+            f"method {method.name} {method.same_steps}: if one client makes more steps than the "
             "others, the two secure sums together tell what it sent. Set train.steps, so that all "
             "make the same number"
         )
@@ -139,7 +139,7 @@ def check_outliers(outliers: str, privacy: Privacy, method: Method) -> None:
         )
     if privacy.secure:
         raise ConfigError(
-            "run.outliers = 'clip' shortens single updates, and under --secure the server sees "
+            "run.outliers = 'clip' shortens single updates, but under --secure the server sees "
             f"none. {advice}, which then leaves out what clients themselves find not to be finite"
         )
 
@@ -163,12 +163,12 @@ def sampling_of(policy: Policy, clients: int) -> Sampling:
 
 
 def calibrated(privacy: Privacy, policy: Policy, clients: int, rounds: int) -> Privacy:
-    """Settings with everything filled in: δ, the noise for so many rounds, NbAFL's exposures."""
+    """Settings with everything filled in: δ, the noise for ``rounds`` rounds, NbAFL's exposures."""
     if not privacy.noised:
         return privacy
     privacy.check()
     if clients < 2:
-        raise ConfigError("noise hides one client among others, and there is only one client")
+        raise ConfigError("noise hides one client among others, but there is only one client")
     delta = sensible_delta(clients) if privacy.delta is None else privacy.delta
     if privacy.mechanism == "nbafl":
         aggregations = privacy.aggregations or rounds
@@ -205,8 +205,8 @@ class Guard:
             self.account = account_of(self.privacy, sampling, rounds)
             if not self.account.fits(1):
                 raise ConfigError(
-                    f"privacy.epsilon = {self.privacy.epsilon:g} has no room for a single round "
-                    f"with privacy.noise = {self.privacy.noise:g}: raise one of them"
+                    f"privacy.epsilon = {self.privacy.epsilon:g} does not suffice for a single "
+                    f"round with privacy.noise = {self.privacy.noise:g}: raise one of them"
                 )
             self._refuse_edge(sampling)
         self._stage: Private | Local | None = None

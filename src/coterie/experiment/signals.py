@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from coterie.experiment.experiment import Watch
 
 
-class Stop:
+class StopSignal:
     """Whether the user asked to stop; an exception raised in a signal handler can get lost."""
 
     asked = False
@@ -26,12 +26,12 @@ class Stop:
 def stoppable() -> Iterator[None]:
     """Make Ctrl-C and SIGTERM raise KeyboardInterrupt, but not in forked processes."""
     owner = os.getpid()
-    Stop.asked = False
+    StopSignal.asked = False
 
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # a worker that has not set its own handlers yet
             os._exit(128 + number)
-        Stop.asked = True
+        StopSignal.asked = True
         raise KeyboardInterrupt
 
     handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
@@ -41,7 +41,7 @@ def stoppable() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             # After a stop, ignore further signals: only the message and the exit remain.
-            signal.signal(number, signal.SIG_IGN if Stop.asked else handler)
+            signal.signal(number, signal.SIG_IGN if StopSignal.asked else handler)
 
 
 def heeding(watch: Watch) -> Watch:
@@ -49,7 +49,7 @@ def heeding(watch: Watch) -> Watch:
 
     def watch_and_stop(event: Event) -> None:
         watch(event)
-        if Stop.asked:
+        if StopSignal.asked:
             raise KeyboardInterrupt
 
     return watch_and_stop
@@ -61,7 +61,7 @@ def stopped_with(message: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, CoterieError) as error:
-        asked = Stop.asked or isinstance(error, Interrupted)
+        asked = StopSignal.asked or isinstance(error, Interrupted)
         if isinstance(error, CoterieError) and not asked:
             raise
         raise Interrupted(message()) from None

@@ -41,10 +41,10 @@ KEYS: dict[str, Registry[Any]] = {
 """The keys whose values are registered names, and their registries."""
 
 Change = Callable[[Registry[Any], str, str], str]
-Digests = Mapping[str, str]  # SHA-256 of files, by the kind and name of the function in them
+FileDigests = Mapping[str, str]  # SHA-256 of files, by the kind and name of the function in them
 
 
-def admitted(tree: Mapping[str, Any], known: Digests | None = None) -> dict[str, Any]:
+def admitted(tree: Mapping[str, Any], known: FileDigests | None = None) -> dict[str, Any]:
     """Load the functions that a user's configuration names; paths become absolute.
 
     ``known`` are the digests of the files when the run began: a file that has changed is refused.
@@ -95,7 +95,7 @@ def digests_of(tree: Mapping[str, Any]) -> dict[str, str]:
     return digests
 
 
-def check_digests(before: Digests, tree: Mapping[str, Any]) -> None:
+def check_digests(before: FileDigests, tree: Mapping[str, Any]) -> None:
     """Refuse to continue with a file that has changed since the run began."""
     for what, digest in digests_of(tree).items():
         if before.get(what, digest) != digest:

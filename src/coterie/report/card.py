@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.report.numbers import clock, epsilon, moved, scored, shown
+from coterie.report.numbers import bytes_so_far, clock, privacy_loss, score_with_unit, scored
 from coterie.report.reading import FINISHED, RUNNING, Reading
 from coterie.report.rendering import render
 from coterie.report.tables import size
-from coterie.report.words import DAMAGE, grouping, headline
+from coterie.report.words import DAMAGE, grouping, outcome
 
 _SENTENCES = 3  # after the first: a card is shorter than a report
 _NAMED = 3  # clients at each end of the table
@@ -17,7 +17,7 @@ _WIDTH, _HEIGHT = 220, 48  # of the curve, in pixels
 
 def card(reading: Reading) -> str:
     """The headline, the key numbers, the curve, and the best and the worst clients."""
-    first, *more = headline(reading)
+    first, *more = outcome(reading)
     groups = _groups(reading)
     judged, best, worst, between = _clients(reading)
     return render(
@@ -62,15 +62,15 @@ def _numbers(reading: Reading) -> list[tuple[str, str]]:
     by, rows = reading.judged_by, list[tuple[str, str]]()
     for title in ("received", "adapted"):
         if scores := scored(reading, title):
-            rows.append((title, shown(scores.get(by), by)))
+            rows.append((title, score_with_unit(scores.get(by), by)))
     if joined := (reading.result.get("newcomers") or {}).get("adapted"):
-        rows.append(("newcomers", shown(joined.get(by), by)))
-    if total := moved(reading):
+        rows.append(("newcomers", score_with_unit(joined.get(by), by)))
+    if total := bytes_so_far(reading):
         down, up = total.get("down", 0), total.get("up", 0)
         rows.append(("bytes", f"{size(down)} down, {size(up)} up"))
     if spent := clock(reading):
         rows.append(("clock", f"{spent['total']:.1f} s"))
-    if noise := epsilon(reading):
+    if noise := privacy_loss(reading):
         rows.append(("privacy", f"ε ≤ {noise['epsilon']:.3g}"))
     return rows
 
@@ -91,7 +91,7 @@ def _clients(reading: Reading) -> tuple[str, list[Row], list[Row], int]:
     def row(score: float, client: int) -> Row:
         group = groups[client] if client < len(groups) else None
         group = "–" if group in (None, "") else str(group)
-        return names[client], group, shown(score, reading.judged_by)
+        return names[client], group, score_with_unit(score, reading.judged_by)
 
     rows = [row(*each) for each in ranked]
     if len(rows) <= 2 * _NAMED:
@@ -127,7 +127,8 @@ def _curve(reading: Reading) -> Curve | None:
         for r, s in points
     )
     words = (
-        f"{title} score from round {first} to {last}: {shown(points[0][1], by)} to "
-        f"{shown(points[-1][1], by)}, between {shown(low, by)} and {shown(high, by)}"
+        f"{title} score from round {first} to {last}: {score_with_unit(points[0][1], by)} to "
+        f"{score_with_unit(points[-1][1], by)}, between {score_with_unit(low, by)} and "
+        f"{score_with_unit(high, by)}"
     )
     return Curve(line, words)

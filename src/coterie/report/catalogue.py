@@ -20,7 +20,7 @@ from coterie.report.captions import runs as captions
 from coterie.report.captions import systems as captions_systems
 from coterie.report.captions.evidence import noted_last
 from coterie.report.captions.groups import noting, setting, threshold
-from coterie.report.collect import Run, listed, readings_of
+from coterie.report.collect import Run, as_list, readings_of
 from coterie.report.figures import (
     by_layer,
     clients,
@@ -288,7 +288,7 @@ for _picture in (
         lambda r: methods.loss_and_trials(r.events),
         captions_groups.trials,
     ),
-    Picture("layers", "method", "Layers at rest", _layers, captions_groups.layers),
+    Picture("layers", "method", "Skipped layers", _layers, captions_groups.layers),
     Picture("hopkins", "method", "Tendency to cluster", _hopkins, captions_groups.hopkins),
     Picture(
         "steps",
@@ -453,7 +453,7 @@ def draw_compared(name: str, runs: Run | Sequence[Run]) -> Figure:
     ``read_run`` returns.
     """
     picture = COMPARED.find(name)
-    return picture.draw(readings_of(listed(runs))).figure()
+    return picture.draw(readings_of(as_list(runs))).figure()
 
 
 def compared(readings: Sequence[Reading], problems: list[str] | None = None) -> list[Drawn]:

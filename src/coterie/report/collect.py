@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Run = Union[Path, str, "Result", Reading]
 
 
-def listed(runs: Run | Sequence[Run]) -> list[Run]:
+def as_list(runs: Run | Sequence[Run]) -> list[Run]:
     """One run or several, as a list."""
     return [runs] if isinstance(runs, str) or not isinstance(runs, Sequence) else list(runs)
 

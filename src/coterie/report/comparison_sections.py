@@ -13,17 +13,17 @@ from coterie.report import numbers
 from coterie.report.comparison_tables import resting, sign_of
 from coterie.report.figures.compared import alike
 from coterie.report.reading import FINISHED, Reading, number
-from coterie.report.rendering import Cell, render
+from coterie.report.rendering import HtmlCell, render
 from coterie.report.run_sections import SEEN
 from coterie.report.tables import score, size
-from coterie.report.words import count, seconds
+from coterie.report.words import count, duration
 from coterie.report.words import value as with_unit
 from coterie.results.rows import in_full
 from coterie.results.seeds import BEST, MARKED, TIE, means_of
 
 
 @dataclass(frozen=True)
-class Column:
+class RunColumn:
     """A column: its title, a run's value, its format, and whether the highest or lowest is best.
 
     ``best`` is None where neither is. A column that is not ``shared`` is left out where all runs
@@ -51,7 +51,7 @@ def _newcomers(reading: Reading) -> float | None:
 
 
 def _bytes(reading: Reading) -> float | None:
-    total = numbers.moved(reading)
+    total = numbers.bytes_so_far(reading)
     return total.get("down", 0) + total.get("up", 0) if total else None
 
 
@@ -77,24 +77,26 @@ def _as_is(value: Any, reading: Reading) -> str:
 
 
 COLUMNS = (
-    Column("method", lambda r: r.method, _as_is, shared=False),
-    Column("seed", lambda r: r.seed, _as_is, shared=False),
-    Column("received", _scored("received"), _as_score, max),
-    Column("adapted", _scored("adapted"), _as_score, max),
-    Column("worst client", _worst, _as_score, max),
-    Column("newcomers", _newcomers, _as_score, max),
-    Column("groups", lambda r: numbers.group_count(r) or None, _as_is),
-    Column("rounds", lambda r: len(r.rounds), _as_is, shared=False),
-    Column("bytes", _bytes, lambda v, r: size(v, digits=1)),
-    Column(
+    RunColumn("method", lambda r: r.method, _as_is, shared=False),
+    RunColumn("seed", lambda r: r.seed, _as_is, shared=False),
+    RunColumn("received", _scored("received"), _as_score, max),
+    RunColumn("adapted", _scored("adapted"), _as_score, max),
+    RunColumn("worst client", _worst, _as_score, max),
+    RunColumn("newcomers", _newcomers, _as_score, max),
+    RunColumn("groups", lambda r: numbers.group_count(r) or None, _as_is),
+    RunColumn("rounds", lambda r: len(r.rounds), _as_is, shared=False),
+    RunColumn("bytes", _bytes, lambda v, r: size(v, digits=1)),
+    RunColumn(
         "simulated time",
         lambda r: numbers.clock(r).get("total"),
-        lambda v, r: seconds(v),
+        lambda v, r: duration(v),
         min,
     ),
-    Column("ε", lambda r: number(numbers.epsilon(r).get("epsilon")), lambda v, r: f"{v:.3g}"),
-    Column("server saw", _sees, lambda v, r: SEEN.get(v, v)),
-    Column("status", lambda r: None if r.status == FINISHED else r.status, _as_is),
+    RunColumn(
+        "ε", lambda r: number(numbers.privacy_loss(r).get("epsilon")), lambda v, r: f"{v:.3g}"
+    ),
+    RunColumn("server saw", _sees, lambda v, r: SEEN.get(v, v)),
+    RunColumn("status", lambda r: None if r.status == FINISHED else r.status, _as_is),
 )
 
 
@@ -108,7 +110,7 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
     rows, full = [], [in_full(r.rounds, r.judged_by) for r in readings]
     for place, (reading, row) in enumerate(zip(readings, values, strict=True)):
         link = f"#run-{place + 1}"
-        cells = [Cell(reading.name, reading.name, link=link)]
+        cells = [HtmlCell(reading.name, reading.name, link=link)]
         for i in kept:
             column, value = COLUMNS[i], row[i]
             scored = column.show is _as_score
@@ -125,7 +127,9 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
             show = _with_unit if scored and len(judged) > 1 else column.show
             key = _KEYS.get(column.title, column.title)
             sign = sign_of({**full[place], key: value}, key)
-            cells.append(Cell(None if value is None else show(value, reading) + sign, value, best))
+            cells.append(
+                HtmlCell(None if value is None else show(value, reading) + sign, value, best)
+            )
         rows.append(cells)
     accuracy = judged == {"accuracy"}
     caption = f"{len(readings)} runs; scores are means over clients{', in %' * accuracy}"
@@ -151,7 +155,7 @@ def side_by_side(readings: Sequence[Reading], id: str) -> Markup:
     )
 
 
-def _worth(column: Column, values: Sequence[Any]) -> bool:
+def _worth(column: RunColumn, values: Sequence[Any]) -> bool:
     known = [v for v in values if v is not None]
     return bool(known) and (column.shared or len({str(v) for v in values}) > 1)
 
@@ -196,10 +200,10 @@ def over_seeds(readings: Sequence[Reading], id: str, level: int) -> Markup | Non
         [
             line["method"],
             *(str(line[axis]) for axis in other),
-            Cell(str(line["seeds"]), line["seeds"]),
+            HtmlCell(str(line["seeds"]), line["seeds"]),
             *(_spread(line, key, by) for key in scores),
-            Cell(f"{line['groups']:.3g}", line["groups"]),
-            Cell(size(line["bytes"] or 0, digits=1), line["bytes"]),
+            HtmlCell(f"{line['groups']:.3g}", line["groups"]),
+            HtmlCell(size(line["bytes"] or 0, digits=1), line["bytes"]),
         ]
         for line in means
     ]
@@ -224,14 +228,14 @@ _WORDS = {"worst": "worst client"}
 _KEYS = {title: key for key, title in _WORDS.items()}
 
 
-def _spread(line: Mapping[str, Any], key: str, judged_by: str) -> Cell:
+def _spread(line: Mapping[str, Any], key: str, judged_by: str) -> HtmlCell:
     if line[key] is None:
-        return Cell(None)
+        return HtmlCell(None)
     std, mark = line[f"{key}_std"], line[f"{key}_mark"]
     around = "" if std is None else f" ± {score(std, judged_by)}"
     equal = " =" if mark == TIE else ""
     text = score(line[key], judged_by) + around + sign_of(line, key) + equal
-    return Cell(text, line[key], mark == BEST)
+    return HtmlCell(text, line[key], mark == BEST)
 
 
 def _titles(readings: Sequence[Reading], flat: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coterie.report.scenario_tables import cost_of, figure_of, paper_notes
-from coterie.report.table_formats import Block, Cell, Column, Fitted, Sheet, as_rich
+from coterie.report.scenario_tables import cost_of, paper_notes, published_accuracy
+from coterie.report.table_formats import Fitted, Sheet, TableBlock, TableCell, TableColumn, as_rich
 from coterie.report.tables import left_out, score, size
 from coterie.results.comparison import Comparison
 from coterie.results.seeds import BEST, LEAST_SEEDS, MARKED, TIE, UNTESTED, UNTOLD
-from coterie.results.titles import place_of, shown
+from coterie.results.titles import place_of, value_in_title
 
 _NONE = "–"
 _SAME = 1e-12  # differences that are only rounding
@@ -70,20 +70,20 @@ def comparison(
 
 def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> Sheet:
     columns = [
-        Column("received", "received", lambda v: score(v, judged_by), True),
-        Column("adapted", "adapted", lambda v: score(v, judged_by), True),
+        TableColumn("received", "received", lambda v: score(v, judged_by), True),
+        TableColumn("adapted", "adapted", lambda v: score(v, judged_by), True),
         *_newcomers_columns(rows, judged_by, abouts),
         *_paper_column(abouts),
-        Column("worst\nclient", "worst", lambda v: score(v, judged_by), True),
-        Column("over\nlocal", "gain", lambda v: _signed(v, judged_by), True),
-        Column("better\noff", "better", str),
-        Column("groups", "groups", str),
-        Column("agree-\nment", "agreement", _two_digits),
+        TableColumn("worst\nclient", "worst", lambda v: score(v, judged_by), True),
+        TableColumn("over\nlocal", "gain", lambda v: _signed(v, judged_by), True),
+        TableColumn("better\noff", "better", str),
+        TableColumn("groups", "groups", str),
+        TableColumn("agree-\nment", "agreement", _two_digits),
         *_ended_column(rows, abouts),
-        Column("bytes", "bytes", _size),
+        TableColumn("bytes", "bytes", _size),
         *_wire_columns(rows, abouts),
-        Column("time\ns", "seconds", _seconds),
-        Column("server\nsees", "sees", str),
+        TableColumn("time\ns", "seconds", _seconds),
+        TableColumn("server\nsees", "sees", str),
     ]
     best = {
         c.key: max((r[c.key] for r in rows if r[c.key] is not None), default=None)
@@ -96,7 +96,7 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
         known = {**row, "better": better, **dict.fromkeys(_PAPER, abouts.get(row["method"]))}
         values = [(column, known.get(column.key)) for column in columns]
         cells = [
-            Cell(c.show(value), _top(value, best.get(c.key)), sign_of(row, c.key))
+            TableCell(c.show(value), _top(value, best.get(c.key)), sign_of(row, c.key))
             for c, value in values
         ]
         lines.append((str(row["method"]), cells))
@@ -104,7 +104,7 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
     return Sheet(
         _title(judged_by),
         columns,
-        [Block("", lines)],
+        [TableBlock("", lines)],
         _adapted(adapted),
         legend=[(BEST, "the best of its column")] if len(rows) > 1 else [],
         order=_ORDER,
@@ -137,21 +137,21 @@ def _swept(comparison: Comparison) -> Sheet:
     several = any(row["seeds"] > 1 for row in rows)
     uneven = len({row["seeds"] for row in rows}) > 1
     columns = [
-        *([Column("seeds", "seeds", str)] if uneven else []),
-        Column("received", "received", lambda v: score(v, by), True),
-        Column("adapted", "adapted", lambda v: score(v, by), True),
+        *([TableColumn("seeds", "seeds", str)] if uneven else []),
+        TableColumn("received", "received", lambda v: score(v, by), True),
+        TableColumn("adapted", "adapted", lambda v: score(v, by), True),
         *_newcomers_columns(rows, by, comparison.papers),
         *_paper_column(comparison.papers),
-        Column("worst\nclient", "worst", lambda v: score(v, by), True),
+        TableColumn("worst\nclient", "worst", lambda v: score(v, by), True),
         *_gain_column(rows, by),
-        Column("groups", "groups", _few),
+        TableColumn("groups", "groups", _few),
         *_agreement_column(rows),
         *_ended_column(comparison.rows, comparison.papers),
-        Column("bytes", "bytes", _size),
+        TableColumn("bytes", "bytes", _size),
         *_wire_columns(rows, comparison.papers),
-        Column("time\ns", "seconds", _seconds),
+        TableColumn("time\ns", "seconds", _seconds),
     ]
-    blocks: dict[str, list[tuple[str, Sequence[Cell]]]] = {}
+    blocks: dict[str, list[tuple[str, Sequence[TableCell]]]] = {}
     most: dict[str, int] = {}
     for row in rows:
         block = repr([row[axis] for axis in comparison.axes])
@@ -168,7 +168,7 @@ def _swept(comparison: Comparison) -> Sheet:
     what = "Accuracy in %" if by == "accuracy" else "R²"
     title = f"{what} on clients' own test data, ± deviation over seeds"
     adapted = [str(row["method"]) for row in rows if row.get("headline") == "adapted"]
-    contested = [_contested(Block(title, lines)) for title, lines in blocks.items()]
+    contested = [_contested(TableBlock(title, lines)) for title, lines in blocks.items()]
     return Sheet(
         title if several else _title(by),
         columns,
@@ -179,7 +179,7 @@ def _swept(comparison: Comparison) -> Sheet:
     )
 
 
-def _contested(block: Block) -> Block:
+def _contested(block: TableBlock) -> TableBlock:
     """The same without marks in columns where only one method has a value."""
     rows = [cells for _, cells in block.rows]
     alone = [sum(cell.text != _NONE for cell in column) < 2 for column in zip(*rows, strict=True)]
@@ -190,10 +190,10 @@ def _contested(block: Block) -> Block:
         )
         for name, cells in block.rows
     ]
-    return Block(block.title, cleared)
+    return TableBlock(block.title, cleared)
 
 
-def _legend(blocks: Sequence[Block]) -> list[tuple[str, str]]:
+def _legend(blocks: Sequence[TableBlock]) -> list[tuple[str, str]]:
     """The meaning of the marks that occur."""
     marks = {c.mark for block in blocks for _, cells in block.rows for c in cells}
     few = "five" if LEAST_SEEDS == 5 else str(LEAST_SEEDS)
@@ -207,20 +207,22 @@ def _legend(blocks: Sequence[Block]) -> list[tuple[str, str]]:
 
 def _setting(axis: str, value: Any) -> str:
     return (
-        f"{axis} {shown(value)}" if axis in ("partition", "shift") else f"{axis} = {shown(value)}"
+        f"{axis} {value_in_title(value)}"
+        if axis in ("partition", "shift")
+        else f"{axis} = {value_in_title(value)}"
     )
 
 
-def _mean(row: Row, column: Column, judged_by: str) -> Cell:
+def _mean(row: Row, column: TableColumn, judged_by: str) -> TableCell:
     text = column.show(row[column.key]) if row.get(column.key) is not None else _NONE
     if column.key in _TARGET and 0 < row["target_reached"] < row["of"]:
         text += f" ({row['target_reached']}/{row['of']})"  # the mean of those that reached it
     if column.key not in MARKED:
-        return Cell(text)
+        return TableCell(text)
     spread = row[f"{column.key}_std"]
     if spread is not None and column.key != "gain":  # its spread is that of a difference
         text += f" ± {score(spread, judged_by)}"
-    return Cell(text, row[f"{column.key}_mark"], sign_of(row, column.key))
+    return TableCell(text, row[f"{column.key}_mark"], sign_of(row, column.key))
 
 
 def _seeds(comparison: Comparison) -> list[str]:
@@ -265,7 +267,7 @@ _WITH_OWN = ("received", "adapted", "worst", "gain")  # scores of models with cl
 
 
 def sign_of(row: Row, key: str) -> str:
-    """A dagger after a score of a round in which layers rested."""
+    """A dagger after a score of a round in which layers were skipped."""
     return _DAGGER * bool(row.get("rested") and key in _WITH_OWN and row.get(key) is not None)
 
 
@@ -287,8 +289,8 @@ def resting(rows: Sequence[Row], judged_by: str, axes: Sequence[str] = ()) -> li
     if not full_rounds:
         return []
     return [
-        f"{_DAGGER} scored in a round in which layers rested, so with clients' own layers; the "
-        f"last full round had: {'; '.join(full_rounds)}"
+        f"{_DAGGER} scored in a round in which layers were skipped, so with clients' own layers; "
+        f"the last full round had: {'; '.join(full_rounds)}"
     ]
 
 
@@ -319,45 +321,45 @@ def _size(value: float | None) -> str:
     return _NONE if value is None else size(value, digits=1)
 
 
-def _ended_column(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[Column]:
+def _ended_column(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[TableColumn]:
     """The number of rounds, where some runs ended early or the paper reports its own."""
     published = _costs(abouts)
     whole_runs = "rounds" in published and published["target"] is None
-    paper = [Column("paper's\nrounds", "paper_rounds", lambda a: cost_of(a, "rounds"))]
+    paper = [TableColumn("paper's\nrounds", "paper_rounds", lambda a: cost_of(a, "rounds"))]
     stopped = any(row.get("stopped") for row in rows) or whole_runs
-    return [Column("rounds", "rounds", _few)] * stopped + paper * whole_runs
+    return [TableColumn("rounds", "rounds", _few)] * stopped + paper * whole_runs
 
 
-def _gain_column(rows: Sequence[Row], judged_by: str) -> list[Column]:
+def _gain_column(rows: Sequence[Row], judged_by: str) -> list[TableColumn]:
     if all(row.get("gain") is None for row in rows):
         return []
-    return [Column("over\nlocal", "gain", lambda v: _signed(v, judged_by), True)]
+    return [TableColumn("over\nlocal", "gain", lambda v: _signed(v, judged_by), True)]
 
 
-def _agreement_column(rows: Sequence[Row]) -> list[Column]:
+def _agreement_column(rows: Sequence[Row]) -> list[TableColumn]:
     if all(row.get("agreement") is None for row in rows):
         return []
-    return [Column("agree-\nment", "agreement", _two_digits)]
+    return [TableColumn("agree-\nment", "agreement", _two_digits)]
 
 
-def _wire_columns(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[Column]:
+def _wire_columns(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[TableColumn]:
     """Wasted bytes, the clock's seconds and the cost to the target, where there are any.
 
     Where a paper has a target, its rounds or megabits stand beside the run's.
     """
     columns = [
-        Column("wasted", "wasted", _size),
-        Column("clock\ncomm. s", "clock_communication", _seconds),
-        Column("clock\ntotal s", "clock_total", _seconds),
-        Column("rounds\nto target", "target_round", _few_or_none),
-        Column("… of\nadapted", "target_round_adapted", _few_or_none),
-        Column("paper's\nrounds", "paper_rounds", lambda a: cost_of(a, "rounds")),
-        Column("bytes\nto target", "target_bytes", _size),
-        Column("Mbit\nto target", "target_megabits", _five_digits),
-        Column("… of\nadapted", "target_megabits_adapted", _five_digits),
-        Column("paper's\nMbit", "paper_megabits", lambda a: cost_of(a, "megabits")),
-        Column("s to\ntarget", "target_seconds", _seconds),
-        Column("ε", "epsilon", lambda v: _NONE if v is None else f"{v:.3g}"),
+        TableColumn("wasted", "wasted", _size),
+        TableColumn("clock\ncomm. s", "clock_communication", _seconds),
+        TableColumn("clock\ntotal s", "clock_total", _seconds),
+        TableColumn("rounds\nto target", "target_round", _few_or_none),
+        TableColumn("… of\nadapted", "target_round_adapted", _few_or_none),
+        TableColumn("paper's\nrounds", "paper_rounds", lambda a: cost_of(a, "rounds")),
+        TableColumn("bytes\nto target", "target_bytes", _size),
+        TableColumn("Mbit\nto target", "target_megabits", _five_digits),
+        TableColumn("… of\nadapted", "target_megabits_adapted", _five_digits),
+        TableColumn("paper's\nMbit", "paper_megabits", lambda a: cost_of(a, "megabits")),
+        TableColumn("s to\ntarget", "target_seconds", _seconds),
+        TableColumn("ε", "epsilon", lambda v: _NONE if v is None else f"{v:.3g}"),
     ]
     keys = {key for row in rows for key in row if key != "wasted" or row[key]}
     published = _costs(abouts)
@@ -383,22 +385,26 @@ def _five_digits(value: float | None) -> str:
 
 def _newcomers_columns(
     rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]
-) -> list[Column]:
+) -> list[TableColumn]:
     """The newcomers' adapted score, if there are newcomers.
 
     Their received score, too, where a paper's figure is comparable with it.
     """
     if all(row.get("newcomers") is None for row in rows):
         return []
-    columns = [Column("new-\ncomers", "newcomers", lambda v: score(v, judged_by), True)]
+    columns = [TableColumn("new-\ncomers", "newcomers", lambda v: score(v, judged_by), True)]
     if any(about["newcomers"] and about["score"] == "received" for about in abouts.values()):
         title = "… as\nreceived"
-        columns.append(Column(title, "newcomers_received", lambda v: score(v, judged_by)))
+        columns.append(TableColumn(title, "newcomers_received", lambda v: score(v, judged_by)))
     return columns
 
 
-def _paper_column(abouts: Mapping[str, Row]) -> list[Column]:
+def _paper_column(abouts: Mapping[str, Row]) -> list[TableColumn]:
     """The column of published figures, if there are any."""
     if all(about["figure"] is None for about in abouts.values()):
         return []
-    return [Column("paper", "paper", lambda about: _NONE if about is None else figure_of(about))]
+    return [
+        TableColumn(
+            "paper", "paper", lambda about: _NONE if about is None else published_accuracy(about)
+        )
+    ]

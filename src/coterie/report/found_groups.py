@@ -14,7 +14,7 @@ from coterie.report import catalogue
 from coterie.report.page import Block, document, picture_blocks, words
 from coterie.report.rendering import bidirectional, render
 from coterie.report.tables import size
-from coterie.report.words import count, seconds
+from coterie.report.words import count, duration
 
 if TYPE_CHECKING:
     from coterie.experiment.find_groups import FoundGroups
@@ -26,7 +26,7 @@ _PICTURES = ("evidence", "client-map", "verdict", "similarity", "distances-by-la
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """A table in no format yet: a title, headings, and rows of text."""
 
     title: str
@@ -34,18 +34,18 @@ class Sheet:
     rows: Sequence[Sequence[str]]
 
 
-def sheets(result: FoundGroups) -> list[Sheet]:
+def text_tables(result: FoundGroups) -> list[TextTable]:
     """All tables of a result that have rows."""
     tables = [
-        groups_sheet(result),
-        between_sheet(result),
-        numbers_sheet(result),
-        kinds_sheet(result),
+        groups_table(result),
+        between_table(result),
+        numbers_table(result),
+        representations_table(result),
     ]
-    return [sheet for sheet in tables if sheet.rows]
+    return [table for table in tables if table.rows]
 
 
-def groups_sheet(result: FoundGroups) -> Sheet:
+def groups_table(result: FoundGroups) -> TextTable:
     """Each group with its clients and their certainty."""
     rows = []
     for group, members in result.members.items():
@@ -54,19 +54,19 @@ def groups_sheet(result: FoundGroups) -> Sheet:
         named = _listed([result.names[c] for c in members])
         rows.append([str(group), str(len(members)), mean, f"{min(sure, default=0):.2f}", named])
     columns = ("group", "clients", "certainty, mean", "lowest", "who")
-    return Sheet("Groups", columns, rows)
+    return TextTable("Groups", columns, rows)
 
 
-def between_sheet(result: FoundGroups) -> Sheet:
+def between_table(result: FoundGroups) -> TextTable:
     """The clients that are closer to another group than to their own."""
     rows = [
         [result.names[c], str(result.groups[c]), f"{result.certainty[c]:.2f}"]
         for c in result.between
     ]
-    return Sheet("Clients between two groups", ("client", "group", "certainty"), rows)
+    return TextTable("Clients between two groups", ("client", "group", "certainty"), rows)
 
 
-def numbers_sheet(result: FoundGroups) -> Sheet:
+def numbers_table(result: FoundGroups) -> TextTable:
     """The numbers of groups that were compared, with their errors."""
     evidence = result.evidence
     error_of_one, chosen = evidence["errors"].get("1", 0.0), evidence["groups"]
@@ -79,10 +79,10 @@ def numbers_sheet(result: FoundGroups) -> Sheet:
         mark = " (chosen)" if int(k) == chosen else ""
         rows.append([f"{k}{mark}", f"{error / error_of_one:.3f}", deviation, kappa])
     columns = ("groups", _ERROR, "±", "κ")
-    return Sheet("Held-out error by number of groups", columns, rows)
+    return TextTable("Held-out error by number of groups", columns, rows)
 
 
-def kinds_sheet(result: FoundGroups) -> Sheet:
+def representations_table(result: FoundGroups) -> TextTable:
     """What each representation finds, where all were compared."""
     rows = []
     for by, kind in result.representations.items():
@@ -97,7 +97,7 @@ def kinds_sheet(result: FoundGroups) -> Sheet:
     columns = ["compared by", "groups", _ERROR, "κ", "agreement", "remark"]
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return Sheet("What each representation finds", columns, rows)
+    return TextTable("What each representation finds", columns, rows)
 
 
 def cost_line(result: FoundGroups) -> str:
@@ -112,7 +112,7 @@ def cost_line(result: FoundGroups) -> str:
     return (
         f"{size(cost['bytes']['down'])} down, {size(cost['bytes']['up'])} up; "
         f"{cost['samples']:,} samples processed by all clients to compare them{rounds}; "
-        f"{seconds(cost['seconds'])}"
+        f"{duration(cost['seconds'])}"
     )
 
 
@@ -152,8 +152,8 @@ def print_groups(out: Console, result: FoundGroups) -> None:
         *result.advice,
     ]:
         out.print(escape(line), highlight=False, soft_wrap=True)
-    for sheet in sheets(result):
-        out.print(_as_rich(sheet))
+    for table in text_tables(result):
+        out.print(_as_rich(table))
     lines = {"cost": [cost_line(result)], "exposed": list(result.exposure)}
     for title, texts in lines.items():
         for number, line in enumerate(texts):
@@ -161,12 +161,12 @@ def print_groups(out: Console, result: FoundGroups) -> None:
             out.print(f"{head}  {escape(line)}", highlight=False, soft_wrap=True)
 
 
-def _as_rich(sheet: Sheet) -> Table:
-    shown = Table(title=escape(sheet.title), title_justify="left")
-    for column in sheet.columns:
+def _as_rich(table: TextTable) -> Table:
+    shown = Table(title=escape(table.title), title_justify="left")
+    for column in table.columns:
         left = column in ("client", "compared by", "who", "remark")
         shown.add_column(escape(column), justify="left" if left else "right")
-    for row in sheet.rows:
+    for row in table.rows:
         shown.add_row(*map(escape, row))
     return shown
 
@@ -176,15 +176,15 @@ def _as_rich(sheet: Sheet) -> Table:
 
 def card(result: FoundGroups) -> str:
     """The verdict and the groups as a small HTML card, without scripts."""
-    sheet = groups_sheet(result)
+    table = groups_table(result)
     sentences = " ".join([result.meaning, compared_by(result), *result.advice]).strip()
     return render(
         "card/groups.html",
         verdict=result.verdict,
         sentences=sentences,
         cost=cost_line(result),
-        columns=sheet.columns,
-        rows=sheet.rows,
+        columns=table.columns,
+        rows=table.rows,
     )
 
 
@@ -197,21 +197,21 @@ def page(result: FoundGroups, title: str = "Groups of clients") -> str:
     drawn.sort(key=lambda d: _PICTURES.index(d.name))
     sentences = [result.verdict, *([result.meaning] if result.meaning else []), compared_by(result)]
     blocks = [Block("verdict", words([*sentences, *result.advice], "verdict", names))]
-    blocks += [_table(f"table-{i}", sheet) for i, sheet in enumerate(sheets(result))]
+    blocks += [_table(f"table-{i}", table) for i, table in enumerate(text_tables(result))]
     blocks += picture_blocks(drawn, "", 2, names, problems)
     html = render("groups/cost.html", cost=cost_line(result), exposure=result.exposure)
     blocks.append(Block("cost", html))
     return document(title, blocks)
 
 
-def _table(id: str, sheet: Sheet) -> Block:
+def _table(id: str, table: TextTable) -> Block:
     html = render(
         "table.html",
         id=id,
         title="",
-        caption=sheet.title,
-        columns=sheet.columns,
-        rows=sheet.rows,
+        caption=table.title,
+        columns=table.columns,
+        rows=table.rows,
         sortable=False,
         numbers=None,
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 from coterie.core.tree import write_atomic
 from coterie.engines.workers import available_cores
 from coterie.errors import RunDirError
-from coterie.report.collect import Run, listed, readings_of
-from coterie.report.numbers import moved, scored, shown
+from coterie.report.collect import Run, as_list, readings_of
+from coterie.report.numbers import bytes_so_far, score_with_unit, scored
 from coterie.report.page import (
     GENERATOR,
     Block,
@@ -48,7 +48,7 @@ def write_report(
     >>> write_report(result, folder / "mine.html").name
     'mine.html'
     """
-    sources = listed(runs)
+    sources = as_list(runs)
     path = Path(to) if to is not None else default_place(sources)
     page = report(readings_of(sources), title)
     try:
@@ -113,11 +113,13 @@ def _whole(reading: Reading, id: str, inside: Sequence[Block], folded: bool) -> 
 
 def _about(reading: Reading) -> str:
     scores, by = scored(reading, reading.headline), reading.judged_by
-    total = moved(reading)
+    total = bytes_so_far(reading)
     parts = [
         "" if reading.method in reading.name else reading.method,
-        f"{shown(scores.get(by), by)} {reading.headline}" if scores else "",
-        f"worst client {shown(scores['worst'], by)}" if scores.get("worst") is not None else "",
+        f"{score_with_unit(scores.get(by), by)} {reading.headline}" if scores else "",
+        f"worst client {score_with_unit(scores['worst'], by)}"
+        if scores.get("worst") is not None
+        else "",
         size(total.get("down", 0) + total.get("up", 0)) if total else "",
         "" if reading.status == FINISHED else reading.status,
     ]

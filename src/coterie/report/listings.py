@@ -78,7 +78,7 @@ def coloured(text: str) -> str:
     return re.sub(r"``(.+?)``", r"[cyan]\1[/]", escape(text))
 
 
-def parameters(factory: Callable[..., Any], skip: Sequence[str] = ()) -> str:
+def parameters_of(factory: Callable[..., Any], skip: Sequence[str] = ()) -> str:
     """The parameters of a factory with their defaults, on one line."""
     shown = []
     for p in inspect.signature(factory).parameters.values():
@@ -88,7 +88,7 @@ def parameters(factory: Callable[..., Any], skip: Sequence[str] = ()) -> str:
     return ", ".join(shown)
 
 
-def described(factory: Callable[..., Any], skip: Sequence[str] = ()) -> Row:
+def row_of(factory: Callable[..., Any], skip: Sequence[str] = ()) -> Row:
     """A row of a list, from a factory's signature and docstring."""
     about = first_paragraph(inspect.getdoc(factory) or "")
-    return {"parameters": parameters(factory, skip), "about": about}
+    return {"parameters": parameters_of(factory, skip), "about": about}

@@ -171,7 +171,7 @@ def _parameter(parameter: inspect.Parameter, hint: Any, meaning: str) -> Paramet
             ranges = [written[0], *ranges]
         # The table has a column for it.
         meaning = re.sub(rf", {re.escape(written[0])}(?=[;.,)]|$| \()", "", meaning, count=1)
-    default = None if parameter.default is parameter.empty else shown(parameter.default)
+    default = None if parameter.default is parameter.empty else as_toml_value(parameter.default)
     kind = " or ".join(dict.fromkeys(kinds)) or "any"
     return Parameter(parameter.name, kind, default, ", ".join(ranges), meaning)
 
@@ -191,7 +191,7 @@ def _described(hint: Any) -> tuple[list[str], list[str]]:
         parts = [_described(part) for part in get_args(hint) if part is not NoneType]
         return [k for kinds, _ in parts for k in kinds], [r for _, found in parts for r in found]
     if origin is Literal:
-        return ["choice"], [shown(value) for value in get_args(hint)]
+        return ["choice"], [as_toml_value(value) for value in get_args(hint)]
     if origin is dict:
         return ["table"], []
     if origin is not None:  # tuple[int, ...], list[float]
@@ -217,21 +217,21 @@ def _bounds(notes: Sequence[Any]) -> str:
     low, above = limits.get("ge"), limits.get("gt")
     high, below = limits.get("le"), limits.get("lt")
     if low is not None and high is not None:
-        return f"{shown(low)} to {shown(high)}"
+        return f"{as_toml_value(low)} to {as_toml_value(high)}"
     if above is not None and high is not None:
-        return f"above {shown(above)} to {shown(high)}"
+        return f"above {as_toml_value(above)} to {as_toml_value(high)}"
     if low is not None and below is not None:
-        return f"{shown(low)} to below {shown(below)}"
+        return f"{as_toml_value(low)} to below {as_toml_value(below)}"
     words = [
-        f"{shown(low)} or more" if low is not None else "",
-        f"above {shown(above)}" if above is not None else "",
-        f"at most {shown(high)}" if high is not None else "",
-        f"below {shown(below)}" if below is not None else "",
+        f"{as_toml_value(low)} or more" if low is not None else "",
+        f"above {as_toml_value(above)}" if above is not None else "",
+        f"at most {as_toml_value(high)}" if high is not None else "",
+        f"below {as_toml_value(below)}" if below is not None else "",
     ]
     return ", ".join(filter(None, words))
 
 
-def shown(value: Any) -> str:
+def as_toml_value(value: Any) -> str:
     """A value as a user writes it in TOML.
 
     >>> shown(True), shown("auto"), shown(None), shown((1, 2)), shown(0.5)
@@ -244,7 +244,7 @@ def shown(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, list | tuple):
-        return f"[{', '.join(shown(v) for v in value)}]"
+        return f"[{', '.join(as_toml_value(v) for v in value)}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -31,5 +31,5 @@ def check_needs(name: str, reading: Reading) -> None:
     if keys and not any(noted.get(key) is not None for noted in notes for key in keys):
         raise ConfigError(
             f"{reading.name}: picture '{name}' needs a run of {methods}; this one, of "
-            f"{reading.method}, noted nothing for it"
+            f"{reading.method}, recorded nothing for it"
         )

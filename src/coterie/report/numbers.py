@@ -10,7 +10,7 @@ from coterie.report.reading import Reading, number
 from coterie.report.words import value as with_unit
 
 
-def shown(value: Any, judged_by: str) -> str:
+def score_with_unit(value: Any, judged_by: str) -> str:
     """A score with its unit; a dash if there is none.
 
     >>> shown(0.715, "accuracy"), shown("0.5", "r2"), shown(None, "accuracy")
@@ -25,7 +25,7 @@ def scored(reading: Reading, title: str) -> Mapping[str, Any]:
     return next((scores for scores in candidates if scores and isinstance(scores, Mapping)), {})
 
 
-def moved(reading: Reading) -> Mapping[str, Any]:
+def bytes_so_far(reading: Reading) -> Mapping[str, Any]:
     """All bytes of the method so far, ``down`` and ``up``."""
     last: Mapping[str, Any] = reading.rounds[-1] if reading.rounds else {}
     return reading.result.get("bytes") or last.get("total_bytes") or {}
@@ -46,7 +46,7 @@ def clock(reading: Reading) -> Mapping[str, Any]:
     return {"total": last["total"], **named} if "total" in last else {}
 
 
-def epsilon(reading: Reading) -> Mapping[str, Any]:
+def privacy_loss(reading: Reading) -> Mapping[str, Any]:
     """The privacy loss so far: ``epsilon`` and ``delta``; empty without noise."""
     rounds = [e["privacy"] for e in reversed(reading.rounds) if e.get("privacy")]
     candidates = [reading.result.get("privacy") or {}, *rounds]

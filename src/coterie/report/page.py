@@ -22,7 +22,7 @@ from coterie.report.catalogue import Drawn
 from coterie.report.reading import Reading
 from coterie.report.rendering import bidirectional, render
 from coterie.report.repeating import repeat
-from coterie.report.words import DAMAGE, headline
+from coterie.report.words import DAMAGE, outcome
 from coterie.report.words_compared import headline_compared
 
 GENERATOR = "coterie report"  # this identifies a file as a report
@@ -67,7 +67,7 @@ def run_blocks(reading: Reading, prefix: str = "", level: int = 2) -> list[Block
     names = bidirectional(
         _unless_damaged("the list of names", lambda: _names(reading), problems) or ()
     )
-    blocks = [Block(f"{prefix}headline", words(headline(reading), f"{prefix}headline", names))]
+    blocks = [Block(f"{prefix}headline", words(outcome(reading), f"{prefix}headline", names))]
     id = f"{prefix}tiles"
     html: Markup | None = _unless_damaged(
         "the part 'tiles'", lambda: run_sections.tiles(reading, id), problems

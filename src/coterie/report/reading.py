@@ -23,7 +23,7 @@ from coterie.core.events import (
     ROUND,
     Data,
     Event,
-    Session,
+    SessionLine,
     Summary,
     fields_of,
     is_count,
@@ -67,7 +67,7 @@ class Reading(Notebook):
     exposed: Sequence[Row] = ()
     result: Summary = field(default_factory=Summary)
     data: Data = field(default_factory=Data)
-    sessions: Sequence[Session] = ()
+    sessions: Sequence[SessionLine] = ()
     scenario: Row = field(default_factory=dict)
     problems: Sequence[str] = ()
 
@@ -194,7 +194,7 @@ class Reading(Notebook):
     @classmethod
     def of(cls, result: Result, name: str = "") -> Reading:
         """The reading of a result in memory, whether or not it was kept in a folder."""
-        from coterie.results.provenance import described, size_of, versions
+        from coterie.results.provenance import data_record, size_of, versions
 
         held = result.newcomers
         came = result.summary.get("newcomers")
@@ -212,7 +212,7 @@ class Reading(Notebook):
             events=[e for e in told if e],
             clients=result.clients,
             result=result.summary,
-            data=described(result.plan.population),
+            data=data_record(result.plan.population),
             sessions=[{"versions": versions(), "model_bytes": size_of(result.plan.start)}],
         )
 
@@ -257,7 +257,7 @@ def read_run(path: str | Path, name: str = "") -> Reading:
         exposed=exposed,
         result=result,
         data=_checked(run.data, from_json, fields_of(Data), problems),
-        sessions=_mended(run.sessions, sessions, fields_of(Session), problems),
+        sessions=_mended(run.sessions, sessions, fields_of(SessionLine), problems),
         scenario=_mapping(path / "scenario.json", from_json, problems),
         problems=problems,
     )

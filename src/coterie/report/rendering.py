@@ -75,7 +75,7 @@ def safe_json(text: str) -> Markup:
 
 
 @dataclass(frozen=True)
-class Cell:
+class HtmlCell:
     """A cell of a table: its text, what it is sorted by, and whether it is the best of its column.
 
     ``sort`` is a number or text; rows without one come last. ``link`` is the address that the
@@ -98,5 +98,5 @@ class Cell:
         return " ".join(["number"] * is_number + ["best"] * self.best + ["long"] * long)
 
 
-def _as_cell(value: Any) -> Cell:
-    return value if isinstance(value, Cell) else Cell(value)
+def _as_cell(value: Any) -> HtmlCell:
+    return value if isinstance(value, HtmlCell) else HtmlCell(value)

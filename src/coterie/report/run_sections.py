@@ -13,18 +13,18 @@ from markupsafe import Markup
 from coterie.channel.exposure import server_sees
 from coterie.report.figures.verdict import tried
 from coterie.report.numbers import (
+    bytes_so_far,
     client_name,
     client_rows,
     clock,
-    epsilon,
     group_count,
     kinds,
-    moved,
+    privacy_loss,
+    score_with_unit,
     scored,
-    shown,
 )
 from coterie.report.reading import FINISHED, RUNNING, Reading, number
-from coterie.report.rendering import Cell, render
+from coterie.report.rendering import HtmlCell, render
 from coterie.report.repeating import from_python, go_on, why_not
 from coterie.report.scenario_tables import paper_notes, target_lines
 from coterie.report.tables import (
@@ -35,7 +35,7 @@ from coterie.report.tables import (
     score,
     size,
 )
-from coterie.report.words import DAMAGE, count, seconds
+from coterie.report.words import DAMAGE, count, duration
 from coterie.results.findings import deciding, noted, probing_cost
 
 SEEN = {
@@ -67,23 +67,25 @@ def tiles(reading: Reading, id: str) -> Markup:
     by, numbers = reading.judged_by, list[Tile]()
     for title in ("received", "adapted"):
         if scores := scored(reading, title):
-            numbers.append(Tile(title.capitalize(), shown(scores.get(by), by), "mean over clients"))
+            numbers.append(
+                Tile(title.capitalize(), score_with_unit(scores.get(by), by), "mean over clients")
+            )
     judged = scored(reading, reading.headline) or scored(reading, "received")
     if judged.get("worst") is not None:
         client = client_name(reading, judged.get("worst_client"))
         how = "after adapting" if judged is scored(reading, "adapted") else ""
-        numbers.append(Tile("Worst client", shown(judged["worst"], by), how, client))
+        numbers.append(Tile("Worst client", score_with_unit(judged["worst"], by), how, client))
     if groups := group_count(reading):
         members = len([g for g in reading.groups if g is not None])
         of = f"of {count(members, 'client')}" if members else ""
         numbers.append(Tile("Groups", str(groups), of))
-    if total := moved(reading):
+    if total := bytes_so_far(reading):
         down, up = total.get("down", 0), total.get("up", 0)
         numbers.append(Tile("Bytes", size(down + up), f"{size(down)} down, {size(up)} up"))
     if spent := clock(reading):
-        numbers.append(Tile("Simulated time", seconds(spent["total"]), "on the run's clock"))
+        numbers.append(Tile("Simulated time", duration(spent["total"]), "on the run's clock"))
     numbers.append(Tile("Rounds", str(len(reading.rounds)), _of_planned(reading)))
-    if noise := epsilon(reading):
+    if noise := privacy_loss(reading):
         delta = f"at δ = {noise['delta']:.2g}" if noise.get("delta") is not None else ""
         numbers.append(Tile("Privacy loss", f"ε ≤ {noise['epsilon']:.3g}", delta))
     if reading.result.get("exposure") or reading.result.get("sees"):
@@ -150,8 +152,8 @@ def clients(reading: Reading, id: str, level: int, captions: str) -> Markup | No
     worst = sorted(scored_rows, key=lambda r: r[judged])[:_WORST]
     unit = ", in %" if by == "accuracy" else ""
 
-    def cells(row: Mapping[str, Any], keys: Sequence[str]) -> list[Cell]:
-        return [Cell(_client_cell(key, row[key], by), row[key]) for key in keys]
+    def cells(row: Mapping[str, Any], keys: Sequence[str]) -> list[HtmlCell]:
+        return [HtmlCell(_client_cell(key, row[key], by), row[key]) for key in keys]
 
     members = [k for k in keys if k != "newcomer"]  # the worst are chosen among the others
     return render(
@@ -211,7 +213,7 @@ def between(reading: Reading, id: str, level: int, captions: str) -> Markup | No
     notes, groups = decided[1], reading.groups
     pairs = zip(notes["clients"], notes["certainty"], strict=True)
     rows = [
-        (client_name(reading, c), _at(groups, c), Cell(f"{sure:+.2f}", sure))
+        (client_name(reading, c), _at(groups, c), HtmlCell(f"{sure:+.2f}", sure))
         for sure, c in sorted((sure, c) for c, sure in pairs if sure < 0)
     ]
     return render("run/between.html", id=id, level=level, rows=rows)
@@ -243,9 +245,9 @@ def trials(reading: Reading, id: str, level: int, captions: str) -> Markup | Non
 def _tried(notes: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     return [
         (
-            Cell("one model" if groups == 1 else str(groups), groups),
-            Cell(f"{loss:.4f}", loss),
-            Cell(f"{error:.4f}" if error else "lowest", error),
+            HtmlCell("one model" if groups == 1 else str(groups), groups),
+            HtmlCell(f"{loss:.4f}", loss),
+            HtmlCell(f"{error:.4f}" if error else "lowest", error),
             "chosen" if groups == notes.get("chosen") else "",
         )
         for groups, loss, error in tried(notes)
@@ -264,9 +266,9 @@ def bytes_by_kind(reading: Reading, id: str, level: int, captions: str) -> Marku
     rows = [
         (
             kind,
-            Cell(size(down), down),
-            Cell(size(up), up),
-            Cell(f"{percent((down + up) / total)} %", down + up),
+            HtmlCell(size(down), down),
+            HtmlCell(size(up), up),
+            HtmlCell(f"{percent((down + up) / total)} %", down + up),
         )
         for kind, (down, up) in largest_first
     ]
@@ -298,12 +300,12 @@ def time_by_part(reading: Reading, id: str, level: int, captions: str) -> Markup
     words = {"computation": "computing", "communication": "communicating", "waiting": "waiting"}
     for key, title in words.items():
         if spent.get(key):
-            rows.append((f"simulated, {title}", Cell(seconds(spent[key]), spent[key])))
+            rows.append((f"simulated, {title}", HtmlCell(duration(spent[key]), spent[key])))
     real = [e["seconds"] for e in reading.rounds if isinstance(e.get("seconds"), Mapping)]
     for key, title in (("train", "training"), ("score", "scoring")):
         value = sum(number(s.get(key)) or 0 for s in real)
         if value:
-            rows.append((f"this run itself, {title}", Cell(seconds(value), value)))
+            rows.append((f"this run itself, {title}", HtmlCell(duration(value), value)))
     if not rows:
         return None
     return render("run/time.html", id=id, level=level, rows=rows)
@@ -354,9 +356,9 @@ def _defensively(make: Callable[[], Any], otherwise: Any) -> Any:
 
 
 # It takes the level of its heading, and the captions of its section.
-Part = Callable[[Reading, str, int, str], Markup | None]
+TableMaker = Callable[[Reading, str, int, str], Markup | None]
 # The parts of each section that follow its pictures, by the name in their ids.
-TABLES: dict[str, dict[str, Part]] = {
+TABLES: dict[str, dict[str, TableMaker]] = {
     "accuracy": {"paper": paper},
     "clients": {"table-clients": clients, "newcomers": newcomers},
     "groups": {"table-between": between, "table-trials": trials},

@@ -38,10 +38,10 @@ def runs_progress(console: Console, quiet: bool = False, verbose: bool = False) 
         yield Look()
         return
     with ExitStack() as stack:
-        yield Screen(console, stack) if console.is_terminal else Lines(console, stack, verbose)
+        yield Screen(console, stack) if console.is_terminal else LineByLine(console, stack, verbose)
 
 
-class Lines(Look):
+class LineByLine(Look):
     """Plain lines, for files and pipes."""
 
     def __init__(self, console: Console, stack: ExitStack, verbose: bool = False) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coterie.experiment.scenarios import Scenario
 
 
-def figure_of(about: Mapping[str, Any]) -> str:
+def published_accuracy(about: Mapping[str, Any]) -> str:
     """A published accuracy in per cent, with a double dagger where the data are different."""
     elsewhere = about["figure"] is not None and about["instead"]
     return percent(about["figure"]) + ("‡" if elsewhere else "")
@@ -131,7 +131,7 @@ def print_paper(out: Console, about: Mapping[str, Any], summary: Mapping[str, An
     figure = f"no figure for {about['method']} with these parameters"
     if about["figure"] is not None:
         spread = f" ± {percent(about['spread'])}" if about["spread"] is not None else ""
-        figure = f"{figure_of(about)}{spread} % for {about['method']}"
+        figure = f"{published_accuracy(about)}{spread} % for {about['method']}"
     out.print(f"    [bold]paper[/]  {escape(figure)}", highlight=False, soft_wrap=True)
     for line in [*target_lines(about, summary), *paper_notes({about["method"]: about})]:
         text = escape(line.removeprefix("paper: "))

@@ -47,7 +47,7 @@ def slowest(system: System, users: int) -> float:
     return system.t_min + system.inverse_mu * sum(1 / k for k in range(1, users + 1))
 
 
-def load(
+def load_of(
     event: Event, model_bytes: int, users: int, system: System = SYSTEMS[1], t_dl: float = 1.0
 ) -> Load:
     """A round's load from its time in the system of the run's clock.
@@ -97,7 +97,7 @@ def times(reading: Reading, system: System) -> dict[int, float]:
             raise ConfigError(f"{reading.name}: round {event['round']} has no simulated time")
         users = _users(event)
         try:
-            now += load(event, size, users, own, t_dl).lasts(system, users)
+            now += load_of(event, size, users, own, t_dl).lasts(system, users)
         except ConfigError as error:
             raise ConfigError(f"{reading.name}: {error}") from None
         ends[event["round"]] = now

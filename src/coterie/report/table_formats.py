@@ -24,7 +24,7 @@ _TEX_WORDS = {BEST: "bold", TIE: "underlined", UNTESTED: "?"}
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A title (in lines, for narrow tables), a key of rows, and the format of a value."""
 
     title: str
@@ -39,7 +39,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A text, and whether it is the best of its column or a tie with the best.
 
     ``sign`` follows the text and is explained in a note.
@@ -51,11 +51,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Block:
+class TableBlock:
     """The rows of one setting: a title, and the cells of each row."""
 
     title: str
-    rows: Sequence[tuple[str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, Sequence[TableCell]]]
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Sheet:
     """
 
     title: str
-    columns: Sequence[Column]
-    blocks: Sequence[Block]
+    columns: Sequence[TableColumn]
+    blocks: Sequence[TableBlock]
     caption: str = ""
     notes: Sequence[str] = ()
     legend: Sequence[tuple[str, str]] = ()
@@ -136,7 +136,11 @@ class Fitted:
         return sorted(places)
 
     def _table(
-        self, rows: Sequence[tuple[str, Sequence[Cell]]], name: int, shown: list[int], header: bool
+        self,
+        rows: Sequence[tuple[str, Sequence[TableCell]]],
+        name: int,
+        shown: list[int],
+        header: bool,
     ) -> Table:
         table = Table(box=None, padding=(0, _GAP), collapse_padding=True, pad_edge=False)
         table.show_header = header
@@ -156,15 +160,15 @@ class Fitted:
 _GAP = 1  # between columns
 
 
-def _tight(cell: Cell) -> str:
+def _tight(cell: TableCell) -> str:
     return cell.text.replace(" ± ", "±")
 
 
-def _signs(cell: Cell) -> str:
+def _signs(cell: TableCell) -> str:
     return cell.sign + _SIGNS.get(cell.mark, "")
 
 
-def _marked(cell: Cell, signed: int) -> str:
+def _marked(cell: TableCell, signed: int) -> str:
     text = escape(_tight(cell))
     text = f"[bold green]{text}[/]" if cell.mark == BEST else text
     return text + _signs(cell).ljust(signed)
@@ -191,7 +195,7 @@ def as_markdown(sheet: Sheet) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _after(cell: Cell) -> str:
+def _after(cell: TableCell) -> str:
     """The sign after a text that is not the best."""
     return cell.sign + (f" {_SIGNS[cell.mark]}" if cell.mark in (TIE, UNTESTED) else "")
 
@@ -254,7 +258,7 @@ def as_latex(sheet: Sheet) -> str:
     return "\n".join([*lines, *(f"% {' '.join(note.split())}" for note in notes)]) + "\n"
 
 
-def _tex_cell(cell: Cell) -> str:
+def _tex_cell(cell: TableCell) -> str:
     text = tex(cell.text)
     if cell.text.startswith("-"):
         text = f"$-${text[1:]}"

@@ -9,7 +9,7 @@ from typing import Any
 from coterie.channel.exposure import sentences
 from coterie.errors import ConfigError
 from coterie.report.figures.clients import gains, scores_of, worst
-from coterie.report.figures.compared import spent
+from coterie.report.figures.compared import amount_spent
 from coterie.report.figures.scores import at_bytes, at_seconds, curve
 from coterie.report.figures.style import Event
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, number
@@ -52,7 +52,7 @@ def word(by: str) -> str:
     return {"accuracy": "accuracy", "r2": "R²"}.get(by, by)
 
 
-def seconds(found: float) -> str:
+def duration(found: float) -> str:
     """A length of time in words.
 
     >>> seconds(3.21), seconds(75), seconds(7300)
@@ -73,7 +73,7 @@ def seconds(found: float) -> str:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def headline(reading: Reading) -> list[str]:
+def outcome(reading: Reading) -> list[str]:
     """The outcome of a run in a few sentences, the most important first."""
     lines: list[str] = []
     parts = (_reached, _state, _warned, _worst, _alone, _groups, grouping, _newcomers, _cost, _seen)
@@ -173,7 +173,7 @@ def _groups(reading: Reading) -> list[str]:
     if lone == len(sizes):
         return [f"Each of the {len(sizes)} clients is in a group of its own."]
     singles = f" ({lone} with only one client)" if lone else ""
-    index = agreement_of(reading)
+    index = agreement_with_truth(reading)
     agreement_text = "" if index is None else f" {_agreeing(index)}"
     largest = max(sizes.values())
     known = {"oracle", "known-groups"} & set(reading.method.split("+"))
@@ -198,7 +198,7 @@ def _called(reading: Reading) -> Callable[[int], str] | None:
     return lambda c: names[c] if c < len(names) else f"client {c}"
 
 
-def agreement_of(reading: Reading) -> float | None:
+def agreement_with_truth(reading: Reading) -> float | None:
     """The adjusted Rand index of the last groups and the true groups, where these are known."""
     from coterie.results.rows import agreement
 
@@ -230,10 +230,10 @@ def _newcomers(reading: Reading) -> list[str]:
 
 
 def _cost(reading: Reading) -> list[str]:
-    moved, clock = spent(reading, at_bytes), spent(reading, at_seconds)
+    moved, clock = amount_spent(reading, at_bytes), amount_spent(reading, at_seconds)
     if moved is None:
         return []
-    timed = "" if clock is None else f" and {seconds(clock)} of simulated time"
+    timed = "" if clock is None else f" and {duration(clock)} of simulated time"
     wasted = _wasted(reading)
     waste = f"; another {size(wasted)} were wasted" if wasted else ""
     probes = probing_cost(reading.grouping)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coterie.report.figures.clients import worst
-from coterie.report.figures.compared import Kind, alike, final, kinds_of, spent
+from coterie.report.figures.compared import KindOfRun, alike, amount_spent, final, kinds_of
 from coterie.report.figures.scores import at_bytes, at_seconds
 from coterie.report.reading import RUNNING, STOPPED, Reading
 from coterie.report.tables import size
-from coterie.report.words import seconds, value, word
+from coterie.report.words import duration, value, word
 
 _TIE = 0.001  # scores that differ by less are equal
 
@@ -68,8 +68,8 @@ def _best(does: str, do: str, scores: Mapping[str, float], by: str, what: str) -
     return f"{_and(first)} {verb} {scored}{after}."
 
 
-def _cheapest(kinds: Sequence[Kind], scores: Mapping[str, float | None], by: str) -> list[str]:
-    moved = {k.title: mean([spent(r, at_bytes) for r in k.runs]) for k in kinds}
+def _cheapest(kinds: Sequence[KindOfRun], scores: Mapping[str, float | None], by: str) -> list[str]:
+    moved = {k.title: mean([amount_spent(r, at_bytes) for r in k.runs]) for k in kinds}
     known = {title: v for title, v in moved.items() if v is not None}
     sending = {title: v for title, v in known.items() if v > 0}
     if len(sending) < 2:
@@ -90,8 +90,8 @@ def _cheapest(kinds: Sequence[Kind], scores: Mapping[str, float | None], by: str
     return [text]
 
 
-def _fastest(kinds: Sequence[Kind]) -> list[str]:
-    times = {k.title: mean([spent(r, at_seconds) for r in k.runs]) for k in kinds}
+def _fastest(kinds: Sequence[KindOfRun]) -> list[str]:
+    times = {k.title: mean([amount_spent(r, at_seconds) for r in k.runs]) for k in kinds}
     known = {title: v for title, v in times.items() if v is not None}
     if len(known) < 2:
         return []
@@ -99,13 +99,13 @@ def _fastest(kinds: Sequence[Kind]) -> list[str]:
     if known[last] < 1.02 * known[first]:
         return []
     return [
-        f"By the simulated clock {first} takes the least time, {seconds(known[first])}, and {last} "
-        f"the most, {seconds(known[last])}."
+        f"By the simulated clock {first} takes the least time, {duration(known[first])}, and "
+        f"{last} the most, {duration(known[last])}."
     ]
 
 
 def _caution(
-    readings: Sequence[Reading], runs: Sequence[Reading], kinds: Sequence[Kind]
+    readings: Sequence[Reading], runs: Sequence[Reading], kinds: Sequence[KindOfRun]
 ) -> list[str]:
     """Sentences about what limits the comparison."""
     lines = []
@@ -135,7 +135,7 @@ def _caution(
     return lines
 
 
-def judged_after(kinds: Sequence[Kind]) -> str:
+def judged_after(kinds: Sequence[KindOfRun]) -> str:
     """A sentence about the runs that are judged after adapting; "" if none or all of them are."""
     adapting = [k.title for k in kinds if any(r.headline == "adapted" for r in k.runs)]
     if not adapting or len(adapting) == len(kinds):

@@ -29,7 +29,7 @@ Mark = tuple[int, int]  # number of lines and checksum of the last; (0, 0) for n
 
 
 @dataclass(frozen=True)
-class Format:
+class LineFormat:
     """The format of a line: which part its checksum covers, and where the checksum is."""
 
     title: str  # the header line, if any, without the checksum's column
@@ -63,7 +63,7 @@ def _row(text: str) -> dict[str, Any]:
     return row | {key: int(row[key]) for key in ("round", "client", "down", "up")}
 
 
-JSON_LINES = Format(
+JSON_LINES = LineFormat(
     title="",
     covered=lambda text: text[:-1],
     sealed=lambda text, crc: f'{text}, "{CRC}": {crc}}}',
@@ -72,7 +72,7 @@ JSON_LINES = Format(
     parse=_object,
 )
 EVENTS = replace(JSON_LINES, parse=_event)
-LEDGER_ROWS = Format(
+LEDGER_ROWS = LineFormat(
     title=",".join(LEDGER),
     covered=lambda text: text,
     sealed=lambda text, crc: f"{text},{crc}",
@@ -93,7 +93,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Lines:
+class IntactLines:
     """The intact lines of a file.
 
     ``whole`` are the lines from the first on without a gap, and ``later`` those after damaged or
@@ -120,7 +120,7 @@ class Lines:
 class LineFile:
     """A file that grows line by line, each line with a checksum."""
 
-    def __init__(self, path: Path, form: Format) -> None:
+    def __init__(self, path: Path, form: LineFormat) -> None:
         self.path, self.form = path, form
         self._mark: Mark | None = None  # known once the file was read or written
 
@@ -166,18 +166,18 @@ class LineFile:
             lines.append(self.form.sealed(covered, crc) + "\n")
         return "".join(lines), (count + len(lines), crc)
 
-    def read(self) -> Lines:
+    def read(self) -> IntactLines:
         """Read and check all lines; a RunDirError if the file cannot be read at all."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            return Lines()
+            return IntactLines()
         except OSError as error:
             raise RunDirError(f"{self.path} cannot be read: {error.strerror}") from error
         return read_lines(data, self.form)
 
 
-def read_lines(data: bytes, form: Format) -> Lines:
+def read_lines(data: bytes, form: LineFormat) -> IntactLines:
     """Check the lines of a file's content."""
     *ended, last = data.split(b"\n")
     numbered = [(number, line) for number, line in enumerate(ended, 1) if line]
@@ -195,7 +195,7 @@ def read_lines(data: bytes, form: Format) -> Lines:
     return lines if cuttable or torn[0][0] in longer.damaged else longer
 
 
-def _checked(numbered: Sequence[tuple[int, bytes]], form: Format) -> Lines:
+def _checked(numbered: Sequence[tuple[int, bytes]], form: LineFormat) -> IntactLines:
     whole: list[Line] = []
     later: list[Line] = []
     damaged: list[int] = []
@@ -214,10 +214,10 @@ def _checked(numbered: Sequence[tuple[int, bytes]], form: Format) -> Lines:
         else:
             damaged.append(number)
         previous = checksum if match else previous
-    return Lines(whole, later, damaged, checked=True)
+    return IntactLines(whole, later, damaged, checked=True)
 
 
-def _unchecked(numbered: Sequence[tuple[int, bytes]], form: Format) -> Lines:
+def _unchecked(numbered: Sequence[tuple[int, bytes]], form: LineFormat) -> IntactLines:
     whole: list[Line] = []
     later: list[Line] = []
     damaged: list[int] = []
@@ -229,7 +229,7 @@ def _unchecked(numbered: Sequence[tuple[int, bytes]], form: Format) -> Lines:
             damaged.append(number)
             continue
         (later if damaged else whole).append(line)
-    return Lines(whole, later, damaged)
+    return IntactLines(whole, later, damaged)
 
 
 # --- files written at once ----------------------------------------------------------------------

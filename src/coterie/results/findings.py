@@ -88,9 +88,9 @@ def round_samples(counts: Iterable[int], train: Mapping[str, Any]) -> float:
 
 
 def rested(rounds: Sequence[Event]) -> list[bool]:
-    """Whether layers rested in each round, so that clients kept their own versions.
+    """Whether layers were skipped in each round, so that clients kept their own versions.
 
-    A layer that rests was found quiet in the round before.
+    A skipped layer was found quiet in the round before.
 
     >>> quiet = {"quiet": {"0": ["body"]}}
     >>> notes = [{"all_due": due, **quiet} for due in (False, False, True)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from coterie import __version__
-from coterie.core.events import Data, Headline, Session
+from coterie.core.events import Data, Headline, SessionLine
 from coterie.core.weights import Weights
 from coterie.data.heterogeneity import label_table
 from coterie.data.population import Population
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NAMED = ("torch", "numpy", "scipy", "scikit-learn")
 
 
-def session(experiment: Experiment, done: int, plan: Plan) -> Session:
+def session(experiment: Experiment, done: int, plan: Plan) -> SessionLine:
     """The record of a process that works on a run: its time, arguments and versions.
 
     ``argv`` are the arguments of the command line; None if the run was started from Python.
@@ -97,7 +97,7 @@ def versions() -> dict[str, str]:
     return versions
 
 
-def described(population: Population, elsewhere: bool = False) -> Data:
+def data_record(population: Population, elsewhere: bool = False) -> Data:
     """What the server may know of clients' data: names, true groups, labels or target quartiles.
 
     Labels of clients ``elsewhere`` (in a real federation) are not known.

@@ -14,10 +14,10 @@ from coterie.errors import RunDirError
 from coterie.results.findings import rested
 from coterie.results.rundir import RunDir, rounds_of
 
-Kept = tuple[dict[str, Any], list[dict[str, str]], list[Event]]
+KeptRun = tuple[dict[str, Any], list[dict[str, str]], list[Event]]
 
 
-def read_kept(directory: Path) -> Kept:
+def read_kept(directory: Path) -> KeptRun:
     """Read the summary, the table of clients and the rounds of a finished run."""
     run = RunDir(directory)
     try:
@@ -106,7 +106,7 @@ def _to_target(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_full(rounds: Sequence[Event], judged_by: str) -> dict[str, Any]:
-    """If layers rested: whether they did at the end, and the last scores when none did."""
+    """If layers were skipped: whether at the end, and the last scores with all layers."""
     resting = rested(rounds)
     if not any(resting):
         return {}

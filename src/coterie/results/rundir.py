@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
 
-from coterie.core.events import ADMISSION, Data, Event, Session, check_event, check_summary
+from coterie.core.events import ADMISSION, Data, Event, SessionLine, check_event, check_summary
 from coterie.core.events import SCORES as SCORES
 from coterie.core.tree import sync, write_atomic
 from coterie.errors import RunDirError
@@ -26,9 +26,9 @@ from coterie.results.checksums import (
     EVENTS,
     JSON_LINES,
     LEDGER_ROWS,
+    IntactLines,
     Line,
     LineFile,
-    Lines,
     Mark,
     check_note,
     read_json,
@@ -206,11 +206,11 @@ class RunDir:
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Append an event."""
-        text = json.dumps(finite(event), allow_nan=False)
+        text = json.dumps(without_nan(event), allow_nan=False)
         check_event(text)
         self._append(self._event_lines, [text])
 
-    def append_session(self, session: Session) -> None:
+    def append_session(self, session: SessionLine) -> None:
         """Append a session."""
         self._append(LineFile(self.sessions, JSON_LINES), [json.dumps(session)])
 
@@ -311,7 +311,7 @@ class RunDir:
         """Write the summary, after the tables, since it has their checksums."""
         tables = [path for path in (self.table, self.exposure) if path.is_file()]
         checksums = {path.name: crc32(path.read_bytes()) for path in tables}
-        tree = finite(result)
+        tree = without_nan(result)
         check_summary(json.dumps(tree, allow_nan=False))
         tree = {**tree, CHECKSUMS: checksums}
         write_atomic(self.result, to_json(tree, indent=1).encode(), durable=False)
@@ -325,7 +325,7 @@ class RunDir:
         return result
 
 
-def _until(lines: Lines, rounds: int) -> list[Line]:
+def _until(lines: IntactLines, rounds: int) -> list[Line]:
     """The lines up to the end of this round, by the rounds they state."""
     return [
         line
@@ -335,7 +335,7 @@ def _until(lines: Lines, rounds: int) -> list[Line]:
     ]
 
 
-def events_in(lines: Lines) -> list[Event]:
+def events_in(lines: IntactLines) -> list[Event]:
     """The events on the intact lines of a file."""
     return cast(list[Event], [line.value for line in lines.every])
 
@@ -404,16 +404,16 @@ def rounds_of(events: Iterable[Event]) -> list[Event]:
     return rounds
 
 
-def finite(tree: Any) -> Any:
+def without_nan(tree: Any) -> Any:
     """A copy with None for NaN and infinity, which JSON does not have.
 
     >>> finite({"a": [1.0, float("nan")]})
     {'a': [1.0, None]}
     """
     if isinstance(tree, Mapping):
-        return {k: finite(v) for k, v in tree.items()}
+        return {k: without_nan(v) for k, v in tree.items()}
     if isinstance(tree, list | tuple):
-        return [finite(v) for v in tree]
+        return [without_nan(v) for v in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 

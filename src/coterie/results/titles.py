@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def shown(value: Any) -> str:
+def value_in_title(value: Any) -> str:
     """A value as it is written in a title.
 
     >>> shown(0.1), shown(True), shown([64, 32]), shown("iid")
@@ -21,5 +21,5 @@ def place_of(title: str, settings: Mapping[str, Any]) -> str:
     >>> place_of("fedavg", {"partition": "iid", "train.lr": 0.1})
     'fedavg, iid, train.lr 0.1'
     """
-    parts = (f"{key} {shown(value)}" for key, value in settings.items())
+    parts = (f"{key} {value_in_title(value)}" for key, value in settings.items())
     return ", ".join([title, *(text.removeprefix("partition ") for text in parts)])

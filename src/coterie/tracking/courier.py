@@ -42,7 +42,7 @@ class Courier:
         self._calls.put((call, arguments))
 
     def stop(self, seconds: float) -> str:
-        """Wait at most so many seconds for queued calls; returns what was missed, in words."""
+        """Wait at most ``seconds`` for queued calls; return in words what was missed."""
         if self._thread is None:
             return ""
         self._calls.put(None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.tree import write_atomic
-from coterie.results.rundir import RunDir, finite
+from coterie.results.rundir import RunDir, without_nan
 from coterie.results.toml import to_toml
 from coterie.tracking.values import flat, numbers
 
@@ -150,7 +150,7 @@ class MLflow:
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Log the summary and how the run ended."""
         if summary:
-            self._text("result.json", json.dumps(finite(summary), indent=1))
+            self._text("result.json", json.dumps(without_nan(summary), indent=1))
             table = None if self._directory is None else RunDir(self._directory).table
             if table is not None and table.is_file():
                 self._client.log_artifact(self._run, str(table), _FILES)

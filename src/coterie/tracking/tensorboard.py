@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from coterie.errors import ConfigError
-from coterie.results.rundir import finite
+from coterie.results.rundir import without_nan
 from coterie.results.toml import to_toml
 from coterie.tracking.values import flat, numbers
 
@@ -73,7 +73,7 @@ class TensorBoard:
         """Write the summary of a finished run as text."""
         if summary:
             # After the last round, so that it is hidden if the run is resumed.
-            text = json.dumps(finite(summary), indent=1)
+            text = json.dumps(without_nan(summary), indent=1)
             self._writer.add_text("result", _as_code(text, "json"), self._last + 1)
             self._writer.file_writer.add_summary(self._ending)
         self._writer.close()

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from coterie.channel.tasks import FETCH
 from coterie.channel.wire import Message
-from coterie.deploy.data import Source
+from coterie.deploy.data import MemberData
 from coterie.deploy.serve import Serving, serve
 from coterie.engines.flower.engine import ORDER
 from coterie.engines.flower.messages import Digests, Packet, opened, sealed
@@ -106,7 +106,7 @@ def test_a_fetch_however_it_is_wrapped_gives_no_model(hide, enrolled):
         wanted["body"]["config"] = {"$dict": []}
     answer = ordered(enrolled, wanted)
     assert not answer.message.payloads
-    says = "body has reserved names" if hide == "whole" else "stays with it"
+    says = "body has reserved names" if hide == "whole" else "does not hand out its personal model"
     assert says in str(answer.message.header) + str(answer.told)
     assert any(says in text for text in enrolled.heard)
 
@@ -181,7 +181,7 @@ def test_neither_a_bad_cell_nor_a_path_leaves_the_client(form, tmp_path, monkeyp
             lines[7] = "1,SECRET DIAGNOSIS,1"
         (tmp_path / f"private-{client}.csv").write_text("\n".join(lines))
     sources = [
-        Source(tmp_path / f"private-{c}.csv", form="csv", options={"label": "kind"})
+        MemberData(tmp_path / f"private-{c}.csv", form="csv", options={"label": "kind"})
         for c in range(3)
     ]
     if form == "loader":
@@ -189,7 +189,7 @@ def test_neither_a_bad_cell_nor_a_path_leaves_the_client(form, tmp_path, monkeyp
         (tmp_path / f"{name}.py").write_text(
             "def read(path):\n    raise ValueError(f'SECRET DIAGNOSIS in {path}')\n"
         )
-        sources[1] = Source(tmp_path / "private-1.csv", loader=f"{name}:read")
+        sources[1] = MemberData(tmp_path / "private-1.csv", loader=f"{name}:read")
     fed = Federation(tmp_path, three(), sources)
     result = fed.serve(expect=2)
     assert result.summary["kept"] == [0, 2]
@@ -282,7 +282,7 @@ def test_a_member_whose_data_grew_is_described_anew_and_accepted(tmp_path):
 
     for client in range(3):
         write(client, 40)
-    sources = [Source(tmp_path / f"{c}.npz") for c in range(3)]
+    sources = [MemberData(tmp_path / f"{c}.npz") for c in range(3)]
     fed = Federation(tmp_path, three(run={"rounds": 5}), sources)
 
     def watch(event):
@@ -409,7 +409,7 @@ def test_user_centric_without_the_numbers_that_it_weighs_by(tmp_path):
     """Before the first round there is nothing to go back to: it ends, and can go on."""
     fed = Federation(tmp_path, three("user-centric"))
     lying(fed, ("init.0", body(lambda b: b["metrics"].clear())))
-    with pytest.raises(TrainingError, match=r"KeyError.*: serve it again"):
+    with pytest.raises(TrainingError, match=r"KeyError.*: start coterie serve again"):
         fed.serve()
     fed.grid.change = None
     result = fed.serve()

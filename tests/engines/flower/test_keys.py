@@ -30,7 +30,7 @@ from coterie.engines.flower.keys import (
     read_server,
     renew_server,
 )
-from coterie.engines.flower.request import Request, read_request
+from coterie.engines.flower.request import EnrolmentRequest, read_request
 from coterie.errors import ConfigError, CoterieError
 
 CLIENTS = ("berlin", "paris-2", "rome_3")
@@ -578,9 +578,9 @@ def test_the_fingerprint_stands_for_the_name_and_both_keys(homes, tmp_path):
     assert [len(group) for group in north.fingerprint.split(" ")] == [4] * 8
     assert set(north.fingerprint) <= set("0123456789abcdef ")
     others = [
-        Request("north2", north.node, north.identity),
-        Request("north", south.node, north.identity),
-        Request("north", north.node, south.identity),
+        EnrolmentRequest("north2", north.node, north.identity),
+        EnrolmentRequest("north", south.node, north.identity),
+        EnrolmentRequest("north", north.node, south.identity),
     ]
     assert len({r.fingerprint for r in (north, south, *others)}) == 5
     made = make_federation(tmp_path / "f", ["h"], [north, south])
@@ -622,8 +622,8 @@ def test_nobody_asks_with_a_key_they_do_not_have(homes):
     (node, seed), (north, south) = private_of(homes["south"]), requests_of(homes)
     path = homes["south"] / "request.json"
     for stolen in (
-        Request("south", north.node, south.identity),
-        Request("south", south.node, north.identity),
+        EnrolmentRequest("south", north.node, south.identity),
+        EnrolmentRequest("south", south.node, north.identity),
     ):
         path.write_text(json.dumps(stolen.signed(node, seed)))
         with pytest.raises(ConfigError, match="not as its keys signed it"):
@@ -654,9 +654,11 @@ def test_a_request_is_written_in_one_way_only(homes):
     (node, seed), (north, _) = private_of(home), requests_of(homes)
     path = home / "request.json"
     good = json.loads(path.read_text())
-    commented = Request("north", f"{north.node} me@home", north.identity).signed(node, seed)
+    commented = EnrolmentRequest("north", f"{north.node} me@home", north.identity).signed(
+        node, seed
+    )
     weak = ec.generate_private_key(ec.SECP256R1())
-    curve = Request("north", request.openssh(weak.public_key()), north.identity)
+    curve = EnrolmentRequest("north", request.openssh(weak.public_key()), north.identity)
     for content in (
         {**good, "identity": north.identity.hex().upper()},
         {**good, "more": 1},
@@ -669,7 +671,7 @@ def test_a_request_is_written_in_one_way_only(homes):
         {**good, "signatures": {**good["signatures"], "node": "x"}},
         commented,
         curve.signed(weak, seed),
-        Request("../up", north.node, north.identity).signed(node, seed),
+        EnrolmentRequest("../up", north.node, north.identity).signed(node, seed),
     ):
         path.write_text(json.dumps(content))
         with pytest.raises(ConfigError, match=f"{path} is not a valid request"):
@@ -741,7 +743,7 @@ def test_no_name_and_no_key_is_enrolled_twice(homes, tmp_path):
     north, south = requests_of(homes)
     with pytest.raises(ConfigError, match="'north' is given twice"):
         make_federation(folder, ["h"], ["north", north])
-    again = Request("west", north.node, south.identity)
+    again = EnrolmentRequest("west", north.node, south.identity)
     with pytest.raises(ConfigError, match="request of west has the node key of north"):
         make_federation(folder, ["h"], [north, again])
     assert not folder.exists()
@@ -750,7 +752,7 @@ def test_no_name_and_no_key_is_enrolled_twice(homes, tmp_path):
     for late, match in (
         (north, "'north' is a client of this federation already"),
         (again, "request of west has the node key of north"),
-        (Request("west", south.node, north.identity), "has the identity key of north"),
+        (EnrolmentRequest("west", south.node, north.identity), "has the identity key of north"),
     ):
         with pytest.raises(ConfigError, match=match):
             add_clients(folder, [late])

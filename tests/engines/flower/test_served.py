@@ -526,10 +526,10 @@ def test_a_client_does_not_hand_out_its_model(enrolled):
     told, wire = answered(
         enrolled, FETCH, {"model": torch.frombuffer(bytearray(start), dtype=torch.float32)}
     )
-    refused = {"error": "WireError", "text": "a client's own model stays with it"}
+    refused = {"error": "WireError", "text": "a client does not hand out its personal model"}
     assert wire.unpack(told.message) == refused
     assert not told.message.payloads
-    assert "a client's own model stays with it" in enrolled.heard
+    assert "a client does not hand out its personal model" in enrolled.heard
 
 
 def test_a_run_that_it_was_not_told_of(enrolled):
@@ -541,7 +541,7 @@ def test_a_name_of_a_run_is_no_path(enrolled, run, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     told, _ = answered(enrolled, "train", run=run)
     assert told.kind == "refused"
-    assert "is no name of a run" in told.told["text"]
+    assert "is not a valid name of a run" in told.told["text"]
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -577,7 +577,7 @@ def test_an_order_of_another_kind_or_none_is_refused(enrolled):
     for content, told in [
         (RecordDict(), "not a message of Coterie"),
         (RecordDict({"head": ConfigRecord({"format": 2})}), "another version"),
-        (sealed(Packet("burn", "a", Message(b"{}", ())), Digests()), "not known here: 'burn'"),
+        (sealed(Packet("burn", "a", Message(b"{}", ())), Digests()), "of an unknown kind: 'burn'"),
         (sealed(Packet("describe", "a", Message(b"{}", ())), Digests()), "KeyError"),
         (
             sealed(Packet("order", enrolled.served.run, Message(b"[]", ())), Digests()),

@@ -19,7 +19,7 @@ from coterie.core.events import (
 )
 from coterie.errors import RunDirError
 from coterie.experiment.experiment import execute
-from coterie.results.rundir import RunDir, finite
+from coterie.results.rundir import RunDir, without_nan
 from support import ROWS, experiment
 
 WAY = {"down": 1, "up": 2}
@@ -115,7 +115,7 @@ def test_a_summary_lacks_nothing_and_has_nothing_else(place, tmp_path):
 def test_numbers_that_are_not_finite_are_null(tmp_path):
     event = {**PLAIN, "received": {"loss": float("nan"), "accuracy": 0.5}}
     RunDir(tmp_path).append(event)
-    assert RunDir(tmp_path).read_events() == [finite(event)]
+    assert RunDir(tmp_path).read_events() == [without_nan(event)]
 
 
 def test_every_field_belongs_to_a_kind_and_says_what_it_means():

@@ -37,7 +37,9 @@ def served(tmp_path, write_mnist, monkeypatch):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setitem(sources.SOURCES, "mnist", sources.Source("http://127.0.0.1:9/", files))
+    monkeypatch.setitem(
+        sources.SOURCES, "mnist", sources.DownloadSource("http://127.0.0.1:9/", files)
+    )
     yield address, server, folder
     server.shutdown()
     thread.join()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coterie.deploy.data import Source
+from coterie.deploy.data import MemberData
 from coterie.errors import ConfigError, DataError
 from coterie.experiment.config import parse
 
@@ -48,30 +48,30 @@ def assert_forty(source):
 
 def test_npz(tmp_path):
     np.savez(tmp_path / "mine.npz", x=X, y=Y)
-    assert_forty(Source(tmp_path / "mine.npz"))
+    assert_forty(MemberData(tmp_path / "mine.npz"))
     np.savez(tmp_path / "odd", x=X, y=Y)
     (tmp_path / "odd.npz").rename(tmp_path / "odd")
     with pytest.raises(ConfigError, match="--form"):
-        Source(tmp_path / "odd").check()
-    assert_forty(Source(tmp_path / "odd", form="npz"))
+        MemberData(tmp_path / "odd").check()
+    assert_forty(MemberData(tmp_path / "odd", form="npz"))
 
 
 def test_npy_folder(tmp_path):
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", Y)
-    assert_forty(Source(tmp_path))
+    assert_forty(MemberData(tmp_path))
 
 
 def test_csv_with_options(tmp_path):
     lines = ["a;b;kind"] + [f"{i};{i * 2};{'ill' if i % 2 else 'well'}" for i in range(40)]
     (tmp_path / "mine.csv").write_text("\n".join(lines).replace(";", ",") + "\n")
-    population, place = read(Source(tmp_path / "mine.csv", options={"label": "kind"}))
+    population, place = read(MemberData(tmp_path / "mine.csv", options={"label": "kind"}))
     assert population.classes == ("ill", "well")
     assert (population.shape, whole(population, place)) == ((2,), 40)
     with pytest.raises(ConfigError, match="options"):
-        read(Source(tmp_path / "mine.csv", options={"label": "kind", "options": 3}))
+        read(MemberData(tmp_path / "mine.csv", options={"label": "kind", "options": 3}))
     with pytest.raises(DataError, match="gender"):
-        read(Source(tmp_path / "mine.csv", options={"label": "gender"}))
+        read(MemberData(tmp_path / "mine.csv", options={"label": "gender"}))
 
 
 def test_image_folder(tmp_path):
@@ -80,7 +80,7 @@ def test_image_folder(tmp_path):
         place.mkdir(parents=True)
         for i in range(10):
             Image.new("RGB", (8, 8), (i, 0, 0)).save(place / f"{i}.png")
-    population, place = read(Source(tmp_path / "images"))
+    population, place = read(MemberData(tmp_path / "images"))
     assert population.classes == ("cat", "dog")
     assert (population.shape, whole(population, place)) == ((3, 8, 8), 20)
 
@@ -93,7 +93,7 @@ def test_a_function_of_the_user_in_the_folder_one_is_in(tmp_path):
         "    return x, np.arange(len(x)) % 2\n"
     )
     np.save(tmp_path / "mine.npy", X)
-    assert_forty(Source(tmp_path / "mine.npy", "loading_mine:read"))
+    assert_forty(MemberData(tmp_path / "mine.npy", "loading_mine:read"))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_function_that_is_not_there_is_named_at_once(loader, told, tmp_path):
     (tmp_path / "loading_wrong.py").write_text("def read(:\n")
     (tmp_path / "loading_raises.py").write_text("raise RuntimeError('no licence')\n")
     with pytest.raises(ConfigError) as refused:
-        Source(loader=loader).check()
+        MemberData(loader=loader).check()
     assert f"--data-loader {loader}" in str(refused.value)
     assert told in str(refused.value)
 
@@ -130,13 +130,13 @@ def test_a_function_that_is_not_there_is_named_at_once(loader, told, tmp_path):
 def test_what_it_does_wrong_is_a_mistake_in_the_data(code, told, tmp_path):
     (tmp_path / "loading_bad.py").write_text(f"def read(path):\n    {code}\n")
     with pytest.raises(DataError) as refused:
-        read(Source(loader="loading_bad:read"))
+        read(MemberData(loader="loading_bad:read"))
     assert told in str(refused.value)
 
 
 def test_the_experiment_s_own_data():
     asked = parse({"data": {"set": "digits", "clients": 3, "samples": 60}})
-    source = Source(simulated=True)
+    source = MemberData(simulated=True)
     source.check()
     population, place = source.read(asked, 2)
     assert (place, len(population.clients)) == (2, 3)
@@ -147,17 +147,21 @@ def test_the_experiment_s_own_data():
 def test_the_folder_of_the_server_is_not_the_client_s(tmp_path):
     np.savez(tmp_path / "mine.npz", x=X, y=Y)
     asked = parse({"data": {"set": "npz", "folder": "/nowhere/on/the/server.npz", "clients": 2}})
-    population, place = Source(tmp_path / "mine.npz", simulated=True).read(asked, 1)
+    population, place = MemberData(tmp_path / "mine.npz", simulated=True).read(asked, 1)
     assert (place, len(population.clients)) == (1, 2)
 
 
 @pytest.mark.parametrize(
     ("source", "kind", "told"),
     [
-        (Source(), ConfigError, "give this client's data with --data PATH"),
-        (Source(form="npz"), ConfigError, "give this client's data with --data PATH"),
-        (Source(simulated=True, form="npz"), ConfigError, "--simulated uses the experiment's own"),
-        (Source(simulated=True, loader="a:b"), ConfigError, "--simulated uses"),
+        (MemberData(), ConfigError, "give this client's data with --data PATH"),
+        (MemberData(form="npz"), ConfigError, "give this client's data with --data PATH"),
+        (
+            MemberData(simulated=True, form="npz"),
+            ConfigError,
+            "--simulated uses the experiment's own",
+        ),
+        (MemberData(simulated=True, loader="a:b"), ConfigError, "--simulated uses"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(source, kind, told):
@@ -167,18 +171,20 @@ def test_what_cannot_be_is_refused_at_once(source, kind, told):
 
 def test_a_missing_or_unknown_file(tmp_path):
     with pytest.raises(DataError, match="there is no file or folder"):
-        Source(tmp_path / "nowhere.npz").check()
+        MemberData(tmp_path / "nowhere.npz").check()
     (tmp_path / "notes.docx").touch()
     with pytest.raises(ConfigError, match="give it with --form"):
-        Source(tmp_path / "notes.docx").check()
+        MemberData(tmp_path / "notes.docx").check()
     (tmp_path / "bad.npz").write_text("none")
     with pytest.raises(DataError):
-        read(Source(tmp_path / "bad.npz"))
+        read(MemberData(tmp_path / "bad.npz"))
 
 
 def test_texts_need_words_that_all_share(tmp_path):
     (tmp_path / "texts.csv").write_text("text,label\n" + "a word,x\nmore words,y\n" * 5)
     with pytest.raises(DataError, match="a vocabulary that all clients share"):
         read(
-            Source(tmp_path / "texts.csv", form="text", options={"text": "text", "label": "label"})
+            MemberData(
+                tmp_path / "texts.csv", form="text", options={"text": "text", "label": "label"}
+            )
         )

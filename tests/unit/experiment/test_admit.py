@@ -311,7 +311,7 @@ def test_what_cannot_be_held_out_is_refused_before_anything_is_written(tmp_path)
     for count in (6, 7):
         with pytest.raises(ConfigError, match=f"run.holdout = {count} leaves none of 6 clients"):
             execute(experiment(coterie.fedavg(), settings={"holdout": count}), tmp_path / "r")
-    with pytest.raises(ConfigError, match=r"run\.cohort = 5 makes 5 of 4"):
+    with pytest.raises(ConfigError, match=r"run\.cohort = 5 means 5 of 4"):
         execute(experiment(coterie.fedavg(), settings={"holdout": 2, "cohort": 5}), tmp_path / "r")
     assert not (tmp_path / "r").exists()
     execute(experiment(closed, settings={"rounds": 1}))  # nobody is held out: nothing to refuse

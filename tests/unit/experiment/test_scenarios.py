@@ -22,10 +22,10 @@ from coterie.experiment.compare.compare import method_list, set_up
 from coterie.experiment.config import assign_texts, method_of, parse, population_of
 from coterie.experiment.scenarios import (
     SCENARIOS,
-    Chosen,
+    ChosenScenario,
     Scenario,
-    at_hand,
     choose,
+    is_available,
     scenario,
     stand_in,
 )
@@ -123,7 +123,7 @@ EVERY = list(SCENARIOS)
 
 
 def laid(name: str, given: dict):
-    """A scenario with settings laid over it, whatever data are at hand."""
+    """A scenario with settings laid over it, whatever data are available."""
     return choose(scenario(name), given, stand_in=True)
 
 
@@ -452,7 +452,7 @@ def test_stand_ins_can_be_run_on_real_data(name):
     assert (len(sizes), len(sizes.held_out[1])) == SIZES[first]
 
 
-# --- what is at hand -------------------------------------------------------------------------
+# --- what is available -------------------------------------------------------------------------
 
 IDX = [
     f"{part}-{content}-ubyte"
@@ -490,30 +490,30 @@ class Fetched(Exception):
 
 
 @pytest.mark.parametrize(("name", "place", "names"), PLACED)
-def test_at_hand_means_what_the_loaders_find(name, place, names, tmp_path, monkeypatch):
+def test_available_means_what_the_loaders_find(name, place, names, tmp_path, monkeypatch):
     def fetch(*_, **__):
         raise Fetched
 
     for module in ("sets", "cifar"):
         monkeypatch.setattr(f"coterie.data.{module}.download", fetch)
-    assert not at_hand(name, tmp_path)
+    assert not is_available(name, tmp_path)
     with pytest.raises(Fetched):
         load(name, tmp_path)
     put(tmp_path / place, names)
-    assert at_hand(name, tmp_path)
+    assert is_available(name, tmp_path)
     with pytest.raises(DataError):  # it reads what is there, and this is nothing
         load(name, tmp_path)
     (tmp_path / place / names[-1]).unlink()
-    assert not at_hand(name, tmp_path)
+    assert not is_available(name, tmp_path)
 
 
-def test_what_was_downloaded_is_at_hand(tmp_path, monkeypatch):
-    assert not at_hand("svhn")
+def test_what_was_downloaded_is_available(tmp_path, monkeypatch):
+    assert not is_available("svhn")
     put(files.cache_folder() / "svhn", ["train_32x32.mat"])
-    assert not at_hand("svhn")
+    assert not is_available("svhn")
     put(files.cache_folder() / "svhn", ["test_32x32.mat"])
-    assert at_hand("svhn")
-    assert not at_hand("svhn", options={"cache": str(tmp_path / "other")})
+    assert is_available("svhn")
+    assert not is_available("svhn", options={"cache": str(tmp_path / "other")})
 
 
 def test_the_nearest_stand_in_is_taken(tmp_path):
@@ -549,7 +549,7 @@ def test_a_csv_file_is_the_text_that_the_scenario_wants(tmp_path):
 
 def test_it_is_said_that_another_set_is_used():
     chosen = choose(scenario("fedclust/svhn-skew20"), {}, stand_in=True)
-    assert "svhn is not at hand, so digits is used instead" in chosen.warning
+    assert "svhn is not available, so digits is used instead" in chosen.warning
     assert chosen.instead == "on digits instead of svhn"
     text = choose(scenario("user-centric/text"), {}, stand_in=True)
     assert "digits is used instead" in text.warning
@@ -563,7 +563,7 @@ def test_data_that_are_missing_are_asked_for(tmp_path):
         choose(scenario("fedclust/svhn-skew20"), {"data": {"folder": str(tmp_path)}})
     cache = tmp_path / "cache" / "svhn"
     for part in (
-        "fedclust/svhn-skew20 needs the data set svhn, which is not at hand",
+        "fedclust/svhn-skew20 needs the data set svhn, which is not available",
         f"looked for in {tmp_path} and {cache}",
         "--folder DIR",
         "--data svhn",
@@ -726,7 +726,7 @@ def test_a_run_that_is_read_back_has_its_figure_and_no_changes():
     name = "fedclust/fmnist-skew20"
     whole = parse(scenario(name).tree()).model_dump()  # as config.toml has it: defaults and all
     assert whole["method"]["layer_interval"] == 1
-    again = Chosen(scenario(name), "fashion-mnist", True, whole)
+    again = ChosenScenario(scenario(name), "fashion-mnist", True, whole)
     assert again.about()["figure"] == 0.9792
     assert again.changed == []
     explicit = laid(name, {"method": {"fallback": True}})  # the default

@@ -14,14 +14,20 @@ from coterie.experiment.compare import jobs
 from coterie.experiment.compare.compare import set_up
 from coterie.experiment.compare.entries import (
     Populations,
-    checked,
+    checked_runs,
     entries_of,
     folder_of,
     more_seeds,
 )
 from coterie.experiment.compare.jobs import at_once
 from coterie.experiment.compare.plan import read_plan, write_plan
-from coterie.experiment.compare.sweep import Sweep, methods_of, of_flags, of_table, settings_of
+from coterie.experiment.compare.sweep import (
+    Sweep,
+    methods_of,
+    of_flags,
+    of_table,
+    settings_of_sweep,
+)
 from coterie.experiment.config import Config, parse, population_of
 from coterie.results.seeds import common_seeds, deviation, holm, marks, means_of, p_value
 
@@ -195,10 +201,12 @@ def test_everything_is_checked_before_anything_runs():
         entries(methods="local,fedagv", seeds=2)
     people = Populations()
     with pytest.raises((ConfigError, DataError), match="dirichlet"):
-        checked(entries(people, methods="local", partitions=["iid", "dirichelt"]), people, print)
+        checked_runs(
+            entries(people, methods="local", partitions=["iid", "dirichelt"]), people, print
+        )
     made = entries(people, methods="local,oracle", shifts=["rotation:groups=2", "none"])
     with pytest.raises(ConfigError, match=r"oracle, shift none, seed 0: .*known groups"):
-        checked(made, people, print)
+        checked_runs(made, people, print)
     usual = entries(people, shifts=["rotation:groups=2", "none"])
     assert [e.settings["shift"] for e in usual if e.title == "oracle"] == ["rotation groups=2"]
 
@@ -206,7 +214,7 @@ def test_everything_is_checked_before_anything_runs():
 def test_all_methods_are_left_out_by_setting():
     people, told = Populations(), {}
     every = entries(people, methods="all", seeds=2, shifts=["none", "rotation:groups=2"])
-    kept, left_out = checked(every, people, told.__setitem__)
+    kept, left_out = checked_runs(every, people, told.__setitem__)
     assert told == left_out
     assert "oracle, shift none" in left_out
     assert not [e for e in kept if e.row == "oracle, shift none"]
@@ -264,9 +272,9 @@ def test_a_key_that_a_partition_says_itself_is_not_varied():
         own = text.split(":")[1].split("=")[0]
         wrong = {f"{word}s": ["none", text], "vary": {f"{word}.{own}": [1, 2]}}
         with pytest.raises(ConfigError, match=rf"vary {word}\.{own}: .* sets {own} already"):
-            list(settings_of(of_table(wrong)))
+            list(settings_of_sweep(of_table(wrong)))
     fine = of_table({"partitions": ["dirichlet"], "vary": {"partition.alpha": [1, 2]}})
-    assert len(list(settings_of(fine))) == 2
+    assert len(list(settings_of_sweep(fine))) == 2
 
 
 def test_values_that_are_the_same_are_refused():
@@ -291,14 +299,16 @@ def test_what_is_wrong_for_all_has_no_name_of_a_run():
     lost = {"data": {"set": "mnist", "folder": "/nowhere"}}
     made = entries(people, lost, methods="local", seeds=2, partitions=["iid", "dirichlet:alpha=1"])
     with pytest.raises(DataError, match=r"^(?!.*(seed 0|iid)).*/nowhere"):
-        checked(made, people, print)
+        checked_runs(made, people, print)
     made = entries(people, methods="local", seeds=2, partitions=["iid", "dirichlet:alpha=-1"])
     with pytest.raises((ConfigError, DataError), match=r"^dirichlet alpha=-1: "):
-        checked(made, people, print)
+        checked_runs(made, people, print)
 
 
 def test_settings_are_all_combinations():
-    found = list(settings_of(Sweep(shifts=("none", "rotation:groups=2"), vary={"a.b": (1, 2, 3)})))
+    found = list(
+        settings_of_sweep(Sweep(shifts=("none", "rotation:groups=2"), vary={"a.b": (1, 2, 3)}))
+    )
     assert len(found) == 6
     assert found[4] == (
         {"shift": "rotation groups=2", "a.b": 2},

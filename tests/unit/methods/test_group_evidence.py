@@ -35,7 +35,7 @@ def test_planted_rotations_are_found_in_every_draw_and_it_pays(rotations):
     assert rotations.stability == {"draws": 3, "groups": [4, 4, 4], "agreement": 1.0, "same": 3}
     assert rotations.pays is True
     assert rotations.verdict.startswith("There are 4 groups (reproducibility 1.00, the same in 3 ")
-    assert "Training them apart pays: validation loss" in rotations.verdict
+    assert "Training them separately pays off: validation loss" in rotations.verdict
     assert rotations.cost["rounds"] == 3
     assert rotations.between == []
 
@@ -258,22 +258,25 @@ def trial(losses, chosen, cuts=(1, 2, 6)):
         (told(), "There are 2 groups (reproducibility 0.91, the same in 3 of 3 draws). Whether "),
         (told(same=2, counts=[2, 2, 1]), "but the 3 draws disagree: 2, 2, 1 groups, agreement 0.6"),
         (told(draws=1, same=1), "(reproducibility 0.91, one draw)"),
-        (told(), "Whether training them apart pays was not tried."),
+        (told(), "Whether training them separately pays off was not tried."),
         (
             told(trial={"why": "no client has validation data: there is no way"}),
-            "Whether training them apart pays is not known: no client has validation data.",
+            "Whether training them separately pays off is not known: no client has validation "
+            "data.",
         ),
         (
             told(trial=trial([0.72, 0.47, 0.5], 2)),
-            "Training them apart pays: validation loss 0.47 instead of 0.72.",
+            "Training them separately pays off: validation loss 0.47 instead of 0.72.",
         ),
         (
             told(trial=trial([0.72, 0.75, 0.9], 1)),
-            "Training them apart does not pay after 3 rounds: validation loss 0.75 instead of 0.72",
+            "Training them separately does not pay off after 3 rounds: validation loss 0.75 "
+            "instead of 0.72",
         ),
         (
             told(trial=trial([0.72, 0.71, 0.9], 1)),
-            "Training them apart does not pay clearly after 3 rounds: validation loss 0.71",
+            "Training them separately does not clearly pay off after 3 rounds: validation loss "
+            "0.71",
         ),
         (
             told(trial=trial([0.72, 0.7, 0.5], 6)),
@@ -281,7 +284,7 @@ def trial(losses, chosen, cuts=(1, 2, 6)):
         ),
         (
             told(trial=trial([0.72, 0.74, 0.5], 3, cuts=(1, 2, 3))),
-            "does not pay: validation loss 0.74 instead of 0.72; 3 groups have 0.50.",
+            "does not pay off: validation loss 0.74 instead of 0.72; 3 groups have 0.50.",
         ),
         (
             told(groups=1, enough=False, why="too little data to tell: halves differ"),

@@ -983,7 +983,7 @@ def test_what_resting_layers_do_to_the_score_is_said_from_the_numbers():
     )
     words = several("compare-seconds", [up, down, same])[1]
     assert words.endswith("this scores higher with up, lower with down.")
-    assert "While layers rest" not in several("compare-seconds", [same, clocked("never")])[1]
+    assert "with skipped layers" not in several("compare-seconds", [same, clocked("never")])[1]
 
 
 def test_ticks_of_scores_that_are_close_are_told_apart():

@@ -265,7 +265,7 @@ def test_without_pandas_it_is_said_what_to_install(monkeypatch):
 
 RESTED = {"rested": True, "full_round": 9, "full_received": 0.6125, "full_adapted": 0.655}
 BELOW = (
-    "† scored in a round in which layers rested, so with clients' own layers; the last full "
+    "† scored in a round in which layers were skipped, so with clients' own layers; the last full "
     "round had: "
 )
 

@@ -303,7 +303,7 @@ def test_a_trial_of_every_cut_and_losses_of_mixed_models():
     ]
     figure = figures.loss_and_trials(events)
     assert points(figure, "loss of the model received") == [(1, 2.0), (3, 1.5), (5, 1.2)]
-    assert points(figure, "with layers of clients' own, which rest") == [(2, 1.0)]
+    assert points(figure, "with skipped layers, clients using their own") == [(2, 1.0)]
     assert points(figure, "rapid decrease has ended") == [(3, 1.5)]
     assert points(figure, "trial: old groups, after training") == [(4, 0.9), (6, 0.9)]
     # Of the two cuts into two groups the better one; where none was taken, the best of all.
@@ -400,18 +400,20 @@ def test_layer_intervals_tell_who_did_not_send_what():
         layered(6, False, {"0/0": ["conv"]}),  # of those not alone, one of two
     ]
     figure = figures.layer_intervals(events, share=0.1)
-    assert not [t for t in figures.layer_intervals(events).data if "rests below" in (t.name or "")]
+    assert not [
+        t for t in figures.layer_intervals(events).data if "skipped below" in (t.name or "")
+    ]
     heat = figure.data[0]
     assert list(heat.y) == ["conv", "head"]
     assert [list(row) for row in heat.z] == [pytest.approx([0, 2 / 3, 0, 1, 0, 0.5]), [0] * 6]
     assert points(figure, "conv") == [(1, pytest.approx((0.2 + 1.0) / 2))]
-    assert set(trace(figure, "rests below 0.1").y) == {0.1}
-    check_dressed(figure, "layer at rest", "discrepancy / mean", "round")
+    assert set(trace(figure, "skipped below 0.1").y) == {0.1}
+    check_dressed(figure, "skipped layer", "discrepancy / mean", "round")
 
 
 def test_layers_that_never_rest_are_said_so():
     figure = figures.layer_intervals([layered(1, True, {}, {"0/0": {"head": 1.0}})])
-    assert figure.layout.title.subtitle.text == "no layer rested in any round"
+    assert figure.layout.title.subtitle.text == "no layer was skipped in any round"
 
 
 # --- evidence -----------------------------------------------------------------------------------

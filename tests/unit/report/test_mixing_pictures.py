@@ -56,7 +56,7 @@ def test_the_curve_has_the_terms_of_blended_weights():
     alike = np.tile(counts / counts.sum(), (6, 1))
     together = [(counts.sum(), d) for d in (alike * gaps).sum(1)]
     alone = [(n, 0.0) for n in counts]
-    terms = mixing.Terms(list(range(6)), [0] * 6, alone, alone, together, {})
+    terms = mixing.MixingPoints(list(range(6)), [0] * 6, alone, alone, together, {})
     for share in (0.0, 0.3, 1.0):
         blended = mixing_diagnostics((1 - share) * np.eye(6) + share * alike, counts, gaps)
         worth, gap = mixing.blend(terms, share)
@@ -108,5 +108,5 @@ def test_runs_are_compared_in_units_of_all_samples_and_fedavgs_discrepancy():
     assert "c" not in {t.name for t in figure.data}
     told = captions_mixing.compared([finished("a"), alone])
     assert "a 56% at 38%; b 55% at 38%." in told
-    with pytest.raises(ConfigError, match="no run noted"):
+    with pytest.raises(ConfigError, match="no run recorded"):
         mixing.compared([finished("c", events=[])])

@@ -231,8 +231,9 @@ def test_what_a_run_is_judged_by_is_known_before_its_end(real, tmp_path):
     assert read_run(place).headline == "adapted"
     assert read_run(real[0]).sessions[0]["headline"] == "received"
     judged = experiment_of(parse({"method": {"name": "per-fedavg"}}))
-    told = session(judged, 0, 400)
-    assert (told["headline"], told["model_bytes"]) == ("adapted", 400)
+    plan = judged.plan(tmp_path / "plan")
+    told = session(judged, 0, plan)
+    assert (told["headline"], told["model_bytes"]) == ("adapted", 4 * plan.start.layout.size)
 
 
 JUNK = {

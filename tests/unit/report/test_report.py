@@ -12,7 +12,7 @@ from coterie.channel.exposure import SECURE, Exposure
 from coterie.errors import RunDirError
 from coterie.report.comparison_tables import comparison
 from coterie.report.data_figures import label_heatmap, target_boxes
-from coterie.report.listings import described, listing, parameters
+from coterie.report.listings import listing, parameters_of, row_of
 from coterie.report.tables import (
     exposure_lines,
     label_picture,
@@ -141,8 +141,8 @@ def test_listings_come_from_signatures_and_docstrings():
         More of it.
         """
 
-    assert parameters(thing, skip=["shape"]) == "k, rate=0.1"
-    shown = text_of(listing("Things", {"a-thing": described(thing, skip=["shape"])}))
+    assert parameters_of(thing, skip=["shape"]) == "k, rate=0.1"
+    shown = text_of(listing("Things", {"a-thing": row_of(thing, skip=["shape"])}))
     assert "a-thing" in shown
     assert "What [it] is." in shown
     assert "More" not in shown

@@ -26,7 +26,7 @@ from coterie.report import page as page_module
 from coterie.report.html import readings_of, report, write_report
 from coterie.report.page import compared_blocks, contents, document, run_blocks
 from coterie.report.reading import Reading, read_run
-from coterie.report.rendering import Cell, render, safe_json
+from coterie.report.rendering import HtmlCell, render, safe_json
 from coterie.results.rundir import RunDir
 from runs_by_hand import clients, finished, written
 
@@ -473,7 +473,7 @@ def test_json_in_a_script_is_the_same_tree_and_no_markup():
 
 def test_attributes_and_cells_are_escaped():
     told = {"id": QUOTED, "title": CLOSING, "level": 2, "caption": EVIL, "columns": [CLOSING]}
-    rows = [[QUOTED], [Cell(EVIL, sort=QUOTED, best=True, link=QUOTED)]]
+    rows = [[QUOTED], [HtmlCell(EVIL, sort=QUOTED, best=True, link=QUOTED)]]
     text = render("table.html", **told, rows=rows, sortable=True, numbers=0)
     assert "<script" not in text
     assert "<svg" not in text

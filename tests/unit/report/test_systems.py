@@ -17,14 +17,14 @@ from runs_by_hand import finished
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_the_parts_of_a_round_are_read_off_its_time(name):
     exchange, streams, uploads = EXCHANGES[name]
-    assert systems.load(measured(exchange), MODEL, 20) == systems.Load(streams, uploads, 1)
+    assert systems.load_of(measured(exchange), MODEL, 20) == systems.Load(streams, uploads, 1)
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
 @pytest.mark.parametrize("number", SYSTEMS)
 def test_other_systems_times_are_what_their_own_clock_says(name, number):
     exchange = EXCHANGES[name][0]
-    found = systems.load(measured(exchange), MODEL, 20).lasts(SYSTEMS[number], 20)
+    found = systems.load_of(measured(exchange), MODEL, 20).lasts(SYSTEMS[number], 20)
     assert found == pytest.approx(clocked(exchange, number).total, abs=1e-9)
 
 
@@ -39,15 +39,15 @@ def test_rounds_of_the_three_systems_by_hand():
 def test_without_bytes_by_kind_uploads_are_whole_models():
     before = measured(legs([7] * 20))
     del before["kinds"]
-    assert systems.load(before, MODEL, 20) == systems.Load(1, 20, 1)
+    assert systems.load_of(before, MODEL, 20) == systems.Load(1, 20, 1)
 
 
 def test_a_round_that_some_sat_out_is_refused():
     with pytest.raises(ConfigError, match=r"round 3 .* 12 up, and .* times that all 20 users"):
-        systems.load(measured(legs([7] * 12), number=3), MODEL, 20)
+        systems.load_of(measured(legs([7] * 12), number=3), MODEL, 20)
     for what in ({"lost": 1}, {"late": 1}):
         with pytest.raises(ConfigError, match="round 1"):
-            systems.load({**measured(legs([7] * 20)), **what}, MODEL, 20)
+            systems.load_of({**measured(legs([7] * 20)), **what}, MODEL, 20)
 
 
 # --- runs ---------------------------------------------------------------------------------------

@@ -495,7 +495,7 @@ def test_what_is_not_done_twice_or_in_vain(tmp_path):
         above = RunDir(tmp_path / "sweep")
         above.lock()
         busy = page.post("/api/runs/sweep/a/resume")
-        assert (busy.status, busy.text.split(",")[0]) == (409, "a process is at work in sweep")
+        assert (busy.status, busy.text.split(",")[0]) == (409, "a process is working in sweep")
         above.unlock()
         (run / "result.json").write_text('{"method": "fedavg"}')
         done = page.post("/api/runs/sweep/a/resume")

@@ -9,13 +9,13 @@ from coterie.report.captions import groups as captions_groups
 from coterie.report.captions import runs as captions
 from coterie.report.figures.compared import kinds_of
 from coterie.report.reading import Reading
-from coterie.report.words import headline
+from coterie.report.words import outcome
 from coterie.report.words_compared import headline_compared
 from runs_by_hand import clients, finished, going, old, round_of
 
 
 def test_the_headline_of_a_finished_run():
-    assert headline(finished())[:6] == [
+    assert outcome(finished())[:6] == [
         "fedclust with 4 clients reached accuracy 70.0 % received and 77.5 % adapted after 3 "
         "rounds on average over the clients' own test data.",
         "The lowest score is 50.0 %, of <b>bob</b>.",
@@ -30,25 +30,25 @@ def test_the_headline_of_a_finished_run():
         "It cost 5.24 kB (downloads and uploads together) and 14.5 s of simulated time; another "
         "15 B were wasted. The probe took as much local training as 100 rounds of all clients.",
     ]
-    assert headline(finished())[-1] == "Privacy: ε = 4 at δ = 1e-05."
-    assert "The server saw every client's 'final'" in headline(finished())[-2]
+    assert outcome(finished())[-1] == "Privacy: ε = 4 at δ = 1e-05."
+    assert "The server saw every client's 'final'" in outcome(finished())[-2]
 
 
 def test_a_run_that_goes_on_or_broke_off_says_so_and_names_what_it_has():
-    first, second, *rest = headline(going())
+    first, second, *rest = outcome(going())
     assert "reached accuracy 50.0 % received after 2 rounds" in first
     assert second == "It is running: 2 of 3 rounds are completed, so nothing here is final."
     assert rest[-1] == "Privacy so far: ε ≤ 3."
-    assert "It did not finish" in headline(going("stopped"))[1]
+    assert "It did not finish" in outcome(going("stopped"))[1]
     early = replace(finished(), result={**finished().result, "stopped": "the target was reached"})
-    assert headline(early)[1] == "It ended early, after 3 rounds: the target was reached."
+    assert outcome(early)[1] == "It ended early, after 3 rounds: the target was reached."
 
 
 def test_little_is_said_of_a_run_that_has_little():
-    assert headline(Reading("x", "running"))[0] == (
+    assert outcome(Reading("x", "running"))[0] == (
         "unknown method: 0 rounds completed, none of them scored."
     )
-    assert any("70.0 %" in text for text in headline(old()))
+    assert any("70.0 %" in text for text in outcome(old()))
 
 
 @pytest.mark.parametrize("junk", ["a", 3, [1], {"b": "c"}])
@@ -56,14 +56,14 @@ def test_little_is_said_of_a_run_that_has_little():
 def test_damage_costs_sentences_and_nothing_else(junk, key):
     rounds = [round_of(1), {**round_of(2), key: junk}]
     run = Reading("x", "running", events=rounds, result={key: junk, "exposure": junk})
-    assert isinstance(headline(run), list)
+    assert isinstance(outcome(run), list)
 
 
 def test_groups_that_are_the_true_ones_or_one_or_all_alone():
     def said(groups, true=(0, 0, 1, 1)):
         events = [round_of(1, groups=groups)]
         data = {**finished().data, "groups": list(true)}
-        return " ".join(headline(finished(events=events, data=data)))
+        return " ".join(outcome(finished(events=events, data=data)))
 
     assert "They are exactly the true groups." in said([5, 5, 2, 2])
     assert "All clients ended in one group." in said([1, 1, 1, 1])
@@ -73,7 +73,7 @@ def test_groups_that_are_the_true_ones_or_one_or_all_alone():
 @pytest.mark.parametrize("method", ["oracle", "known-groups", "known-groups+ditto"])
 def test_groups_that_were_given_were_not_found(method):
     run = finished()
-    told = " ".join(headline(replace(run, result={**run.result, "method": method})))
+    told = " ".join(outcome(replace(run, result={**run.result, "method": method})))
     assert "It was given 3 groups" in told
     assert "found" not in told
 
@@ -120,8 +120,8 @@ def test_seeds_are_averaged_and_what_is_unfinished_is_said():
 def test_a_method_judged_after_adapting_is_said_to_be_also_while_it_runs():
     sessions = [{"headline": "adapted"}]
     run = replace(going(), sessions=sessions)
-    assert headline(run)[1] == "fedclust is judged after adapting, and so is its worst client."
-    assert "judged after" not in " ".join(headline(going()))
+    assert outcome(run)[1] == "fedclust is judged after adapting, and so is its worst client."
+    assert "judged after" not in " ".join(outcome(going()))
     adapted = [e | {"adapted": {"accuracy": 0.9}} for e in scored("a", 0.2, 10).events]
     ours = replace(scored("a", 0.2, 10), result={}, events=adapted, sessions=sessions)
     said = headline_compared([ours, scored("b", 0.7, 20)])
@@ -132,14 +132,14 @@ def test_a_method_judged_after_adapting_is_said_to_be_also_while_it_runs():
 
 def test_clients_are_in_a_group_until_they_ended_there():
     events = [round_of(1, groups=[1, 1, 1, 1])]
-    assert "All clients are in one group." in headline(replace(going(), events=events))
-    assert "All clients ended in one group." in headline(finished(events=events))
+    assert "All clients are in one group." in outcome(replace(going(), events=events))
+    assert "All clients ended in one group." in outcome(finished(events=events))
 
 
 def test_one_is_not_many():
     lone = [round_of(1, groups=["x"], client_scores={"received": [0.5]})]
     run = Reading("r", "stopped", config={"run": {"rounds": 1}}, events=lone)
-    said = " ".join([*headline(run), captions_groups.groups_by_client(run), captions.loss(run)])
+    said = " ".join([*outcome(run), captions_groups.groups_by_client(run), captions.loss(run)])
     assert "after 1 of 1 round, and" in said
     assert "0 of 1 client changed groups" in said
     assert "The mean loss on test data is 2 in round 1, the only round that was scored." in said

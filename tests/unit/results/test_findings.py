@@ -13,7 +13,7 @@ from coterie.report.catalogue import pictures
 from coterie.report.figures.verdict import verdict
 from coterie.report.page import run_blocks
 from coterie.report.reading import Reading, read_run
-from coterie.report.words import headline
+from coterie.report.words import outcome
 from coterie.results.findings import (
     deciding,
     grouping_lines,
@@ -364,7 +364,7 @@ def test_warnings_stand_at_the_top():
     told = {**finished().events[0]["notes"], "warning": {"threshold": "threshold = 9 cannot bind"}}
     run = finished()
     run = replace(run, events=[{**run.events[0], "notes": told}, *run.events[1:]])
-    assert headline(run)[1] == "Warning: threshold = 9 cannot bind."
+    assert outcome(run)[1] == "Warning: threshold = 9 cannot bind."
     assert "Warning: threshold = 9" in html(run)["headline"]
 
 
@@ -374,7 +374,7 @@ def test_a_run_that_goes_on_says_so_far_and_warns_of_no_end():
         {**e, "notes": {**e.get("notes", {}), "warning_at_end": {"a": "b"}}} for e in run.events
     ]
     run = replace(run, events=events)
-    text = " ".join(headline(run))
+    text = " ".join(outcome(run))
     assert "One group so far: the evidence finds 2 groups" in text
     assert "Warning" not in text
     assert json.dumps(run.grouping)

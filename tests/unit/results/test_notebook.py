@@ -15,7 +15,7 @@ import coterie
 from coterie.data import from_clients
 from coterie.errors import ConfigError, RunDirError
 from coterie.report.catalogue import PICTURES, pictures
-from coterie.results.rundir import RunDir, finite
+from coterie.results.rundir import RunDir, without_nan
 
 pandas = pytest.importorskip("pandas")
 
@@ -282,7 +282,7 @@ def test_a_diverged_run_has_gaps_and_no_wrong_numbers(result):
     """NaN in an event in memory is null in the file: both are NaN in the frame."""
     history = [dict(e) for e in result.history]
     history[1] = {**history[1], "received": {**history[1]["received"], "loss": float("nan")}}
-    for events in (history, finite(history)):
+    for events in (history, without_nan(history)):
         frame = replace(result, history=events).to_dataframe()
         assert list(frame["received_loss"].isna()) == [False, True, False, False]
 

@@ -96,7 +96,9 @@ class Compression(Stage):
             if of == SENT:
                 sent, last = arrays[name], references[name]
                 if not isinstance(sent, Weights) or not isinstance(last, Weights):
-                    raise TrainingError(f"its '{name}' is a change of a model, and is none")
+                    raise TrainingError(
+                        f"its '{name}' is said to be the change of a model, but is not"
+                    )
                 whole = sent.onto(last)
                 out.held = {**out.held, f"{SENT}.{name}": whole}
 

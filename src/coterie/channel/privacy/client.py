@@ -125,7 +125,7 @@ def about(told: Mapping[str, Any], order: str) -> bytes:
     names = isinstance(metrics, list) and all(type(name) is str for name in metrics)
     known = isinstance(noise, Mapping) and set(noise) <= _NOISE
     if not (names and known and all(type(n) in (int, float) for n in noise.values())):
-        raise Rejected("a sum was asked for of which nobody can say what it consists of")
+        raise Rejected("the metrics or the noise of a requested sum are invalid")
     same = {key: told[key] for key in ("metrics", "noise") if key in told} | {"order": order}
     return json.dumps(same, sort_keys=True).encode()
 
@@ -174,10 +174,10 @@ class ClientPrivacy:
         if self.record is None:
             return
         if told is not None and not {"slot", "chosen"} & told.keys():
-            raise TrainingError(f"client {client} works for no order whose result is in no sum")
+            raise TrainingError(f"client {client} refuses an order whose result would be in no sum")
         if told is not None and task in self.shows:  # what it is asked alone may have prepared it
             raise TrainingError(
-                f"client {client} is asked for task '{task}' by itself, and not for a sum"
+                f"client {client} answers task '{task}' only by itself, and not for a sum"
             )
         asked = Asked(body["round"], task, content_of(body["message"]), told is not None)
         state, name = str(body.get("expects", "")), str(body["order"])
@@ -204,7 +204,9 @@ class ClientPrivacy:
             if not trains and offers <= 1:
                 return
             if "message" not in body:
-                raise Rejected(f"client {client} does not train for a score beside another task")
+                raise Rejected(
+                    f"client {client} does not train for a score that travels with another order"
+                )
             name, state = f"score {' '.join(sorted(trains))}", str(body.get("expects", ""))
             record.work(Asked(body["round"], name, content_of(body["message"]), state=state))
         except Rejected as why:
@@ -216,7 +218,7 @@ class ClientPrivacy:
         """Refuse to send the whole model of a client whose uploads are hidden."""
         if self.privacy.secure or self.privacy.does("local") or self.privacy.does("nbafl"):
             raise ConfigError(
-                f"the model of client {client} stays with it: it hides even what it uploads"
+                f"client {client} does not send its whole model, as even its uploads are hidden"
             )
 
     def may_show(self, client: ClientId, upload: Upload, task: str, order: str) -> None:
@@ -293,8 +295,8 @@ class ClientPrivacy:
         told = body["beside"]
         if self.record is not None and self.chooses in upload.metrics and "chosen" not in told:
             raise ConfigError(
-                f"client {client} chooses its slot itself, and was told one: models of different "
-                "slots do not go into one sum"
+                f"client {client} chooses its slot itself, but the server assigned one: models of "
+                "different slots do not go into one sum"
             )
         if "chosen" in told:
             slot: Any = self._chosen(client, upload, received, told["chosen"])
@@ -303,11 +305,11 @@ class ClientPrivacy:
         else:  # its work goes into no mean
             return Upload(), {}
         if type(slot) not in (int, str) or len(str(slot)) > _LONG:
-            raise TrainingError(f"client {client} was told a slot that is none")
+            raise TrainingError(f"client {client} received an invalid slot")
         from coterie.channel.privacy.secagg import Member
 
         if self.record is not None and told["run"] != run_name(self.method, self.seed):
-            raise TrainingError(f"client {client} was asked for a sum of a run that it is not in")
+            raise TrainingError(f"client {client} was asked for a sum of another run")
         if self.record is not None and not self.privacy.noised:
             self._refuse_nothing(client, upload, received)
         weights = self._weights(client, told)
@@ -319,7 +321,7 @@ class ClientPrivacy:
         if self.record is not None and (others := unequal(weights)):
             raise ConfigError(
                 f"method {self.method} asks client {client} for its part of a mean with weights "
-                f"that single clients out: client {others[0]} counts otherwise than others"
+                f"that single clients out: client {others[0]} has another weight than the others"
             )
         weighs = (weights.get(client, GRAIN), bool(told["by_examples"]))
         try:
@@ -396,14 +398,14 @@ class ClientPrivacy:
         """
         weights = told.get("weights", {})
         if type(told["by_examples"]) is not bool or not isinstance(weights, Mapping):
-            raise TrainingError(f"client {client} was not told how clients count")
+            raise TrainingError(f"client {client} did not receive valid weights of the clients")
         if weights and client not in weights:
             raise TrainingError(f"client {client} was told everybody's weight but its own")
         for other, weight in weights.items():
             if other not in self.roster or type(weight) is not int or abs(weight) >= 1 << 31:
                 raise TrainingError(
-                    f"client {client} was told that client {other} has the weight {weight}: "
-                    "weights are whole numbers, of clients that it knows"
+                    f"client {client} received the weight {weight} for client {other}: weights "
+                    "must be whole numbers, and of known clients"
                 )
         return dict(weights)
 
@@ -416,12 +418,14 @@ class ClientPrivacy:
         """
         if not self.chooses or metric != self.chooses:
             raise ConfigError(
-                f"client {client} was asked to name its slot by '{metric}', which clients of "
-                f"method {self.method} do not choose it by"
+                f"client {client} was asked to name its slot by '{metric}', but clients "
+                f"of method {self.method} do not choose it by this metric"
             )
         names = {name for name, array in received.items() if isinstance(array, Weights)}
         if names != {str(i) for i in range(len(names))}:
-            raise ConfigError(f"client {client} was sent models by other names than their numbers")
+            raise ConfigError(
+                f"client {client} received models that are not named by their numbers"
+            )
         found = upload.metrics.get(self.chooses, math.nan)
         if found not in range(max(1, len(received))):
             raise TrainingError(f"client {client} has chosen slot {found} of {len(received)}")
@@ -451,7 +455,7 @@ class ClientPrivacy:
                 if self.record is not None and missing and not self.privacy.noised:
                     raise Rejected(
                         f"client {client} was asked for a sum of '{min(missing)}', which it does "
-                        "not report: the sum would be of fewer"
+                        "not report: the sum would be over fewer clients"
                     )
 
                 def given() -> np.ndarray[Any, Any]:
@@ -468,7 +472,7 @@ class ClientPrivacy:
                 # The upload is hidden in the sum now, and needed no more.
                 kept |= {"arrays": {}, "metrics": {}}
             elif told["step"] not in _STEPS:
-                raise Rejected(f"client {client} was asked for a step that there is not")
+                raise Rejected(f"client {client} was asked for an unknown step")
             else:
                 sent = getattr(member, _STEPS[told["step"]])(said)
             if told["step"] == "survivors":

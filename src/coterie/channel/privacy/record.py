@@ -145,26 +145,26 @@ class Record:
             given = before.get("sums", [])
             if summed and len(earlier) > len(given):
                 raise Remembered(
-                    f"client {self.client} has worked for a sum of round {round + 1} that was not "
-                    f"made, and does not work for another (task '{task}')"
+                    f"client {self.client} refuses task '{task}': an earlier sum of round "
+                    f"{round + 1} has not been made yet"
                 )
             if summed:
                 orders = {**orders, _SUMMED: "\n".join([*earlier, task])}
             apart = summed and given and task not in orders
             if apart and asked.state != before.get("leaves", asked.state):
                 raise Remembered(
-                    f"client {self.client} goes on from the state that the last sum of round "
-                    f"{round + 1} left, and not from version '{asked.state}'"
+                    f"client {self.client} continues only from the state after the last sum of "
+                    f"round {round + 1}, and not from version '{asked.state}'"
                 )
             if asked.name and names.get(asked.name, task) != task:
                 raise Remembered(
-                    f"client {self.client} has had an order for another task by the name "
-                    f"'{asked.name}' in round {round + 1}"
+                    f"client {self.client} already received an order with the name '{asked.name}' "
+                    f"for another task in round {round + 1}"
                 )
             if orders.get(task, asked.whole) != asked.whole:
                 raise Remembered(
-                    f"client {self.client} has had another order for task '{task}' in round "
-                    f"{round + 1}: it carries out one in a round"
+                    f"client {self.client} already received another order for task '{task}' in "
+                    f"round {round + 1}: it executes only one in each round"
                 )
             kept["orders"] = {str(round): {**orders, task: asked.whole}}
             named = {asked.name: task} if asked.name else {}
@@ -182,7 +182,9 @@ class Record:
         with self._changing() as kept:
             self._check_there(kept)
             if kept["revealed"] not in ("", order):
-                raise Remembered(f"client {self.client} has revealed what it reveals once in a run")
+                raise Remembered(
+                    f"client {self.client} has already revealed what it reveals only once in a run"
+                )
             kept["revealed"] = order
 
     # --- sums -----------------------------------------------------------------------------------
@@ -259,7 +261,9 @@ class Record:
     def _check_round(self, kept: Mapping[str, Any], round: int) -> None:
         self._check_there(kept)
         if type(round) is not int or round < 0:
-            raise Remembered(f"client {self.client} was given an order of round {round!r}")
+            raise Remembered(
+                f"client {self.client} received an order of the invalid round {round!r}"
+            )
         last = max(map(int, [*kept["rounds"], *kept["orders"]]), default=-1)
         if self.lasting and round < last:
             raise Remembered(

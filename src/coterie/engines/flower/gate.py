@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import h11
     import httpx
 
-    from coterie.engines.flower.keys import Member, ServerKeys
+    from coterie.engines.flower.keys import EnrolledClient, ServerKeys
 
 T = TypeVar("T")
 
@@ -555,7 +555,7 @@ class _Visit:
         await (patience or _Patience(self._limits)).wait(self._line.writer.drain())
 
 
-def signed_by(clients: Iterable[Member], nodes: Mapping[int, int] | None = None) -> Admits:
+def signed_by(clients: Iterable[EnrolledClient], nodes: Mapping[int, int] | None = None) -> Admits:
     """Admit these clients only, by the key and the signature that Flower adds to a request.
 
     ``nodes`` are the clients' nodes by client id, once they are known. A SuperLink checks the same

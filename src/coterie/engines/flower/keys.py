@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from coterie.core.tree import sync, write_atomic
 from coterie.engines.flower.request import FILE as REQUEST
-from coterie.engines.flower.request import Request, check_name, openssh, read_request
+from coterie.engines.flower.request import EnrolmentRequest, check_name, openssh, read_request
 from coterie.errors import ConfigError, RunDirError
 
 try:
@@ -59,7 +59,7 @@ _EARLIER = datetime.timedelta(days=1)  # certificates begin a day early, since c
 
 
 @dataclass(frozen=True)
-class Member:
+class EnrolledClient:
     """A client's entry in the roster: its name, its id and the public halves of its keys."""
 
     name: str
@@ -70,7 +70,7 @@ class Member:
     @property
     def fingerprint(self) -> str:
         """The fingerprint of a request with the same name and keys, as the client's own was."""
-        return Request(self.name, self.node, self.identity).fingerprint
+        return EnrolmentRequest(self.name, self.node, self.identity).fingerprint
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ServerKeys:
 
     folder: Path
     federation: str
-    clients: tuple[Member, ...]
+    clients: tuple[EnrolledClient, ...]
     expires: datetime.datetime
 
     @property
@@ -107,7 +107,7 @@ class ClientKeys:
     name: str
     id: int
     server: str
-    members: tuple[Member, ...]
+    members: tuple[EnrolledClient, ...]
     identity: bytes = field(repr=False)
 
     @property
@@ -126,7 +126,7 @@ class ClientKeys:
         return self.folder / "node.key"
 
 
-def make_request(folder: Path, name: str) -> Request:
+def make_request(folder: Path, name: str) -> EnrolmentRequest:
     """Make a client's own keys, at the client, and the request to enrol their public halves.
 
     If it is called again, it completes an interrupted call or returns the same request. Existing
@@ -154,7 +154,7 @@ def make_request(folder: Path, name: str) -> Request:
         )
     _make_folder(folder)
     node, seed = _client_keys(folder)
-    request = Request(name, openssh(node.public_key()), _public_identity(seed))
+    request = EnrolmentRequest(name, openssh(node.public_key()), _public_identity(seed))
     if earlier is None:
         _write_json(path, request.signed(node, seed))
     elif earlier != request:
@@ -165,8 +165,8 @@ def make_request(folder: Path, name: str) -> Request:
 
 
 def make_federation(
-    folder: Path, hosts: Sequence[str], clients: Sequence[str | Request], days: int = DAYS
-) -> list[Member]:
+    folder: Path, hosts: Sequence[str], clients: Sequence[str | EnrolmentRequest], days: int = DAYS
+) -> list[EnrolledClient]:
     """Make the keys of a new federation; the order of the clients determines their ids.
 
     A client is either a name, in which case its keys are made here, or its request, if it has made
@@ -198,7 +198,7 @@ def make_federation(
     return _enrol(folder, about, (), clients)
 
 
-def add_clients(folder: Path, clients: Sequence[str | Request]) -> list[Member]:
+def add_clients(folder: Path, clients: Sequence[str | EnrolmentRequest]) -> list[EnrolledClient]:
     """Enrol further clients, by name or by request; they get the next ids.
 
     The ``federation.json`` of every client is updated in this folder. Clients that have joined
@@ -294,7 +294,7 @@ def read_client(folder: Path) -> ClientKeys:
     return keys
 
 
-def _existing_request(folder: Path) -> Request | None:
+def _existing_request(folder: Path) -> EnrolmentRequest | None:
     """The request next to the keys; None also if it is damaged, since it can be made again."""
     try:
         return read_request(folder / REQUEST)
@@ -321,7 +321,9 @@ def _require() -> None:
 # Making
 
 
-def _check_newcomers(newcomers: Sequence[str | Request], members: Sequence[Member]) -> None:
+def _check_newcomers(
+    newcomers: Sequence[str | EnrolmentRequest], members: Sequence[EnrolledClient]
+) -> None:
     """Refuse invalid names, and names and keys that another client has already."""
     if not newcomers:
         raise ConfigError("name at least one client, or give its request")
@@ -338,7 +340,7 @@ def _check_newcomers(newcomers: Sequence[str | Request], members: Sequence[Membe
                 "overwritten: choose another name"
             )
         names.add(name)
-        if isinstance(newcomer, Request):
+        if isinstance(newcomer, EnrolmentRequest):
             for key, kind in ((newcomer.node, "node"), (newcomer.identity, "identity")):
                 if key in owners:
                     raise ConfigError(
@@ -348,7 +350,7 @@ def _check_newcomers(newcomers: Sequence[str | Request], members: Sequence[Membe
                 owners[key] = name
 
 
-def _name(newcomer: str | Request) -> str:
+def _name(newcomer: str | EnrolmentRequest) -> str:
     return newcomer if isinstance(newcomer, str) else newcomer.name
 
 
@@ -481,9 +483,9 @@ def _usage(**uses: bool) -> x509.KeyUsage:
 def _enrol(
     folder: Path,
     about: Mapping[str, Any],
-    members: Sequence[Member],
-    newcomers: Sequence[str | Request],
-) -> list[Member]:
+    members: Sequence[EnrolledClient],
+    newcomers: Sequence[str | EnrolmentRequest],
+) -> list[EnrolledClient]:
     """Make the keys of clients given by name, write every client's files, and last the roster."""
     folders = {_name(n): folder / "clients" / _name(n) for n in newcomers}
     names = {m.name for m in members} | folders.keys()
@@ -495,7 +497,9 @@ def _enrol(
         )
     for newcomer in newcomers:
         client = folders[_name(newcomer)]
-        if isinstance(newcomer, Request) and any((client / file).exists() for file in _SECRET):
+        if isinstance(newcomer, EnrolmentRequest) and any(
+            (client / file).exists() for file in _SECRET
+        ):
             raise ConfigError(
                 f"{client} holds keys that were made here by a command that was interrupted, and "
                 f"{newcomer.name} has made its own: remove that folder"
@@ -504,13 +508,13 @@ def _enrol(
     for newcomer in newcomers:
         client = folders[_name(newcomer)]
         _make_folder(client)
-        if isinstance(newcomer, Request):
+        if isinstance(newcomer, EnrolmentRequest):
             public, identity = newcomer.node, newcomer.identity
         else:
             node, seed = _client_keys(client)
             public, identity = openssh(node.public_key()), _public_identity(seed)
         _write(client / "ca.pem", (folder / "ca" / "ca.pem").read_bytes())
-        enrolled.append(Member(_name(newcomer), len(enrolled), public, identity))
+        enrolled.append(EnrolledClient(_name(newcomer), len(enrolled), public, identity))
     _write_client_files(folder, about, enrolled)
     path = folder / "server" / "clients.json"
     _write_json(path, {"federation": about["federation"], "clients": _roster_to_json(enrolled)})
@@ -525,13 +529,15 @@ def _client_keys(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     return node, seed
 
 
-def _roster_to_json(members: Sequence[Member]) -> list[dict[str, Any]]:
+def _roster_to_json(members: Sequence[EnrolledClient]) -> list[dict[str, Any]]:
     return [
         {"name": m.name, "id": m.id, "node": m.node, "identity": m.identity.hex()} for m in members
     ]
 
 
-def _write_client_files(folder: Path, about: Mapping[str, Any], members: Sequence[Member]) -> None:
+def _write_client_files(
+    folder: Path, about: Mapping[str, Any], members: Sequence[EnrolledClient]
+) -> None:
     """Write the ``federation.json`` of each client whose folder is still here."""
     for member in members:
         client = folder / "clients" / member.name
@@ -546,7 +552,7 @@ def _write_client_files(folder: Path, about: Mapping[str, Any], members: Sequenc
             _write_json(client / "federation.json", content)
 
 
-def _complete_federation(folder: Path) -> tuple[dict[str, Any], tuple[Member, ...]]:
+def _complete_federation(folder: Path) -> tuple[dict[str, Any], tuple[EnrolledClient, ...]]:
     if not (folder / "server" / "clients.json").exists():
         raise ConfigError(
             f"there is no complete federation in {folder}: make one with `coterie keys make`"
@@ -704,7 +710,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_roster(path: Path) -> tuple[str, tuple[Member, ...]]:
+def _read_roster(path: Path) -> tuple[str, tuple[EnrolledClient, ...]]:
     content = _read_json(path)
     try:
         return str(content["federation"]), _members(content["clients"])
@@ -712,9 +718,9 @@ def _read_roster(path: Path) -> tuple[str, tuple[Member, ...]]:
         raise ConfigError(f"{path} is damaged ({error!r}): take a new copy") from None
 
 
-def _members(listed: Any) -> tuple[Member, ...]:
+def _members(listed: Any) -> tuple[EnrolledClient, ...]:
     members = tuple(
-        Member(str(c["name"]), int(c["id"]), str(c["node"]), bytes.fromhex(c["identity"]))
+        EnrolledClient(str(c["name"]), int(c["id"]), str(c["node"]), bytes.fromhex(c["identity"]))
         for c in listed
     )
     if [m.id for m in members] != list(range(len(members))):

@@ -40,7 +40,7 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
-class Request:
+class EnrolmentRequest:
     """What a client asks to be enrolled with: its name and the public halves of its keys."""
 
     name: str
@@ -94,7 +94,7 @@ def check_name(name: str) -> None:
         )
 
 
-def read_request(path: Path) -> Request:
+def read_request(path: Path) -> EnrolmentRequest:
     """Read a request and verify the signatures of both of its keys."""
     if not _AVAILABLE:
         raise ConfigError("keys need the extra: pip install 'coterie[flower]'")
@@ -110,7 +110,9 @@ def read_request(path: Path) -> Request:
         content = json.loads(data)
         if set(content) != {"name", "node", "identity", "signatures"}:
             raise ValueError("it does not have the fields of a request")
-        request = Request(content["name"], content["node"], bytes.fromhex(content["identity"]))
+        request = EnrolmentRequest(
+            content["name"], content["node"], bytes.fromhex(content["identity"])
+        )
         if request._content() != {k: content[k] for k in ("name", "node", "identity")}:
             raise ValueError("its keys are not in the format of `coterie keys request`")
         if not _NAME.fullmatch(request.name):

@@ -16,10 +16,10 @@ from coterie.core.schema import Config
 from coterie.core.tree import write_atomic
 from coterie.errors import ConfigError, CoterieError, Interrupted, RunDirError, TrainingError
 from coterie.experiment.compare.entries import (
-    Entry,
     Note,
+    PlannedRun,
     Populations,
-    checked,
+    checked_runs,
     entries_of,
     experiment_for,
     folder_of,
@@ -36,7 +36,13 @@ from coterie.experiment.compare.plan import (
     write_json,
     write_plan,
 )
-from coterie.experiment.compare.sweep import Asked, Assignments, every_method, method_list, of_table
+from coterie.experiment.compare.sweep import (
+    Assignments,
+    NamedMethod,
+    every_method,
+    method_list,
+    of_table,
+)
 from coterie.experiment.config import assign, change_run_settings, displace, parse
 from coterie.experiment.experiment import Watch, execute, with_settings
 from coterie.experiment.user_code import admitted, digests_of
@@ -103,7 +109,7 @@ def compare(
     arguments |= {"shifts": shifts, "vary": vary, "jobs": jobs}
     sweep = of_table({k: v for k, v in arguments.items() if v is not None}).over(in_file)
 
-    def configure(method: Asked, assignments: Assignments) -> Config:
+    def configure(method: NamedMethod, assignments: Assignments) -> Config:
         return parse(set_up(tree, method, assignments))
 
     clients = Populations()
@@ -139,7 +145,9 @@ def _tracker_names(track: Any, directory: object) -> list[str]:
     return names
 
 
-def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> dict[str, Any]:
+def set_up(
+    base: Mapping[str, Any], method: NamedMethod, assignments: Assignments
+) -> dict[str, Any]:
     """The tables of a configuration for one of the methods, with some keys set.
 
     The table ``[method]`` applies to the method that it names, but its ``layer_*`` keys to all. A
@@ -169,7 +177,7 @@ def set_up(base: Mapping[str, Any], method: Asked, assignments: Assignments) -> 
 
 
 def run_all(
-    entries: Sequence[Entry],
+    entries: Sequence[PlannedRun],
     clients: Populations,
     directory: Path,
     display: Look,
@@ -190,7 +198,7 @@ def run_all(
             f"{directory} already holds a comparison. Continue it with: coterie compare --resume "
             f"{directory}, or choose another directory with --dir"
         )
-    kept, left_out = checked(entries, clients, note)
+    kept, left_out = checked_runs(entries, clients, note)
     at_once(jobs, len(kept), engine_asked, kept[0].config.run)  # refuse before creating files
     RunDir.create(directory)
     codes = [digests_of(entry.config.model_dump()) for entry in kept]
@@ -222,7 +230,7 @@ def go_on(
     clients = Populations()
     with _locked(directory):
         if seeds and (further := more_seeds(entries, seeds)):
-            added, refused = checked(further, clients, note)
+            added, refused = checked_runs(further, clients, note)
             entries, left_out = [*entries, *added], {**left_out, **refused}
             if abouts := read_abouts(directory):
                 about_of_row = {e.row: abouts[e.name] for e in entries if e.name in abouts}
@@ -244,7 +252,7 @@ def _locked(directory: Path) -> Iterator[None]:
         run_dir.unlock()
 
 
-def _changed(entry: Entry, changes: Mapping[str, Any]) -> Entry:
+def _changed(entry: PlannedRun, changes: Mapping[str, Any]) -> PlannedRun:
     tree = entry.config.model_dump()
     change_run_settings(tree, changes)
     return replace(entry, config=parse(tree))
@@ -252,7 +260,7 @@ def _changed(entry: Entry, changes: Mapping[str, Any]) -> Entry:
 
 def _run(
     directory: Path,
-    entries: Sequence[Entry],
+    entries: Sequence[PlannedRun],
     clients: Populations,
     left_out: Mapping[str, str],
     display: Look,
@@ -294,7 +302,7 @@ def _run(
 
 
 def _begin(
-    entry: Entry,
+    entry: PlannedRun,
     directory: Path,
     clients: Populations,
     last: bool,
@@ -344,7 +352,7 @@ def _is_done(directory: Path) -> bool:
     return True
 
 
-def _remember(directory: Path, entries: Sequence[Entry], abouts: Abouts) -> None:
+def _remember(directory: Path, entries: Sequence[PlannedRun], abouts: Abouts) -> None:
     """Write the scenario to the directories of finished runs that lack it."""
     from coterie.experiment.scenarios import remember
     from coterie.experiment.scenarios.scenario import NOTE
@@ -369,7 +377,7 @@ def _nothing(
 # --- tables of the directory ---------------------------------------------------------------------
 
 
-def _table(directory: Path, entries: Sequence[Entry], unfilled: Comparison) -> Comparison:
+def _table(directory: Path, entries: Sequence[PlannedRun], unfilled: Comparison) -> Comparison:
     """Fill the rows of the comparison from the files of finished runs, and write its tables."""
     kept = {e.name: read_kept(directory / e.folder) for e in entries}
     alone = {  # of several, the first: their parameters do not matter
@@ -399,7 +407,7 @@ def _table(directory: Path, entries: Sequence[Entry], unfilled: Comparison) -> C
     return comparison
 
 
-def _is_local(entry: Entry) -> bool:
+def _is_local(entry: PlannedRun) -> bool:
     return entry.config.method.name == "local"
 
 

@@ -15,27 +15,27 @@ from coterie.data import Population
 from coterie.errors import ConfigError, CoterieError
 from coterie.experiment.compare.sweep import (
     ALL,
-    Asked,
     Assignments,
+    NamedMethod,
     Sweep,
     every_method,
     methods_of,
-    settings_of,
+    settings_of_sweep,
 )
 from coterie.experiment.config import experiment_of, method_of, parse, population_of, with_public
 from coterie.experiment.experiment import Experiment
 from coterie.results.evaluation import headline
-from coterie.results.titles import place_of, shown
+from coterie.results.titles import place_of, value_in_title
 
 _ROOM = 2**30  # bytes of client data kept for other runs
 _LONGEST = 120  # characters of a directory's name
 
-Configure = Callable[[Asked, Assignments], Config]
+Configure = Callable[[NamedMethod, Assignments], Config]
 Note = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlannedRun:
     """A planned run: its method's title, configuration, and folder in the comparison's directory.
 
     An ``optional`` run may fail, or refuse its configuration. In a sweep ``seed`` and ``settings``
@@ -97,7 +97,7 @@ def _bytes(population: Population) -> int:
 
 def entries_of(
     sweep: Sweep, configure: Configure, clients: Populations, oracle_if_possible: bool = False
-) -> list[Entry]:
+) -> list[PlannedRun]:
     """All runs of a sweep, with runs on the same clients next to each other.
 
     ``configure`` returns the configuration of a method with some keys set. The methods of "all" may
@@ -108,7 +108,7 @@ def entries_of(
     for title, name, parameters in methods:
         if name == ALL and parameters:
             raise ConfigError(f"--methods {title.replace(' ', ':')}: 'all' takes no parameters")
-    combinations = list(settings_of(sweep))
+    combinations = list(settings_of_sweep(sweep))
     titles: dict[str, str] = {}
     first = next((m for m in methods if m[1] != ALL), (ALL, "fedavg", dict[str, Any]()))
     public = any(name == ALL for _, name, _ in methods)
@@ -123,11 +123,11 @@ def entries_of(
                 f"vary: {titles[text]} and {title} are the same; one of them is enough"
             )
 
-    def configured(method: Asked, assignments: Assignments) -> Config:
+    def configured(method: NamedMethod, assignments: Assignments) -> Config:
         """Set public samples aside for all methods if one needs them, so that clients are equal."""
         return with_public(configure(method, assignments), public)
 
-    entries: list[Entry] = []
+    entries: list[PlannedRun] = []
     for settings, assignments in combinations:
         for seeding in [[("run.seed", seed)] for seed in sweep.seeds] or [[]]:
             block = _on_the_same(methods, [*assignments, *seeding], configured, clients)
@@ -140,23 +140,26 @@ def entries_of(
 
 
 def _on_the_same(
-    methods: Sequence[Asked], assignments: Assignments, configure: Configure, clients: Populations
-) -> list[Entry]:
+    methods: Sequence[NamedMethod],
+    assignments: Assignments,
+    configure: Configure,
+    clients: Populations,
+) -> list[PlannedRun]:
     """The runs of one setting and seed, one for each method."""
     configs = {method[0]: configure(method, assignments) for method in methods if method[1] != ALL}
     first = next(iter(configs.values()), None) or configure((ALL, "fedavg", {}), assignments)
-    entries: list[Entry] = []
+    entries: list[PlannedRun] = []
     for title, name, _ in methods:
         if name != ALL:
-            entries.append(Entry(title, configs[title]))
+            entries.append(PlannedRun(title, configs[title]))
             continue
         for method in every_method(clients.of(first), first.run.holdout):
             if method[0] not in configs:
-                entries.append(Entry(method[0], configure(method, assignments), optional=True))
+                entries.append(PlannedRun(method[0], configure(method, assignments), optional=True))
     return entries
 
 
-def more_seeds(entries: Sequence[Entry], seeds: Iterable[int]) -> list[Entry]:
+def more_seeds(entries: Sequence[PlannedRun], seeds: Iterable[int]) -> list[PlannedRun]:
     """The same runs with additional seeds."""
     if any(entry.seed is None for entry in entries):
         raise ConfigError("this comparison has a single seed: start a new one with --seeds")
@@ -187,7 +190,7 @@ def folder_of(title: str) -> str:
     return f"{name[:_LONGEST]}-{hashlib.sha256(title.encode()).hexdigest()[:8]}"
 
 
-def _placed(entries: Sequence[Entry]) -> list[Entry]:
+def _placed(entries: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Entries with distinct folders, also on file systems that ignore case."""
     taken: dict[str, str] = {}
     placed = []
@@ -195,7 +198,9 @@ def _placed(entries: Sequence[Entry]) -> list[Entry]:
         parts = [folder_of(entry.title)]
         if entry.settings:
             parts_of_name = [
-                shown(value) if key in ("partition", "shift") else f"{key}={shown(value)}"
+                value_in_title(value)
+                if key in ("partition", "shift")
+                else f"{key}={value_in_title(value)}"
                 for key, value in entry.settings.items()
             ]
             parts.append(folder_of(",".join(parts_of_name)))
@@ -210,14 +215,14 @@ def _placed(entries: Sequence[Entry]) -> list[Entry]:
 # --- checks --------------------------------------------------------------------------------------
 
 
-def checked(
-    entries: Sequence[Entry], clients: Populations, note: Note
-) -> tuple[list[Entry], dict[str, str]]:
+def checked_runs(
+    entries: Sequence[PlannedRun], clients: Populations, note: Note
+) -> tuple[list[PlannedRun], dict[str, str]]:
     """The entries that fit their clients, with settled configurations, and those left out with why.
 
     ``note`` receives every method that is left out.
     """
-    fitting: dict[str, Entry] = {}
+    fitting: dict[str, PlannedRun] = {}
     left_out: dict[str, str] = {}
     judged_by: dict[str, str] = {}
     for entry in entries:
@@ -251,7 +256,7 @@ def checked(
 
 
 def _whose(
-    error: CoterieError, entry: Entry, entries: Sequence[Entry], clients: Populations
+    error: CoterieError, entry: PlannedRun, entries: Sequence[PlannedRun], clients: Populations
 ) -> str:
     """An error in reading clients, with its setting unless all settings have the same error."""
     setting = place_of("", entry.settings).removeprefix(", ")
@@ -265,7 +270,7 @@ def _whose(
     return str(error)
 
 
-def _where(entry: Entry, error: CoterieError) -> str:
+def _where(entry: PlannedRun, error: CoterieError) -> str:
     return str(error) if entry.seed is None else f"{entry.name}: {error}"
 
 

@@ -27,7 +27,7 @@ from coterie.engines.child_processes import STOPS, settle
 from coterie.engines.workers import available_cores
 from coterie.errors import ConfigError, CoterieError, EngineError, error_named
 from coterie.experiment.experiment import Watch
-from coterie.experiment.signals import Stop, heeding
+from coterie.experiment.signals import StopSignal, heeding
 from coterie.results.watchers import Look
 
 _TRIES = 2  # attempts before a run whose process dies counts as failed
@@ -97,7 +97,7 @@ def one_by_one(jobs: Sequence[Job], display: Look) -> dict[str, CoterieError]:
             error = attempted(ready.work, heeding(lambda event, n=name: display.round(n, event)))  # type: ignore[misc]
         except CoterieError as refused:
             error = refused
-        if Stop.asked:  # a run can also fail because it is stopped
+        if StopSignal.asked:  # a run can also fail because it is stopped
             raise KeyboardInterrupt
         if error is not None:
             failed[name] = error
@@ -176,7 +176,7 @@ def side_by_side(jobs: Sequence[Job], count: int, display: Look) -> dict[str, Co
                     kind, sentence = received
                     ended(worker.job, error_named(kind)(sentence) if kind else None)
             display.tick()
-            if Stop.asked:  # the exception may have been lost in a signal handler
+            if StopSignal.asked:  # the exception may have been lost in a signal handler
                 raise KeyboardInterrupt
     finally:
         _end(workers)

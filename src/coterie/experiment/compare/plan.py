@@ -10,10 +10,10 @@ from typing import Any
 from coterie.core.schema import Config
 from coterie.core.tree import write_atomic
 from coterie.errors import ConfigError, RunDirError
-from coterie.experiment.compare.entries import Entry
+from coterie.experiment.compare.entries import PlannedRun
 from coterie.experiment.config import parse
 from coterie.results.checksums import read_json
-from coterie.results.rundir import finite
+from coterie.results.rundir import without_nan
 from coterie.results.toml import read_toml, to_toml
 
 PLAN, ABOUTS = "comparison.toml", "scenarios.json"
@@ -30,7 +30,7 @@ def asks_engine(tree: Mapping[str, Any], defaults: Any = None) -> bool:
 
 
 def write_plan(
-    directory: Path, entries: Sequence[Entry], left_out: Mapping[str, str], engine_asked: bool
+    directory: Path, entries: Sequence[PlannedRun], left_out: Mapping[str, str], engine_asked: bool
 ) -> None:
     """Write the plan: the keys that all runs share, and those in which each run differs."""
     trees = [entry.config.model_dump() for entry in entries]
@@ -60,7 +60,7 @@ def write_plan(
     write_atomic(directory / PLAN, text.encode(), durable=True)
 
 
-def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str], bool]:
+def read_plan(directory: Path) -> tuple[list[PlannedRun], dict[str, str], bool]:
     """The entries of a comparison, what was left out, and whether an engine was chosen."""
     path = directory / PLAN
     if not path.is_file():
@@ -84,14 +84,16 @@ def read_plan(directory: Path) -> tuple[list[Entry], dict[str, str], bool]:
         ) from error
 
 
-def _plan(plan: Mapping[str, Any]) -> list[Entry]:
+def _plan(plan: Mapping[str, Any]) -> list[PlannedRun]:
     entries = []
     for folder, run in plan["runs"].items():
         own, shared = run.get("own", {}), plan["shared"]
         tree = {t: {**shared.get(t, {}), **own.get(t, {})} for t in {**shared, **own}}
         settings = dict(run["settings"])
         seed = run.get("seed")
-        entries.append(Entry(run["method"], parse(tree), run["optional"], settings, seed, folder))
+        entries.append(
+            PlannedRun(run["method"], parse(tree), run["optional"], settings, seed, folder)
+        )
     return entries
 
 
@@ -104,5 +106,5 @@ def read_abouts(directory: Path) -> Abouts:
 
 def write_json(path: Path, tree: Any) -> None:
     """Write nested tables as JSON, atomically; NaN and infinity become null."""
-    text = json.dumps(finite(tree), indent=1, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(without_nan(tree), indent=1, allow_nan=False, ensure_ascii=False)
     write_atomic(path, (text + "\n").encode(), durable=False)

@@ -17,7 +17,7 @@ from coterie.errors import ConfigError, unknown
 from coterie.experiment.presets import PRESETS
 from coterie.experiment.user_code import admitted
 from coterie.registry import METHODS, PARTITIONS, SHIFTS, is_place
-from coterie.results.titles import shown
+from coterie.results.titles import value_in_title
 
 if TYPE_CHECKING:
     from coterie.data import Population
@@ -35,7 +35,7 @@ _OWN = {
 _NOT_VARIED = ("run.engine", "run.workers", "run.address", "run.device", "data.folder")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside [1, 2] does not separate
 
-Asked = tuple[str, str, dict[str, Any]]  # a title, a name, its parameters
+NamedMethod = tuple[str, str, dict[str, Any]]  # a title, a name, its parameters
 Assignments = list[tuple[str, Any]]  # dotted keys and values, in order
 
 
@@ -218,7 +218,7 @@ def _varied(tree: Any, prefix: str = "") -> dict[str, tuple[Any, ...]]:
             raise ConfigError(f"vary {key}: it does not change results; set it once")
         if "." not in key:
             raise ConfigError(f"vary {key}: write section.key, as in train.lr")
-        _once(f"vary {key}", [shown(value) for value in values])
+        _once(f"vary {key}", [value_in_title(value) for value in values])
         varied[key] = tuple(values)
     return varied
 
@@ -254,13 +254,13 @@ def _apart(item: str) -> list[str]:
     return [name, *settings]
 
 
-def method_list(text: str, where: str = "--methods") -> list[Asked]:
+def method_list(text: str, where: str = "--methods") -> list[NamedMethod]:
     """Titles, names and parameters from ``local,ifca:k=4``.
 
     >>> method_list("local,ifca:k=4")
     [('local', 'local', {}), ('ifca k=4', 'ifca', {'k': 4})]
     """
-    methods: list[Asked] = []
+    methods: list[NamedMethod] = []
     for item in _SEPARATOR.split(text):
         name, *settings = _apart(item.strip())
         if not name:
@@ -283,7 +283,7 @@ def method_list(text: str, where: str = "--methods") -> list[Asked]:
 # --- the methods and settings of a sweep ----------------------------------------------------------
 
 
-def methods_of(sweep: Sweep) -> list[Asked]:
+def methods_of(sweep: Sweep) -> list[NamedMethod]:
     """The methods, each repeated for the varied values of its parameters.
 
     A method without such a parameter, or that sets it already, appears once.
@@ -302,12 +302,14 @@ def methods_of(sweep: Sweep) -> list[Asked]:
                 f"vary {key}: none of the methods has a parameter {leaf}"
                 + (" that it does not set already" if any(leaf in g for _, _, g in methods) else "")
             )
-        expanded: list[Asked] = []
+        expanded: list[NamedMethod] = []
         for title, name, own in methods:
             if name not in takers or leaf in own:
                 expanded.append((title, name, own))
             else:
-                expanded += [(f"{title} {leaf}={shown(v)}", name, {**own, leaf: v}) for v in values]
+                expanded += [
+                    (f"{title} {leaf}={value_in_title(v)}", name, {**own, leaf: v}) for v in values
+                ]
         methods = expanded
     titles = [title for title, _, _ in methods]
     _once("methods", titles)
@@ -328,7 +330,7 @@ def _takes(name: str, key: str) -> bool:
     return any(key in inspect.signature(find(p)).parameters for p in parts)
 
 
-def settings_of(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
+def settings_of_sweep(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
     """Every combination of partitions, shifts and varied keys: its labels and its assignments.
 
     >>> list(settings_of(Sweep(partitions=("iid",), vary={"train.lr": (0.1,)})))
@@ -364,7 +366,7 @@ def settings_of(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
         )
 
 
-def every_method(population: Population, holdout: int = 0) -> list[Asked]:
+def every_method(population: Population, holdout: int = 0) -> list[NamedMethod]:
     """All methods with their defaults; one that needs ``k`` gets the number of true groups.
 
     If that is unknown it gets four, or the number of training clients if that is smaller.
@@ -374,7 +376,7 @@ def every_method(population: Population, holdout: int = 0) -> list[Asked]:
 
     true_groups, members = population.groups, len(population.clients) - holdout
     k = min(_USUAL_GROUPS if true_groups is None else len(set(true_groups)), members)
-    methods: list[Asked] = []
+    methods: list[NamedMethod] = []
     for name, factory in METHODS.items():
         if name == GROUP_EVIDENCE:
             continue

@@ -13,18 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError, RunDirError, unknown
-from coterie.experiment.scenarios.available import at_hand, stand_in
+from coterie.experiment.scenarios.available import is_available, stand_in
 from coterie.experiment.scenarios.load import read_scenarios
-from coterie.experiment.scenarios.scenario import NOTE, Chosen, Scenario, absent, choose, remember
+from coterie.experiment.scenarios.scenario import (
+    NOTE,
+    ChosenScenario,
+    Scenario,
+    absent,
+    choose,
+    remember,
+)
 from coterie.results.checksums import read_json
 
 __all__ = [
     "SCENARIOS",
-    "Chosen",
+    "ChosenScenario",
     "Scenario",
     "absent",
-    "at_hand",
     "choose",
+    "is_available",
     "recall",
     "remember",
     "scenario",
@@ -69,4 +76,4 @@ def recall(directory: Path, tree: Mapping[str, Any]) -> dict[str, Any] | None:
     if name not in _scenarios():
         raise RunDirError(f"{directory / NOTE} is damaged (it names no scenario); {advice}")
     original = scenario(name)
-    return Chosen(original, tree["data"]["set"], asked=True, tree=dict(tree)).about()
+    return ChosenScenario(original, tree["data"]["set"], asked=True, tree=dict(tree)).about()

@@ -65,13 +65,13 @@ def _file_sets(name: str, options: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [batches, tuple(f"{b}.bin" for b in batches), *archives]
 
 
-def at_hand(name: str, folder: Where = None, options: Mapping[str, Any] | None = None) -> bool:
+def is_available(name: str, folder: Where = None, options: Mapping[str, Any] | None = None) -> bool:
     """Whether a set can be loaded without a download: from the folder, or from an earlier download.
 
-    Files are only looked for, not read. The formats of a user's own data (npz, csv, …) are at hand
-    if the folder is a file of that format.
+    This only checks that files exist and does not read them. The formats of a user's own data
+    (npz, csv, …) are available if the folder is a file of that format.
 
-    >>> at_hand("digits")
+    >>> is_available("digits")
     True
     """
     if name in ("digits", "mixture"):  # these need no file
@@ -105,11 +105,11 @@ def searched(
 
 
 def stand_in(name: str, folder: Where = None, options: Mapping[str, Any] | None = None) -> str:
-    """The set itself if it is at hand, else its replacement."""
-    if at_hand(name, folder, options):
+    """The set itself if it is available, else its replacement."""
+    if is_available(name, folder, options):
         return name
     return next(
-        (other for other in STAND_INS.get(name, ()) if at_hand(other, folder)),
+        (other for other in STAND_INS.get(name, ()) if is_available(other, folder)),
         "digits",
     )
 

@@ -178,7 +178,7 @@ def overlay(tree: Tree, upper: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenScenario:
     """A scenario with the data set in use and the user's settings."""
 
     scenario: Scenario
@@ -193,7 +193,7 @@ class Chosen:
         if self.asked or self.data == missing:
             return None
         return (
-            f"scenario {self.scenario.name}: {missing} is not at hand, so {self.data} is used "
+            f"scenario {self.scenario.name}: {missing} is not available, so {self.data} is used "
             "instead (--stand-in)"
         )
 
@@ -272,11 +272,13 @@ def _value(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 
-def choose(scenario: Scenario, settings: Mapping[str, Any], stand_in: bool = False) -> Chosen:
+def choose(
+    scenario: Scenario, settings: Mapping[str, Any], stand_in: bool = False
+) -> ChosenScenario:
     """The scenario with the user's settings on top.
 
-    The data set is the user's choice, or else the scenario's. If the scenario's is not at hand, it
-    is refused, or with ``stand_in`` replaced by another.
+    The data set is the user's choice, or else the scenario's. If the scenario's is not available,
+    it is refused, or with ``stand_in`` replaced by another.
     """
     parse(settings)  # refuse mistakes in them
     own = settings.get("data", {})
@@ -287,7 +289,7 @@ def choose(scenario: Scenario, settings: Mapping[str, Any], stand_in: bool = Fal
         raise ConfigError(absent(scenario, data, own.get("folder"), options))
     tree = scenario.tree(settings.get("method", {}).get("name"), data)
     overlay(tree, settings)
-    return Chosen(scenario, data, asked, tree)
+    return ChosenScenario(scenario, data, asked, tree)
 
 
 def absent(
@@ -296,14 +298,15 @@ def absent(
     folder: Where = None,
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """The message about data that are not at hand, and what to do."""
+    """The message about data that are not available, and what to do."""
     if scenario.missing is not None:
         need = scenario.missing
     else:
         searched = " and ".join(str(p) for p in available.searched(scenario.data, folder, options))
         need = (
-            f"the data set {scenario.data}, which is not at hand (looked for in {searched}): give "
-            f"the folder of its files with --folder DIR, download it with --data {scenario.data}"
+            f"the data set {scenario.data}, which is not available (looked for in {searched}): "
+            "give the folder of its files with --folder DIR, download it with --data "
+            f"{scenario.data}"
         )
     return f"scenario {scenario.name} needs {need}, or use {instead} in its place with --stand-in"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from coterie.report.figures.clients import quarters, scores_of
-from coterie.report.figures.compared import Kind, alike, final, kinds_of, spent
-from coterie.report.figures.compared_bars import Timed, timed, varied
+from coterie.report.figures.compared import KindOfRun, alike, amount_spent, final, kinds_of
+from coterie.report.figures.compared_bars import TimedScores, timed_scores, varied
 from coterie.report.figures.scores import AXES
 from coterie.report.reading import Reading
 from coterie.report.tables import size
-from coterie.report.words import count, seconds, value, word
+from coterie.report.words import count, duration, value, word
 from coterie.report.words_compared import mean
 
 MOST = 6  # runs whose numbers are given; pictures and tables have the rest
@@ -26,8 +26,8 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> str:
     if against == "rounds":
         entries = [f"{title} {value(scored[title], by)}" for title in best]
         return f"Mean {word(by)} of clients at the end: {_first(entries)}.{_seeds(kinds)}"
-    amount: Callable[[float], str] = size if against == "bytes" else seconds
-    cost = {k.title: mean([spent(r, AXES[against][0]) for r in k.runs]) for k in kinds}
+    amount: Callable[[float], str] = size if against == "bytes" else duration
+    cost = {k.title: mean([amount_spent(r, AXES[against][0]) for r in k.runs]) for k in kinds}
     entries = [
         f"{title} {value(scored[title], by)} after {amount(moved)}"
         for title in best
@@ -63,7 +63,7 @@ def cost(readings: Sequence[Reading]) -> str:
     points = []
     for kind in kinds_of(runs):
         moved, score = (
-            mean([spent(r, AXES["bytes"][0]) for r in kind.runs]),
+            mean([amount_spent(r, AXES["bytes"][0]) for r in kind.runs]),
             mean([final(r) for r in kind.runs]),
         )
         if moved is not None and score is not None:
@@ -83,14 +83,14 @@ def cost(readings: Sequence[Reading]) -> str:
 def total_seconds(readings: Sequence[Reading]) -> str:
     """The caption of score and seconds: the time of a whole run, and of a round."""
     by = alike(readings)[0]
-    title, rows = timed(readings)
+    title, rows = timed_scores(readings)
     entries = []
     for row in sorted(rows, key=lambda row: row.total):
-        parts = [f"{seconds(v)} {part}" for part, v in row.parts.items() if v]
+        parts = [f"{duration(v)} {part}" for part, v in row.parts.items() if v]
         full = f", {value(mean(row.full), by)} with all layers" if row.full else ""
-        per_round = seconds(sum(row.a_round.values()))
+        per_round = duration(sum(row.a_round.values()))
         entries.append(
-            f"{row.kind.title} {value(mean(row.scores), by)}{full}, {seconds(row.total)} in total "
+            f"{row.kind.title} {value(mean(row.scores), by)}{full}, {duration(row.total)} in total "
             f"({', '.join(parts)}; {per_round} a round)"
         )
     most = 3 if len(entries) > 4 else 4
@@ -99,8 +99,8 @@ def total_seconds(readings: Sequence[Reading]) -> str:
     return text.replace("By the real clock", "In seconds of this machine") + _resting(rows, by)
 
 
-def _resting(rows: Sequence[Timed], by: str) -> str:
-    """A sentence about how resting layers change the score, where they do."""
+def _resting(rows: Sequence[TimedScores], by: str) -> str:
+    """A sentence about how skipped layers change the score, where they do."""
     ways: dict[str, list[str]] = {}
     for row in rows:
         end, full = mean(row.scores), mean(row.full)
@@ -108,7 +108,7 @@ def _resting(rows: Sequence[Timed], by: str) -> str:
             continue
         ways.setdefault("higher" if end > full else "lower", []).append(row.kind.title)
     changes = [f"{way} with {_first(titles)}" for way, titles in ways.items()]
-    text = " While layers rest, clients use their own; at the end this scores"
+    text = " In rounds with skipped layers, clients use their own; at the end this scores"
     return f"{text} {', '.join(changes)}." if changes else ""
 
 
@@ -135,6 +135,6 @@ def _first(entries: Sequence[str], separator: str = ", ") -> str:
     return separator.join(entries[:MOST]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _seeds(kinds: Sequence[Kind]) -> str:
+def _seeds(kinds: Sequence[KindOfRun]) -> str:
     several = any(len(k.runs) > 1 for k in kinds)
     return " Lines are means over seeds, bands from the lowest to the highest." if several else ""

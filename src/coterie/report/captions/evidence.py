@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.errors import ConfigError
-from coterie.report.figures.by_layer import apart, layers_of, shown
+from coterie.report.figures.by_layer import apart, layers_of, layers_that_fit
 from coterie.report.figures.evidence import map_of
 from coterie.report.reading import Reading
 from coterie.report.words import count
@@ -19,7 +19,7 @@ def noted_last(reading: Reading, key: str) -> Mapping[str, Any]:
         if notes.get(key) is not None:
             found: Mapping[str, Any] = notes
             return found
-    raise ConfigError(f"{reading.name}: {reading.method} noted no '{key}'")
+    raise ConfigError(f"{reading.name}: {reading.method} recorded no '{key}'")
 
 
 def evidence(reading: Reading) -> str:
@@ -61,7 +61,7 @@ def client_map(reading: Reading) -> str:
 def by_layer(reading: Reading, groups: Sequence[Any]) -> str:
     """The caption of the distances in each layer."""
     clients, layers = layers_of(noted_last(reading, "layer_distances"))
-    drawn = shown(list(layers))
+    drawn = layers_that_fit(list(layers))
     left_out = len(layers) - len(drawn)
     subset = f", {len(drawn)} of {len(layers)} of them" if left_out else ""
     text = (

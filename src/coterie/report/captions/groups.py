@@ -33,7 +33,7 @@ def noting(reading: Reading, key: str) -> Event:
     for event in reading.events:
         if (event.get("notes") or {}).get(key) is not None:
             return event
-    raise ConfigError(f"{reading.name}: {reading.method} noted no '{key}'")
+    raise ConfigError(f"{reading.name}: {reading.method} recorded no '{key}'")
 
 
 def setting(reading: Reading, key: str, otherwise: float) -> float:
@@ -327,9 +327,9 @@ def layers(reading: Reading) -> str:
         for layer in rested
     )
     if not quiet:
-        return "No layer differed so little between clients that it could rest."
+        return "No layer differed so little between clients that it was skipped."
     layer, _ = quiet.most_common(1)[0]
-    return f"Layers in which clients hardly differ rest for some rounds; {layer} did so most often."
+    return f"Layers in which clients hardly differ are skipped in some rounds, {layer} most often."
 
 
 def hopkins(reading: Reading) -> str:

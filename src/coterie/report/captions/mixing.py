@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coterie.report.captions.evidence import noted_last
-from coterie.report.figures.mixing import mean, terms_by_kind, terms_of
+from coterie.report.figures.mixing import mean, mixing_terms_of, terms_by_kind
 from coterie.report.reading import Reading
 from coterie.report.words import count
 
@@ -14,7 +14,7 @@ MOST = 6  # runs whose numbers are given
 
 def mixing_terms(reading: Reading) -> str:
     """The caption of effective samples and discrepancies."""
-    terms = terms_of(noted_last(reading, "mixing_terms"), reading.groups)
+    terms = mixing_terms_of(noted_last(reading, "mixing_terms"), reading.groups)
     (worth, gap), (alone, _) = mean(terms.own), mean(terms.alone)
     total, far = mean(terms.together)
     text = (

@@ -9,7 +9,7 @@ from coterie.report.figures import clients, cost, privacy
 from coterie.report.figures.scores import AXES, curve, finish
 from coterie.report.reading import Reading
 from coterie.report.tables import size
-from coterie.report.words import change, count, rose, seconds, value, word
+from coterie.report.words import change, count, duration, rose, value, word
 
 
 def _leading(reading: Reading) -> tuple[str, list[tuple[float, float]]]:
@@ -60,7 +60,7 @@ def against(reading: Reading, axis: str) -> str:
     points = curve(reading.rounds, title, by, place) or finish(reading, title, place)
     if not points:
         raise ConfigError(f"{reading.name}: no score can be drawn against {axis}")
-    amount = size if axis == "bytes" else seconds
+    amount = size if axis == "bytes" else duration
     top = max(y for _, y in points)
     near = next(x for x, y in points if y >= top - 0.1 * abs(top))
     text = f"The run ends at {value(points[-1][1], by)} {title} after {amount(points[-1][0])}"
@@ -185,11 +185,11 @@ def time_by_round(reading: Reading) -> str:
     sums = {key: sum(v for _, v in points) for key, points in series_by_part.items()}
     total = sum(sums.values())
     before = reading.begun.get("clock") if kind == "simulated" else None
-    parts = ", ".join(f"{key} {seconds(v)}" for key, v in sums.items())
-    text = f"The rounds took {seconds(total)} of {kind} time: {parts}"
+    parts = ", ".join(f"{key} {duration(v)}" for key, v in sums.items())
+    text = f"The rounds took {duration(total)} of {kind} time: {parts}"
     if isinstance(before, Mapping):
         first = sum(float(before.get(k) or 0) for k in ("computation", "communication", "waiting"))
-        text += f"; the work before round 1 took another {seconds(first)}"
+        text += f"; the work before round 1 took another {duration(first)}"
     return f"{text}."
 
 
@@ -215,7 +215,7 @@ def exposure(reading: Reading) -> str:
 
 def epsilon(reading: Reading) -> str:
     """The caption of the privacy loss by round."""
-    points = privacy.spent(reading)
+    points = privacy.epsilon_by_round(reading)
     most = privacy.budget(reading)
     text = f"After round {points[-1][0]:.0f}, ε is at most {points[-1][1]:.3g} by Rényi divergences"
     promised = reading.result.get("privacy")

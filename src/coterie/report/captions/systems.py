@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coterie.channel.clocks import SYSTEMS
-from coterie.report.figures.systems import heading, standings, timed
+from coterie.report.figures.systems import heading, standings, timed_runs
 from coterie.report.reading import Reading
 from coterie.report.words import value
 from coterie.results.findings import spoken
@@ -15,7 +15,7 @@ MOST = 3  # runs whose scores are given for each system
 
 def by_system(readings: Sequence[Reading]) -> str:
     """The caption of scores against time: the best runs at the end in each system."""
-    shown = timed(readings)
+    shown = timed_runs(readings)
     systems = []
     for number, ends in standings(readings).items():
         known = sorted(((v, t) for t, v in ends.items() if v is not None), key=lambda p: -p[0])

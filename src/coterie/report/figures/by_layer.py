@@ -44,7 +44,7 @@ def _whole(rows: Sequence[Sequence[float]]) -> Matrix:
     return full
 
 
-def shown(layers: Sequence[str]) -> list[str]:
+def layers_that_fit(layers: Sequence[str]) -> list[str]:
     """The layers that fit into the picture: the first, the last, and some in between.
 
     >>> shown("abcdefghijklm")
@@ -73,7 +73,7 @@ def distances_by_layer(
     closest pair to its farthest; darker cells (brighter ones on a dark page) are closer pairs.
     """
     clients, layers = layers_of(notes)
-    drawn = shown(list(layers))
+    drawn = layers_that_fit(list(layers))
     order, ends = by_group(clients, groups)
     ticks = ticks_of([names[c] if c < len(names) else f"client {c}" for c in clients])
     labels = [ticks[i] for i in order]

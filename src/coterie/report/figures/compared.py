@@ -43,7 +43,7 @@ _SAME = {  # settings that do not change the set-up
 
 
 @dataclass(frozen=True)
-class Kind:
+class KindOfRun:
     """Runs that differ only in their seed, and the title that they share.
 
     No two kinds have the same title.
@@ -53,7 +53,7 @@ class Kind:
     runs: Sequence[Reading]
 
 
-def kinds_of(readings: Sequence[Reading]) -> list[Kind]:
+def kinds_of(readings: Sequence[Reading]) -> list[KindOfRun]:
     """Runs grouped by set-up, in their order.
 
     A run whose configuration does not say what was run is a kind of its own, and so is the second
@@ -71,7 +71,7 @@ def kinds_of(readings: Sequence[Reading]) -> list[Kind]:
         runs[0].name if titles.count(title) > 1 else title
         for title, runs in zip(titles, found.values(), strict=True)
     ]
-    return [Kind(*pair) for pair in zip(told_apart(own), found.values(), strict=True)]
+    return [KindOfRun(*pair) for pair in zip(told_apart(own), found.values(), strict=True)]
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
@@ -91,11 +91,11 @@ def told_apart(names: Sequence[str]) -> list[str]:
 
 
 def _setup(reading: Reading) -> str:
-    settings = settings_of(reading)
+    settings = defining_tables(reading)
     return json.dumps(settings, sort_keys=True, default=str) if settings else ""
 
 
-def settings_of(reading: Reading) -> dict[str, dict[str, Any]]:
+def defining_tables(reading: Reading) -> dict[str, dict[str, Any]]:
     """The tables of a configuration that define a set-up; None if it says too little.
 
     A configuration with a method and a seed says what was run.
@@ -130,7 +130,7 @@ def final(reading: Reading) -> float | None:
     return score if score is not None else points[-1][1] if points else None
 
 
-def spent(reading: Reading, place: Place) -> float | None:
+def amount_spent(reading: Reading, place: Place) -> float | None:
     """Bytes or seconds at the end, or so far."""
     amounts = [place(e) for e in reading.rounds]
     return next((v for v in reversed(amounts) if v is not None), None)
@@ -161,7 +161,7 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
 
 
 def kind_lines(
-    kinds: Sequence[Kind],
+    kinds: Sequence[KindOfRun],
     curves: Sequence[Sequence[Sequence[tuple[float, float]]]],
     hover: str,
 ) -> list[Any]:
@@ -248,7 +248,7 @@ def _by_client(reading: Reading) -> list[float | None]:
     return [scores.get(c) for c in range(max(scores, default=-1) + 1)]
 
 
-def _pairs(rows: Sequence[tuple[Kind, Sequence[Sequence[float | None]]]]) -> Any:
+def _pairs(rows: Sequence[tuple[KindOfRun, Sequence[Sequence[float | None]]]]) -> Any:
     """Lines from a client's score in one run to the same client's score in the next."""
     firsts = [kind.runs[0] for kind, _ in rows]
     same = all(len(kind.runs) == 1 for kind, _ in rows) and all(
@@ -277,7 +277,7 @@ def _pairs(rows: Sequence[tuple[Kind, Sequence[Sequence[float | None]]]]) -> Any
     }
 
 
-def _row(place: int, kind: Kind, scores_by_run: Sequence[Sequence[float | None]]) -> list[Any]:
+def _row(place: int, kind: KindOfRun, scores_by_run: Sequence[Sequence[float | None]]) -> list[Any]:
     colour, _ = line_of(place)
     xs, ys, hovers = [], [], []
     for run, scores in zip(kind.runs, scores_by_run, strict=True):
@@ -325,7 +325,7 @@ def cost(readings: Sequence[Reading]) -> Sketch:
     traces: list[Any] = []
     labels: list[tuple[float, float, str]] = []
     for i, kind in enumerate(kinds_of(runs)):
-        pairs = [(spent(r, place), final(r)) for r in kind.runs]
+        pairs = [(amount_spent(r, place), final(r)) for r in kind.runs]
         points = [(x, y) for x, y in pairs if x is not None and y is not None]
         if not points:
             continue

@@ -12,12 +12,12 @@ from coterie.core.events import is_number
 from coterie.errors import ConfigError
 from coterie.registry import METHODS
 from coterie.report.figures.compared import (
-    Kind,
+    KindOfRun,
     alike,
+    defining_tables,
     final,
     kinds_of,
     score_axis,
-    settings_of,
 )
 from coterie.report.figures.cost import TIMES, time_keys, time_parts
 from coterie.report.figures.scores import curve
@@ -45,15 +45,16 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedScores:
     """The scores of a set-up's seeds, and its mean seconds by part.
 
     ``parts`` are the seconds of the whole run, including the time before round 1, ``a_round`` those
-    of a round. Where layers rest, ``full`` are the scores of the last round after which clients had
-    received all layers: in other rounds they use their own layers, which may do better or worse.
+    of a round. Where layers are skipped, ``full`` are the scores of the last round after which
+    clients had received all layers: in other rounds they use their own layers, which may do better
+    or worse.
     """
 
-    kind: Kind
+    kind: KindOfRun
     scores: Sequence[float]
     full: Sequence[float]
     parts: Mapping[str, float]
@@ -66,7 +67,7 @@ class Timed:
 
 
 def full_score(reading: Reading) -> float | None:
-    """The score of the last round with all layers; None where no layer ever rested."""
+    """The score of the last round with all layers; None where no layer was ever skipped."""
     resting = rested(reading.rounds)
     full_rounds = [e for e, layers in zip(reading.rounds, resting, strict=True) if not layers]
     if len(full_rounds) == len(reading.rounds):
@@ -75,7 +76,7 @@ def full_score(reading: Reading) -> float | None:
     return points[-1][1] if points else None
 
 
-def timed(readings: Sequence[Reading]) -> tuple[str, list[Timed]]:
+def timed_scores(readings: Sequence[Reading]) -> tuple[str, list[TimedScores]]:
     """The time of each set-up's rounds: on the simulated clock if all have one, else real."""
     _, runs = alike(readings)
     clocked = all(any(isinstance(e.get("clock"), Mapping) for e in r.rounds) for r in runs)
@@ -99,7 +100,7 @@ def timed(readings: Sequence[Reading]) -> tuple[str, list[Timed]]:
                 {k: v / n for k, v in parts.items()}
                 for parts, n in zip(rounds, lengths, strict=True)
             ]
-            found.append(Timed(kind, scores, full, _means(totals), _means(each)))
+            found.append(TimedScores(kind, scores, full, _means(totals), _means(each)))
     if not found:
         raise ConfigError("no run has both a score and the time of its rounds")
     return title, found
@@ -129,7 +130,7 @@ def seconds(readings: Sequence[Reading]) -> Sketch:
     With several seeds, dots and bars are means, and lines go from the lowest to the highest.
     """
     by = alike(readings)[0]
-    title, rows = timed(readings)
+    title, rows = timed_scores(readings)
     names = [short(row.kind.title, 20) for row in rows]
     high = 200 + 2 * min(450, 34 * len(rows))
     figure = tiles([1, 1], gap=75 / high)
@@ -248,7 +249,7 @@ def varied(readings: Sequence[Reading]) -> Varied:
 
 def _flat(reading: Reading) -> dict[str, Any]:
     """All settings by table and key, including the method's defaults."""
-    tables = settings_of(reading)
+    tables = defining_tables(reading)
     factory = METHODS.get(str((tables.get("method") or {}).get("name")))
     known = inspect.signature(factory).parameters if factory else {}
     defaults = {k: p.default for k, p in known.items() if p.default is not p.empty}

@@ -30,7 +30,7 @@ def by_kind(reading: Reading) -> dict[str, list[tuple[float, float]]]:
     """
     steps = [e for e in reading.rounds if isinstance(e.get("bytes"), Mapping)]
     if not steps:
-        raise ConfigError(f"{reading.name}: no round has its number of bytes")
+        raise ConfigError(f"{reading.name}: no round has a number of bytes")
     before = dict(reading.begun.get("bytes") or {})
     moved_by = [by_purpose(e.get("kinds") or {}) for e in steps]
     kinds = list(dict.fromkeys(k for own in moved_by for k in own))

@@ -73,7 +73,7 @@ def compare(events: Sequence[Event], data: Mapping[str, Any]) -> Compared:
     else:
         pairs = pairs_of(events)
         if pairs.alike:
-            raise ConfigError("this run noted similarities of clients, not distances")
+            raise ConfigError("this run recorded similarities of clients, not distances")
         clients, models = list(pairs.clients), {pairs.what: grid(pairs.rows, "f8")}
     places = [i for i, c in enumerate(clients) if c < len(labels) and sum(labels[c])]
     if len(places) < 2:

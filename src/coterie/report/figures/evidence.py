@@ -16,7 +16,7 @@ from coterie.report.figures.style import (
     figure_of,
     level,
     line,
-    noted,
+    note_of,
     plain,
     styled,
     symbol_of,
@@ -33,10 +33,10 @@ def evidence(notes: Notes) -> Sketch:
     ``notes`` are an event's, with "evidence". Errors are relative to the error of one mean; bars
     are standard errors of the difference from the lowest.
     """
-    evidence_notes = noted(notes, "evidence", "those of a method that groups by evidence")
+    evidence_notes = note_of(notes, "evidence", "those of a method that groups by evidence")
     errors = {int(k): float(v) for k, v in evidence_notes["errors"].items()}
     if not errors or not errors.get(1):
-        raise ConfigError("the run noted no errors: there was too little to compare")
+        raise ConfigError("the run recorded no errors: there was too little to compare")
     deviations = {int(k): float(v) for k, v in evidence_notes["deviations"].items()}
     kappa = {int(k): float(v) for k, v in evidence_notes["kappa"].items()}
     chosen, error_of_one = int(evidence_notes["groups"]), errors[1]
@@ -83,8 +83,8 @@ def map_of(notes: Notes) -> Map:
     This is classical multidimensional scaling. The noted distances are 1 − cos of the angle between
     two directions; twice that is the squared distance of two vectors of length 1.
     """
-    evidence_notes = noted(notes, "evidence", "those of a method that groups by evidence")
-    rows = noted(notes, "distances", "notes of up to 200 clients")
+    evidence_notes = note_of(notes, "evidence", "those of a method that groups by evidence")
+    rows = note_of(notes, "distances", "notes of up to 200 clients")
     squares = 2 * np.clip(np.array(rows, float), 0, None)
     size = len(squares)
     middle = np.eye(size) - 1 / size

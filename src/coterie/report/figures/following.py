@@ -10,7 +10,7 @@ from typing import Any
 from coterie.errors import ConfigError
 from coterie.report.figures.style import Event
 
-Column = Sequence[int | None]
+GroupCodes = Sequence[int | None]
 
 
 def steps_of_groups(events: Sequence[Event]) -> list[Event]:
@@ -68,7 +68,7 @@ def followed(names: Sequence[Sequence[Any]]) -> list[list[int | None]]:
     return columns
 
 
-def in_order(kept: Sequence[Column]) -> list[int]:
+def in_order(kept: Sequence[GroupCodes]) -> list[int]:
     """An order of clients by last group, and by all earlier groups where groups only split."""
     past = [[-1 if g is None else g for g in history] for history in zip(*kept, strict=True)]
     nested = all(
@@ -77,7 +77,7 @@ def in_order(kept: Sequence[Column]) -> list[int]:
     return sorted(range(len(past)), key=lambda c: (past[c] if nested else past[c][::-1], c))
 
 
-def codes_of(kept: Sequence[Column]) -> tuple[list[list[int | None]], list[int]]:
+def codes_of(kept: Sequence[GroupCodes]) -> tuple[list[list[int | None]], list[int]]:
     """Each cell's colour, 0 for a client alone, and the groups that ever had two members."""
     sizes = [Counter(column) for column in kept]
     several = [

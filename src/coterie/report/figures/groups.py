@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from coterie.report.figures.following import (
-    Column,
+    GroupCodes,
     codes_of,
     followed,
     in_order,
@@ -96,7 +96,7 @@ def client_height(rows: int) -> float:
 
 
 def _legend(
-    kept: Sequence[Column], names: Sequence[Sequence[Any]], lasting: Sequence[int]
+    kept: Sequence[GroupCodes], names: Sequence[Sequence[Any]], lasting: Sequence[int]
 ) -> list[tuple[str, str]]:
     """The legend's entries: the groups of the last round, and clients alone if there were any."""
     last = Counter(g for g in kept[-1] if g is not None)
@@ -112,7 +112,7 @@ def _legend(
     return [*entries[:12], *alone]
 
 
-def _borders(rows: Sequence[Column], rounds: Sequence[int]) -> list[dict[str, Any]]:
+def _borders(rows: Sequence[GroupCodes], rounds: Sequence[int]) -> list[dict[str, Any]]:
     """Lines between neighbouring cells of different groups, as one path."""
     edges = [(a + b) / 2 for a, b in pairwise(rounds)]
     edges = [rounds[0] - 0.5, *edges, rounds[-1] + 0.5]

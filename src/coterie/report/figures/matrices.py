@@ -20,7 +20,7 @@ from coterie.report.figures.style import (
     grid,
     having,
     heatmap,
-    noted,
+    note_of,
     short,
     styled,
     ticks_of,
@@ -36,7 +36,7 @@ def mixing_matrix(
     ``notes`` are user-centric's first notes. Clients are ordered by ``groups``, in client order,
     found or true; ``names`` are the clients' names.
     """
-    rows = noted(notes, "mixing", "user-centric's first notes, of up to 200 clients")
+    rows = note_of(notes, "mixing", "user-centric's first notes, of up to 200 clients")
     clients = notes.get("clients") or list(range(len(rows)))
     if len(groups) <= max(clients):
         raise ConfigError(f"{len(groups)} groups were given, but client {max(clients)} has a row")
@@ -68,7 +68,7 @@ def taken_matrix(
         raise ConfigError("no event has 'weights' in its notes: give the events of a FedFomo run")
     size = 1 + max([*weights, *(n for row in weights.values() for n in row)])
     if size > 200:
-        raise ConfigError(f"a matrix of {size} clients could not be read")
+        raise ConfigError(f"a matrix of {size} clients is too large to read; the most is 200")
     shares = [[weights.get(i, {}).get(j, 0.0) for j in range(size)] for i in range(size)]
     rows = [[v / (sum(row) or 1.0) for v in row] for row in shares]
     hover = "client %{y} took %{z:.0%} of what helped from client %{x}"

@@ -23,7 +23,7 @@ from coterie.report.figures.style import (
     heatmap,
     level,
     line,
-    noted,
+    note_of,
     plain,
     series,
     short,
@@ -39,7 +39,7 @@ def silhouette(notes: Mapping[str, Any], floor: float = 0.1, streams: int | None
 
     ``streams`` is the run's number of streams, where it is not the one with the best score.
     """
-    scores = noted(notes, "silhouette", "FedClust's, or user-centric's of up to 100 clients")
+    scores = note_of(notes, "silhouette", "FedClust's, or user-centric's of up to 100 clients")
     if not scores:
         raise ConfigError(
             "no number of groups has a silhouette: fewer than three clients are different"
@@ -77,7 +77,7 @@ def loss_and_trials(events: Sequence[Event]) -> Sketch:
     full = [(r, v) for r, v in losses if r not in mixed]
     figure.add(line(full, "loss of the model received", BLUE), panel=1)
     if mixed:
-        name = "with layers of clients' own, which rest"
+        name = "with skipped layers, clients using their own"
         figure.add(dots([(r, v) for r, v in losses if r in mixed], name, FAINT, "circle"), panel=1)
     trials = trials_of(events)
     for key, symbol, colour in (("old", "circle-open", INK), ("new", "diamond", RED)):
@@ -203,11 +203,11 @@ def clusterings(events: Sequence[Event], threshold: float) -> dict[int, dict[str
 
 
 def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sketch:
-    """Layer-wise aggregation: which layers rested in which round, and how much each differs.
+    """Layer-wise aggregation: which layers were skipped in which round, and how much each differs.
 
     Above, the share of clients that did not send a layer. Below, a layer's discrepancy over the
-    mean of all layers (the mean over groups); the line is the ``share`` under which a layer rests,
-    if there is one.
+    mean of all layers (the mean over groups); the line is the ``share`` under which a layer is
+    skipped, if there is one.
     """
     steps = having(events, "layers")
     measured = [
@@ -224,7 +224,7 @@ def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sket
         heatmap(
             grid([[resting.get(layer, 0.0) for resting in rested] for layer in layers]),
             "clients that left it out",
-            "round %{x}: %{y} rested with %{z:.0%} of clients",
+            "round %{x}: %{y} was skipped by %{z:.0%} of clients",
             x=[e["round"] for e in steps],
             y=[short(layer) for layer in layers],
             zmin=0,
@@ -239,8 +239,8 @@ def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sket
         figure.add(line(gaps_by_round, short(layer), colour, dash_of(i)), panel=2)
     if share is not None:
         ends = [(e["round"], share) for e in steps]
-        figure.add(level(ends, share, f"rests below {share:g}"), panel=2)
-    figure.y(title="layer at rest", autorange="reversed", panel=1)
+        figure.add(level(ends, share, f"skipped below {share:g}"), panel=2)
+    figure.y(title="skipped layer", autorange="reversed", panel=1)
     intervals = [v for _, gaps in measured for v in gaps.values() if v > 0]
     near = bool(intervals) and max(intervals) < 5 * min(intervals)
     steps_of_ten = (1, 1.2, 1.5, 2, 3, 5, 8) if near else (1, 2, 5)
@@ -253,8 +253,8 @@ def layer_intervals(events: Sequence[Event], share: float | None = None) -> Sket
         panel=2,
     )
     figure.x(title="round", panel=2)
-    subtitle = [] if any(rested) else ["no layer rested in any round"]
-    return styled(figure, "Layers at rest, and how much clients differ in each", 560, *subtitle)
+    subtitle = [] if any(rested) else ["no layer was skipped in any round"]
+    return styled(figure, "Skipped layers, and how much clients differ in each", 560, *subtitle)
 
 
 def accuracies(events: Sequence[Event]) -> list[tuple[int, float]]:
@@ -399,8 +399,8 @@ def _relative(event: Event) -> dict[str, float]:
 def _resting(steps: Sequence[Event]) -> list[dict[str, float]]:
     """For each round, the share of clients that did not send each layer.
 
-    The round before decides which layers rest; none rests where all layers are due, nor in DC-PFL's
-    synchronisation and trial. Clients on their own send nothing and do not count.
+    The round before decides which layers are skipped; none is where all layers are due, nor in
+    DC-PFL's synchronisation and trial. Clients on their own send nothing and do not count.
     """
     totals: list[dict[str, float]] = [{}]
     for before, event in pairwise(steps):

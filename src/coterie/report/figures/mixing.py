@@ -15,7 +15,7 @@ from coterie.report.figures.style import (
     THIN,
     dots,
     figure_of,
-    noted,
+    note_of,
     plain,
     short,
     styled,
@@ -30,7 +30,7 @@ _STEPS = 24  # of the curve from alone to all alike
 
 
 @dataclass(frozen=True)
-class Terms:
+class MixingPoints:
     """Points of effective samples and discrepancy: of each client, and of each stream.
 
     ``own`` are clients with their own weights; ``alone`` and ``together`` the same clients if each
@@ -62,9 +62,9 @@ class Terms:
         return point[0] / self.all_samples, point[1] / far if far else 0.0
 
 
-def terms_of(notes: Mapping[str, Any], groups: Sequence[Any] = ()) -> Terms:
+def mixing_terms_of(notes: Mapping[str, Any], groups: Sequence[Any] = ()) -> MixingPoints:
     """The terms in user-centric's notes; ``groups`` are clients' streams, in client order."""
-    noted_terms = noted(notes, "mixing_terms", "user-centric's")
+    noted_terms = note_of(notes, "mixing_terms", "user-centric's")
     clients, samples = list(noted_terms["clients"]), [float(n) for n in noted_terms["samples"]]
     client_groups = [groups[c] if c < len(groups) else None for c in clients]
     labels = followed([client_groups])[0]
@@ -77,7 +77,7 @@ def terms_of(notes: Mapping[str, Any], groups: Sequence[Any] = ()) -> Terms:
             streams[label] = mean(
                 [p for p, k in zip(stream_terms, labels, strict=True) if k == label]
             )
-    return Terms(
+    return MixingPoints(
         clients,
         labels,
         list(zip(noted_terms["effective"], noted_terms["discrepancy"], strict=True)),
@@ -96,7 +96,7 @@ def mean(points: Sequence[Point]) -> Point:
     return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
 
-def blend(terms: Terms, share: float) -> Point:
+def blend(terms: MixingPoints, share: float) -> Point:
     """The mean client with this share of FedAvg's weights, and the rest on itself.
 
     Of these weights Σ_j w_ij²/n_j is (1 − s)²/n_i + (1 − (1 − s)²)/Σ_j n_j.
@@ -116,7 +116,7 @@ def mixing_terms(
     client's own data. The dotted line needs no comparison of clients: it moves from training alone
     to the weights of FedAvg.
     """
-    terms = terms_of(notes, groups)
+    terms = mixing_terms_of(notes, groups)
     labels = [plain(names[c] if c < len(names) else f"client {c}") for c in terms.clients]
     curve = [blend(terms, k / _STEPS) for k in range(_STEPS + 1)]
     traces = [
@@ -144,11 +144,11 @@ def compared(readings: Sequence[Reading]) -> Sketch:
     """Several runs' mean clients, between learning alone and FedAvg's weights.
 
     The units are all samples and the discrepancy with FedAvg's weights, so that runs that measure
-    discrepancies differently are comparable. Runs that noted no terms are left out.
+    discrepancies differently are comparable. Runs that recorded no terms are left out.
     """
     terms = terms_by_kind(readings)
     if not terms:
-        raise ConfigError("no run noted the terms of its mixing weights")
+        raise ConfigError("no run recorded the terms of its mixing weights")
     first = next(iter(terms.values()))[0]
     curve = [first.share(blend(first, k / _STEPS)) for k in range(_STEPS + 1)]
     traces = [
@@ -168,18 +168,20 @@ def compared(readings: Sequence[Reading]) -> Sketch:
     return styled(figure, "What mixing gains and risks", 440)
 
 
-def terms_by_kind(readings: Sequence[Reading]) -> dict[str, list[Terms]]:
+def terms_by_kind(readings: Sequence[Reading]) -> dict[str, list[MixingPoints]]:
     """The last terms of each run that noted any, runs of one set-up together."""
-    terms: dict[str, list[Terms]] = {}
+    terms: dict[str, list[MixingPoints]] = {}
     for kind in kinds_of(readings):
         for run in kind.runs:
             noting = [e for e in run.events if (e.get("notes") or {}).get("mixing_terms")]
             if noting:
-                terms.setdefault(kind.title, []).append(terms_of(noting[-1]["notes"], run.groups))
+                terms.setdefault(kind.title, []).append(
+                    mixing_terms_of(noting[-1]["notes"], run.groups)
+                )
     return terms
 
 
-def _colours(terms: Terms) -> str | list[str]:
+def _colours(terms: MixingPoints) -> str | list[str]:
     """The points of streams where clients share them, else of clients."""
     if not terms.streams:
         return BLUE

@@ -72,7 +72,7 @@ def exposure(reading: Reading) -> Sketch:
     return styled(figure, "What reached the server of single clients", max(260, height))
 
 
-def spent(reading: Reading) -> list[tuple[float, float]]:
+def epsilon_by_round(reading: Reading) -> list[tuple[float, float]]:
     """ε by round; a ``ConfigError`` where there is no noise."""
     noise_by_round = [(float(e["round"]), dict(e.get("privacy") or {})) for e in reading.rounds]
     losses = [(r, number(noise.get("epsilon"))) for r, noise in noise_by_round]
@@ -92,7 +92,7 @@ def budget(reading: Reading) -> float | None:
 
 def epsilon(reading: Reading) -> Sketch:
     """The privacy loss ε by round, and its budget."""
-    points = spent(reading)
+    points = epsilon_by_round(reading)
     traces = [line(points, "ε by Rényi divergences, an upper bound", BLUE)]
     promised = reading.result.get("privacy")
     final = number(promised.get("epsilon")) if isinstance(promised, Mapping) else None

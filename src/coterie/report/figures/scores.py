@@ -55,7 +55,7 @@ _ENDS = {
 }  # marks of scores that are known at the end only
 _NOTHING = {
     "rounds": "no round was scored",
-    "bytes": "no scored round has its number of bytes",
+    "bytes": "no scored round has a number of bytes",
     "seconds": "there is no clock: run with --clock",
 }
 

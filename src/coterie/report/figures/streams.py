@@ -9,14 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 from coterie.report.figures.following import (
-    Column,
+    GroupCodes,
     codes_of,
     followed,
     names_of_groups,
     steps_of_groups,
 )
 from coterie.report.figures.sketch import Sketch
-from coterie.report.figures.style import Event, clear, figure_of, listed, plain, short, styled
+from coterie.report.figures.style import Event, clear, figure_of, hover_names, plain, short, styled
 from coterie.report.palette import ALONE, FAINT, GRID, INK, PAPER, colour_of
 
 MOST_COLUMNS = 12
@@ -28,7 +28,7 @@ _WIDTH = 0.07  # half the width of a block, where columns are 1 apart
 
 
 @dataclass(frozen=True)
-class Block:
+class Band:
     """A group in a column, from ``low`` to ``high`` in clients, including gaps."""
 
     column: int
@@ -51,12 +51,12 @@ class Ribbon:
 
 
 @dataclass(frozen=True)
-class Streams:
+class AlluvialLayout:
     """The picture in numbers: ``rounds`` are its columns, ``changes`` the number of all changes."""
 
     rounds: list[int]
     changes: int
-    blocks: list[Block]
+    blocks: list[Band]
     ribbons: list[Ribbon]
 
 
@@ -102,7 +102,7 @@ def alluvial(events: Sequence[Event], names: Sequence[str] = ()) -> Sketch:
     return styled(figure, "Groups over rounds", height)
 
 
-def streams(rounds: Sequence[int], kept: Sequence[Column]) -> Streams:
+def streams(rounds: Sequence[int], kept: Sequence[GroupCodes]) -> AlluvialLayout:
     """The layout of blocks and bands; ``kept`` are the groups' lasting numbers, a list a round.
 
     >>> found = streams([1, 2, 3], [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])
@@ -120,21 +120,23 @@ def streams(rounds: Sequence[int], kept: Sequence[Column]) -> Streams:
     orders = _orders(shown)
     gap = max(0.35, 0.018 * len(shown[0]))
     tall = max(len(shown[0]) + gap * (len(order) - 1) for order in orders)
-    blocks: list[Block] = []
+    blocks: list[Band] = []
     for place, (column, order) in enumerate(zip(shown, orders, strict=True)):
         at = (tall - len(column) - gap * (len(order) - 1)) / 2
         for group in order:
             members = tuple(c for c, g in enumerate(column) if g == group)
             low = round(at, 4) + 0.0  # paths allow neither powers of ten nor minus zero
-            blocks.append(Block(place, group, low, low + len(members), members))
+            blocks.append(Band(place, group, low, low + len(members), members))
             at += len(members) + gap
-    return Streams([rounds[i] for i in chosen], len(changed), blocks, _ribbons(shown, blocks))
+    return AlluvialLayout(
+        [rounds[i] for i in chosen], len(changed), blocks, _ribbons(shown, blocks)
+    )
 
 
 # --- where things lie -----------------------------------------------------------------------------
 
 
-def _homes(column: Column) -> list[int]:
+def _homes(column: GroupCodes) -> list[int]:
     """The block of each client: its group, or one of the two that are not groups."""
     size = Counter(column)
     return [_NONE if g is None else g if size[g] > 1 else _LONE for g in column]
@@ -193,7 +195,7 @@ def _crossings(
     return count
 
 
-def _ribbons(columns: Sequence[Sequence[int]], blocks: Sequence[Block]) -> list[Ribbon]:
+def _ribbons(columns: Sequence[Sequence[int]], blocks: Sequence[Band]) -> list[Ribbon]:
     """The streams between neighbouring columns, without crossings at their blocks."""
     where = {(b.column, b.group): b for b in blocks}
     ribbons = []
@@ -224,7 +226,7 @@ def _colour(group: int, hues: Mapping[int, str]) -> str:
     return GRID if group == _NONE else ALONE if group == _LONE else hues[group]
 
 
-def _shapes(flow: Streams, hues: Mapping[int, str]) -> list[dict[str, Any]]:
+def _shapes(flow: AlluvialLayout, hues: Mapping[int, str]) -> list[dict[str, Any]]:
     """Bands and blocks, with one shape for each colour: hundreds of shapes would be slow."""
     bands: dict[int, list[str]] = {}
     for ribbon in flow.ribbons:
@@ -265,7 +267,7 @@ def path_of(ribbon: Ribbon) -> str:
 
 
 def _names_of_blocks(
-    steps: Sequence[Event], names_by_round: Sequence[Sequence[Any]], kept: Sequence[Column]
+    steps: Sequence[Event], names_by_round: Sequence[Sequence[Any]], kept: Sequence[GroupCodes]
 ) -> dict[tuple[int, int], str]:
     """The method's name of a group, by round and lasting number."""
     return {
@@ -276,14 +278,14 @@ def _names_of_blocks(
     }
 
 
-def _called(block: Block, flow: Streams, called: Mapping[tuple[int, int], str]) -> str:
+def _called(block: Band, flow: AlluvialLayout, called: Mapping[tuple[int, int], str]) -> str:
     if block.group < 0:
         return "alone" if block.group == _LONE else "no group"
     return called[flow.rounds[block.column], block.group]
 
 
 def _labels(
-    flow: Streams, called: Mapping[tuple[int, int], str], last: int, height: float
+    flow: AlluvialLayout, called: Mapping[tuple[int, int], str], last: int, height: float
 ) -> dict[str, Any]:
     """Names and sizes beside the blocks of the last column, as ticks, which get a margin."""
     tall = max(b.high for b in flow.blocks)
@@ -315,7 +317,7 @@ def _points(xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> A
 
 
 def _hover_of_ribbons(
-    flow: Streams, called: Mapping[tuple[int, int], str], labels: Sequence[str]
+    flow: AlluvialLayout, called: Mapping[tuple[int, int], str], labels: Sequence[str]
 ) -> Any:
     where = {(b.column, b.group): b for b in flow.blocks}
     xs, ys, texts = [], [], []
@@ -329,7 +331,7 @@ def _hover_of_ribbons(
 
 
 def _hover_of_blocks(
-    flow: Streams, called: Mapping[tuple[int, int], str], labels: Sequence[str]
+    flow: AlluvialLayout, called: Mapping[tuple[int, int], str], labels: Sequence[str]
 ) -> Any:
     xs, ys, texts = [], [], []
     for b in flow.blocks:
@@ -347,6 +349,6 @@ def _of(way: str, members: Sequence[int]) -> str:
 
 def _client_list(members: Sequence[int], labels: Sequence[str]) -> str:
     """Names in lines short enough for a phone."""
-    parts = listed([labels[c] for c in members]).split(", ")
+    parts = hover_names([labels[c] for c in members]).split(", ")
     lines = [", ".join(parts[i : i + 4]) for i in range(0, len(parts), 4)]
     return ",<br>".join(lines)

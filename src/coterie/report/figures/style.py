@@ -54,7 +54,7 @@ def ticks_of(names: Sequence[str]) -> list[str]:
     return [f"{n} ({c})" if twice[n] > 1 and n in cut[:c] else n for c, n in enumerate(cut)]
 
 
-def listed(names: Iterable[object], most: int = MOST_NAMES) -> str:
+def hover_names(names: Iterable[object], most: int = MOST_NAMES) -> str:
     """Names for a hover text, only the first ones of many.
 
     >>> listed(["a", "b", "c"], most=2)
@@ -279,7 +279,7 @@ def _bar_title(bar: dict[str, Any]) -> dict[str, Any]:
 # --- what is in the events ------------------------------------------------------------------------
 
 
-def noted(notes: Mapping[str, Any], key: str, where: str) -> Any:
+def note_of(notes: Mapping[str, Any], key: str, where: str) -> Any:
     """A note; a ``ConfigError`` that says which notes have it if it is missing."""
     if notes.get(key) is None:
         raise ConfigError(f"these notes have no '{key}': give {where}")

@@ -20,7 +20,7 @@ _HOVER = "time %{x:.5~g} T<sub>dl</sub>"
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedRuns:
     """Runs whose times in other systems are known, and the score that they are judged by.
 
     ``left_out`` are the names of the other runs, by reason.
@@ -52,7 +52,7 @@ class Timed:
         return scores[-1] if scores else None
 
 
-def timed(readings: Sequence[Reading]) -> Timed:
+def timed_runs(readings: Sequence[Reading]) -> TimedRuns:
     """The runs with the wireless clock, with FedAvg as the reference.
 
     Without FedAvg the reference is the run that first completes its rounds in the third system, of
@@ -75,7 +75,7 @@ def timed(readings: Sequence[Reading]) -> Timed:
     fedavg = [r for r in known if r.method == "fedavg"]
     sends = [r for r in known if any(dict(e.get("bytes") or {}).get("up") for e in r.rounds)]
     base = min(fedavg or sends or known, key=lambda r: max(systems.times(r, SYSTEMS[3]).values()))
-    return Timed(by, known, base, left_out)
+    return TimedRuns(by, known, base, left_out)
 
 
 def placed(run: Reading, system: System) -> Place:
@@ -99,7 +99,7 @@ def by_system(readings: Sequence[Reading]) -> Sketch:
 
     Time ends when FedAvg has completed all its rounds; runs that end earlier keep their last score.
     """
-    shown = timed(readings)
+    shown = timed_runs(readings)
     figure = _columns(len(SYSTEMS))
     kinds = kinds_of(shown.runs)
     for panel, (number, system) in enumerate(SYSTEMS.items(), 1):
@@ -135,7 +135,7 @@ def _columns(count: int) -> Sketch:
 
 def standings(readings: Sequence[Reading]) -> Mapping[int, Mapping[str, float | None]]:
     """For each system, the mean score of each kind of run at the end of the time axis."""
-    shown = timed(readings)
+    shown = timed_runs(readings)
     scores: dict[int, dict[str, float | None]] = {}
     for number, system in SYSTEMS.items():
         scores[number] = {}

@@ -15,7 +15,7 @@ from coterie.report.figures.style import (
     clear,
     figure_of,
     level,
-    noted,
+    note_of,
     plain,
     short,
     styled,
@@ -41,7 +41,7 @@ def dendrogram(
     ``levels`` are further cuts as shares of the tree's height, with their titles; ``names`` are the
     clients' names. ``numbers`` give groups the colours that they have elsewhere (None is grey).
     """
-    merges = noted(notes, "dendrogram", "FedClust's first notes, or DC-PFL's of round `start`")
+    merges = note_of(notes, "dendrogram", "FedClust's first notes, or DC-PFL's of round `start`")
     if not merges:
         raise ConfigError("a tree of one client has no merges to draw")
     clients = notes.get("clients") or list(range(len(merges) + 1))
@@ -117,7 +117,7 @@ def _name_leaves(figure: Sketch, names: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Cut:
+class AdoptedCut:
     """Groups that DC-PFL adopted: γ̃ as a share of the tree's height, the round, and their number.
 
     ``of_tree`` is whether they are a cut of the tree; groups from the evidence need not be.
@@ -129,12 +129,12 @@ class Cut:
     of_tree: bool = True
 
 
-def later_cuts(events: Sequence[Event]) -> list[Cut]:
+def later_cuts(events: Sequence[Event]) -> list[AdoptedCut]:
     """The groups that DC-PFL adopted after the first ones."""
     noted_events = [(e, e.get("notes") or {}) for e in events]
     tree = next((notes for _, notes in noted_events if notes.get("dendrogram")), None)
     return [
-        Cut(
+        AdoptedCut(
             notes["gamma"],
             event["round"],
             len(sizes(event["groups"])),

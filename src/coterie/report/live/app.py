@@ -20,7 +20,7 @@ from coterie.errors import CoterieError
 from coterie.report import page
 from coterie.report.live import rows
 from coterie.report.live.folders import Glance
-from coterie.report.live.guarding import Guard
+from coterie.report.live.guarding import RequestGuard
 from coterie.report.live.watching import Watching
 from coterie.report.page import Block
 from coterie.report.reading import Reading
@@ -30,7 +30,7 @@ _FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
-def live_app(watching: Watching, token: str, hosts: Collection[str], port: int) -> Guard:
+def live_app(watching: Watching, token: str, hosts: Collection[str], port: int) -> RequestGuard:
     """The application behind its guard; ``hosts`` are the names that it is served under."""
 
     @asynccontextmanager
@@ -57,7 +57,7 @@ def live_app(watching: Watching, token: str, hosts: Collection[str], port: int) 
             Route("/favicon.ico", icon),
         ],
     )
-    guard = Guard(app, token, hosts, port, policy(), welcome_page())
+    guard = RequestGuard(app, token, hosts, port, policy(), welcome_page())
     routes.guard = guard
     return guard
 
@@ -65,7 +65,7 @@ def live_app(watching: Watching, token: str, hosts: Collection[str], port: int) 
 class _Routes:
     """The handlers of all addresses. Names of runs are looked up, never turned into paths."""
 
-    guard: Guard
+    guard: RequestGuard
 
     def __init__(self, watching: Watching) -> None:
         self.watching = watching
@@ -170,7 +170,7 @@ def _document(
     return page.document(
         title,
         blocks,
-        scripts=[asset("live.js")],
+        scripts=[live_asset("live.js")],
         plotly=address("plotly.js") if plotly else "",
         policy=None,
         header=header,
@@ -181,7 +181,7 @@ def _document(
 
 
 @cache
-def asset(name: str) -> str:
+def live_asset(name: str) -> str:
     """The text of a script or style of the live page."""
     if name == "plotly.js":
         from plotly.offline import get_plotlyjs
@@ -193,7 +193,7 @@ def asset(name: str) -> str:
 @cache
 def address(name: str) -> str:
     """An asset's address, which changes with its content."""
-    return f"/assets/{hashlib.sha256(asset(name).encode()).hexdigest()[:16]}/{name}"
+    return f"/assets/{hashlib.sha256(live_asset(name).encode()).hexdigest()[:16]}/{name}"
 
 
 _ICON = (  # the brand's circle of three parts
@@ -210,7 +210,7 @@ async def asset_response(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in _TYPES or request.url.path != address(name):
         return PlainTextResponse("there is no such file", 404)
-    return Response(asset(name), media_type=_TYPES[name], headers=_FOREVER)
+    return Response(live_asset(name), media_type=_TYPES[name], headers=_FOREVER)
 
 
 async def icon(request: Request) -> Response:
@@ -221,7 +221,7 @@ async def icon(request: Request) -> Response:
 @cache
 def policy() -> str:
     """The Content-Security-Policy: a page may load from this server, and run its own scripts."""
-    inline = (page.asset("theme.js"), page.asset("page.js"), asset("live.js"))
+    inline = (page.asset("theme.js"), page.asset("page.js"), live_asset("live.js"))
     digests = " ".join(f"'sha256-{_digest(text)}'" for text in inline)
     return (
         f"default-src 'none'; script-src 'self' {digests}; style-src 'self' 'unsafe-inline'; "

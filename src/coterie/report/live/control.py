@@ -73,9 +73,9 @@ class Controls:
             raise RunDirError(_no_resume(run))
 
     def doing(self, path: Path) -> str:
-        """What a process started from here does while it is not at work on its run.
+        """What a process that was started here does before and after it works on its run.
 
-        "starting" before it is at work, "stopping" afterwards, "" if there is no such process.
+        "starting" before, "stopping" afterwards, and "" if there is no such process.
         """
         started = self._started.get(path)
         if started is None or started.process.poll() is not None:
@@ -132,11 +132,11 @@ def _start(words: Sequence[str], folder: Path, log: int) -> subprocess.Popen[byt
 
 
 def _check_free(run: Glance) -> None:
-    """Refuse to resume a run whose comparison is at work, since that will run it."""
+    """Refuse to resume a run if a process works on its comparison, which will resume it."""
     for above in run.path.resolve().parents[:_UP]:
         if RunDir(above).at_work():
             raise RunDirError(
-                f"a process is at work in {above.name}, which {run.name} belongs to: wait for it, "
+                f"a process is working in {above.name}, to which {run.name} belongs: wait for it, "
                 "or stop it first"
             )
 

@@ -14,7 +14,7 @@ BEAT = 15.0  # seconds after which something is sent, to keep the connection ali
 
 
 @dataclass(frozen=True)
-class Part:
+class FeedPart:
     """A part of a page: its JSON, and the version in which it last changed."""
 
     payload: str
@@ -37,7 +37,7 @@ class Feed:
 
     def __init__(self, name: str = "") -> None:
         self._name = name or secrets.token_hex(4)
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, FeedPart] = {}
         self.version = 0
         self.watchers = 0
         self.closed = False
@@ -50,11 +50,11 @@ class Feed:
 
     def update(self, payloads: Mapping[str, str]) -> bool:
         """Replace the parts; returns whether anything has changed."""
-        coming, number = dict[str, Part](), self.version + 1
+        coming, number = dict[str, FeedPart](), self.version + 1
         for id, payload in payloads.items():
             digest = hashlib.blake2b(payload.encode(), digest_size=16).digest()
             old = self.parts.get(id)
-            coming[id] = old if old and old.digest == digest else Part(payload, digest, number)
+            coming[id] = old if old and old.digest == digest else FeedPart(payload, digest, number)
         different = list(coming) != list(self.parts) or any(
             part.version == number for part in coming.values()
         )

@@ -143,7 +143,7 @@ class Following:
     def _find(self) -> None:
         """Look for new runs, and for runs that are gone."""
         runs = find_runs(self.folder, lambda path: has_config(path) or _waits(path))
-        found = {shown(name): path for name, path in runs.items()}
+        found = {name_as_text(name): path for name, path in runs.items()}
         for name, path in found.items():
             if name not in self._seen:
                 self._seen[name] = _Seen(path)
@@ -201,7 +201,7 @@ class Following:
             seen.reading = None
 
 
-def shown(name: str) -> str:
+def name_as_text(name: str) -> str:
     """A file's name as text, even if it is not valid text."""
     return name.encode("utf-8", "replace").decode()
 
@@ -221,7 +221,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _waits(path: Path) -> bool:
-    """Whether a federation that is not at work is being served: it waits for its clients."""
+    """Whether a federation without a running round is being served: it waits for its clients."""
     return RunDir(path / ENGINE).at_work()
 
 

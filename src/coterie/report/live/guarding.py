@@ -67,7 +67,7 @@ def _place_of(origin: str) -> str:
         return ""
 
 
-class Guard:
+class RequestGuard:
     """Guards an ASGI application.
 
     Requests must name the served host, since a page elsewhere could otherwise reach this server

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from coterie.report.live import rows
 from coterie.report.live.control import Controls
 from coterie.report.live.feeds import Feed
-from coterie.report.live.folders import Following, Glance, last_round, shown
+from coterie.report.live.folders import Following, Glance, last_round, name_as_text
 from coterie.report.page import Block, run_blocks
 from coterie.report.reading import RUNNING, Reading
 from coterie.report.rendering import render
@@ -47,7 +47,7 @@ class Watching:
 
     def __init__(self, folder: Path, draw: Draw = run_blocks) -> None:
         self.controls = Controls()
-        self.title = shown(folder.name or str(folder))
+        self.title = name_as_text(folder.name or str(folder))
         self.following = Following(folder, self.controls.doing)
         self._draw = draw
         self.list = Feed()

@@ -206,7 +206,7 @@ class Member:
                 raise reader.refusal(f"the keys of client {client} are not signed by it")
         adverts = {client: entry[:ADVERT] for client, entry in found.items()}
         if adverts.get(mine) != self._kept.secrets.advert(session, mine).body():
-            raise reader.refusal("this client's own keys are missing or others")
+            raise reader.refusal("this client's own keys are missing, or differ from what it sent")
         return adverts
 
     def _dealt(self, circle: Circle) -> dict[int, bytes]:
@@ -254,7 +254,9 @@ class Member:
             key = self._box_key(dealer, purpose, reader)
             shares = crypto.unsealed(key, reader.take(BOX), purpose)
             if shares is None:
-                raise reader.refusal(f"the shares of client {dealer} were changed, or not for here")
+                raise reader.refusal(
+                    f"the shares of client {dealer} were changed, or are not for this client"
+                )
             found[dealer] = shares
         reader.done()
         return found

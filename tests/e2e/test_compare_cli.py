@@ -1,4 +1,4 @@
-"""Methods side by side, and a look at how clients differ."""
+"""Comparisons of several methods, and the listings, on the command line."""
 
 import csv
 import functools

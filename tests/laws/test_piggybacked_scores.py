@@ -1,4 +1,4 @@
-"""Scores that ride on the next round's orders: the same run in fewer exchanges."""
+"""Scores that travel with the next round's orders: the same run in fewer exchanges."""
 
 import json
 from dataclasses import replace
@@ -40,15 +40,15 @@ LOSSY = Coding(up="topk:share=0.3", down="qsgd:levels=7")
 NOT_THE_SAME = ("seconds", "exchanges")
 
 
-class Riding(Loop):
+class Piggybacking(Loop):
     """The reference engine, as if its exchanges were dear."""
 
     piggybacks = True
 
 
 @pytest.fixture(autouse=True)
-def riding(monkeypatch):
-    monkeypatch.setitem(ENGINES, "riding", lambda plan, _=None: Riding(plan))
+def piggybacked(monkeypatch):
+    monkeypatch.setitem(ENGINES, "piggybacked", lambda plan, _=None: Piggybacking(plan))
 
 
 def small(name="fedavg", rounds=4, engine="loop", **settings):
@@ -75,21 +75,22 @@ def alike(scores):
     return pytest.approx(scores, rel=1e-6) if isinstance(scores, float) else scores
 
 
-def assert_same_run(plain, riding, *but):
+def assert_same_run(plain, piggybacked, *but):
     for client in range(len(PEOPLE.clients)):
-        assert same(plain.weights(client), riding.weights(client))
-    assert plain.versions == riding.versions
-    assert len(plain.history) == len(riding.history)
-    for mine, other in zip(plain.history, riding.history, strict=True):
+        assert same(plain.weights(client), piggybacked.weights(client))
+    assert plain.versions == piggybacked.versions
+    assert len(plain.history) == len(piggybacked.history)
+    for mine, other in zip(plain.history, piggybacked.history, strict=True):
         assert bare(other) == alike(bare(mine))
-    assert riding.clients == plain.clients
+    assert piggybacked.clients == plain.clients
     left_out = ("seconds", "train_seconds", "bytes", *but)
     mine, other = (
-        {k: v for k, v in r.summary.items() if k not in left_out} for r in (plain, riding)
+        {k: v for k, v in r.summary.items() if k not in left_out} for r in (plain, piggybacked)
     )
     assert other == alike(mine)
     mine, other = (
-        {k: v for k, v in r.summary["bytes"].items() if k != "unmetered"} for r in (plain, riding)
+        {k: v for k, v in r.summary["bytes"].items() if k != "unmetered"}
+        for r in (plain, piggybacked)
     )
     assert other == mine
 
@@ -103,24 +104,24 @@ def unmetered(result):
 
 @pytest.mark.parametrize(("cohort", "coding"), [(1.0, Coding()), (0.5, LOSSY)], ids=["all", "half"])
 @pytest.mark.parametrize("name", METHODS)
-def test_riding_changes_nothing_but_the_number_of_exchanges(name, cohort, coding):
+def test_piggybacking_changes_nothing_but_the_number_of_exchanges(name, cohort, coding):
     made = small(name, ROUNDS.get(name, 3), cohort=cohort, wire=coding)
-    plain, riding = execute(made), execute(by("riding", made))
-    assert_same_run(plain, riding)
+    plain, piggybacked = execute(made), execute(by("piggybacked", made))
+    assert_same_run(plain, piggybacked)
     # All but the last round are one exchange less: that one's scores have no order to go with.
-    for mine, other in zip(plain.history[:-1], riding.history[:-1], strict=True):
+    for mine, other in zip(plain.history[:-1], piggybacked.history[:-1], strict=True):
         assert other["exchanges"] == mine["exchanges"] - 1
-    assert riding.history[-1]["exchanges"] == plain.history[-1]["exchanges"]
+    assert piggybacked.history[-1]["exchanges"] == plain.history[-1]["exchanges"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "ditto"])
 def test_a_round_is_one_exchange(name):
-    history = execute(small(name, engine="riding")).history
+    history = execute(small(name, engine="piggybacked")).history
     assert [e["exchanges"] for e in history] == [1, 1, 1, 2]
 
 
 def test_a_round_of_dc_pfl_is_one_exchange_and_a_trial_two():
-    history = execute(small("dc-pfl", 8, "riding")).history
+    history = execute(small("dc-pfl", 8, "piggybacked")).history
     trials = ["trial" in e["notes"] for e in history]
     assert any(trials[:-1])
     assert [e["exchanges"] for e in history[:-1]] == [2 if t else 1 for t in trials[:-1]]
@@ -128,13 +129,16 @@ def test_a_round_of_dc_pfl_is_one_exchange_and_a_trial_two():
 
 @pytest.mark.parametrize("name", ["ifca", "fedper", "scaffold", "dc-pfl"])
 def test_a_model_that_an_order_has_already_is_not_sent_again(name):
-    made = small(name, ROUNDS.get(name, 4), "riding")
-    # Only the last round is scored in the other one: what riding costs is the difference.
-    riding, without = execute(made), execute(small(name, ROUNDS.get(name, 4), evaluate_every=0))
-    model = 4 * riding.plan.start.layout.size
-    piggybacks = (len(riding.history) - 1) * len(PEOPLE.clients)
+    made = small(name, ROUNDS.get(name, 4), "piggybacked")
+    # Only the last round is scored in the other one: what piggybacking costs is the difference.
+    piggybacked, without = (
+        execute(made),
+        execute(small(name, ROUNDS.get(name, 4), evaluate_every=0)),
+    )
+    model = 4 * piggybacked.plan.start.layout.size
+    piggybacks = (len(piggybacked.history) - 1) * len(PEOPLE.clients)
     for way, most in (("down", 150), ("up", 500)):
-        cost = (unmetered(riding)[way] - unmetered(without)[way]) / piggybacks
+        cost = (unmetered(piggybacked)[way] - unmetered(without)[way]) / piggybacks
         assert 0 < cost < most < model / 6
 
 
@@ -142,7 +146,7 @@ def test_a_score_costs_what_is_on_top_of_its_order_to_the_byte(monkeypatch):
     # The rounds of a run that scores nothing on its way have the very messages without.
     sizes = {}
 
-    class Weighing(Riding):
+    class Weighing(Piggybacking):
         def exchange(self, requests, until=None):
             sent = {r.client: r.message.size for r in requests}
             for client, answer in super().exchange(requests, until):
@@ -150,10 +154,10 @@ def test_a_score_costs_what_is_on_top_of_its_order_to_the_byte(monkeypatch):
                 sizes[every] = down + sent[client], up + answer.size
                 yield client, answer
 
-    monkeypatch.setitem(ENGINES, "riding", lambda plan, _=None: Weighing(plan))
+    monkeypatch.setitem(ENGINES, "piggybacked", lambda plan, _=None: Weighing(plan))
     found = {}
     for every in (0, 1):
-        found[every] = execute(small(engine="riding", evaluate_every=every, cohort=0.5))
+        found[every] = execute(small(engine="piggybacked", evaluate_every=every, cohort=0.5))
     for way, at in (("down", 0), ("up", 1)):
         total = {e: unmetered(r)[way] + r.summary["bytes"][way] for e, r in found.items()}
         assert total == {e: sizes[e][at] for e in found}
@@ -162,7 +166,9 @@ def test_a_score_costs_what_is_on_top_of_its_order_to_the_byte(monkeypatch):
 
 def test_rounds_are_told_in_order_and_when_they_are_complete(tmp_path):
     told = []
-    execute(small(engine="riding", evaluate_every=2, rounds=5), tmp_path / "r", watch=told.append)
+    execute(
+        small(engine="piggybacked", evaluate_every=2, rounds=5), tmp_path / "r", watch=told.append
+    )
     assert [(e["round"], "received" in e) for e in told] == [
         (1, False), (2, True), (3, False), (4, True), (5, True),
     ]  # fmt: skip
@@ -209,33 +215,33 @@ def test_scores_that_came_twice_count_once():
 )
 def test_what_cannot_wait_is_scored_at_once(settings):
     made = small(rounds=2, **settings)
-    plain, riding = execute(made), execute(by("riding", made))
-    assert_same_run(plain, riding)
-    assert [e["exchanges"] for e in riding.history] == [e["exchanges"] for e in plain.history]
-    assert unmetered(riding) == unmetered(plain)
+    plain, piggybacked = execute(made), execute(by("piggybacked", made))
+    assert_same_run(plain, piggybacked)
+    assert [e["exchanges"] for e in piggybacked.history] == [e["exchanges"] for e in plain.history]
+    assert unmetered(piggybacked) == unmetered(plain)
 
 
 def test_a_target_of_an_adapted_score_is_looked_for_at_once():
     made = experiment(ROWS["per-fedavg"](), PEOPLE, settings={"rounds": 2, "target": 0.99})
-    plain, riding = execute(made), execute(by("riding", made))
-    assert_same_run(plain, riding)
-    assert [e["exchanges"] for e in riding.history] == [3, 3]
+    plain, piggybacked = execute(made), execute(by("piggybacked", made))
+    assert_same_run(plain, piggybacked)
+    assert [e["exchanges"] for e in piggybacked.history] == [3, 3]
 
 
 def test_a_round_that_turns_out_to_be_the_last_is_scored_at_once():
     budget = 3.5 * sum(execute(small(rounds=1)).history[0]["bytes"].values())
     made = small(rounds=5, stop=Ending(bytes=budget))
-    plain, riding = execute(made), execute(by("riding", made))
-    assert_same_run(plain, riding)
-    assert len(riding.history) == 3
-    assert [e["exchanges"] for e in riding.history] == [1, 1, 2]
-    assert "budget" in riding.summary["stopped"]
+    plain, piggybacked = execute(made), execute(by("piggybacked", made))
+    assert_same_run(plain, piggybacked)
+    assert len(piggybacked.history) == 3
+    assert [e["exchanges"] for e in piggybacked.history] == [1, 1, 2]
+    assert "budget" in piggybacked.summary["stopped"]
 
 
 # --- losses --------------------------------------------------------------------------------------
 
 
-def faulty(monkeypatch, made, lost, lost_orders=(), repeated=(), engine=Riding):
+def faulty(monkeypatch, made, lost, lost_orders=(), repeated=(), engine=Piggybacking):
     monkeypatch.setitem(
         ENGINES,
         "faulty",
@@ -253,12 +259,12 @@ def faulty(monkeypatch, made, lost, lost_orders=(), repeated=(), engine=Riding):
 def test_with_a_lost_message_goes_the_score_in_it(name, monkeypatch):
     # The other run loses the same messages, and by hand the scores that would have been with them.
     made = small(name, wire=LOSSY)
-    riding = faulty(monkeypatch, made, [(1, "2.0")], [(2, "3.0")], [(3, "2.0"), (4, "4.0")])
+    piggybacked = faulty(monkeypatch, made, [(1, "2.0")], [(2, "3.0")], [(3, "2.0"), (4, "4.0")])
     lost = [(1, "2.0"), (1, "1.1"), (2, "2.1")]
     plain = faulty(monkeypatch, made, lost, [(2, "3.0")], engine=Loop)
-    assert_same_run(plain, riding, "lost")
-    assert (plain.summary["lost"], riding.summary["lost"]) == (4, 2)
-    assert [e["lost"] for e in riding.history] == [0, 1, 1, 0]
+    assert_same_run(plain, piggybacked, "lost")
+    assert (plain.summary["lost"], piggybacked.summary["lost"]) == (4, 2)
+    assert [e["lost"] for e in piggybacked.history] == [0, 1, 1, 0]
 
 
 def test_a_damaged_answer_is_a_lost_one(monkeypatch):
@@ -268,16 +274,18 @@ def test_a_damaged_answer_is_a_lost_one(monkeypatch):
     monkeypatch.setitem(
         ENGINES,
         "damaging",
-        lambda plan, _=None: Faulty(Riding(plan), damage=lambda c, o: c in some and o == "2.0"),
+        lambda plan, _=None: Faulty(
+            Piggybacking(plan), damage=lambda c, o: c in some and o == "2.0"
+        ),
     )
-    riding = execute(by("damaging", made))
+    piggybacked = execute(by("damaging", made))
     lost = [(second[0], "2.0"), *((c, "1.1") for c in some)]
     plain = faulty(monkeypatch, made, lost, engine=Loop)
-    assert riding.history[0]["received"] == alike(plain.history[0]["received"])
+    assert piggybacked.history[0]["received"] == alike(plain.history[0]["received"])
     for client in range(6):
-        assert same(plain.weights(client), riding.weights(client))
-    assert [e["lost"] for e in riding.history] == [0, 1, 0, 0]
-    assert riding.summary["lost"] == 2
+        assert same(plain.weights(client), piggybacked.weights(client))
+    assert [e["lost"] for e in piggybacked.history] == [0, 1, 0, 0]
+    assert piggybacked.summary["lost"] == 2
 
 
 def test_one_without_an_order_that_does_not_answer_is_nothing_to_the_round(monkeypatch):
@@ -286,28 +294,28 @@ def test_one_without_an_order_that_does_not_answer_is_nothing_to_the_round(monke
     silent = [c for c in range(6) if c not in second]
     waited_for = []
 
-    class Noting(Riding):
+    class Noting(Piggybacking):
         def exchange(self, requests, until=None):
             waited_for.append([r.client for r in requests if not r.spare])
             yield from super().exchange(requests, until)
 
-    riding = faulty(monkeypatch, made, [(c, "2.0") for c in silent], engine=Noting)
+    piggybacked = faulty(monkeypatch, made, [(c, "2.0") for c in silent], engine=Noting)
     plain = faulty(monkeypatch, made, [(c, "1.1") for c in silent], engine=Loop)
-    assert_same_run(plain, riding)
-    assert waited_for[:4] == [e["cohort"] for e in riding.history]
-    assert riding.history[0]["received"] != execute(made).history[0]["received"]
-    assert riding.history[1]["lost"] == 0
-    assert riding.summary["lost"] == 3
+    assert_same_run(plain, piggybacked)
+    assert waited_for[:4] == [e["cohort"] for e in piggybacked.history]
+    assert piggybacked.history[0]["received"] != execute(made).history[0]["received"]
+    assert piggybacked.history[1]["lost"] == 0
+    assert piggybacked.summary["lost"] == 3
 
 
 def test_scores_that_came_in_an_abandoned_round_count(monkeypatch):
     made = small("ditto", min_reports=4)
-    riding = faulty(monkeypatch, made, [(c, "2.0") for c in (0, 1, 2)])
+    piggybacked = faulty(monkeypatch, made, [(c, "2.0") for c in (0, 1, 2)])
     lost = [(c, o) for c in (0, 1, 2) for o in ("2.0", "1.1")]
     plain = faulty(monkeypatch, made, lost, engine=Loop)
-    assert ["abandoned" in e for e in riding.history] == [False, True, False, False]
-    assert ["received" in e for e in riding.history] == [True, False, True, True]
-    assert_same_run(plain, riding, "lost")
+    assert ["abandoned" in e for e in piggybacked.history] == [False, True, False, False]
+    assert ["received" in e for e in piggybacked.history] == [True, False, True, True]
+    assert_same_run(plain, piggybacked, "lost")
 
 
 def test_a_round_of_which_nobody_tells_has_no_scores(monkeypatch, tmp_path):
@@ -315,7 +323,7 @@ def test_a_round_of_which_nobody_tells_has_no_scores(monkeypatch, tmp_path):
     lost = [(c, "2.0") for c in range(6)]
     monkeypatch.setitem(
         ENGINES, "faulty",
-        lambda plan, _=None: Faulty(Riding(plan), lose_reply=lambda c, o: (c, o) in lost),
+        lambda plan, _=None: Faulty(Piggybacking(plan), lose_reply=lambda c, o: (c, o) in lost),
     )  # fmt: skip
     result = execute(small(engine="faulty"), tmp_path / "r", watch=told.append)
     assert ["received" in e for e in result.history] == [False, False, True, True]
@@ -333,7 +341,7 @@ def test_a_score_that_fails_costs_no_reply_and_is_told(call, tmp_path):
             raise ValueError("no such luck")
         return 1.0
 
-    made = replace(small(engine="riding", cohort=0.5), metrics={"touchy": touchy})
+    made = replace(small(engine="piggybacked", cohort=0.5), metrics={"touchy": touchy})
     result = execute(made, tmp_path / "r")
     first, second, *_ = result.history
     (client,) = map(int, first["failed_scores"])
@@ -354,10 +362,10 @@ def test_scores_that_find_no_exchange_have_one_for_themselves():
         return inner.round(fed, state, info) if info.number % 2 == 0 else state
 
     made = experiment(replace(inner, round=round), PEOPLE, settings={"rounds": 4})
-    plain, riding = execute(made), execute(by("riding", made))
-    assert_same_run(plain, riding)
+    plain, piggybacked = execute(made), execute(by("piggybacked", made))
+    assert_same_run(plain, piggybacked)
     assert [e["exchanges"] for e in plain.history] == [2, 1, 2, 1]
-    assert [e["exchanges"] for e in riding.history] == [1, 1, 1, 2]
+    assert [e["exchanges"] for e in piggybacked.history] == [1, 1, 1, 2]
 
 
 # --- killed and resumed --------------------------------------------------------------------------
@@ -366,7 +374,7 @@ def test_scores_that_find_no_exchange_have_one_for_themselves():
 def dying(monkeypatch, at, after):
     """An engine whose server dies in this exchange, before or after the clients have worked."""
 
-    class Dying(Riding):
+    class Dying(Piggybacking):
         count = 0
 
         def exchange(self, requests, until=None):
@@ -390,10 +398,10 @@ def whole(tmp_path_factory):
     """Runs that nobody killed, by how often they were saved: naming what to keep is bytes too."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES, "riding", lambda plan, _=None: Riding(plan))
+        patch.setitem(ENGINES, "piggybacked", lambda plan, _=None: Piggybacking(plan))
         for every in (1, 3):
             folder = tmp_path_factory.mktemp("whole") / "r"
-            found[every] = execute(resumable("riding", every), folder), folder
+            found[every] = execute(resumable("piggybacked", every), folder), folder
     return found
 
 
@@ -415,7 +423,7 @@ def test_killed_in_any_exchange_and_resumed(at, after, every, whole, tmp_path, m
         return found[-1]
 
     monkeypatch.setattr(Store, "answered", answered)
-    resumed = execute(by("riding", made), tmp_path / "r", resume=True)
+    resumed = execute(by("piggybacked", made), tmp_path / "r", resume=True)
     # A resumed server asks the same, scores included, so nobody works twice.
     assert all(reply is not None for reply in found)
     assert len(found) >= 3 * (after and at < 5)
@@ -426,7 +434,7 @@ def test_killed_in_any_exchange_and_resumed(at, after, every, whole, tmp_path, m
 
 @pytest.mark.parametrize("round", [1, 3])
 def test_stopped_after_any_round_and_resumed(round, whole, tmp_path):
-    made = resumable("riding")
+    made = resumable("piggybacked")
     with pytest.raises(Stop):
         execute(made, tmp_path / "r", watch=stop_after(round))
     told = []
@@ -444,7 +452,7 @@ def killed_in_round_three(made, folder, monkeypatch):
         execute(by("dying", made), folder)
 
 
-@pytest.mark.parametrize("engine", ["loop", "riding"])
+@pytest.mark.parametrize("engine", ["loop", "piggybacked"])
 def test_resumed_to_no_further_round_it_is_scored_by_itself(engine, tmp_path, monkeypatch):
     made = small("ditto")
     killed_in_round_three(made, tmp_path / "r", monkeypatch)
@@ -455,7 +463,7 @@ def test_resumed_to_no_further_round_it_is_scored_by_itself(engine, tmp_path, mo
         assert_same_run(short, result)
     assert [e["round"] for e in told] == [2, 2]
     # With more rounds it goes on as if nothing had been.
-    result = execute(by("riding", made), tmp_path / "r", resume=True)
+    result = execute(by("piggybacked", made), tmp_path / "r", resume=True)
     assert_same_run(execute(made, tmp_path / "long"), result)
 
 
@@ -463,7 +471,7 @@ def test_resumed_with_a_target_it_looks_at_the_round_that_had_no_scores(tmp_path
     made = small(evaluate_every=2)
     killed_in_round_three(made, tmp_path / "r", monkeypatch)
     asked = replace(made, settings=replace(made.settings, stop=Ending(target=0.01)))
-    result = execute(by("riding", asked), tmp_path / "r", resume=True)
+    result = execute(by("piggybacked", asked), tmp_path / "r", resume=True)
     assert len(result.history) == 2
     assert result.summary["stopped"] == "reached 0.01 on validation data"
     assert result.history[1]["received"] == alike(execute(made).history[1]["received"])
@@ -474,8 +482,8 @@ def test_without_its_events_a_run_goes_on_if_that_is_accepted(tmp_path, monkeypa
     killed_in_round_three(made, tmp_path / "r", monkeypatch)
     (tmp_path / "r/events.jsonl").unlink()
     with pytest.raises(LostHistory, match=r"events\.jsonl is missing"):
-        execute(by("riding", made), tmp_path / "r", resume=True)
+        execute(by("piggybacked", made), tmp_path / "r", resume=True)
     told, accepted = [], {"resume": True, "discard_damaged": True}
-    result = execute(by("riding", made), tmp_path / "r", watch=told.append, **accepted)
+    result = execute(by("piggybacked", made), tmp_path / "r", watch=told.append, **accepted)
     assert [e["round"] for e in told] == [3, 4]
     assert same(result.weights(0), execute(made).weights(0))

@@ -1,4 +1,4 @@
-"""The Ray engine's own logic, on a Ray that is only pretended: actors are objects of this process.
+"""The Ray engine's own logic, on a stand-in for Ray whose actors are objects of this process.
 
 It is quick, and lets a test decide which call an actor dies of. Real actors are in test_ray.py.
 """

@@ -262,7 +262,7 @@ def test_a_deadline_on_a_shared_channel_is_refused_with_central_noise(tmp_path):
 def test_layers_that_rest_by_what_clients_report_are_refused(tmp_path, mechanism):
     method = ROWS["fedavg layer-wise"]()
     made = planned(method, privacy={"noise": 0.5, "mechanism": mechanism})
-    refused(made, tmp_path, "lets layers rest by numbers that clients report.*layer_interval")
+    refused(made, tmp_path, "skips layers according to numbers that clients report.*layer_interval")
     planned(method, privacy={}).plan(tmp_path)
 
 
@@ -358,7 +358,7 @@ def test_settings_that_mean_nothing_are_refused(tmp_path, privacy, words):
 def test_one_client_hides_among_nobody(tmp_path, mechanism):
     settings = {"privacy": Privacy(mechanism=mechanism, epsilon=0.5)}
     alone = on_quadratics(coterie.fedavg(), [[1.0]], settings=settings)
-    refused(alone, tmp_path, "noise hides one client among others, and there is only one")
+    refused(alone, tmp_path, "noise hides one client among others, but there is only one")
     told = {"privacy": replace(settings["privacy"], delta=1e-3)}
     refused(with_settings(alone, **told), tmp_path, "there is only one")
     two = on_quadratics(coterie.fedavg(), [[1.0], [2.0]], settings=settings)

@@ -1,4 +1,4 @@
-"""A client's desk: a message of which the rest never comes is put down, and the next one taken."""
+"""A message whose remaining parts never arrive is given up, and the next one is taken."""
 
 from __future__ import annotations
 
