@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from torch import nn
 
 from coterie.channel.exposure import sentences
+from coterie.compose.trial import NOBODY
 from coterie.core.messages import ClientId
 from coterie.data import Population, from_clients
 from coterie.errors import ConfigError, DataError, RunDirError, unknown
@@ -371,6 +372,6 @@ def _advice(groups: FoundGroups) -> list[str]:
         )
     if groups.stability["same"] < groups.stability["draws"]:
         sentences.append("The draws disagree: more training data help, and more seeds may.")
-    if set(groups.trial) == {"why"} or (groups.trial and "losses" not in groups.trial):
+    if groups.trial.get("why") == NOBODY:
         sentences.append("To have a trial, set data.val_fraction (val_fraction in Python) above 0.")
     return sentences

@@ -433,6 +433,25 @@ def test_without_validation_data_nobody_knows_whether_it_pays():
     assert found.cost["rounds"] == 0
 
 
+def test_a_trial_that_was_turned_off_does_not_ask_for_validation_data():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 60, 3, generator=g)
+    opposed = [(own, ((own[:, 0] > 0) == (i < 4)).long()) for i, own in enumerate(x)]
+    found = find_groups(opposed, "logistic", trial=False, val_fraction=0, lr=0.5, engine="loop")
+    assert "Whether training them apart pays was not tried." in found.verdict
+    assert found.advice == []
+    result = coterie.simulate(
+        clients=opposed,
+        model="logistic",
+        method=coterie.fedclust(trial="off"),
+        rounds=1,
+        val_fraction=0,
+        lr=0.5,
+        engine="loop",
+    )
+    assert "No trial" not in result.summary["grouping"]["sentence"]
+
+
 def test_too_little_data_is_said_to_be_too_little():
     found = find_groups(people(6, 4), "logistic", engine="loop", seeds=1)
     assert found.verdict.startswith("There is too little data to tell whether there are groups")
