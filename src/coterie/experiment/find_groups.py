@@ -199,6 +199,11 @@ class FoundGroups(Notebook):
         return None if loss is None else loss < self.trial["losses"][0]
 
     @property
+    def says_little(self) -> bool:
+        """Whether there is one group, but trained models may still differ."""
+        return self.evidence["groups"] == 1 and self.evidence["by"] in _SHALLOW
+
+    @property
     def told_of_file(self) -> str:
         """A remark on a file of the groups, if the trial favoured other groups."""
         in_evidence, chosen = self.evidence["groups"], self.trial.get("chosen", 0)
@@ -260,6 +265,11 @@ class FoundGroups(Notebook):
                 f"{loss_of_one:.2f}."
             )
         others = "each client alone has" if chosen == len(self.groups) else f"{chosen} groups have"
+        if lowest is not None and loss_apart <= lowest < loss_of_one:
+            return (
+                f"Training them apart pays: validation loss {loss_apart:.2f} instead of "
+                f"{loss_of_one:.2f}; {others} {lowest:.2f}, which is not clearly more."
+            )
         if loss_apart < loss_of_one:
             return (
                 f"Training them apart pays: validation loss {loss_apart:.2f} instead of "
@@ -361,7 +371,7 @@ def _advice(groups: FoundGroups) -> list[str]:
                 "Give clients more training data, or compare them by labels or data, which takes "
                 "less."
             )
-    elif evidence["groups"] == 1 and evidence["by"] in _SHALLOW:
+    elif groups.says_little:
         sentences.append(
             f"This concerns {_SHALLOW[evidence['by']]} only; trained models may still differ. "
             "Compare by final-layer, or by all, before you train one model for all."

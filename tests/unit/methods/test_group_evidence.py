@@ -232,7 +232,7 @@ def told(groups=2, same=3, draws=3, counts=None, trial=None, enough=True, why=""
         groups=dict.fromkeys(range(6), 0) | ({3: 1, 4: 1, 5: 1} if groups > 1 else {}),
         names={c: f"site {c}" for c in range(6)},
         certainty=dict(enumerate(certainty or [0.5] * 6)),
-        evidence={"groups": groups, "kappa": {"2": 0.91}, "enough": enough, "why": why},
+        evidence={"groups": groups, "kappa": {"2": 0.91, "3": 0.91}, "enough": enough, "why": why},
         stability={
             "draws": draws,
             "same": same,
@@ -278,6 +278,10 @@ def trial(losses, chosen, cuts=(1, 2, 6)):
         (
             told(trial=trial([0.72, 0.7, 0.5], 6)),
             "0.70 instead of 0.72; after so short a training each client alone has 0.50.",
+        ),
+        (
+            told(groups=3, trial=trial([0.72, 0.52, 0.5], 2, cuts=(1, 2, 3))),
+            "pays: validation loss 0.50 instead of 0.72; 2 groups have 0.52, which is not clearly",
         ),
         (
             told(trial=trial([0.72, 0.74, 0.5], 3, cuts=(1, 2, 3))),
