@@ -88,7 +88,6 @@ def test_one_group_in_the_data_alone_leads_to_a_comparison_of_models(by, cli):
     assert advice, ended.out
     last = shlex.split(lines(ended.out)[-1].split("next  ")[1])
     assert last == ["coterie", *map(str, words), "--by", "all"]
-    assert cli(*last[1:], "--seeds", 1, "--no-trial").code == 0
 
 
 def test_the_file_has_the_groups_of_the_evidence_where_the_trial_favours_others(cli):
@@ -148,3 +147,8 @@ def test_under_secure_sums_the_final_layer_is_shown_by_consent_and_once(cli):
     assert "There are 2 groups (reproducibility 1.00, one draw)" in ended.out
     assert "exposed  With consent (--reveal final-layer), the server saw" in ended.out
     assert "Otherwise the server saw only sums" in ended.out
+    # Groups too small for a secure sum are no groups to train.
+    small = cli(*words, "--set", "privacy.reveal=final-layer", "--set", "privacy.min_group=5")
+    assert small.code == 0, small.err
+    assert "no grouping to try has 5 or more clients in every group" in small.out
+    assert lines(small.out)[-1].endswith("--method fedavg")

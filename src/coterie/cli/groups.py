@@ -199,6 +199,7 @@ def _next(groups_found: FoundGroups, to: Path | None) -> str:
     if groups_found.says_little:
         return shlex.join(["coterie", "groups", *kept_arguments, "--by", "all"])
     has_groups = groups_found.evidence["groups"] > 1 and groups_found.pays is not False
+    has_groups = has_groups and "min_group" not in groups_found.trial  # too small for secure sums
     if has_groups and to is not None and groups_found.own_pay is not False:
         method = ["known-groups", "--set", f"method.groups={to}"]
     else:

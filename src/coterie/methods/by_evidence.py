@@ -85,7 +85,8 @@ class Evidenced:
             cuts = trial.candidates(answer.evidence, fed.min_group)
             if len(cuts) == 1:
                 why = trial.no_candidates(answer.evidence.groups, fed.min_group)
-                return replace(state, notes={**state.notes, "verdict": {"why": why}})
+                verdict = {"why": why, "min_group": fed.min_group}
+                return replace(state, notes={**state.notes, "verdict": verdict})
             steps, notes = answer.memory["steps"], state.notes
             if not steps:  # the probe needed no training, or a number of epochs
                 model = state.models[slot]
