@@ -26,6 +26,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -82,6 +83,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "fedclust trial=always": {"trial": "always"},
     "fedclust trial_rounds=4": {"trial_rounds": 4},
 }
+DEFAULT_METHODS = ",".join([*METHODS][:6])
+DEFAULT_KINDS = ",".join(KINDS[:-1])
 FIXED = (2, 4, 8)
 REFERENCES = ("fedavg", "local", *(f"fixed-{k}" for k in FIXED))
 ROUNDS = 40
@@ -521,15 +524,18 @@ def oracle_gaps(sets: Mapping[Any, Any], methods: Sequence[str]) -> list[str]:
     return lines
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", choices=("digits", "fashion-mnist"), default="digits", dest="name")
     parser.add_argument("--folder", default=os.environ.get("COTERIE_DATA"))
     parser.add_argument("--seeds", default=SEEDS)
-    parser.add_argument("--kinds", default=",".join(KINDS[:-1]))
+    parser.add_argument("--kinds", default=DEFAULT_KINDS)
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--schedules")
-    parser.add_argument("--methods", default=",".join([*METHODS][:6]))
+    known = ", ".join(METHODS)
+    parser.add_argument(
+        "--methods", default=DEFAULT_METHODS, help=f"any of: {known}; or others at their defaults"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--hours", type=float, default=6.0, help="begin no run after so long")
@@ -538,7 +544,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="another model (default: mlp for digits, else lenet5)")
     parser.add_argument("--table-only", action="store_true", help="run nothing")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
+    for name in {*asked.methods.split(",")} - {*METHODS, *REFERENCES}:
+        if " " in name:  # parameters other than those above would not be passed on
+            parser.error(f"unknown method {name!r}; any of: {known}")
+        coterie.methods.find(name)
     asked.seeds = [int(s) for s in asked.seeds.split(",")]
     asked.schedules = asked.schedules or usual_schedules(asked.name)
     asked.runs = asked.runs or Path("runs", f"grouping-{asked.name}.jsonl")
@@ -556,18 +566,17 @@ def command(asked: argparse.Namespace) -> str:
         words += ["--set", asked.name, "--folder", "DATA"]
     for option, given, usual in (
         ("--seeds", ",".join(map(str, asked.seeds)), SEEDS),
-        ("--kinds", asked.kinds, ",".join(KINDS)),
+        ("--kinds", asked.kinds, DEFAULT_KINDS),
         ("--sizes", asked.sizes, ",".join(SIZES)),
-        ("--methods", asked.methods, ",".join(METHODS)),
+        ("--methods", asked.methods, DEFAULT_METHODS),
         ("--schedules", asked.schedules, usual_schedules(asked.name)),
         ("--rounds", asked.rounds, ROUNDS),
         ("--model", asked.model, None),
     ):
         words += [option, str(given)] if given != usual else []
-    return " ".join(words)
+    return shlex.join(words)
 
 
-@cache
 def main() -> None:
     asked = arguments()
     if not asked.table_only:

@@ -76,9 +76,35 @@ def test_a_file_with_another_method_and_rules_to_stop_is_no_hindrance(cli):
     ended = cli("groups", "c.toml", "--json", "--seeds", 1)
     assert ended.code == 0, ended.err
     assert len(json.loads(ended.out)["groups"]) == 6
-    ended = cli("groups", "c.toml", "--seeds", 1, "--by", "labels")
+    ended = cli("groups", "c.toml", "--seeds", 1)
     assert ended.code == 0, ended.err
     assert lines(ended.out)[-1].endswith("next  coterie run c.toml --method fedavg")
+
+
+@pytest.mark.parametrize("by", ["labels", "data", "gradient"])
+def test_one_group_in_the_data_alone_leads_to_a_comparison_of_models(by, cli):
+    words = ("groups", "--clients", 6, "--set", "data.samples=300", "--engine", "loop")
+    ended = cli(*words, "--by", by, "--seeds", 1)
+    assert ended.code == 0, ended.err
+    advice = [line for line in lines(ended.out) if "by labels or data" in line or "by all" in line]
+    assert advice, ended.out
+    last = shlex.split(lines(ended.out)[-1].split("next  ")[1])
+    assert last == ["coterie", *map(str, words), "--by", "all"]
+
+
+def test_the_file_has_the_groups_of_the_evidence_where_the_trial_favours_others(cli):
+    words = ("--partition", "shards", "--clients", 10, "--lr", 0.1, "--engine", "loop")
+    ended = cli("groups", *words, "--seeds", 1, "--to", "g.json")
+    assert ended.code == 0, ended.err
+    kept = json.loads(Path("g.json").read_text())
+    number, chosen = kept["evidence"]["groups"], kept["trial"]["chosen"]
+    assert chosen != number  # two labels each: fewer groups do as well
+    assert len(set(kept["groups"].values())) == number
+    assert (
+        f"g.json (the {number} of the evidence; the trial favoured {chosen} groups)"
+    ) in ended.out
+    last = shlex.split(lines(ended.out)[-1].split("next  ")[1])
+    assert last[-4:] == ["--method", "known-groups", "--set", "method.groups=g.json"]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +142,15 @@ def test_under_secure_sums_the_final_layer_is_shown_by_consent_and_once(cli):
     words = ("groups", *TURNED[:2], "--shift", "rotation", "--set", "shift.groups=2")
     words += (*TURNED[6:], "--set", "privacy.secure=true", "--set", "train.steps=4")
     cli(*words).says(2, "does not work under secure aggregation", "privacy.reveal =")
+    cli(*words, "--set", "privacy.reveal=final-layer").says(2, "Set train.steps")
+    words += ("--set", "train.steps=5")
     ended = cli(*words, "--set", "privacy.reveal=final-layer")
     assert ended.code == 0, ended.err
     assert "There are 2 groups (reproducibility 1.00, one draw)" in ended.out
     assert "exposed  With consent (--reveal final-layer), the server saw" in ended.out
     assert "Otherwise the server saw only sums" in ended.out
+    # Groups too small for a secure sum are no groups to train.
+    small = cli(*words, "--set", "privacy.reveal=final-layer", "--set", "privacy.min_group=5")
+    assert small.code == 0, small.err
+    assert "no grouping to try has 5 or more clients in every group" in small.out
+    assert lines(small.out)[-1].endswith("--method fedavg")

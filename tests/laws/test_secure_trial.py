@@ -42,6 +42,28 @@ def test_the_same_groups_and_models_as_in_the_open():
     assert verdict(secure)["losses"] == pytest.approx([losses[1], losses[2]], abs=1e-3)
 
 
+def test_without_a_grouping_of_large_enough_groups_there_is_no_trial():
+    hidden = {"secure": True, "reveal": "final-layer", "min_group": 5}
+    result = run(coterie.fedclust(), **hidden)
+    assert len(set(result.groups.values())) == 1
+    why = result.begun["notes"]["verdict"]["why"]
+    assert why.startswith("the evidence finds 2 groups, but no grouping to try has 5 or more")
+    assert result.summary["grouping"]["sentence"] == f"One group: {why}."
+    assert not any("verdict" in event.get("notes", {}) for event in result.history)
+
+
+def test_groups_too_small_for_a_sum_are_found_but_not_tried():
+    privacy = {"secure": True, "reveal": "final-layer", "min_group": 5}
+    settings = SETTINGS | {"privacy": privacy, "seeds": 1}
+    del settings["rounds"]
+    found = coterie.find_groups(people(), "logistic", **settings)
+    assert list(found.groups.values()) == [0, 1] * 4
+    assert "is not known: the evidence finds 2 groups, but no grouping to try" in found.verdict
+    assert found.advice == []
+    assert found.cost["rounds"] == 0
+    assert set(found.result.groups.values()) == set(found.result.state.models)
+
+
 def test_scores_are_those_of_clients_where_all_count_equally():
     """These clients have equally many samples, so nothing but the scale of sums is different."""
     method = coterie.fedclust(fallback=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from coterie.results.toml import to_toml
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import dc_pfl_table as table
+    import grouping_matrix as matrix
     import initialisation
     import user_centric_figure as picture
 
@@ -31,6 +33,49 @@ def test_the_figures_of_poisoned_updates_are_of_the_present_limit():
     assert kept["limit"] == {"moves": outliers.MOVES, "least": outliers.LEAST}
     longest = max(row["ratio"] for row in kept["honest"])
     assert 0.01 < longest < 0.5  # no honest client comes near it
+
+
+# --- groups at the defaults -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--methods", "flis"],
+        ["--methods", ",".join(matrix.METHODS)],
+        ["--kinds", ",".join(matrix.KINDS)],
+        ["--methods", "fedclust trial=always", "--seeds", "10,11"],
+        ["--set", "fashion-mnist", "--kinds", "iid", "--schedules", "busy", "--model", "mlp"],
+    ],
+)
+def test_the_command_of_the_matrix_makes_the_same_cells(words):
+    asked = matrix.arguments(words)
+    again = matrix.arguments(shlex.split(matrix.command(asked))[2:])
+    assert list(matrix.cells(again)) == list(matrix.cells(asked))
+
+
+@pytest.mark.parametrize("name", ["fedclust trial=alway", "flos"])
+def test_a_method_that_the_matrix_does_not_know_is_refused(name):
+    with pytest.raises((SystemExit, ConfigError)):
+        matrix.arguments(["--methods", name])
+
+
+def test_flis_has_a_row_in_the_matrix(tmp_path, monkeypatch):
+    """It needs public samples, of those that no client has; other methods get none."""
+    few = slice(None, 400)  # images, of which half are dealt to the clients
+    x, y = matrix.samples("digits", None)
+    monkeypatch.setattr(matrix, "samples", lambda *_: (x[few], y[few]))
+    words = ["--methods", "flis", "--kinds", "label-sets", "--sizes", "10", "--seeds", "10"]
+    words += ["--schedules", "default", "--rounds", "1", "--runs", str(tmp_path / "rows.jsonl")]
+    asked = matrix.arguments(words)
+    (cells,) = matrix.cells(asked)
+    rows = matrix.attempt(cells, None)
+    assert [row.get("error") for row in rows] == [None] * len(rows)
+    row = next(line for line in matrix.tables(rows, ["flis"]) if line.startswith("| `flis` |"))
+    assert "of 1" in row
+    population, _ = matrix.planted("label-sets", "10", 10)
+    assert len(population.public) == len(y[few]) // 10
 
 
 # --- DC-PFL's table II ---------------------------------------------------------------------------

@@ -188,7 +188,7 @@ _OWN = {
 
 
 def _next(groups_found: FoundGroups, to: Path | None) -> str:
-    """The command of the run to do next."""
+    """The command to run next."""
     arguments = iter(sys.argv[2:])
     kept_arguments = []
     for argument in arguments:
@@ -196,7 +196,10 @@ def _next(groups_found: FoundGroups, to: Path | None) -> str:
             kept_arguments.append(argument)
         elif _OWN[argument.partition("=")[0]] and "=" not in argument:
             next(arguments, None)
+    if groups_found.says_little:
+        return shlex.join(["coterie", "groups", *kept_arguments, "--by", "all"])
     has_groups = groups_found.evidence["groups"] > 1 and groups_found.pays is not False
+    has_groups = has_groups and "min_group" not in groups_found.trial  # too small for secure sums
     if has_groups and to is not None and groups_found.own_pay is not False:
         method = ["known-groups", "--set", f"method.groups={to}"]
     else:

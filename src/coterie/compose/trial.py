@@ -561,6 +561,21 @@ def _conclude(
 NOBODY = "no client has validation data: there is no way to tell whether groups pay"
 
 
+def no_candidates(groups: int, min_group: int) -> str:
+    """Why there is no trial if a single group is the only candidate.
+
+    >>> no_candidates(3, 4)
+    'the evidence finds 3 groups, but no grouping to try has 4 or more clients in every group, ...'
+    """
+    if min_group == 1:
+        return "there is no grouping to try instead of one model"
+    evidence = f"the evidence finds {groups} groups, but " if groups > 1 else ""
+    return (
+        f"{evidence}no grouping to try has {min_group} or more clients in every group, as secure "
+        "sums need (privacy.min_group)"
+    )
+
+
 def decide(
     verdict: Verdict, counts: Sequence[int], decided: int = -1, data: str = "validation"
 ) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from torch import nn
 
 from coterie.channel.exposure import sentences
+from coterie.compose.trial import NOBODY
 from coterie.core.messages import ClientId
 from coterie.data import Population, from_clients
 from coterie.errors import ConfigError, DataError, RunDirError, unknown
@@ -198,6 +199,11 @@ class FoundGroups(Notebook):
         return None if loss is None else loss < self.trial["losses"][0]
 
     @property
+    def says_little(self) -> bool:
+        """Whether there is one group, but trained models may still differ."""
+        return self.evidence["groups"] == 1 and self.evidence["by"] in _SHALLOW
+
+    @property
     def told_of_file(self) -> str:
         """A remark on a file of the groups, if the trial favoured other groups."""
         in_evidence, chosen = self.evidence["groups"], self.trial.get("chosen", 0)
@@ -259,6 +265,11 @@ class FoundGroups(Notebook):
                 f"{loss_of_one:.2f}."
             )
         others = "each client alone has" if chosen == len(self.groups) else f"{chosen} groups have"
+        if lowest is not None and loss_apart <= lowest < loss_of_one:
+            return (
+                f"Training them apart pays: validation loss {loss_apart:.2f} instead of "
+                f"{loss_of_one:.2f}; {others} {lowest:.2f}, which is not clearly more."
+            )
         if loss_apart < loss_of_one:
             return (
                 f"Training them separately pays off: validation loss {loss_apart:.2f} instead of "
@@ -360,7 +371,7 @@ def _advice(groups: FoundGroups) -> list[str]:
                 "Give clients more training data, or compare them by labels or data, which takes "
                 "less."
             )
-    elif evidence["groups"] == 1 and evidence["by"] in _SHALLOW:
+    elif groups.says_little:
         sentences.append(
             f"This concerns {_SHALLOW[evidence['by']]} only; trained models may still differ. "
             "Compare by final-layer, or by all, before you train one model for all."
@@ -371,6 +382,6 @@ def _advice(groups: FoundGroups) -> list[str]:
         )
     if groups.stability["same"] < groups.stability["draws"]:
         sentences.append("The draws disagree: more training data help, and more seeds may.")
-    if set(groups.trial) == {"why"} or (groups.trial and "losses" not in groups.trial):
+    if groups.trial.get("why") == NOBODY:
         sentences.append("To have a trial, set data.val_fraction (val_fraction in Python) above 0.")
     return sentences

@@ -82,6 +82,11 @@ class Evidenced:
         if len(answer.clients) < 2 or not (answer.evidence.groups > 1 or self.tries == "always"):
             return state
         if self.tries != "off" and answer.validated:
+            cuts = trial.candidates(answer.evidence, fed.min_group)
+            if len(cuts) == 1:
+                why = trial.no_candidates(answer.evidence.groups, fed.min_group)
+                verdict = {"why": why, "min_group": fed.min_group}
+                return replace(state, notes={**state.notes, "verdict": verdict})
             steps, notes = answer.memory["steps"], state.notes
             if not steps:  # the probe needed no training, or a number of epochs
                 model = state.models[slot]
@@ -98,10 +103,11 @@ class Evidenced:
                 self.rounds,
                 self.again,
                 steps,
+                cuts,
                 later=self.later,
             )
             return state.joined({}, trial={**plan, "probe": answer.memory})
-        if not answer.validated:
+        if self.tries != "off":
             state = replace(state, notes={**state.notes, "verdict": {"why": trial.NOBODY}})
         names = [f"{number}/{g}" for g in answer.evidence.labels]
         models = {s: m for s, m in state.models.items() if s != slot}
@@ -158,14 +164,16 @@ def by_evidence(
     probes: Callable[[Federation, State, Round], State] | None = None,
     check: Check | None = None,
     tasks: Mapping[str, Task] | None = None,
+    why: str = "",
 ) -> Assign:
     """One group of all clients at first; more once a trial has confirmed the evidence for them.
 
-    The evidence is gathered before the first round, or when ``probes`` gathers it.
+    The evidence is gathered before the first round, or when ``probes`` gathers it. Until then,
+    ``why`` says why there is one group.
     """
 
     def start(fed: Federation, setup: Setup) -> State:
-        state = one_group(setup)
+        state = replace(one_group(setup), notes={"why": why} if why else {})
         return state if probes is not None else how.probed(fed, state)[0]
 
     def checks(setup: Setup) -> None:

@@ -39,6 +39,8 @@ NOT_AT_REST = (
     "clients still pull in one direction, so they were not asked for evidence: their mean update "
     "is {:.2f} times as long as noise alone would be, and a group is asked only below {:.0f} times"
 )
+TOO_FEW_UPDATES = "fewer than two clients sent an update in the last round, so there was no test"
+NO_CHANGE = "no client changed the model in the last round, so there was nothing to compare"
 
 
 @method
@@ -196,6 +198,8 @@ def at_rest(how: Evidenced) -> Assign:
         notes = {**state.notes, "norms": norms}
         if not asks and AT_REST <= calmest < math.inf:
             notes["why"] = NOT_AT_REST.format(calmest, AT_REST)
+        elif not asks and math.isinf(calmest):
+            notes["why"] = NO_CHANGE if norms else TOO_FEW_UPDATES
         return replace(state.joined({}, resting=resting, asks=asks), notes=notes), replies
 
     return replace(by_evidence(how, probes), sorts=sorts)

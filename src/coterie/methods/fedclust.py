@@ -24,6 +24,7 @@ from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 @method
 @exclusive("threshold", "clusters")
+@exclusive("warmup_steps", "warmup_epochs")
 def fedclust(
     threshold: Bound | Literal["auto"] = "auto",
     clusters: Count | None = None,

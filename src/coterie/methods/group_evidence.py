@@ -105,7 +105,7 @@ def group_evidence(
         state = replace(state, notes=notes)
         if "trial" in state.memory:
             return state
-        if answer.evidence.groups > 1:  # clients too small for two halves join a group, too
+        if ROOT not in state.models:  # clients too small for two halves join a group, too
             state = state.joined({c: f"0/{g}" for c, g in placed.items()})
         return replace(state, over=DONE)
 

@@ -96,7 +96,8 @@ def fl_hc(
     """
     if threshold == "auto" and clusters is None:
         how = Evidenced(Probe("model"), trial, trial_rounds, first=rounds, later=rounds)
-        return grouped("fl-hc", by_evidence(how, once_after(how, rounds)))
+        rule = by_evidence(how, once_after(how, rounds), why=not_yet(rounds))
+        return grouped("fl-hc", rule)
     height = threshold
     distance = {"l1": manhattan, "l2": euclidean, "cosine": cosine}[metric]
 
@@ -104,7 +105,7 @@ def fl_hc(
         return cut_tree(sent, distance(changes(state, sent)), linkage, height, clusters)
 
     check = no_more("fl-hc", "clusters", clusters)
-    return grouped("fl-hc", regrouped(once_from(rounds), label, check))
+    return grouped("fl-hc", regrouped(once_from(rounds), label, check, why=not_yet(rounds)))
 
 
 @method
@@ -315,9 +316,20 @@ def once_from(number: int) -> Due:
     return lambda state, info: info.number >= number and 0 in state.models
 
 
-def regrouped(due: Due, label: Label, check: Check | None = None) -> Assign:
+def not_yet(rounds: int) -> str:
+    """Why there is one group if clients are compared only after so many rounds.
+
+    >>> not_yet(5), not_yet(0)
+    ('clients are compared in round 6, after 5 rounds with one model', '')
+    """
+    with_one_model = f"{rounds} round{'s' * (rounds > 1)} with one model"
+    return f"clients are compared in round {rounds + 1}, after {with_one_model}" if rounds else ""
+
+
+def regrouped(due: Due, label: Label, check: Check | None = None, why: str = "") -> Assign:
     """One group at first; in each round that is ``due``, all clients train and are regrouped.
 
+    Until the first such round, ``why`` says why there is one group.
     This training is the round's training: each new group's model is the mean of its members'
     uploads. Groups get new names, so that whatever else is kept for a group's model starts afresh.
     A client that does not answer has no group until the next time it is selected.
@@ -341,7 +353,11 @@ def regrouped(due: Due, label: Label, check: Check | None = None) -> Assign:
         models = dict.fromkeys(groups.values(), next(iter(state.models.values())))
         return State(models, groups, state.memory, notes), replies
 
-    return Assign(everyone().start, sees="each", check=check, sorts=sorts, looks=due)
+    def start(fed: Federation, setup: Setup) -> State:
+        state = everyone().start(fed, setup)
+        return replace(state, notes={"why": why}) if why else state
+
+    return Assign(start, sees="each", check=check, sorts=sorts, looks=due)
 
 
 def changes(state: State, sent: Sent) -> Matrix:

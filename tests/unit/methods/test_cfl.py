@@ -19,7 +19,7 @@ from coterie.core.tree import same
 from coterie.core.weights import Layout, Weights
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError
-from coterie.methods.cfl import cfl
+from coterie.methods.cfl import NO_CHANGE, TOO_FEW_UPDATES, cfl
 from faulty import Faulty
 from scripted import Scripted, Spy, halves, linears, opened, setup, steps, weights
 from support import digits, drive, experiment, on_quadratics
@@ -317,6 +317,20 @@ def test_a_group_is_probed_when_its_mean_update_is_little_more_than_noise():
         # Who was never asked is told why: the mean is √6·cos 35° = 2.01 times the noise.
         said = "is 2.01 times as long as noise alone would be, and a group is asked only below 2"
         assert (said in state.notes.get("why", "")) == (not at_rest)
+
+
+@pytest.mark.parametrize(
+    ("moves", "cohort", "why"),
+    [
+        (dict.fromkeys(IDS, (0.0, 0.0)), IDS, NO_CHANGE),
+        (dict.fromkeys(IDS, (1.0, 0.0)), IDS[:1], TOO_FEW_UPDATES),
+    ],
+)
+def test_one_group_without_anything_to_compare_has_a_reason(moves, cohort, why):
+    people = People({0: moves}, SIX)
+    state = run(cfl(trial="off"), people, [cohort])
+    assert asked_for(people) == ["train"]
+    assert state.notes["why"] == why
 
 
 def test_a_group_that_stays_together_is_asked_again_after_twice_as_many_rounds():

@@ -296,7 +296,8 @@ def test_parameters_that_make_no_sense():
     for wrong in (
         {"threshold": -1.0}, {"threshold": math.nan}, {"threshold": "atuo"}, {"clusters": 0},
         {"clusters": 2, "threshold": 1.0}, {"warmup_epochs": 0}, {"linkage": "wart"},
-        {"warmup_steps": 0}, {"trial": "on"}, {"clusters": 2, "start": "one"},
+        {"warmup_steps": 0}, {"trial": "on"},
+        {"warmup_steps": 50, "warmup_epochs": 2}, {"clusters": 2, "start": "one"},
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="fedclust"):
             coterie.fedclust(**wrong)

@@ -232,7 +232,7 @@ def told(groups=2, same=3, draws=3, counts=None, trial=None, enough=True, why=""
         groups=dict.fromkeys(range(6), 0) | ({3: 1, 4: 1, 5: 1} if groups > 1 else {}),
         names={c: f"site {c}" for c in range(6)},
         certainty=dict(enumerate(certainty or [0.5] * 6)),
-        evidence={"groups": groups, "kappa": {"2": 0.91}, "enough": enough, "why": why},
+        evidence={"groups": groups, "kappa": {"2": 0.91, "3": 0.91}, "enough": enough, "why": why},
         stability={
             "draws": draws,
             "same": same,
@@ -281,6 +281,10 @@ def trial(losses, chosen, cuts=(1, 2, 6)):
         (
             told(trial=trial([0.72, 0.7, 0.5], 6)),
             "0.70 instead of 0.72; after so short a training each client alone has 0.50.",
+        ),
+        (
+            told(groups=3, trial=trial([0.72, 0.52, 0.5], 2, cuts=(1, 2, 3))),
+            "pays: validation loss 0.50 instead of 0.72; 2 groups have 0.52, which is not clearly",
         ),
         (
             told(trial=trial([0.72, 0.74, 0.5], 3, cuts=(1, 2, 3))),
@@ -434,6 +438,25 @@ def test_without_validation_data_nobody_knows_whether_it_pays():
     assert "is not known: no client has validation data." in found.verdict
     assert any("val_fraction" in sentence for sentence in found.advice)
     assert found.cost["rounds"] == 0
+
+
+def test_a_trial_that_was_turned_off_does_not_ask_for_validation_data():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 60, 3, generator=g)
+    opposed = [(own, ((own[:, 0] > 0) == (i < 4)).long()) for i, own in enumerate(x)]
+    found = find_groups(opposed, "logistic", trial=False, val_fraction=0, lr=0.5, engine="loop")
+    assert "Whether training them apart pays was not tried." in found.verdict
+    assert found.advice == []
+    result = coterie.simulate(
+        clients=opposed,
+        model="logistic",
+        method=coterie.fedclust(trial="off"),
+        rounds=1,
+        val_fraction=0,
+        lr=0.5,
+        engine="loop",
+    )
+    assert "No trial" not in result.summary["grouping"]["sentence"]
 
 
 def test_too_little_data_is_said_to_be_too_little():

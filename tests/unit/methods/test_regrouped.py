@@ -217,6 +217,23 @@ def test_fl_hc_asks_everybody_once_after_its_rounds():
     assert state.models["2/1"].vector.tolist() == [4, 4 + 8]
 
 
+@pytest.mark.parametrize("given", [{}, {"clusters": 2}, {"threshold": 1.0}])
+def test_a_run_of_fl_hc_that_ends_before_its_clustering_has_a_reason(given):
+    people = People(dict.fromkeys(range(4), ROUND))
+    state = fl_hc(rounds=2, **given).init(people, setup(weights(PLANE, 0, 0), IDS))
+    assert state.notes == {"why": "clients are compared in round 3, after 2 rounds with one model"}
+    result = coterie.simulate(
+        [(torch.ones(9, 2), torch.arange(9) % 2)] * 3,
+        "logistic",
+        fl_hc(**given),
+        rounds=1,
+        engine="loop",
+    )
+    assert result.summary["grouping"] == {
+        "sentence": "One group: clients are compared in round 6, after 5 rounds with one model."
+    }
+
+
 def test_adaptive_asks_again_while_there_is_one_group_and_ever_less_often():
     alike = dict.fromkeys(range(30), dict.fromkeys(IDS, (1, 1)))
     people = People(alike)
