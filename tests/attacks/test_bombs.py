@@ -144,7 +144,7 @@ def test_a_malicious_server_does_not_fill_a_members_memory(name, tmp_path):
     assert answer.kind == "refused"
     assert peak < MOST
     for said in (answer.told["text"], *fed.heard[-1:]):  # on both sides
-        assert f"hold {MANY} numbers" in said
+        assert f"claims {MANY} numbers" in said
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_who_has_few_points_sends_few_centres_and_is_grouped_all_the_same(tmp_pa
 
 def test_words_are_refused_in_a_sentence(tmp_path):
     tokens = torch.randint(0, 50, (6, 8))
-    with pytest.raises(ConfigError, match=r"k-fed .* client 0 .*tokens .*int64.*fedclust"):
+    with pytest.raises(ConfigError, match=r"k-fed .* client 0 are token indices .*int64.*fedclust"):
         asked(k_fed(k=2), table(tokens, tokens), tmp_path)
 
 
