@@ -59,6 +59,7 @@ class TrainingContext:
     schedule: Schedule
     seed: int
     equal: bool = False  # whether clients count equally, however many samples they have
+    hidden: bool = False  # whether uploads go into secure sums
     together: Together = field(init=False)  # where clients train, alone or several at once
 
     def __post_init__(self) -> None:
@@ -103,6 +104,11 @@ class Client:
     def weight(self) -> int:
         """This client's weight in means by samples; 1 where all clients count equally."""
         return 1 if self._context.equal else len(self.train)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether what this client sends goes into secure sums, which must not single it out."""
+        return self._context.hidden
 
     def kept(self, name: str) -> Weights | None:
         """The weights in this client's state under ``name``; None if there are none."""
