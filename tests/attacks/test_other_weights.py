@@ -108,6 +108,18 @@ def test_scores_of_a_trial_count_as_its_models_do(tmp_path):
     assert abs(guess - loss_of(server, victim, logs)) > 0.1
 
 
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_buffers_count_as_the_parameters_before_them_do(method, tmp_path):
+    # These methods sum models by heads, and multiplied buffers by samples: "count" is by what.
+    server = Server(tmp_path, **{**ONE_MORE, "method": {"name": method}})
+    arrays = {"0": server.start}
+    if method == "scaffold":
+        arrays["correction"] = torch.zeros(server.start.layout.trainable)
+    total = server.sum(arrays)
+    assert total is not None
+    assert float(total.arrays["count"]) == 1
+
+
 # --- sums in which all but one cancel -------------------------------------------------------------
 
 

@@ -86,7 +86,7 @@ def check(privacy, method, coding=None, policy=None):
 
 def test_no_digits_may_be_lost_on_the_way_to_a_secure_sum():
     secure = Privacy(secure=True)
-    with pytest.raises(ConfigError, match=r"wire\.up = 'qsgd' loses digits.*--secure"):
+    with pytest.raises(ConfigError, match=r"wire\.up = 'qsgd' is lossy.*--secure"):
         check(secure, coterie.fedavg(), Coding(up="qsgd"))
     check(Privacy(), coterie.fedavg(), Coding(up="qsgd"))
 
