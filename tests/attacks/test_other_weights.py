@@ -143,6 +143,13 @@ def test_a_model_of_other_numbers_moves_nobody(tmp_path):
     assert not server.gave_keys
 
 
+@pytest.mark.parametrize(("mu", "taken"), [(1.0, True), (10.0, True), (1e6, False)])
+def test_no_pull_makes_a_second_step_count_far_more_than_the_first(mu, taken, tmp_path):
+    # A client of two steps would be pulled back a hundred thousand times as far as it has moved.
+    server = Server(tmp_path, method={"name": "fedprox", "mu": mu}, train={"lr": 0.1})
+    assert (server.sum({"0": server.start}) is not None) == taken
+
+
 # --- noise ----------------------------------------------------------------------------------------
 
 NOISY = {"privacy": {"noise": 0.1, "clip": 1.0, "delta": 1e-3}}
