@@ -347,8 +347,8 @@ def test_an_order_that_goes_into_no_sum_leaves_a_clients_state_alone(more, tmp_p
 @pytest.mark.parametrize(
     ("task", "offers", "config", "other"),
     [
-        # The same rows once more, divided by samples: two weightings of the same numbers.
-        ("score-cuts", "01", {"cuts": "0 1", "on": "train"}, {"scaled": True}),
+        # The same losses once more, and others beside them.
+        ("score-cuts", "01", {"cuts": "0 1", "on": "train"}, {"cuts": "1 0"}),
         ("train", "0", {"steps": 1}, {"steps": 2}),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from coterie.channel.privacy.client import ClientPrivacy
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.wire import Wire
 from coterie.core.aggregate import mix
-from coterie.core.messages import Mean, Reply, vector_of
+from coterie.core.messages import Chosen, Mean, Mixing, Reply, Slot, vector_of
 from coterie.core.method import Method, Round
 from coterie.data import Population, build_population, load
 from coterie.engines.loop import Loop
@@ -134,7 +134,8 @@ class Witness:
         self.uploads.clear()
         found = self.fed.reduce(orders, into, by_examples)
         there = {c for mean in found.values() for c in mean.clients}
-        plain = mix([r for r in self.uploads.values() if r.client in there], into, by_examples)
+        replies = [r for r in self.uploads.values() if r.client in there]
+        plain = as_in_sums(replies, into, by_examples)
         self.means.append((found, plain))
         return found
 
@@ -150,6 +151,27 @@ def witness(monkeypatch) -> Callable[[Any], Witness]:
 
     monkeypatch.setattr(ClientPrivacy, "advertise", seen)
     return lambda fed: Witness(fed, uploads)
+
+
+def as_in_sums(replies: Sequence[Reply], into: Mixing, by_examples: bool) -> dict[Slot, Mean]:
+    """The plain means of these replies, but for metrics, which count as the arrays do."""
+    means = mix(replies, into, by_examples)
+    for slot, mean in means.items():
+        there = [r for r in replies if r.client in mean.clients]
+        metrics = {}
+        for name in mean.metrics:
+            rows = [
+                (
+                    (1.0 if isinstance(into, Chosen) else into[r.client][slot])
+                    * (r.examples if by_examples else 1),
+                    r.metrics[name],
+                )
+                for r in there
+                if name in r.metrics
+            ]
+            metrics[name] = sum(w * value for w, value in rows) / sum(w for w, _ in rows)
+        means[slot] = replace(mean, metrics=metrics)
+    return means
 
 
 def close(found: Mean, plain: Mean, bits: int) -> None:

@@ -63,7 +63,7 @@ class Server:
         tables = {"data": {"samples": 25 * count}, **told}
         tables["privacy"] = {**PRIVACY, **told.get("privacy", {})}
         made = tree(count, **tables)
-        made["model"] = dict(told.get("model", made["model"]))
+        made |= {name: dict(told.get(name, made[name])) for name in ("model", "partition")}
         self.fed = Federation(root, made, secure=True, keys=keys and keys.fed.keys)
         for member in self.fed.grid.members.values():
             member.secure, member.reveal = True, reveal
@@ -169,6 +169,7 @@ class Server:
         noise: Mapping[str, float] | None = None,
         run: str = "",
         settings: Mapping[str, Any] | None = None,
+        by_examples: bool = False,
         **config: Any,
     ) -> Total | None:
         """The sum of what these clients make of one order; None if they refuse it.
@@ -185,7 +186,7 @@ class Server:
         orders = [Order(c, task, arrays, config) for c in clients or range(self.count)]
         into = {o.client: {0: 1.0} for o in orders}
         try:
-            (total,) = other.sums(orders, into, False, noise).values()
+            (total,) = other.sums(orders, into, by_examples, noise).values()
         except CoterieError:
             return None
         return total

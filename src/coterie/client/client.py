@@ -59,6 +59,7 @@ class TrainingContext:
     schedule: Schedule
     seed: int
     equal: bool = False  # whether clients count equally, however many samples they have
+    hidden: bool = False  # whether uploads go into secure sums
     together: Together = field(init=False)  # where clients train, alone or several at once
 
     def __post_init__(self) -> None:
@@ -103,6 +104,11 @@ class Client:
     def weight(self) -> int:
         """This client's weight in means by samples; 1 where all clients count equally."""
         return 1 if self._context.equal else len(self.train)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether what this client sends goes into secure sums, which must not single it out."""
+        return self._context.hidden
 
     def kept(self, name: str) -> Weights | None:
         """The weights in this client's state under ``name``; None if there are none."""
@@ -150,6 +156,7 @@ class Client:
         schedule. A second training in the same round needs its own ``stream``, so that it does not
         repeat the batches of the first.
         """
+        self._refuse_overshooting(objective, self.schedule(**changes).lr)
         order, dropout = (
             seed_for(self._context.seed, purpose, self.round, self.id, stream)
             for purpose in ("order", "dropout")
@@ -174,6 +181,18 @@ class Client:
                 f"client {self.id}, round {self.round + 1}: {error}. Lower the learning rate "
                 "(train.lr) or clip gradients (train.clip)"
             ) from error
+
+    def _refuse_overshooting(self, objective: Objective | None, lr: float) -> None:
+        """Refuse, in secure sums, a pull by which each step counts more than the one before.
+
+        A client that makes more steps than the others would then be most of the sum.
+        """
+        strength = sum(penalty.strength for penalty in objective.penalties) if objective else 0.0
+        if self.hidden and lr * strength > 1:
+            raise TrainingError(
+                f"client {self.id}: a pull of strength {strength:g} times train.lr = {lr:g} is "
+                "more than 1, which clients of secure sums do not take"
+            )
 
     def adapt(self, model: Weights, epochs: int) -> Weights:
         """Fine-tune a model for some epochs on this client's training data."""

@@ -26,10 +26,14 @@ Term = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Penalty:
-    """A penalty on the parameters θ, which may depend on those that training started from."""
+    """A penalty on the parameters θ, which may depend on those that training started from.
+
+    ``strength`` is the factor by which its gradient grows with the distance from an anchor.
+    """
 
     value: Callable[[Tensor, Tensor], Tensor]
     add_gradient: Callable[[Tensor, Tensor, Tensor], None]
+    strength: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def proximal(mu: float, anchor: Weights | None = None) -> Objective:
     def add_gradient(gradient: Tensor, theta: Tensor, start: Tensor) -> None:
         gradient.add_(theta - towards(start), alpha=mu)
 
-    return Objective((Penalty(value, add_gradient),))
+    return Objective((Penalty(value, add_gradient, mu),))
 
 
 def linear(slope: Weights) -> Objective:

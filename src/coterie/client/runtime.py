@@ -78,9 +78,10 @@ class ClientRuntime:
         model = FlatModel(copy.deepcopy(plan.module), plan.device, plan.bn)
         start = Weights(model.layout, plan.start.vector)
         training = plan.training
-        equal = plan.privacy.secure and plan.privacy.weights == "equal"
+        hidden = plan.privacy.secure
+        equal = hidden and plan.privacy.weights == "equal"
         self.context = TrainingContext(
-            model, start, training.criterion, training.schedule, plan.seed, equal
+            model, start, training.criterion, training.schedule, plan.seed, equal, hidden
         )
         self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)

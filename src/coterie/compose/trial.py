@@ -38,7 +38,6 @@ from coterie.errors import TrainingError
 KEPT = "trial"  # the client state that holds a trained model until it has been scored
 KEPT_IN = "trial_round"  # the client state that holds the round of that model
 STEPS = "trial_steps"  # in a training order: the minimum number of steps before a model is scored
-SCALED = "scaled"  # in a scoring order: whether scores are divided by the client's samples
 ALL_CLIENTS = "everybody"  # the slot of the sum of all scores
 TWICE = "sends, in a trial, a model and a copy of it that may have made more steps"  # secure sums
 SCORED = "scored"  # in an upload: the longer-trained copy, to be averaged and scored
@@ -207,6 +206,11 @@ def score_cuts(
             f"client {client.id} was asked to score {len(names)} cuts, more than {MOST_CUTS}"
         )
     totals = [int(n) for n in str(config.get("totals", "")).split()]
+    if totals and client.hidden:  # for whoever repeats its loss below, the difference is zero
+        raise TrainingError(
+            f"client {client.id} was asked for losses without its own update, and in a secure sum "
+            "these could be the losses of a single client"
+        )
     own_model = _take_kept(client)
     arrays = {n: _restored(a, sharing.travelling(client.base.layout)) for n, a in arrays.items()}
     losses, models = dict[str, Tensor](), dict[str, Weights]()
@@ -232,8 +236,6 @@ def score_cuts(
         others = _losses_without_own(client, own_model, names, totals, models, mean)
     levels = [torch.cat([v[:1], v[1:] - v[0]]) for v in (mean, others)]
     row = torch.cat([torch.ones(1), *levels, (mean[a] - mean[b]) ** 2, within])
-    if config.get(SCALED):
-        row = row / max(1, client.weight)
     return Upload({"scores": row.float()})
 
 
@@ -381,7 +383,7 @@ class _Trained:
     """The groups' models after a round, the copies to score, and the means of all other groups.
 
     ``totals`` are the samples behind each model, if clients can subtract their own contribution:
-    in the first round of a trial, if means are plain.
+    in the first round of a trial, if means are plain and not of secure sums.
     """
 
     models: dict[str, Weights]
@@ -411,7 +413,7 @@ def _first_round(
     models = {str(s): _model(m, start) for s, m in trial_means.items()}
     scored = {str(s): _model(m, start, SCORED) for s, m in trial_means.items()}
     other_means = {s: m for s, m in means.items() if s not in plan.members}
-    exact = fed.plain_means and plan.on == "val"
+    exact = fed.plain_means and fed.min_group == 1 and plan.on == "val"
     totals = {str(s): m.examples for s, m in trial_means.items()} if exact else {}
     return _Trained(models, scored, other_means, totals)
 
@@ -486,8 +488,8 @@ def _scores(
     """The mean of the clients' rows, and the number of clients."""
     models = trained.scored
     exact = bool(trained.totals)  # a client has kept exactly what it sent
-    # Under secure sums, clients sign one row of weights per round: the one of the models just
-    # summed, by samples. Scores are divided by the client's samples so that clients count equally.
+    # Under secure sums, all that clients send in a round has the same weights: those of the models
+    # just summed, by samples. So clients count by their samples in such a trial, and not equally.
     hidden = fed.min_group > 1
     # One sum is enough for the verdict, except under secure sums (members have already signed the
     # sums of their groups) and with robust means (which are robust within a group only).
@@ -499,8 +501,6 @@ def _scores(
         config: dict[str, Scalar] = {"cuts": " ".join(names)}
         if plan.on != "val":
             config["on"] = plan.on
-        if hidden:
-            config[SCALED] = True
         if exact:
             config["totals"] = " ".join(str(trained.totals[n]) for n in names)
         offered = offer(models, needed)
@@ -512,11 +512,11 @@ def _scores(
     means = fed.reduce(orders, into, by_examples=hidden)
     answered = [m for m in means.values() if m.arrays]
     rows = [(m.arrays["scores"], m.examples if hidden else len(m.clients)) for m in answered]
-    count = sum(len(m.clients) for m in answered)
+    count, weight = sum(len(m.clients) for m in answered), sum(n for _, n in rows)
     if not count:
         return None
     total = sum((row.double() * n for row, n in rows), torch.zeros(()))  # type: ignore[union-attr]
-    return total / count, count
+    return total / weight, count
 
 
 def _conclude(

@@ -73,7 +73,8 @@ class Reply:
 class Mean:
     """A weighted mean of replies, and the clients that contributed, as orders can go unanswered.
 
-    Metrics are unweighted means over the clients that report them.
+    Metrics are means over the clients that report them: unweighted, except in secure sums, where
+    clients count as in the means of the arrays.
     """
 
     arrays: Mapping[str, Array]

@@ -246,6 +246,11 @@ class FederationMember:
                 experiment.check_privacy(plan.start.layout)
             except ConfigError as why:
                 raise WireError(str(why)) from None  # it is about the server's own settings
+        if plan.privacy != experiment.settings.privacy:  # it would follow from how many clients
+            raise WireError(
+                "these terms do not say how much noise there is (privacy.noise, privacy.delta), "
+                "only what it follows from, which may change during the run"
+            )
         if plan.privacy.on and plan.privacy.randomness != "system":
             raise WireError(
                 "secure sums and noise among real clients need real randomness, but with these "

@@ -60,9 +60,9 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
     once, before the first round.
     Newcomers: get the model; their c_i is 0, so c shrinks by the share of the earlier clients.
     Departs: the local learning rate is that of the round, decayed. Buffers of batch normalisation
-    are means by samples. Momentum and optimisers other than SGD are refused, and so are robust
-    means (``median``, ``trimmed-mean``, ``krum``) and clipping (``run.outliers``): c would no
-    longer be the mean of the c_i.
+    are means by samples, or with secure sums weighted as the models are. Momentum and optimisers
+    other than SGD are refused, and so are robust means (``median``, ``trimmed-mean``, ``krum``) and
+    clipping (``run.outliers``): c would no longer be the mean of the c_i.
     Notes: if clients have two labels each, training diverges at learning rates above 0.01. This is
     a property of the method: an independent implementation diverges, too. Set ``train.lr = 0.01``,
     or clip gradients with ``train.clip = 1``.
@@ -138,9 +138,9 @@ def feddyn(alpha: Positive = 0.1) -> Method:
     Travels: 1 model down, 1 up.
     Newcomers: get the model; their g_i is 0, so h shrinks by the share of the earlier clients.
     Departs: the local optimum is approximated by the run's epochs, not exact. Buffers of batch
-    normalisation are means by samples. Robust means (``median``, ``trimmed-mean``, ``krum``),
-    clipping (``run.outliers``) and lossy codecs are refused: h would no longer be the mean of the
-    g_i.
+    normalisation are means by samples, or with secure sums of equal weights. Robust means
+    (``median``, ``trimmed-mean``, ``krum``), clipping (``run.outliers``) and lossy codecs are
+    refused: h would no longer be the mean of the g_i.
     Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
     """
     base = grouped("feddyn")
@@ -220,9 +220,11 @@ def _upload(
     """What the client sends.
 
     If all clients count equally, buffers are multiplied by the client's number of samples: the mean
-    of these products over the mean of the numbers is the mean by samples.
+    of these products over the mean of the numbers is the mean by samples. In secure sums they are
+    not, because clients count in one way there.
     """
-    travels, count = SHARING.keep(client, trained), 1.0 if by_examples else float(client.weight)
+    equal = by_examples or client.hidden
+    travels, count = SHARING.keep(client, trained), 1.0 if equal else float(client.weight)
     vector = travels.vector.clone()
     vector[travels.layout.trainable :] *= count
     model = Weights(travels.layout, vector)

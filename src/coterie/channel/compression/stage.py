@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from coterie.channel.compression.coding import (
     HELD,
     SENT,
@@ -115,7 +117,12 @@ class ClientCompression:
         """The arrays of an order; a change is one of the model that the client holds, or of θ⁰."""
         if self.coding.downwards.exact and any("change" in _parts(a) for a in arrays.values()):
             raise WireError("an order with a change of a model, where whole models are sent")
-        return decode(arrays, self._references(client, arrays), self.wire.layout)
+        received = decode(arrays, self._references(client, arrays), self.wire.layout)
+        for name, array in received.items():
+            if isinstance(array, Weights) and array.vector.dtype != torch.float32:
+                kind = str(array.vector.dtype).removeprefix("torch.")
+                raise WireError(f"the model '{name[:100]}' has {kind} numbers, and not float32")
+        return received
 
     def _references(self, client: Client, names: Iterable[str]) -> dict[str, Weights]:
         """What models of these names are changes of."""

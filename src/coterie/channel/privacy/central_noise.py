@@ -22,7 +22,7 @@ from coterie.channel.privacy.encoding import Form, Total
 from coterie.channel.privacy.entropy import Entropy
 from coterie.channel.privacy.noise import (
     discrete_gaussian,
-    enough_on_grid,
+    fine_on_grid,
     next_bound,
     share_below,
     split_noise,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 COUNT_NOISE = 4.0  # on a group's number of members, in units of the noise multiplier
 ROOM = 0.25  # the smallest size that a group counts as, as a fraction of an equal share
-FINE = 1e-12  # how far the sum of the clients' discrete shares may be from Gaussian
 
 
 @dataclass
@@ -266,7 +265,7 @@ class Private(Release):
     def _check_grid(self, total: Total, noise: Mapping[str, float]) -> None:
         """Refuse noise that is too coarse on the grid to be nearly Gaussian."""
         sigma = noise["multiplier"] * noise["clip"] * 2.0**total.bits
-        if total.form.size * enough_on_grid(sigma, len(total.clients)) > FINE:
+        if not fine_on_grid(sigma, len(total.clients), total.form.size):
             raise ConfigError(
                 f"noise of {sigma:.3g} grid steps, shared by {len(total.clients)} clients, is too "
                 f"coarse to count as Gaussian: raise privacy.bits above {total.bits}"

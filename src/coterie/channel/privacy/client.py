@@ -23,7 +23,7 @@ from coterie.channel.privacy.encoding import Count, Floats, Form, Integers, cont
 from coterie.channel.privacy.entropy import Entropy
 from coterie.channel.privacy.identity import Roster
 from coterie.channel.privacy.nbafl import clip_weights, uplink_sigma
-from coterie.channel.privacy.noise import centred, clipped, discrete_gaussian
+from coterie.channel.privacy.noise import centred, clipped, discrete_gaussian, fine_on_grid
 from coterie.channel.privacy.record import Asked, Part, Record, Remembered
 from coterie.channel.privacy.secagg import Rejected, Session
 from coterie.channel.privacy.settings import Privacy
@@ -543,8 +543,14 @@ class ClientPrivacy:
             raise ConfigError(
                 f"client {client} was told to add less noise than the run's settings ask for"
             )
-        stay = self._session("", 0, "", "").enough(member.members)
-        share = 1 / np.sqrt(max(stay, self.privacy.min_group))  # enough if no more remain
+        stay = max(self._session("", 0, "", "").enough(member.members), self.privacy.min_group)
+        sigma = noise["multiplier"] * noise["clip"] * 2.0**self.privacy.bits
+        if self.record is not None and not fine_on_grid(sigma, stay, len(flat)):
+            raise ConfigError(
+                f"client {client} was told to add its share of {sigma:.3g} grid steps of noise, "
+                "which is too coarse to count as Gaussian"
+            )
+        share = 1 / np.sqrt(stay)  # enough if no more remain
         random = self._noise_of_sum(client, kept, told, flat, member)
         return noised(flat, noise, self.privacy.bits, share, random)
 

@@ -2,7 +2,9 @@
 
 Numbers are rounded to a grid of step 2^-bits. The arrays are multiplied by the client's weight, an
 integer. They are followed by the metrics, the weight itself, the client's number of samples, and
-for each metric whether it was reported, so that the sum is all the server needs.
+for each metric whether it was reported, so that the sum is all the server needs. Metrics have the
+same weight as the arrays: of a number that follows from both, two sums with different weights would
+leave the part of the clients that count otherwise than most.
 """
 
 from __future__ import annotations
@@ -130,8 +132,9 @@ def contribution(
     values = np.where(np.array(known) > 0, np.array(reported), 0.0) if names else np.zeros(0)
     try:
         body = to_ring(arrays, bits, counts, members)
-        numbers = to_ring(values, bits, 1, members)
-        ends = to_ring(np.array([counts, examples, *known]), 0, 1, members)
+        numbers = to_ring(values, bits, counts, members)
+        reports = [counts * report for report in known]
+        ends = to_ring(np.array([counts, examples, *reports]), 0, 1, members)
     except ValueError:  # the message must not reveal which value it is, or how large
         raise Diverged(
             f"a value is not finite, or too large for a sum of {members} clients with {bits} "
@@ -172,7 +175,7 @@ class Total:
 
     @property
     def means(self) -> dict[str, float]:
-        """The unweighted mean of each metric, over the clients that report it."""
+        """The mean of each metric over the clients that report it, weighted as the arrays are."""
         sums = from_ring(self.values[self.form.size :][: len(self.metrics)], self.bits)
         known = self._ends[2:]
         return {

@@ -21,6 +21,7 @@ Real = NDArray[np.float64]
 KEY_BYTES = 32
 LEAST_SIGMA, MOST_SIGMA = 0.5, 2.0**40
 _PROPOSALS = 2**19  # drawn at a time, so that noise for a large model needs little memory
+FINE = 1e-12  # how far the sum of the clients' discrete shares may be from Gaussian
 _LARGEST = 2.0**62  # on the grid: half of the range of int64
 
 
@@ -198,3 +199,12 @@ def enough_on_grid(sigma: float, sharers: int) -> float:
         raise ConfigError(f"noise {sigma:g} cannot be shared by {sharers} clients")
     k = np.arange(1, sharers)
     return float(10 * np.exp(-2 * np.pi**2 * (sigma**2 / sharers) * k / (k + 1)).sum())
+
+
+def fine_on_grid(sigma: float, sharers: int, numbers: int) -> bool:
+    """Whether noise that clients share is nearly Gaussian on the grid, in all numbers together.
+
+    >>> fine_on_grid(40.0, sharers=100, numbers=1000), fine_on_grid(5.0, sharers=100, numbers=1000)
+    (True, False)
+    """
+    return numbers * enough_on_grid(sigma, sharers) <= FINE

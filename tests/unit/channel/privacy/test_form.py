@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from coterie.channel.privacy.encoding import Count, Form, Total, contribution, length
-from coterie.core.aggregate import mix
 from coterie.core.messages import Reply, vector_of
 from coterie.core.tree import same
 from coterie.core.weights import Layout, Weights
 from coterie.errors import TrainingError
+from guarded import as_in_sums
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
 PART = LAYOUT.only(["1"])
@@ -60,8 +60,8 @@ def test_by_hand():
     added = contribution(
         np.array([0.75, -0.5]), 10, {"loss": 1.25}, ["loss", "other"], Count(2), 2, 5
     )
-    #            3·20 −2·20  5 quarters, none; weight, samples, one report of loss, none of other
-    assert added.tolist() == [60, -40, 5, 0, 20, 10, 1, 0]
+    #            3·20 −2·20 5·20 quarters, none; weight, samples, a report of loss, none of other
+    assert added.tolist() == [60, -40, 100, 0, 20, 10, 20, 0]
     assert length(Form((("x", None, (2,), "float32"),), LAYOUT), ["loss", "other"]) == 8
     plainly = contribution(np.array([0.75]), 10, {}, [], Count(2, by_examples=False), 2, 5)
     assert plainly.tolist() == [6, 2, 10]
@@ -114,7 +114,7 @@ def test_the_mean_of_the_sum_is_the_mean_of_replies(samples, by_examples, bits, 
             len(samples),
         )
     into = {c: {0: float(w)} for c, w in enumerate(weights)}
-    plain = mix(replies, into, by_examples)[0]
+    plain = as_in_sums(replies, into, by_examples)[0]
     found = Total(form, tuple(range(len(samples))), ("loss", "more"), total.view(np.uint64), bits)
     assert found.examples == plain.examples == sum(samples)
     assert found.count == sum(
