@@ -990,7 +990,7 @@ def test_lines_join_full_rounds_and_the_others_are_open_circles():
     times = ((1.0, 1.0),) * 3
     rests = clocked("rests", due=(True, False, False), times=times, scores=(0.5, 0.9, 0.8))
     never = clocked("never", due=(True,) * 3, times=times, scores=(0.1, 0.2, 0.3))
-    figure, words = several("compare-accuracy", [rests, never])
+    figure, _ = several("compare-accuracy", [rests, never])
     lines = {t.name: (list(t.x), list(t.y)) for t in figure.data}
     assert lines["rests"] == ([1], [0.5])
     assert lines["layers at rest"] == ([2, 3], [0.9, 0.8])
