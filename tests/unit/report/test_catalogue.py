@@ -1001,6 +1001,10 @@ def test_lines_join_full_rounds_and_the_others_are_open_circles():
     assert "layers" not in several("compare-accuracy", [never, clocked("a")])[1]
     alone = {t.name: list(t.x) for t in catalogue.draw("accuracy", rests).data}
     assert alone["layers at rest"] == [2, 3]
+    assert "scored with their own; with all layers they had 50.0 % in round 1." in (
+        catalogue.PICTURES["accuracy"].words(rests)
+    )
+    assert "layers" not in catalogue.PICTURES["accuracy"].words(never)
     assert "layers at rest" not in [t.name for t in catalogue.draw("accuracy", never).data]
 
 
