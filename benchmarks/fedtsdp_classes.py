@@ -28,7 +28,7 @@ import coterie
 from coterie.data import build_population, load
 from dc_pfl_table import write
 from methods import RESULTS, commit, machine
-from rows import carried_out
+from rows import carried_out, commits
 
 CLIENTS, SAMPLES, PUBLIC = 20, 10_000, 1_000
 SETS = {"fashion-mnist": ("lenet5", 30), "cifar-10": ("cnn", 20)}
@@ -130,7 +130,7 @@ def page(kept: Mapping[str, Any]) -> str:
             f"```sh\n{kept['command']}\n```",
             "",
             f"{sets}; {CLIENTS} clients, {SAMPLES:,} samples in all, seeds "
-            f"{', '.join(map(str, seeds))}; trained as in the paper. Commit {kept['commit']}, "
+            f"{', '.join(map(str, seeds))}; trained as in the paper. {commits(kept['rows'])}, "
             f"{kept['date']}, {kept['machine']}.",
             "",
             *table(kept["rows"]),
@@ -155,7 +155,6 @@ def main() -> None:
     kept = {
         "command": "python benchmarks/fedtsdp_classes.py --folder DATA",
         "rows": carried_out(list(cells(asked)), work, asked.runs, asked.jobs),
-        "commit": commit(),
         "date": date.today().isoformat(),
         "machine": machine(),
     }

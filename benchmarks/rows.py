@@ -22,6 +22,16 @@ def read(place: Path) -> list[Row]:
     return rows
 
 
+def commits(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The commits that the rows were measured at, as the beginning of a sentence.
+
+    >>> commits([{"commit": "b"}, {"commit": "a"}, {"commit": "b"}]), commits([{"commit": "a"}])
+    ('Commits b, a', 'Commit a')
+    """
+    names = list(dict.fromkeys(row["commit"] for row in rows))
+    return f"Commit{'s' * (len(names) > 1)} {', '.join(names)}"
+
+
 def carried_out(
     cells: Sequence[Mapping[str, Any]],
     run: Callable[[Mapping[str, Any]], Row],

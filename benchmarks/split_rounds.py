@@ -29,7 +29,7 @@ from coterie.data import build_population, load
 from coterie.methods.dc_pfl_decrease import has_ended
 from dc_pfl_table import write
 from methods import RESULTS, commit, machine
-from rows import carried_out
+from rows import carried_out, commits
 from user_centric_figure import draw
 
 CLIENTS, ALPHA, ROUNDS, RATES = 20, 0.3, 90, (0.2, 0.1, 0.05, 0.02, 0.01)
@@ -162,7 +162,7 @@ def page(kept: Mapping[str, Any]) -> str:
             "",
             f"Digits, {CLIENTS} clients, Dirichlet {ALPHA}, an MLP, {ROUNDS} rounds of 2 epochs. "
             "Numbers are rounds. Last column: in which rounds the paper's rule sees an end in the "
-            f"same losses. Commit {kept['commit']}, {kept['date']}, {kept['machine']}.",
+            f"same losses. {commits(kept['rows'])}, {kept['date']}, {kept['machine']}.",
             "",
             "![Losses and splits](split_rounds.svg)",
             "",
@@ -183,7 +183,6 @@ def main() -> None:
     kept = {
         "command": "python benchmarks/split_rounds.py",
         "rows": carried_out(list(cells(seeds)), run, asked.runs, asked.jobs),
-        "commit": commit(),
         "date": date.today().isoformat(),
         "machine": machine(),
     }

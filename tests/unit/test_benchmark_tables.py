@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import coterie
 from clocked import EXCHANGES, H20, MODEL, legs, measured
 from coterie.channel import outliers
 from coterie.channel.clocks import SYSTEMS
@@ -17,13 +18,18 @@ from coterie.experiment.config import parse
 from coterie.experiment.scenarios import scenario
 from coterie.models import INITIALISATIONS
 from coterie.results.toml import to_toml
+from support import digits
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import dc_pfl_table as table
+    import fedtsdp_classes
     import grouping_matrix as matrix
     import initialisation
+    import layers_at_rest
+    import split_rounds
     import user_centric_figure as picture
+    from rows import commits
 
 # --- figures that are kept ------------------------------------------------------------------------
 
@@ -521,3 +527,72 @@ def test_the_table_of_first_weights_is_measured_and_says_how(tmp_path, monkeypat
     text = (tmp_path / "initialisation.md").read_text()
     assert all(part in text for part in (found["commit"], found["date"], "seeds 1, 2", "`he`"))
     assert initialisation.spread([0.2, 0.4], 100, 1) == "30.0 ± 14.1"  # 20·√½ of two values
+
+
+# --- rows that are measured one by one ------------------------------------------------------------
+
+
+def at_rest(seed, full, sent, commit="abc", **method):
+    """A row of the script about layers at rest."""
+    return {
+        "model": "cnn5",
+        "seed": seed,
+        "method": method,
+        "rounds": 41,
+        "samples": 6000,
+        "commit": commit,
+        "bytes": sent,
+        "full": full,
+        "resting": None,
+        "groups": 4,
+    }
+
+
+def test_pages_name_the_commits_of_their_rows_and_no_other():
+    assert commits([{"commit": "b"}, {"commit": "a"}, {"commit": "b"}]) == "Commits b, a"
+    kept = {"command": "c", "date": "2026-01-01", "machine": "two cores"}
+    rows = [at_rest(0, 0.8, 0.6), at_rest(0, 0.8, 1.0, "def", alpha=1)]
+    assert "Commits abc, def, 2026-01-01, two cores." in layers_at_rest.page({**kept, "rows": rows})
+    classes = {"data": "digits", "kind": "iid", "seed": 0, "method": "fedavg", "commit": "abc"}
+    classes |= {"received": 0.5, "groups": 1, "stages": [], "megabytes": 1.0}
+    assert "Commit abc, 2026-01-01" in fedtsdp_classes.page({**kept, "rows": [classes]})
+    split = {"lr": 0.1, "seed": 0, "commit": "abc", "groups": 1}
+    split |= {key: [] for key in ("losses", "ended", "tried", "split", "paper")}
+    assert "Commit abc, 2026-01-01" in split_rounds.page({**kept, "rows": [split]})
+
+
+def test_full_rounds_are_those_of_the_defaults_for_every_run():
+    full = [n for n in range(1, 42) if layers_at_rest.is_full(n)]
+    assert full[:7] == [1, 2, 3, 4, 5, 8, 11]
+    assert full[-3:] == [35, 38, 41]
+    inner = coterie.layer_wise(coterie.fedavg(), layers_at_rest.ALPHA, start=layers_at_rest.START)
+    history = coterie.simulate(
+        digits(clients=3), method=inner, model="logistic", rounds=12, engine="loop"
+    ).history
+    due = [e["round"] for e in history if e["notes"]["layers"]["all_due"]]
+    assert due == [n for n in full if n <= 12]
+
+
+def test_the_best_point_is_the_most_accurate_within_both_limits():
+    whole = [at_rest(s, 0.80 + s / 10, 1.0, alpha=1) for s in (0, 1)]
+    low = [at_rest(s, 0.796 + s / 10, 0.5, share=1.0) for s in (0, 1)]
+    high = [at_rest(s, 0.798 + s / 10, 0.54, share=0.8) for s in (0, 1)]
+    said = "cnn5: share 0.8 is within both limits (at most 0.55 of FedAvg's bytes and 0.5 points "
+    assert layers_at_rest.best([*whole, *low, *high]) == [f"{said}below `alpha=1`): 0.54, -0.2."]
+    dear = [at_rest(s, 0.80 + s / 10, 0.6, share=0.5) for s in (0, 1)]
+    poor = [at_rest(s, 0.79 + s / 10, 0.5) for s in (0, 1)]
+    (line,) = layers_at_rest.best([*whole, *dear, *poor])
+    assert "no setting is within both limits" in line
+    assert line.endswith(
+        "; of those within the bytes, defaults is the most accurate: 0.50, -1.0; of those within "
+        "the points, share 0.5 sends the least: 0.60, +0.0."
+    )
+    rows = [*whole, *low, *high]
+    assert [n for *_, n in layers_at_rest.curves(rows)["cnn5"]] == [
+        "share 1",
+        "share 0.8",
+        "alpha 1",
+    ]
+    line, others = layers_at_rest.drawn(rows).data
+    assert (list(line.x), list(others.x)) == ([0.5, 0.54], [1.0])
+    assert layers_at_rest.curves([*whole, *low]) == {}

@@ -105,12 +105,12 @@ def simulate(
     ``freeze`` names layers that are neither trained nor sent. ``metrics`` are additional scores,
     functions of outputs and targets. ``metadata`` are columns with a value for each client, as in
     ``{"site": {0: "north", 1: "south"}}``. ``public`` are unlabelled samples on which the server
-    runs models, for methods that need them. ``resume`` continues the run in ``directory``, and
-    ``discard_damaged`` does so even if a damaged file loses part of its history. ``track`` are
-    trackers, as for ``run``. ``settings`` are those of the training schedule (``epochs``,
-    ``batch_size``, ``lr``, …) and of the run (``cohort``, ``seed``, ``engine``, ``workers``,
-    ``evaluate_every``, …), and the tables ``wire``, ``clock``, ``availability``, ``stop`` and
-    ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
+    runs models, for methods that need them, instead of those of a population. ``resume`` continues
+    the run in ``directory``, and ``discard_damaged`` does so even if a damaged file loses part of
+    its history. ``track`` are trackers, as for ``run``. ``settings`` are those of the training
+    schedule (``epochs``, ``batch_size``, ``lr``, …) and of the run (``cohort``, ``seed``,
+    ``engine``, ``workers``, ``evaluate_every``, …), and the tables ``wire``, ``clock``,
+    ``availability``, ``stop`` and ``privacy`` as dicts, as in ``wire={"up": "qsgd"}``.
 
     >>> import torch
     >>> people = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]

@@ -130,11 +130,12 @@ def _by_client(reading: Reading) -> Sketch:
 
 
 def _mixing(reading: Reading) -> Sketch:
+    groups, by = captions_groups.mixed_by(reading)
     try:
         event = noting(reading, "mixing")
     except ConfigError:
-        return matrices.taken_matrix(reading.events, reading.groups, reading.names)
-    return matrices.mixing_matrix(event["notes"], reading.groups, reading.names)
+        return matrices.taken_matrix(reading.events, groups, reading.names)
+    return matrices.mixing_matrix(event["notes"], groups, reading.names, by)
 
 
 def _silhouette(reading: Reading) -> Sketch:

@@ -159,3 +159,12 @@ def test_alike_clients_stay_together_and_train_as_in_fedavg():
     assert [e["notes"]["shared_layers"] for e in ours.history] == [2.0] * 4
     assert ours.weights(0).vector.equal(theirs.weights(0).vector)
     assert any("second stage changed nothing" in w for w in ours.summary["warnings"])
+
+
+def test_samples_given_to_a_run_come_before_those_of_its_population():
+    first, second = np.zeros((5, 6), np.float32), np.ones((4, 6), np.float32)
+    people = from_clients([(np.eye(12, 6, dtype=np.float32), np.arange(12) % 3)] * 3, public=first)
+    settings = {"method": "fedtsdp", "model": "logistic", "rounds": 1, "engine": "loop"}
+    for given, held in ((None, first), (second, second)):
+        result = coterie.simulate(people, public=given, **settings)
+        assert result.plan.population.public.tolist() == held.tolist()

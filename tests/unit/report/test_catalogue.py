@@ -986,6 +986,50 @@ def test_what_resting_layers_do_to_the_score_is_said_from_the_numbers():
     assert "with skipped layers" not in several("compare-seconds", [same, clocked("never")])[1]
 
 
+def test_lines_join_full_rounds_and_the_others_are_open_circles():
+    times = ((1.0, 1.0),) * 3
+    rests = clocked("rests", due=(True, False, False), times=times, scores=(0.5, 0.9, 0.8))
+    never = clocked("never", due=(True,) * 3, times=times, scores=(0.1, 0.2, 0.3))
+    figure, _ = several("compare-accuracy", [rests, never])
+    lines = {t.name: (list(t.x), list(t.y)) for t in figure.data}
+    assert lines["rests"] == ([1], [0.5])
+    assert lines["layers at rest"] == ([2, 3], [0.9, 0.8])
+    assert lines["never"] == ([1, 2, 3], [0.1, 0.2, 0.3])
+    said = "clients were scored with their own; in the last round with all layers: rests 50.0 %."
+    for name in ("compare-accuracy", "compare-bytes", "compare-cost"):
+        assert several(name, [rests, never])[1].endswith(said)
+    assert "layers" not in several("compare-accuracy", [never, clocked("a")])[1]
+    alone = {t.name: list(t.x) for t in catalogue.draw("accuracy", rests).data}
+    assert alone["layers at rest"] == [2, 3]
+    assert "scored with their own; with all layers they had 50.0 % in round 1." in (
+        catalogue.PICTURES["accuracy"].words(rests)
+    )
+    assert "layers" not in catalogue.PICTURES["accuracy"].words(never)
+    assert "layers at rest" not in [t.name for t in catalogue.draw("accuracy", never).data]
+
+
+def test_over_seeds_a_round_is_full_if_no_layer_rested_in_any_of_them():
+    due, times = (True, False, True), ((1.0, 1.0),) * 3
+    runs = [
+        clocked("a", seed=0, due=due, times=times, scores=(0.5, 0.9, 0.6)),
+        clocked("a", seed=1, due=(True, True, True), times=times, scores=(0.7, 0.5, 0.8)),
+        clocked("b"),
+    ]
+    figure, _ = several("compare-accuracy", runs)
+    lines = {t.name: (list(t.x), list(t.y)) for t in figure.data if t.mode != "lines"}
+    assert lines["a, mean of 2"] == ([1, 3], [0.6, 0.7])
+    assert lines["layers at rest"] == ([2], [0.7])
+
+
+def test_runs_that_were_scored_only_while_layers_rested_keep_their_line():
+    unscored = clocked("a", due=(True, False))
+    del unscored.events[1]["received"]
+    figure, words = several("compare-accuracy", [unscored, clocked("b")])
+    lines = {t.name: list(t.x) for t in figure.data}
+    assert lines == {"a": [2], "b": [1, 2]}
+    assert "all layers" not in words
+
+
 def test_ticks_of_scores_that_are_close_are_told_apart():
     figure, _ = several("compare-seconds", [clocked("a"), clocked("b", scores=(0.5, 0.605))])
     # d3's format: up to two decimals, without zeros at the end.

@@ -11,7 +11,7 @@ from coterie.report import catalogue, figures
 from coterie.report.captions import groups as captions_groups
 from coterie.report.captions import mixing as captions_mixing
 from coterie.report.figures import mixing
-from runs_by_hand import INIT, NAMES, finished
+from runs_by_hand import INIT, NAMES, finished, round_of
 
 NOTES = INIT["notes"]
 
@@ -110,3 +110,28 @@ def test_runs_are_compared_in_units_of_all_samples_and_fedavgs_discrepancy():
     assert "a 56% at 38%; b 55% at 38%." in told
     with pytest.raises(ConfigError, match="no run recorded"):
         mixing.compared([finished("c", events=[])])
+
+
+@pytest.mark.parametrize(
+    ("groups", "order", "by"),
+    [
+        (["a", "b", "c", "d"], ["0", "2", "1", "3"], "true group"),  # each client its own stream
+        (["a"] * 4, ["0", "2", "1", "3"], "true group"),
+        (["a", "b", "b", "a"], ["0", "3", "1", "2"], "group"),
+    ],
+)
+def test_where_groups_of_the_run_say_nothing_mixtures_are_shown_by_true_group(groups, order, by):
+    rows = [[0.4, 0.1, 0.4, 0.1], [0.1, 0.4, 0.1, 0.4]] * 2
+    last = {**round_of(1), "groups": groups}
+    notes = {"mixing": rows, "clients": [0, 1, 2, 3]}
+    events = [{**INIT, "groups": groups, "notes": notes}, last]
+    data = {"names": list("0123"), "groups": [0, 1, 0, 1]}
+    run = finished(events=events, data=data)
+    figure = catalogue.draw("mixing", run)
+    assert list(figure.data[0].x) == order
+    assert figure.layout.title.text.startswith(f"Weights of the mixture, by {by}")
+    share = 80 if by == "true group" else 50
+    words = catalogue.PICTURES["mixing"].words(run)
+    assert words.endswith(f"and {share} % comes from its {by}, its own model included.")
+    unknown = finished(events=events, data={**data, "groups": None})
+    assert "by group" in catalogue.draw("mixing", unknown).layout.title.text

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from coterie.report.figures.clients import quarters, scores_of
 from coterie.report.figures.compared import KindOfRun, alike, amount_spent, final, kinds_of
-from coterie.report.figures.compared_bars import TimedScores, timed_scores, varied
+from coterie.report.figures.compared_bars import TimedScores, full_score, timed_scores, varied
 from coterie.report.figures.scores import AXES
 from coterie.report.reading import Reading
 from coterie.report.tables import size
 from coterie.report.words import count, duration, value, word
 from coterie.report.words_compared import mean
+from coterie.results.findings import rested
 
 MOST = 6  # runs whose numbers are given; pictures and tables have the rest
 
@@ -25,7 +26,8 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> str:
     best = sorted(scored, key=lambda t: -scored[t])
     if against == "rounds":
         entries = [f"{title} {value(scored[title], by)}" for title in best]
-        return f"Mean {word(by)} of clients at the end: {_first(entries)}.{_seeds(kinds)}"
+        text = f"Mean {word(by)} of clients at the end: {_first(entries)}.{_seeds(kinds)}"
+        return text + _with_all_layers(kinds, by)
     amount: Callable[[float], str] = size if against == "bytes" else duration
     cost = {k.title: mean([amount_spent(r, AXES[against][0]) for r in k.runs]) for k in kinds}
     entries = [
@@ -34,7 +36,23 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> str:
         if (moved := cost[title]) is not None
     ]
     what = "all bytes, downloads and uploads" if against == "bytes" else "the simulated clock"
-    return f"The score against {what}: {_first(entries)}."
+    return f"The score against {what}: {_first(entries)}.{_with_all_layers(kinds, by)}"
+
+
+def _with_all_layers(kinds: Sequence[KindOfRun], by: str) -> str:
+    """The scores of the last full rounds, where clients' own layers took part in those above."""
+    entries = []
+    for kind in kinds:
+        ended = [r for r in kind.runs if r.rounds and rested(r.rounds)[-1]]
+        full = mean([full_score(r) for r in kind.runs])
+        if ended and full is not None:
+            entries.append(f"{kind.title} {value(full, by)}")
+    if not entries:
+        return ""
+    return (
+        " At the end some layers rested, and clients were scored with their own; in the last round "
+        f"with all layers: {_first(entries)}."
+    )
 
 
 def clients(readings: Sequence[Reading]) -> str:
@@ -60,8 +78,8 @@ def clients(readings: Sequence[Reading]) -> str:
 def cost(readings: Sequence[Reading]) -> str:
     """The caption of score against bytes: the runs that no other beats in both."""
     by, runs = alike(readings)
-    points = []
-    for kind in kinds_of(runs):
+    kinds, points = kinds_of(runs), []
+    for kind in kinds:
         moved, score = (
             mean([amount_spent(r, AXES["bytes"][0]) for r in kind.runs]),
             mean([final(r) for r in kind.runs]),
@@ -76,7 +94,7 @@ def cost(readings: Sequence[Reading]) -> str:
     entries = [f"{title} ({value(score, by)} for {size(moved)})" for moved, score, title in front]
     return (
         "Up and to the left is better. No other run is both better and cheaper than "
-        f"{_first(entries)}."
+        f"{_first(entries)}.{_with_all_layers(kinds, by)}"
     )
 
 

@@ -258,6 +258,18 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def mixed_by(reading: Reading) -> tuple[Sequence[Any], str]:
+    """The groups that order clients in a picture of their mixtures, and what they are called.
+
+    They are the true groups where all clients share one model, or each has its own.
+    """
+    groups, true = reading.groups, reading.data.get("groups") or ()
+    ended = [g for g in groups if g is not None]
+    if not 1 < len(set(ended)) < len(ended) and len(set(true)) > 1 and len(true) >= len(groups):
+        return true, "true group"
+    return groups, "group"
+
+
 def mixing(reading: Reading) -> str:
     """The caption of the mixing weights."""
     try:
@@ -269,7 +281,7 @@ def mixing(reading: Reading) -> str:
         )
     rows = notes["mixing"]
     clients_ = notes.get("clients") or list(range(len(rows)))
-    groups = reading.groups
+    groups, by = mixed_by(reading)
     own_share = _mean([row[i] for i, row in enumerate(rows)])
     group_share = _mean(
         [
@@ -279,7 +291,7 @@ def mixing(reading: Reading) -> str:
     )
     return (
         f"On average, {100 * own_share:.0f} % of a client's mixture is its own model, and "
-        f"{100 * group_share:.0f} % comes from its group, its own model included."
+        f"{100 * group_share:.0f} % comes from its {by}, its own model included."
     )
 
 

@@ -10,6 +10,7 @@ from coterie.report.figures.scores import AXES, curve, finish
 from coterie.report.reading import Reading
 from coterie.report.tables import size
 from coterie.report.words import change, count, duration, rose, value, word
+from coterie.results.findings import rested
 
 
 def _leading(reading: Reading) -> tuple[str, list[tuple[float, float]]]:
@@ -50,7 +51,22 @@ def accuracy(reading: Reading) -> str:
         text += f"; the worst client, {lowest[0]}, ends at {value(lowest[1], by)}"
     best = reading.result.get("best_on_validation")
     validated = f" Round {best['round']} was the best on validation data." if best else ""
-    return f"{text}.{_at_the_end(reading)}{validated}"
+    return f"{text}.{_with_all_layers(reading)}{_at_the_end(reading)}{validated}"
+
+
+def _with_all_layers(reading: Reading) -> str:
+    """The score of the last full round, where the last of all was not one."""
+    if not (reading.rounds and rested(reading.rounds)[-1]):
+        return ""
+    title, by = _leading(reading)[0], reading.judged_by
+    pairs = zip(reading.rounds, rested(reading.rounds), strict=True)
+    full = curve([e for e, rests in pairs if not rests], title, by)
+    if not full:
+        return ""
+    return (
+        f" In the last round some layers rested, and clients were scored with their own; with all "
+        f"layers they had {value(full[-1][1], by)} in round {full[-1][0]:.0f}."
+    )
 
 
 def against(reading: Reading, axis: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,10 @@ from coterie.report.figures.scores import AXES, Place, curve, finish, said, x_ax
 from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import (
     SHARE,
+    Event,
     band,
     clear,
+    dots,
     figure_of,
     line,
     short,
@@ -24,6 +26,7 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import FAINT, INK, line_of
 from coterie.report.reading import Reading, number
+from coterie.results.findings import rested
 
 MOST_PAIRED = 3000  # clients times runs: with more lines the picture is a cloud
 _SEED = re.compile(r"[-_/, ]*\bseed[=_ -]?\d+", re.IGNORECASE)
@@ -140,16 +143,26 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
     """The headline score of each run against "rounds", "bytes" or "seconds".
 
     Runs that differ only in their seed are drawn as their mean, with a band from the lowest to the
-    highest. A run that was scored at its end only is one point.
+    highest. A run that was scored at its end only is one point. Where layers rest, the line joins
+    the rounds in which all were due; the other rounds are open circles.
     """
     by, runs = alike(readings)
     place, title, kind = AXES[against]
     kinds = kinds_of(runs)
+    resting = [resting_rounds(each, by) for each in kinds]
     curves = [
-        [curve(r.rounds, r.headline, by, place) or finish(r, r.headline, place) for r in each.runs]
-        for each in kinds
+        [
+            curve(_in(r, rest, False), r.headline, by, place) or finish(r, r.headline, place)
+            for r in each.runs
+        ]
+        for each, rest in zip(kinds, resting, strict=True)
     ]
     traces = kind_lines(kinds, curves, _hover(against))
+    aside = [
+        _together([curve(_in(r, rest, True), r.headline, by, place) for r in each.runs])[0]
+        for each, rest in zip(kinds, resting, strict=True)
+    ]
+    traces += _aside(aside)
     if not traces:
         raise ConfigError(f"no run has scores against {against}")
     if against == "bytes" and not any(x for trace in traces for x in trace["x"]):
@@ -158,6 +171,35 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
     x_axis(figure, title, kind)
     score_axis(figure.y, by)
     return styled(figure, f"{said(by)} against {against}", 460)
+
+
+def resting_rounds(kind: KindOfRun, by: str) -> frozenset[int]:
+    """The rounds in which layers rested in a run of this kind.
+
+    There are none if the runs were never scored in a round in which all layers were due.
+    """
+    found: set[int] = set()
+    for reading in kind.runs:
+        pairs = zip(reading.rounds, rested(reading.rounds), strict=True)
+        found |= {e["round"] for e, rests in pairs if rests}
+    everywhere = (curve(_in(r, found, False), r.headline, by) for r in kind.runs)
+    return frozenset(found) if all(everywhere) else frozenset()
+
+
+def _in(reading: Reading, numbers: Collection[int], inside: bool) -> list[Event]:
+    """The rounds with these numbers, or all the others."""
+    return [e for e in reading.rounds if (e["round"] in numbers) == inside]
+
+
+def _aside(points: Sequence[Sequence[tuple[float, float]]]) -> list[Any]:
+    """The scores of rounds in which layers rested, in the colour of each kind's line."""
+    traces: list[Any] = []
+    for i, points_of_kind in enumerate(points):
+        if points_of_kind:
+            marks = dots(points_of_kind, "layers at rest", line_of(i)[0], "circle-open")
+            marks["marker"] |= {"size": 6}
+            traces.append(marks | {"showlegend": not traces, "hoverinfo": "skip"})
+    return traces
 
 
 def kind_lines(

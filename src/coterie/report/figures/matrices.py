@@ -29,12 +29,15 @@ from coterie.report.palette import BLUE, SCALE, scale
 
 
 def mixing_matrix(
-    notes: Mapping[str, Any], groups: Sequence[Any], names: Sequence[str] = ()
+    notes: Mapping[str, Any],
+    groups: Sequence[Any],
+    names: Sequence[str] = (),
+    by: str = "group",
 ) -> Sketch:
     """The weights of other clients' models in each client's mixture; rows sum to 1.
 
     ``notes`` are user-centric's first notes. Clients are ordered by ``groups``, in client order,
-    found or true; ``names`` are the clients' names.
+    found or true, which ``by`` names in the title; ``names`` are the clients' names.
     """
     rows = note_of(notes, "mixing", "user-centric's first notes, of up to 200 clients")
     clients = notes.get("clients") or list(range(len(rows)))
@@ -48,7 +51,7 @@ def mixing_matrix(
     )
     figure.x(title="client j, whose model is mixed in")
     figure.y(title="client i, who receives the mixture")
-    return styled(figure, "Weights of the mixture, by group", 540)
+    return styled(figure, f"Weights of the mixture, by {by}", 540)
 
 
 def taken_matrix(

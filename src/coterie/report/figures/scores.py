@@ -21,6 +21,7 @@ from coterie.report.figures.style import (
 )
 from coterie.report.palette import BLUE, INK, ORANGE, RED
 from coterie.report.reading import Reading, number
+from coterie.results.findings import rested
 
 Place = Callable[[Event], float | None]  # a round's position on the x axis
 
@@ -81,8 +82,8 @@ def accuracy(reading: Reading, against: str = "rounds") -> Sketch:
     """The mean score over clients, with a band of the middle 80 % and a line for the worst.
 
     ``against`` is "rounds", "bytes" or "seconds". The headline score is in front; the round that
-    was best on validation data is marked, and the target, if there is one. A score that is known
-    at the end only is one point there.
+    was best on validation data is marked, and so are the target, if there is one, and rounds in
+    which layers rested. A score that is known at the end only is one point there.
     """
     place, title, kind = AXES[against]
     by = reading.judged_by
@@ -107,6 +108,7 @@ def accuracy(reading: Reading, against: str = "rounds") -> Sketch:
             traces.append(line(both[kept], f"{kept}, mean of clients", colour, dash))
         elif ends[kept]:
             traces.append(dots(ends[kept], f"{kept} at the end", colour, _ENDS[kept]))
+    traces += _at_rest(reading, first, place, by)
     traces += _best(reading, place, by)
     target = number(_table(reading, "evaluation").get("target"))
     if target is not None:
@@ -115,6 +117,14 @@ def accuracy(reading: Reading, against: str = "rounds") -> Sketch:
     x_axis(figure, title, kind)
     y_axis(figure, by)
     return styled(figure, f"{said(by)} against {against}", 420)
+
+
+def _at_rest(reading: Reading, title: str, place: Place, by: str) -> list[Any]:
+    """Marks of the rounds in which layers rested, so that clients had layers of their own."""
+    pairs = zip(reading.rounds, rested(reading.rounds), strict=True)
+    points = curve([e for e, rests in pairs if rests], title, by, place)
+    colour = BLUE if title == "received" else ORANGE
+    return [dots(points, "layers at rest", colour, "circle-open")] if points else []
 
 
 def _best(reading: Reading, place: Place, by: str) -> list[Any]:
