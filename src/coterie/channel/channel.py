@@ -11,23 +11,32 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from coterie.channel.checks import printable
-from coterie.channel.disclosure import Disclosure
+from coterie.channel.compression.coding import decode
 from coterie.channel.exchange import Answer, Exchange, Outgoing, Phase, Terms
 from coterie.channel.messages import OrderBody, ReplyBody
 from coterie.channel.piggyback import Piggyback, Scores, Sends, scoring
+from coterie.channel.policy import Selection
 from coterie.channel.release import Plain, Release
-from coterie.channel.selection import Selection
-from coterie.channel.stack import stages
-from coterie.channel.stage import Stage, Stages
+from coterie.channel.stack import S, Stages
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import FETCH, kind_of
 from coterie.channel.timing import Timing
 from coterie.channel.wire import Message, Wire, content_of
 from coterie.core.engine import Engine, Request
-from coterie.core.messages import Array, ClientId, Mean, Mixing, Order, Reply, Scalar, Slot
+from coterie.core.messages import (
+    Array,
+    ClientId,
+    Mean,
+    Mixing,
+    Order,
+    Reply,
+    Scalar,
+    Slot,
+    check_finite,
+)
 from coterie.core.tree import Tree
 from coterie.core.weights import Weights
 from coterie.errors import (
@@ -40,7 +49,6 @@ from coterie.errors import (
     error_named,
 )
 
-S = TypeVar("S", bound=Stage)
 Told = Mapping[ClientId, Mapping[str, Tree]]
 
 
@@ -61,10 +69,13 @@ class Channel:
     phase: Phase = field(default_factory=Phase)
     release: Release = field(init=False)
     stages: Stages = field(init=False)
+    piggybacks: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.release = Plain(self)
-        self.stages = stages(self.wire, self.terms, self.state)
+        self.piggybacks = self.engine.piggybacks or self.state.unscored > 0
+        elsewhere = self.samples is not None
+        self.stages = Stages(self.wire, self.terms, self.state, self.piggybacks, elsewhere)
 
     def stage(self, kind: type[S]) -> S:
         """The stage of this kind."""
@@ -90,7 +101,7 @@ class Channel:
     @property
     def exposed(self) -> set[str]:
         """In which ways vectors of single clients were seen: "each", or for their "means"."""
-        return self.stage(Disclosure).exposed
+        return self.stages.disclosure.exposed
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, in client-id order; lost ones are missing."""
@@ -126,6 +137,7 @@ class Channel:
         self.phase = Phase(round, stage or str(round + 1), cohort, enough, least)
         self.phase.began = dict(self.state.versions) if cohort else {}
         self.phase.samples = self.samples
+        self.state.begin(self.phase.moment)
         for begin in self.stages.begin:
             begin(self.phase)
 
@@ -134,8 +146,10 @@ class Channel:
         assert self.selection is not None
         cohort, waits = self.selection.cohort(number)
         self.begin(number, "", cohort, *self.selection.reports(cohort))
-        self.stage(Timing).wait(waits)
-        self.state.selected = self.selection.following(number + 1)
+        if waits:
+            self.stage(Timing).wait(waits)
+        if self.selection.ahead:
+            self.state.selected = self.selection.following(number + 1)
         return cohort
 
     def tolerates(self, error: Exception) -> bool:
@@ -146,16 +160,6 @@ class Channel:
         """Let clients score the model that they would use now; the bytes are unmetered."""
         orders = list(scoring(sends, config).values())
         return {reply.client: dict(reply.metrics) for reply in self.exchange(orders)}
-
-    def collect(self) -> tuple[Scores, dict[ClientId, str]]:
-        """The scores that came with other orders, and why others failed.
-
-        If there was no exchange for them to go with, they have one for themselves now.
-        """
-        piggyback = self.stage(Piggyback)
-        if piggyback.orders:
-            self.exchange([])
-        return piggyback.collect()
 
     def fetch(self, client: ClientId, sends: Mapping[str, Array]) -> Weights:
         """The whole model that one client would use now, for export."""
@@ -224,28 +228,39 @@ class Channel:
 
     def _arrived(self, exchange: Exchange, out: Outgoing, message: Message | None) -> None:
         """Read what came, while others are still at work; a damaged message is as good as lost."""
-        client, phase = out.order.client, exchange.phase
+        client = out.order.client
         if message is not None:
             exchange.arrived[client] = message
         if not out.spare and time.monotonic() > exchange.ends:
             exchange.late.add(client)
             return
         try:
-            with phase.forgiving(client, self.state):
-                try:
-                    body = self._read(exchange, out, message)
-                except Diverged as why:
-                    if out.spare or kind_of(out.order.task).vital:
-                        raise
-                    exchange.diverged[client] = printable(why)
-                else:
-                    if not out.spare:
-                        exchange.bodies[client] = body
-        except CoterieError as why:
-            if out.spare:
-                self.stage(Piggyback).missed(out, why)
-            elif not isinstance(why, WireError):
+            body = self._read(exchange, out, message)
+        except Exception as why:
+            if not self._spared(exchange, out, why):
                 raise
+        else:
+            if not out.spare:
+                exchange.bodies[client] = body
+
+    def _spared(self, exchange: Exchange, out: Outgoing, why: Exception) -> bool:
+        """Whether the exchange goes on without an answer that cannot be used.
+
+        Among clients of others it does, whatever came: the answer is rejected.
+        """
+        client, phase = out.order.client, exchange.phase
+        if isinstance(why, Diverged) and not (out.spare or kind_of(out.order.task).vital):
+            exchange.diverged[client] = printable(why)
+        elif phase.samples is not None and not isinstance(why, WireError):
+            phase.rejected[client] = printable(str(why) or type(why).__name__)
+            if isinstance(why, RunDirError):  # it lost its state: it goes on without
+                self.state.versions.pop(client, None)
+                self.state.held.pop(client, None)
+        elif out.spare and isinstance(why, CoterieError):
+            self.stage(Piggyback).missed(out, why)
+        else:
+            return isinstance(why, WireError)  # which means that it was lost
+        return True
 
     def _read(self, exchange: Exchange, out: Outgoing, message: Message | None) -> ReplyBody:
         """The body of an answer, its arrays as the client meant them; its errors are raised."""
@@ -256,6 +271,13 @@ class Channel:
         body = cast(ReplyBody, self.wire.unpack(message))
         if "error" in body:
             raise error_named(body["error"])(body["text"])
+        if self.stages.compression is None:
+            if body.get("since"):
+                raise TrainingError("it sends changes of models, where whole ones are sent")
+            body["arrays"] = decode(body["arrays"], {}, self.wire.layout)
+        else:
+            body["arrays"] = self.stages.compression.arrays(out, body)
+        check_finite(out.order.client, exchange.phase.round, out.order.task, body["arrays"])
         for read in self.stages.read:
             read(exchange, out, body)
         return body
@@ -264,24 +286,23 @@ class Channel:
 def answers(exchange: Exchange) -> list[Answer]:
     """The replies that count, in client-id order."""
     contents: dict[tuple[Any, ...], str] = {}
-    return [_answer(exchange, client, contents) for client in exchange.reported]
-
-
-def _answer(exchange: Exchange, client: ClientId, contents: dict[tuple[Any, ...], str]) -> Answer:
-    """What came of one order."""
-    body, out = exchange.bodies[client], exchange.outgoing[client]
-    return Answer(
-        client,
-        body["examples"],
-        body["arrays"],
-        body["metrics"],
-        body.get("beside", {}),
-        body.get("of", {}),
-        out.received,
-        body.get("version"),
-        out.held,
-        _content(out.plain, contents) if client in exchange.told else "",
-    )
+    found = []
+    for client in exchange.reported:
+        body, out = exchange.bodies[client], exchange.outgoing[client]
+        answer = Answer(
+            client,
+            body["examples"],
+            body["arrays"],
+            body["metrics"],
+            body.get("beside", {}),
+            body.get("of", {}),
+            out.received,
+            body.get("version"),
+            out.held,
+            _content(out.plain, contents) if client in exchange.told else "",
+        )
+        found.append(answer)
+    return found
 
 
 def _content(message: Message, memo: dict[tuple[Any, ...], str]) -> str:

@@ -287,7 +287,7 @@ def test_the_worst_pairs_are_the_examples_and_all_are_counted():
 def test_what_an_abandoned_round_showed_was_seen():
     ledger = Exposure()
     for number in (1, 2, 3):
-        ledger.begin(number)
+        ledger.round = number
         if number < 3:
             ledger.single(0, number, MODEL, AVERAGED)
         if number > 1:
@@ -300,12 +300,12 @@ def test_what_an_abandoned_round_showed_was_seen():
 def test_a_checkpoint_keeps_everything_at_every_moment():
     """A ledger that is saved and restored after each step ends like one that never was."""
     steps = [
-        lambda x: x.begin(1),
+        lambda x: setattr(x, "round", 1),
         lambda x: x.single(3, 1, {"model": ["a"], "bases": ()}, CONSENT),
         lambda x: x.single(3, 1, {"model": ["b"]}, CONSENT),
         lambda x: add(x, 1, [1, 2, 3], [4, 5]),
         lambda x: x.abandon(),
-        lambda x: x.begin(2),
+        lambda x: setattr(x, "round", 2),
         lambda x: x.single(3, 2, {"model": ["a"]}, CONSENT),
         lambda x: add(x, 2, [1, 2], [3, 4, 5], protection=SECURE_NOISED),
         lambda x: x.sum(2, "train", "late", [4, 5, 8], MODEL, SECURE),

@@ -53,7 +53,6 @@ class Compression(Stage):
         """What travels of an order's arrays, what the client makes of it, what it then holds."""
         side, start, order = self.terms.coding.downwards, self.terms.start, out.order
         if side.plainly or start is None:
-            out.coded, out.received = Coded(dict(order.arrays)), order.arrays
             return
         held, layout = self.state.held.get(order.client, {}), self.wire.layout
         models = (
@@ -80,7 +79,7 @@ class Compression(Stage):
             memo[key] = coded, found, now, (dict(order.arrays), references)
         out.coded, out.received, out.held, _ = memo[key]
 
-    def read(self, exchange: Exchange, out: Outgoing, body: ReplyBody) -> None:
+    def arrays(self, out: Outgoing, body: ReplyBody) -> dict[str, Array]:
         """The arrays of a reply as the client meant them."""
         delta_of, start, client = body.get("since", {}), self.terms.start, out.order.client
         references: dict[str, Array | None] = {}
@@ -91,7 +90,6 @@ class Compression(Stage):
             else:
                 references[name] = out.received[of] if of else None
         arrays = decode(body["arrays"], references, self.wire.layout)
-        body["arrays"] = arrays
         for name, of in delta_of.items():
             if of == SENT:
                 sent, last = arrays[name], references[name]
@@ -99,6 +97,7 @@ class Compression(Stage):
                     raise TrainingError(f"its '{name}' is a change of a model, and is none")
                 whole = sent.onto(last)
                 out.held = {**out.held, f"{SENT}.{name}": whole}
+        return arrays
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What is done about a run between its rounds, each observer one thing.
 
-They are told in this order; a real federation has ``Membership`` besides.
+``experiment.running`` lists those that have something to do in a run, in order.
 """
 
-from coterie.experiment.observers.account import Account
+from coterie.experiment.observers.account import Account, Guarding
 from coterie.experiment.observers.checkpoint import Saving
 from coterie.experiment.observers.evaluate import Evaluate, Piggyback
 from coterie.experiment.observers.membership import Membership
@@ -15,6 +15,7 @@ __all__ = [
     "Account",
     "Evaluate",
     "GiveUp",
+    "Guarding",
     "Membership",
     "Piggyback",
     "Progress",

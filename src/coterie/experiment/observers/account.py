@@ -24,20 +24,39 @@ class Account(Observer):
         event |= self.session.left_out()
         if self.session.channel.terms.clock is not None:
             event["clock"] = asdict(state.lasted)
-        self._write(0)
+        if self.session.directory is not None:
+            self.session.directory.append_ledger(state.ledger.rows(0))
+
+    def after(self, event: Event) -> None:
+        """What this round cost: bytes by client and kind, those wasted, and seconds."""
+        session, state = self.session, self.session.channel.state
+        ledger, now = state.ledger, state.ledger.now
+        event["groups"] = session.groups()
+        event["bytes"] = now.total.to_json()
+        event["total_bytes"] = ledger.total.to_json()
+        event["wasted"] = now.total_wasted.to_json()
+        event["total_wasted"] = ledger.total_wasted.to_json()
+        event["kinds"] = {k: [b.down, b.up] for k, b in sorted(now.kinds.items())}
+        event["client_bytes"] = {str(c): [b.down, b.up] for c, b in sorted(now.method.items())}
+        event["lost"], event["late"] = now.lost, now.late
+        if session.channel.terms.clock is not None:
+            lasted = {**asdict(state.round_lasted), "total": state.lasted.total}
+            event["clock"] = lasted | {f"total_{k}": v for k, v in asdict(state.lasted).items()}
+        event |= session.left_out()
+        if session.directory is not None:
+            session.directory.append_ledger(ledger.rows(event["round"]))
+
+
+@dataclass
+class Guarding(Observer):
+    """Begins each round of a run with privacy, and adds to its event what was spent."""
+
+    session: Session
 
     def before(self, number: int) -> None:
         """Privacy is spent for the models of this round."""
         self.session.guard.begin(self.session.run.state.models)
 
     def after(self, event: Event) -> None:
-        """What this round cost."""
-        event["groups"] = self.session.groups()
-        event |= self.session.traffic()
+        """What has been spent, and what was withheld."""
         event |= self.session.guard.event()
-        event |= self.session.left_out()
-        self._write(event["round"])
-
-    def _write(self, round: int) -> None:
-        if self.session.directory is not None:
-            self.session.directory.append_ledger(self.session.channel.state.ledger.rows(round))

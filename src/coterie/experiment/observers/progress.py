@@ -32,11 +32,9 @@ class Progress(Observer):
 
     def tell(self) -> None:
         """Tell of all rounds that are complete; who is told may end the run."""
-        ready = [e for e in self.waiting if e["round"] != self._unscored()]
-        self.waiting = [e for e in self.waiting if e["round"] == self._unscored()]
+        unscored = self.session.channel.state.unscored
+        ready = [e for e in self.waiting if e["round"] != unscored]
+        self.waiting = [e for e in self.waiting if e["round"] == unscored]
         for event in ready:
             for tell in self.tells:
                 tell(event)
-
-    def _unscored(self) -> int:
-        return self.session.channel.state.unscored

@@ -29,10 +29,6 @@ class Record(Observer):
         if self.session.run.state.notes or moved.total or state.lasted.total:
             self.write(event)
 
-    def after(self, event: Event) -> None:
-        """A round is an event."""
-        self.write(event)
-
     def write(self, event: Event) -> None:
         """Record an event."""
         session, run = self.session, self.session.run
@@ -51,3 +47,5 @@ class Record(Observer):
         fresh = warnings_of([*earlier, event], over=False)[len(known) :]
         for text in (*news_of(event), *(f"warning: {text}" for text in fresh)):
             self.say(text)
+
+    after = write  # a round is an event like any other
