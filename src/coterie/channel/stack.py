@@ -53,7 +53,7 @@ class Stages:
     ) -> None:
         self.disclosure = Disclosure(state)
         self.compression: Compression | None = None
-        if not (terms.coding.upwards.plainly and terms.coding.downwards.plainly):
+        if not terms.coding.plainly:
             self.compression = Compression(wire, terms, state)
         listed: list[tuple[bool, Stage | None]] = [
             (True, Reports(terms)),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.client.fit import Criterion, Fit, FlatModel, data_gradient, outputs
+from coterie.client.fit import Criterion, Fit, FitCall, FlatModel, data_gradient, fit, outputs
 from coterie.client.objectives import Objective, erm
-from coterie.client.stacked import FitCall
 from coterie.client.together import Together
 from coterie.core.messages import Array, ClientId, Scalar, Upload
 from coterie.core.schema import Schedule
@@ -51,18 +50,19 @@ class StagedState(MutableMapping[str, StateValue]):
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What all clients on a machine share for training: the model and the run's settings."""
+    """What all clients on a machine share for training: the model and the run's settings.
+
+    With ``equal`` clients count equally, however many samples they have. ``together`` is where they
+    train if several do so at once.
+    """
 
     model: FlatModel
     start: Weights
     criterion: Criterion
     schedule: Schedule
     seed: int
-    equal: bool = False  # whether clients count equally, however many samples they have
-    together: Together = field(init=False)  # where clients train, alone or several at once
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "together", Together(self.model, self.criterion))
+    equal: bool = False
+    together: Together | None = None
 
 
 class Client:
@@ -121,7 +121,9 @@ class Client:
             if settings["steps"] < 0:
                 steps = settings["steps"]
                 raise TrainingError(f"client {self.id} was ordered to make {steps} steps")
-        return replace(base, **(settings | changes))
+        settings |= changes
+        same = all(getattr(base, name, None) == value for name, value in settings.items())
+        return base if same else replace(base, **settings)
 
     def steps(self) -> int:
         """The number of steps that this order's training takes."""
@@ -155,17 +157,20 @@ class Client:
             for purpose in ("order", "dropout")
         )
         try:
-            trained = self._context.together.fit(
-                FitCall(
-                    start,
-                    self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
-                    objective or erm(),
-                    self.schedule(**changes),
-                    order,
-                    dropout,
-                    None if part is None else start.layout.only(part),
-                )
+            training = FitCall(
+                start,
+                self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
+                objective or erm(),
+                self.schedule(**changes),
+                order,
+                dropout,
+                None if part is None else start.layout.only(part),
             )
+            context = self._context
+            if context.together is None:
+                trained = fit(context.model, training, context.criterion)
+            else:
+                trained = context.together.fit(training)
             self.samples += trained.samples
             self.trained += trained.samples
             return trained

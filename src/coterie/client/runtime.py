@@ -26,6 +26,7 @@ from coterie.client.fit import FlatModel
 from coterie.client.plan import Plan
 from coterie.client.scoring import Scoring
 from coterie.client.store import Store
+from coterie.client.together import Together
 from coterie.core.messages import Array, ClientId, Upload, check_finite, vector_of
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError, CoterieError, RunDirError, TrainingError, WireError
@@ -79,8 +80,9 @@ class ClientRuntime:
         start = Weights(model.layout, plan.start.vector)
         training = plan.training
         equal = plan.privacy.secure and plan.privacy.weights == "equal"
+        together = Together(model, training.criterion) if training.batch_clients > 1 else None
         self.context = TrainingContext(
-            model, start, training.criterion, training.schedule, plan.seed, equal
+            model, start, training.criterion, training.schedule, plan.seed, equal, together
         )
         self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)
@@ -114,22 +116,21 @@ class ClientRuntime:
         A unit is one order of one client, orders of several clients that train together, or
         scoring of several clients with one model.
         """
-        orders = [Asked(id, m, {**self._opened(m), "message": m}) for id, m in requests]
+        orders = []
+        for id, message in requests:
+            try:
+                body = self.wire.unpack(message, self._decoded)
+            except CoterieError as error:  # the fault of whoever sent it
+                raise WireError(str(error)) from None
+            orders.append(Asked(id, message, {**body, "message": message}))
         if orders[0].body["task"] == SCORE:
             return self.scoring.answer([(o.id, o.body) for o in orders])
         tasks = [partial(self.guarded, o.id, o.body, self._carry_out, o) for o in orders]
-        if len(tasks) == 1:
-            return [tasks[0]()]
-        began = time.perf_counter()
-        replies = self.context.together.run(tasks)
+        together, began = self.context.together, time.perf_counter()
+        if len(tasks) == 1 or together is None:
+            return [task() for task in tasks]
+        replies = together.run(tasks)
         return in_shares(replies, time.perf_counter() - began)
-
-    def _opened(self, message: Message) -> dict[str, Any]:
-        """What an order says; one that makes no sense is the fault of whoever sent it."""
-        try:
-            return self.wire.unpack(message, self._decoded)
-        except CoterieError as error:
-            raise WireError(str(error)) from None
 
     # --- one order ------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class ClientRuntime:
             stored = self.store.answered(id, asked.version, digest_of(asked.message))
             if stored is not None:
                 return stored
-        scored = self._scored_beside(id, body)
+        scored = self._scored_beside(id, body) if "score" in body else {}
         began = time.perf_counter()  # no clock counts scoring
         client = self.client(id, body)
         arrays = self.compression.received(client, body["arrays"])
@@ -160,7 +161,8 @@ class ClientRuntime:
         task = method.tasks.get(name)
         if task is None:
             raise CoterieError(f"method '{method.name}' has no task '{name}'")
-        self.privacy.begin(client.id, body)
+        if self.plan.privacy.secure:
+            self.privacy.begin(client.id, body)
         before = {name: vector_of(array)._version for name, array in arrays.items()}
         try:
             upload = task(client, arrays, body["config"])
@@ -182,12 +184,16 @@ class ClientRuntime:
     def _finish(self, prepared: Prepared, upload: Upload) -> Message:
         """Let the stages have the upload, keep the client's state, and pack the reply."""
         asked, client, arrays = prepared.asked, prepared.client, prepared.arrays
-        examples, upload, beside = self._private(client, upload, arrays, asked.body)
-        try:
-            coded = self.compression.code(client, upload, arrays, asked.version)
-        except CoterieError as error:  # a number that the codec cannot take
-            raise TrainingError(f"client {client.id}, round {client.round + 1}: {error}") from None
-        self.compression.hold(client, arrays)
+        examples, beside, coded = client.weight, ReplyBody(), None
+        if self.plan.privacy.on or "beside" in asked.body:
+            examples, upload, beside = self._private(client, upload, arrays, asked.body)
+        if not self.plan.coding.plainly:
+            try:
+                coded = self.compression.code(client, upload, arrays, asked.version)
+            except CoterieError as error:  # a number that the codec cannot take
+                why = f"client {client.id}, round {client.round + 1}: {error}"
+                raise TrainingError(why) from None
+            self.compression.hold(client, arrays)
         assert isinstance(client.state, StagedState)
         changed = client.state.changed
         more: ReplyBody = {**beside, **prepared.scored}
@@ -251,8 +257,6 @@ class ClientRuntime:
 
     def _scored_beside(self, id: ClientId, body: Mapping[str, Any]) -> ReplyBody:
         """Scores that an order asks for beside its task, of the client as it is before it."""
-        if "score" not in body:
-            return {}
         (answer,) = self.scoring.answer([(id, self.piggyback.asked(body))])
         return self.piggyback.answered(self.wire.unpack(answer))
 

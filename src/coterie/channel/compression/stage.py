@@ -110,8 +110,10 @@ class ClientCompression:
 
     def received(self, client: Client, arrays: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays of an order; a change is one of the model that the client holds, or of θ⁰."""
-        if self.coding.downwards.exact and any("change" in _parts(a) for a in arrays.values()):
-            raise WireError("an order with a change of a model, where whole models are sent")
+        if self.coding.downwards.exact:
+            if any(isinstance(a, Mapping) and "change" in a for a in arrays.values()):
+                raise WireError("an order with a change of a model, where whole models are sent")
+            return decode(arrays, {}, self.wire.layout)
         return decode(arrays, self._references(client, arrays), self.wire.layout)
 
     def _references(self, client: Client, names: Iterable[str]) -> dict[str, Weights]:
@@ -157,8 +159,3 @@ class ClientCompression:
         assert isinstance(arrived, Weights)
         client.state[f"{SENT}.model"] = arrived.onto(last)
         return replace(coded, delta_of={**delta_of, "model": SENT})
-
-
-def _parts(array: Any) -> Mapping[str, Any]:
-    """What an array of an order is put together from, if it is."""
-    return array if isinstance(array, Mapping) else {}
