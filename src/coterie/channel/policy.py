@@ -144,6 +144,8 @@ def select(
     if policy.weighted and availability is not None:
         shares = np.array([availability.share(c) for c in candidates])
         weights = shares / shares.sum()
+    elif count == len(candidates):
+        return sorted(candidates)
     generator = numpy_generator(seed_for(seed, "cohort", round))
     drawn = generator.choice(len(candidates), count, replace=False, p=weights)
     return sorted(int(candidates[i]) for i in drawn)

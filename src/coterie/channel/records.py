@@ -62,46 +62,40 @@ class Metering(Stage):
 
     def inward(self, exchange: Exchange) -> None:
         """Book every order, in client-id order."""
-        kinds: dict[bytes, dict[str, int]] = {}
+        known: dict[bytes, dict[str, int]] = {}
         for client in sorted(exchange.outgoing.keys() | exchange.orders.keys()):
             out, message = exchange.outgoing.get(client), exchange.arrived.get(client)
-            if out is not None and out.spare:
-                self._unmetered(client, out.message.size, message.size if message else 0)
-            else:
-                self._book(exchange, client, out, message, kinds)
+            late, counts = client in exchange.late, client in exchange.bodies
+            if out is not None and (out.spare or out.score is not None):
+                message = self._without_scores(out, message, counts and not late)
+                if out.spare:
+                    continue
+            down, up = out.plain.size if out else 0, message.size if message else 0
+            unmetered = exchange.orders[client].unmetered
+            if late or not counts:
+                self.state.ledger.waste(client, Bytes(down, up), unmetered, late)
+                continue
+            kinds = {}
+            if not unmetered:
+                assert out is not None
+                assert message is not None
+                if out.plain.header not in known:  # many clients get the same one
+                    known[out.plain.header] = self.wire.kinds(out.plain)
+                ways = known[out.plain.header], self.wire.kinds(message)
+                kinds = {k: Bytes(ways[0].get(k, 0), ways[1].get(k, 0)) for k in ways[0] | ways[1]}
+            self.state.ledger.record(client, Bytes(down, up), kinds, unmetered)
 
-    def _unmetered(self, client: int, down: int, up: int) -> None:
-        self.state.ledger.record(client, Bytes(down, up), {}, unmetered=True)
-
-    def _book(
-        self,
-        exchange: Exchange,
-        client: int,
-        out: Outgoing | None,
-        message: Message | None,
-        memory: dict[bytes, dict[str, int]],
-    ) -> None:
-        counts = client in exchange.bodies and client not in exchange.late
-        if out is not None and out.score is not None:  # no part of what the method costs
-            whole = message
-            message = without(whole, "scored") if whole is not None and counts else whole
-            back = whole.size - message.size if whole is not None and message is not None else 0
-            self._unmetered(client, out.message.size - out.plain.size, back)
-        down, up = out.plain.size if out else 0, message.size if message else 0
-        unmetered = exchange.orders[client].unmetered
-        if not counts:
-            late = client in exchange.late
-            self.state.ledger.waste(client, Bytes(down, up), unmetered, late)
-            return
-        kinds = {}
-        if not unmetered:
-            assert out is not None
-            assert message is not None
-            if out.plain.header not in memory:  # many clients get the same one
-                memory[out.plain.header] = self.wire.kinds(out.plain)
-            ways = memory[out.plain.header], self.wire.kinds(message)
-            kinds = {k: Bytes(ways[0].get(k, 0), ways[1].get(k, 0)) for k in ways[0] | ways[1]}
-        self.state.ledger.record(client, Bytes(down, up), kinds, unmetered)
+    def _without_scores(
+        self, out: Outgoing, message: Message | None, counts: bool
+    ) -> Message | None:
+        """Book what scoring adds to an exchange, which is no part of what the method costs."""
+        down, up = out.message.size, message.size if message else 0
+        if not out.spare:
+            down -= out.plain.size
+            method = without(message, "scored") if message is not None and counts else message
+            up, message = up - (method.size if method else 0), method
+        self.state.ledger.record(out.order.client, Bytes(down, up), {}, unmetered=True)
+        return message
 
 
 @dataclass

@@ -239,21 +239,19 @@ class Wire:
         body, arrays = _read_header(message.header)
         lengths, sizes = [array.length for array in arrays], dict[str, int]()
 
-        def add(name: str, packed: Any) -> None:
-            if "change" in packed or "plain" in packed:
-                for part in [*packed.get("change", []), *packed.get("plain", [])]:
-                    add(name, part)
-            elif "$weights" in packed and name not in NOT_MODELS:
-                part = self.layout.only(packed["of"]) if "of" in packed else self.layout
-                for layer, share in shared_out(lengths[packed["$weights"]], part).items():
-                    sizes[f"model/{layer}"] = sizes.get(f"model/{layer}", 0) + share
-            else:
-                number = packed["$weights" if "$weights" in packed else "$tensor"]
-                sizes[name] = sizes.get(name, 0) + lengths[number]
-
         try:
             for name, packed in body.get("arrays", {}).items():
-                add(name, packed)
+                divided = "change" in packed or "plain" in packed
+                parts = [*packed.get("change", []), *packed.get("plain", [])]
+                for part in parts if divided else [packed]:
+                    number = part["$weights" if "$weights" in part else "$tensor"]
+                    shares = {name: lengths[number]}
+                    if "$weights" in part and name not in NOT_MODELS:
+                        layout = self.layout.only(part["of"]) if "of" in part else self.layout
+                        of_layers = shared_out(lengths[number], layout)
+                        shares = {f"model/{layer}": share for layer, share in of_layers.items()}
+                    for kind, share in shares.items():
+                        sizes[kind] = sizes.get(kind, 0) + share
         except _INVALID as error:
             raise _invalid("body", error) from None
         if metrics := body.get("metrics"):

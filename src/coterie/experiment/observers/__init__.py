@@ -3,12 +3,10 @@
 ``experiment.running`` lists those that have something to do in a run, in order.
 """
 
-from coterie.experiment.observers.account import Account, Guarding
 from coterie.experiment.observers.checkpoint import Saving
 from coterie.experiment.observers.evaluate import Evaluate, Piggyback
 from coterie.experiment.observers.membership import Membership
-from coterie.experiment.observers.progress import Progress
-from coterie.experiment.observers.record import Record
+from coterie.experiment.observers.record import Account, Guarding, Progress, Record
 from coterie.experiment.observers.stop import GiveUp, Stopping
 
 __all__ = [
