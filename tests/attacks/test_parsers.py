@@ -24,7 +24,8 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from aggregating import MESSAGES, SESSION, Play, vectors
-from coterie.channel.channel import Channel, answers
+from coterie.channel.arrivals import answers
+from coterie.channel.channel import Channel
 from coterie.channel.checks import vet, vet_message
 from coterie.channel.compression.codecs import codec
 from coterie.channel.compression.coding import decode
@@ -423,7 +424,7 @@ def test_a_server_reads_whatever_a_client_answers(tmp_path):
         channel.phase.rejected.clear()
         exchange.bodies.clear()
         exchange.diverged.clear()
-        channel._arrived(exchange, out, Message(text, answer.payloads))
+        channel.arrivals.take(exchange, out, Message(text, answer.payloads))
         if body := exchange.bodies.get(number):
             assert 0 <= body["examples"] <= channel.samples[number]
             assert all(type(v) in (int, float) for v in body["metrics"].values())

@@ -6,25 +6,21 @@ are listed in ``stack``.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, cast
 
-from coterie.channel.checks import printable
-from coterie.channel.compression.coding import decode
+from coterie.channel.arrivals import Arrivals, answers
 from coterie.channel.exchange import Answer, Exchange, Outgoing, Phase, Terms
-from coterie.channel.messages import OrderBody, ReplyBody
-from coterie.channel.piggyback import Piggyback, Scores, Sends, scoring
+from coterie.channel.messages import OrderBody
+from coterie.channel.piggyback import Scores, Sends, scoring
 from coterie.channel.policy import Selection
 from coterie.channel.release import Plain, Release
 from coterie.channel.stack import S, Stages
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import FETCH, kind_of
 from coterie.channel.timing import Timing
-from coterie.channel.wire import Message, Wire, content_of
+from coterie.channel.wire import Wire
 from coterie.core.engine import Engine, Request
 from coterie.core.messages import (
     Array,
@@ -35,18 +31,14 @@ from coterie.core.messages import (
     Reply,
     Scalar,
     Slot,
-    check_finite,
 )
 from coterie.core.tree import Tree
 from coterie.core.weights import Weights
 from coterie.errors import (
     CoterieError,
-    Diverged,
     EngineError,
     RunDirError,
     TrainingError,
-    WireError,
-    error_named,
 )
 
 Told = Mapping[ClientId, Mapping[str, Tree]]
@@ -69,6 +61,7 @@ class Channel:
     phase: Phase = field(default_factory=Phase)
     release: Release = field(init=False)
     stages: Stages = field(init=False)
+    arrivals: Arrivals = field(init=False)
     piggybacks: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +69,7 @@ class Channel:
         self.piggybacks = self.engine.piggybacks or self.state.unscored > 0
         elsewhere = self.samples is not None
         self.stages = Stages(self.wire, self.terms, self.state, self.piggybacks, elsewhere)
+        self.arrivals = Arrivals(self.wire, self.stages, self.state)
 
     def stage(self, kind: type[S]) -> S:
         """The stage of this kind."""
@@ -183,7 +177,7 @@ class Channel:
         exchange, requests = self.prepare(orders, told or {}, adopt)
         with closing(self.engine.exchange(requests, exchange.until)) as arriving:
             for client, message in arriving:
-                self._arrived(exchange, exchange.outgoing[client], message)
+                self.arrivals.take(exchange, exchange.outgoing[client], message)
         for inward in self.stages.inward:
             inward(exchange)
         return answers(exchange)
@@ -225,91 +219,3 @@ class Channel:
             choices = {**choices, **score.coded.choices}
             out.message = self.wire.pack(body, exchange.encoded, choices)
         return Request(order.client, out.message, kind_of(order.task).together, out.spare)
-
-    def _arrived(self, exchange: Exchange, out: Outgoing, message: Message | None) -> None:
-        """Read what came, while others are still at work; a damaged message is as good as lost."""
-        client = out.order.client
-        if message is not None:
-            exchange.arrived[client] = message
-        if not out.spare and time.monotonic() > exchange.ends:
-            exchange.late.add(client)
-            return
-        try:
-            body = self._read(exchange, out, message)
-        except Exception as why:
-            if not self._spared(exchange, out, why):
-                raise
-        else:
-            if not out.spare:
-                exchange.bodies[client] = body
-
-    def _spared(self, exchange: Exchange, out: Outgoing, why: Exception) -> bool:
-        """Whether the exchange goes on without an answer that cannot be used.
-
-        Among clients of others it does, whatever came: the answer is rejected.
-        """
-        client, phase = out.order.client, exchange.phase
-        if isinstance(why, Diverged) and not (out.spare or kind_of(out.order.task).vital):
-            exchange.diverged[client] = printable(why)
-        elif phase.samples is not None and not isinstance(why, WireError):
-            phase.rejected[client] = printable(str(why) or type(why).__name__)
-            if isinstance(why, RunDirError):  # it lost its state: it goes on without
-                self.state.versions.pop(client, None)
-                self.state.held.pop(client, None)
-        elif out.spare and isinstance(why, CoterieError):
-            self.stage(Piggyback).missed(out, why)
-        else:
-            return isinstance(why, WireError)  # which means that it was lost
-        return True
-
-    def _read(self, exchange: Exchange, out: Outgoing, message: Message | None) -> ReplyBody:
-        """The body of an answer, its arrays as the client meant them; its errors are raised."""
-        if message is None:
-            raise WireError("it was lost")
-        for vet in self.stages.vet:
-            vet(exchange, out, message)
-        body = cast(ReplyBody, self.wire.unpack(message))
-        if "error" in body:
-            raise error_named(body["error"])(body["text"])
-        if self.stages.compression is None:
-            if body.get("since"):
-                raise TrainingError("it sends changes of models, where whole ones are sent")
-            body["arrays"] = decode(body["arrays"], {}, self.wire.layout)
-        else:
-            body["arrays"] = self.stages.compression.arrays(out, body)
-        check_finite(out.order.client, exchange.phase.round, out.order.task, body["arrays"])
-        for read in self.stages.read:
-            read(exchange, out, body)
-        return body
-
-
-def answers(exchange: Exchange) -> list[Answer]:
-    """The replies that count, in client-id order."""
-    contents: dict[tuple[Any, ...], str] = {}
-    found = []
-    for client in exchange.reported:
-        body, out = exchange.bodies[client], exchange.outgoing[client]
-        answer = Answer(
-            client,
-            body["examples"],
-            body["arrays"],
-            body["metrics"],
-            body.get("beside", {}),
-            body.get("of", {}),
-            out.received,
-            body.get("version"),
-            out.held,
-            _content(out.plain, contents) if client in exchange.told else "",
-        )
-        found.append(answer)
-    return found
-
-
-def _content(message: Message, memo: dict[tuple[Any, ...], str]) -> str:
-    """A digest of what a client was asked; many are asked the same."""
-    asked = json.loads(message.header)["body"]
-    same = json.dumps([asked.get(k) for k in ("task", "config", "arrays")])
-    key = same, tuple(map(id, message.payloads))
-    if key not in memo:
-        memo[key] = content_of(message)
-    return memo[key]

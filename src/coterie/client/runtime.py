@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from coterie.channel.compression.coding import Coded
 from coterie.channel.compression.stage import ClientCompression
 from coterie.channel.messages import ReplyBody
-from coterie.channel.piggyback import ClientPiggyback
 from coterie.channel.privacy.client import ClientPrivacy, out_of
 from coterie.channel.tasks import FETCH, KEEP, SCORE, SECURE
 from coterie.channel.wire import Decoded, Message, Wire, Work, digest_of
+from coterie.client.built_in import BuiltIn
 from coterie.client.client import Client, StagedState, TrainingContext
 from coterie.client.fit import FlatModel
 from coterie.client.plan import Plan
@@ -87,7 +87,6 @@ class ClientRuntime:
         self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)
         self.compression = ClientCompression(plan.coding, self.wire, plan.seed)
-        self.piggyback = ClientPiggyback()
         self.privacy = ClientPrivacy(
             plan.privacy,
             plan.seed,
@@ -103,7 +102,7 @@ class ClientRuntime:
             plan.method.shows,
             tell,
         )
-        self.scoring = Scoring(self)
+        self.scoring, self.built_in = Scoring(self), BuiltIn(self)
         self._decoded: Decoded = {}
 
     def forget(self) -> None:
@@ -138,19 +137,19 @@ class ClientRuntime:
         """The answer to an order: one of the built-in tasks, or the method's own."""
         began, id, body = time.perf_counter(), asked.id, asked.body
         if body["task"] == SECURE:
-            return self._step(asked, began)
+            return self.built_in.step(asked, began)
         if self.store.holds(id, asked.version):
             stored = self.store.answered(id, asked.version, digest_of(asked.message))
             if stored is not None:
                 return stored
-        scored = self._scored_beside(id, body) if "score" in body else {}
+        scored = self.scoring.beside(id, body) if "score" in body else {}
         began = time.perf_counter()  # no clock counts scoring
         client = self.client(id, body)
         arrays = self.compression.received(client, body["arrays"])
         if body["task"] == FETCH:
-            return self._fetch(client, arrays)
+            return self.built_in.fetch(client, arrays)
         if body["task"] == KEEP:
-            return self._keep(client, arrays, body["config"])
+            return self.built_in.keep(client, arrays, body["config"])
         prepared = Prepared(asked, client, arrays, scored, began)
         return self._finish(prepared, self._run(prepared))
 
@@ -227,38 +226,6 @@ class ClientRuntime:
             counts = 1 if privacy.mechanism == "local" else examples
             return counts, self.privacy.disturbed(client.id, upload, received, body), {}
         return examples, upload, {"of": dict(upload.delta_of)} if privacy.noised else {}
-
-    # --- tasks that every client knows ----------------------------------------------------------
-
-    def _step(self, asked: Asked, began: float) -> Message:
-        """One step of a secure sum."""
-        sent, beside = self.privacy.step(asked.id, asked.body)
-        if self.keeper is not None and "refused" in beside:
-            self.tell(f"refused to go on with a sum: {beside['refused']}")
-        reply = self.reply(0, sent, more={"beside": beside})
-        return replace(reply, work=Work(time.perf_counter() - began))
-
-    def _fetch(self, client: Client, arrays: Mapping[str, Array]) -> Message:
-        """The model that the client would use now, for export."""
-        if self.keeper is not None:
-            raise WireError("a client's own model stays with it")
-        self.privacy.may_fetch(client.id)
-        model = self.plan.method.assemble(client, arrays)
-        return self.reply(len(client.train), Upload({"model": model}))
-
-    def _keep(
-        self, client: Client, arrays: Mapping[str, Array], about: Mapping[str, Any]
-    ) -> Message:
-        """The run is over: the client keeps the model that it would use now."""
-        if self.keeper is None:
-            raise CoterieError(f"client {client.id} has no place to keep a model in")
-        self.keeper(client.id, self.plan.method.assemble(client, arrays), about)
-        return self.reply(0, Upload())
-
-    def _scored_beside(self, id: ClientId, body: Mapping[str, Any]) -> ReplyBody:
-        """Scores that an order asks for beside its task, of the client as it is before it."""
-        (answer,) = self.scoring.answer([(id, self.piggyback.asked(body))])
-        return self.piggyback.answered(self.wire.unpack(answer))
 
     # --- what tasks and stages share ------------------------------------------------------------
 
