@@ -46,13 +46,13 @@ class Arrivals:
         try:
             body = self._read(exchange, out, message)
         except Exception as why:
-            if not self._spared(exchange, out, why):
+            if not self._goes_on_without(exchange, out, why):
                 raise
         else:
             if not out.spare:
                 exchange.bodies[client] = body
 
-    def _spared(self, exchange: Exchange, out: Outgoing, why: Exception) -> bool:
+    def _goes_on_without(self, exchange: Exchange, out: Outgoing, why: Exception) -> bool:
         """Whether the exchange goes on without an answer that cannot be used.
 
         Among clients of others it does, whatever came: the answer is rejected.
@@ -81,7 +81,7 @@ class Arrivals:
         if "error" in body:
             raise error_named(body["error"])(body["text"])
         if self.stages.compression is None:
-            if body.get("since"):
+            if "since" in body:
                 raise TrainingError("it sends changes of models, where whole ones are sent")
             body["arrays"] = decode(body["arrays"], {}, self.wire.layout)
         else:
