@@ -257,8 +257,10 @@ def test_nor_is_one_whose_group_was_sent_a_model_that_is_not_finite(tmp_path):
     """In a real federation the others go on, and the words are not about the client."""
     made = experiment(coterie.fedavg(), PEOPLE)
     plan = made.plan(tmp_path)
-    channel = Channel(Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start))
-    channel.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
+    samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
+    channel = Channel(
+        Loop(plan), Wire(plan.start.layout), terms=made.terms(plan.start), samples=samples
+    )
     channel.begin(4)
     sent = {c: plan.start * (NAN if c == 5 else 1.0) for c in range(6)}
     replies = channel.gather([Order(c, "train", {"0": model}) for c, model in sent.items()])

@@ -6,41 +6,41 @@ are listed in ``stack``.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
 
-from coterie.channel.checks import printable
-from coterie.channel.disclosure import Disclosure
+from coterie.channel.arrivals import Arrivals, answers
 from coterie.channel.exchange import Answer, Exchange, Outgoing, Phase, Terms
-from coterie.channel.messages import OrderBody, ReplyBody
-from coterie.channel.piggyback import Piggyback, Scores, Sends, scoring
+from coterie.channel.messages import OrderBody
+from coterie.channel.piggyback import Scores, Sends, scoring
+from coterie.channel.policy import Selection
 from coterie.channel.release import Plain, Release
-from coterie.channel.selection import Selection
-from coterie.channel.stack import stages
-from coterie.channel.stage import Stage, Stages
+from coterie.channel.stack import S, Stages
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import FETCH, kind_of
 from coterie.channel.timing import Timing
-from coterie.channel.wire import Message, Wire, content_of
+from coterie.channel.wire import Wire
 from coterie.core.engine import Engine, Request
-from coterie.core.messages import Array, ClientId, Mean, Mixing, Order, Reply, Scalar, Slot
+from coterie.core.messages import (
+    Array,
+    ClientId,
+    Mean,
+    Mixing,
+    Order,
+    Reply,
+    Scalar,
+    Slot,
+)
 from coterie.core.tree import Tree
 from coterie.core.weights import Weights
 from coterie.errors import (
     CoterieError,
-    Diverged,
     EngineError,
     RunDirError,
     TrainingError,
-    WireError,
-    error_named,
 )
 
-S = TypeVar("S", bound=Stage)
 Told = Mapping[ClientId, Mapping[str, Tree]]
 
 
@@ -61,10 +61,15 @@ class Channel:
     phase: Phase = field(default_factory=Phase)
     release: Release = field(init=False)
     stages: Stages = field(init=False)
+    arrivals: Arrivals = field(init=False)
+    piggybacks: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.release = Plain(self)
-        self.stages = stages(self.wire, self.terms, self.state)
+        self.piggybacks = self.engine.piggybacks or self.state.unscored > 0
+        elsewhere = self.samples is not None
+        self.stages = Stages(self.wire, self.terms, self.state, self.piggybacks, elsewhere)
+        self.arrivals = Arrivals(self.wire, self.stages, self.state)
 
     def stage(self, kind: type[S]) -> S:
         """The stage of this kind."""
@@ -90,7 +95,7 @@ class Channel:
     @property
     def exposed(self) -> set[str]:
         """In which ways vectors of single clients were seen: "each", or for their "means"."""
-        return self.stage(Disclosure).exposed
+        return self.stages.disclosure.exposed
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, in client-id order; lost ones are missing."""
@@ -126,6 +131,7 @@ class Channel:
         self.phase = Phase(round, stage or str(round + 1), cohort, enough, least)
         self.phase.began = dict(self.state.versions) if cohort else {}
         self.phase.samples = self.samples
+        self.state.begin(self.phase.moment)
         for begin in self.stages.begin:
             begin(self.phase)
 
@@ -134,8 +140,10 @@ class Channel:
         assert self.selection is not None
         cohort, waits = self.selection.cohort(number)
         self.begin(number, "", cohort, *self.selection.reports(cohort))
-        self.stage(Timing).wait(waits)
-        self.state.selected = self.selection.following(number + 1)
+        if waits:
+            self.stage(Timing).wait(waits)
+        if self.selection.ahead:
+            self.state.selected = self.selection.following(number + 1)
         return cohort
 
     def tolerates(self, error: Exception) -> bool:
@@ -146,16 +154,6 @@ class Channel:
         """Let clients score the model that they would use now; the bytes are unmetered."""
         orders = list(scoring(sends, config).values())
         return {reply.client: dict(reply.metrics) for reply in self.exchange(orders)}
-
-    def collect(self) -> tuple[Scores, dict[ClientId, str]]:
-        """The scores that came with other orders, and why others failed.
-
-        If there was no exchange for them to go with, they have one for themselves now.
-        """
-        piggyback = self.stage(Piggyback)
-        if piggyback.orders:
-            self.exchange([])
-        return piggyback.collect()
 
     def fetch(self, client: ClientId, sends: Mapping[str, Array]) -> Weights:
         """The whole model that one client would use now, for export."""
@@ -179,7 +177,7 @@ class Channel:
         exchange, requests = self.prepare(orders, told or {}, adopt)
         with closing(self.engine.exchange(requests, exchange.until)) as arriving:
             for client, message in arriving:
-                self._arrived(exchange, exchange.outgoing[client], message)
+                self.arrivals.take(exchange, exchange.outgoing[client], message)
         for inward in self.stages.inward:
             inward(exchange)
         return answers(exchange)
@@ -221,74 +219,3 @@ class Channel:
             choices = {**choices, **score.coded.choices}
             out.message = self.wire.pack(body, exchange.encoded, choices)
         return Request(order.client, out.message, kind_of(order.task).together, out.spare)
-
-    def _arrived(self, exchange: Exchange, out: Outgoing, message: Message | None) -> None:
-        """Read what came, while others are still at work; a damaged message is as good as lost."""
-        client, phase = out.order.client, exchange.phase
-        if message is not None:
-            exchange.arrived[client] = message
-        if not out.spare and time.monotonic() > exchange.ends:
-            exchange.late.add(client)
-            return
-        try:
-            with phase.forgiving(client, self.state):
-                try:
-                    body = self._read(exchange, out, message)
-                except Diverged as why:
-                    if out.spare or kind_of(out.order.task).vital:
-                        raise
-                    exchange.diverged[client] = printable(why)
-                else:
-                    if not out.spare:
-                        exchange.bodies[client] = body
-        except CoterieError as why:
-            if out.spare:
-                self.stage(Piggyback).missed(out, why)
-            elif not isinstance(why, WireError):
-                raise
-
-    def _read(self, exchange: Exchange, out: Outgoing, message: Message | None) -> ReplyBody:
-        """The body of an answer, its arrays as the client meant them; its errors are raised."""
-        if message is None:
-            raise WireError("it was lost")
-        for vet in self.stages.vet:
-            vet(exchange, out, message)
-        body = cast(ReplyBody, self.wire.unpack(message))
-        if "error" in body:
-            raise error_named(body["error"])(body["text"])
-        for read in self.stages.read:
-            read(exchange, out, body)
-        return body
-
-
-def answers(exchange: Exchange) -> list[Answer]:
-    """The replies that count, in client-id order."""
-    contents: dict[tuple[Any, ...], str] = {}
-    return [_answer(exchange, client, contents) for client in exchange.reported]
-
-
-def _answer(exchange: Exchange, client: ClientId, contents: dict[tuple[Any, ...], str]) -> Answer:
-    """What came of one order."""
-    body, out = exchange.bodies[client], exchange.outgoing[client]
-    return Answer(
-        client,
-        body["examples"],
-        body["arrays"],
-        body["metrics"],
-        body.get("beside", {}),
-        body.get("of", {}),
-        out.received,
-        body.get("version"),
-        out.held,
-        _content(out.plain, contents) if client in exchange.told else "",
-    )
-
-
-def _content(message: Message, memo: dict[tuple[Any, ...], str]) -> str:
-    """A digest of what a client was asked; many are asked the same."""
-    asked = json.loads(message.header)["body"]
-    same = json.dumps([asked.get(k) for k in ("task", "config", "arrays")])
-    key = same, tuple(map(id, message.payloads))
-    if key not in memo:
-        memo[key] = content_of(message)
-    return memo[key]

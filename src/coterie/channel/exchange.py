@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.channel.availability import Availability
-from coterie.channel.checks import printable
 from coterie.channel.clocks import Clock
 from coterie.channel.compression.coding import Coded, Coding
 from coterie.channel.messages import OrderBody, ReplyBody
 from coterie.channel.policy import Policy
-from coterie.channel.state import ChannelState, Held
+from coterie.channel.state import Held
 from coterie.channel.tasks import Kind, kind_of
 from coterie.channel.wire import Encoded, Message
 from coterie.core.messages import Array, ClientId, Order, Reply
 from coterie.core.tree import Tree
 from coterie.core.weights import Weights
-from coterie.errors import RunDirError, WireError
 
 _NOTHING = Message(b"", ())
 HOUR = 3600.0  # seconds that clients of others have if no deadline was set
@@ -43,6 +40,12 @@ class Terms:
     seed: int = 0
     outliers: str = "reject"
     alone: bool = False
+
+    @property
+    def timed(self) -> bool:
+        """Whether replies may come too late, or clients be away."""
+        waits = self.policy.real_deadline is not None
+        return waits or self.clock is not None or self.availability is not None
 
 
 @dataclass
@@ -74,26 +77,12 @@ class Phase:
         asked = policy.real_deadline
         return HOUR if asked is None and self.samples is not None else asked
 
-    @contextmanager
-    def forgiving(self, client: ClientId, state: ChannelState) -> Iterator[None]:
-        """Among clients of others, an answer that cannot be used is rejected, whatever it is."""
-        try:
-            yield
-        except WireError:
-            raise
-        except Exception as error:
-            if self.samples is None:
-                raise
-            self.rejected[client] = printable(str(error) or type(error).__name__)
-            if isinstance(error, RunDirError):  # it lost its state: it goes on without
-                state.versions.pop(client, None)
-                state.held.pop(client, None)
-
 
 @dataclass
 class Outgoing:
     """An order on its way to a client, and what the client makes of its arrays.
 
+    Unless a stage codes them, arrays travel as they are.
     ``score`` is scoring that goes with it. Each of its arrays is in ``shared``, with the name of
     the order's array that it is the same as, if any.
     ``message`` is what is sent, ``plain`` the same without the scoring. One that is ``spare`` is
@@ -102,8 +91,8 @@ class Outgoing:
 
     order: Order
     round: int
-    coded: Coded = field(default_factory=Coded)
-    received: Mapping[str, Array] = field(default_factory=dict)
+    coded: Coded = field(init=False)
+    received: Mapping[str, Array] = field(init=False)
     held: Held = field(default_factory=dict)
     score: Outgoing | None = None
     shared: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +100,9 @@ class Outgoing:
     plain: Message = _NOTHING
     message: Message = _NOTHING
     spare: bool = False
+
+    def __post_init__(self) -> None:
+        self.coded, self.received = Coded(dict(self.order.arrays)), self.order.arrays
 
 
 @dataclass(frozen=True)

@@ -162,10 +162,6 @@ class Exposure:
 
     # --- what happens ---------------------------------------------------------------------------
 
-    def begin(self, round: int) -> None:
-        """Begin a round."""
-        self.round = round
-
     def abandon(self) -> None:
         """Note that the round was abandoned; what the server has seen in it stays recorded."""
         self.abandoned += self._latest == self.round

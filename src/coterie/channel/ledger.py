@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from coterie.core.events import Way
 from coterie.core.messages import ClientId
@@ -40,10 +39,6 @@ class Bytes:
         return Bytes() if way is None else Bytes(way["down"], way["up"])
 
 
-def _counts() -> dict[Any, Bytes]:
-    return defaultdict(Bytes)
-
-
 @dataclass
 class Tally:
     """Counts of bytes: the real lengths of the encoded messages, headers included.
@@ -55,10 +50,10 @@ class Tally:
     kind, for the current round only.
     """
 
-    method: dict[ClientId, Bytes] = field(default_factory=_counts)
-    kinds: dict[str, Bytes] = field(default_factory=_counts)
-    wasted: dict[ClientId, Bytes] = field(default_factory=_counts)
-    entries: dict[tuple[ClientId, str], Bytes] = field(default_factory=_counts)
+    method: dict[ClientId, Bytes] = field(default_factory=lambda: defaultdict(Bytes))
+    kinds: dict[str, Bytes] = field(default_factory=lambda: defaultdict(Bytes))
+    wasted: dict[ClientId, Bytes] = field(default_factory=lambda: defaultdict(Bytes))
+    entries: dict[tuple[ClientId, str], Bytes] = field(default_factory=lambda: defaultdict(Bytes))
     unmetered: Bytes = field(default_factory=Bytes)
     lost: int = 0
     late: int = 0
@@ -79,10 +74,6 @@ class Ledger(Tally):
     """The bytes since the start of the run; ``now`` counts those of the current round."""
 
     now: Tally = field(default_factory=Tally)
-
-    def begin(self) -> None:
-        """Begin a round."""
-        self.now = Tally()
 
     def record(
         self, client: ClientId, moved: Bytes, kinds: Mapping[str, Bytes], unmetered: bool = False

@@ -2,7 +2,6 @@
 
 The key ``run.outliers`` chooses which.
 
-
 An update is judged by the length of the change that it makes. It is compared with those of the
 clients that were sent the same arrays or, if these are too few, of all that ran the same task. The
 direction is not judged: an update of ordinary length is accepted, whatever it does.
@@ -21,11 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.channel.exchange import Exchange, Terms
+from coterie.channel.stage import Stage
+from coterie.channel.tasks import kind_of
+from coterie.core import schema
 from coterie.core.messages import Array, ClientId, Order, vector_of
-from coterie.core.schema import Outliers
 from coterie.core.weights import Weights
+from coterie.errors import Diverged
 
-OUTLIERS: tuple[str, ...] = get_args(Outliers)
+OUTLIERS: tuple[str, ...] = get_args(schema.Outliers)
 MOVES = 5.0  # median changes by which one client of median size may move a mean
 APART = 10_000.0  # times the median length, where clients were sent different arrays
 LEAST = 50.0  # times the median length: shorter updates are never left out
@@ -36,6 +39,54 @@ Orders = Mapping[ClientId, Order]
 Counts = Mapping[ClientId, int]  # each client's number of samples
 Arrays = Mapping[ClientId, Mapping[str, Array]]  # the arrays that each client sent, or was sent
 Place = tuple[str, str]  # an array's name, and the part of it
+
+
+@dataclass
+class Outliers(Stage):
+    """Takes updates out that are not finite or far longer than the others', or shortens them."""
+
+    terms: Terms
+
+    def inward(self, exchange: Exchange) -> None:
+        """Judge the updates by each other."""
+        terms, bodies = self.terms, exchange.bodies
+        if exchange.diverged:
+            self._leave_out_diverged(exchange)
+        if terms.outliers == "off" or terms.alone:
+            return
+        orders, received = exchange.orders, exchange.received
+        sent = {c: b["arrays"] for c, b in bodies.items() if kind_of(orders[c].task).trains}
+        if terms.outliers == "clip":
+            for client, arrays in shortened(orders, received, sent).items():
+                bodies[client] = {**bodies[client], "arrays": arrays}
+            return
+        counts = {c: int(b["examples"]) for c, b in bodies.items()}
+        found = too_long(orders, received, sent, counts)
+        exchange.phase.rejected |= found
+        exchange.left_out = {client: bodies.pop(client) for client in found}
+
+    def _leave_out_diverged(self, exchange: Exchange) -> None:
+        """Reject updates that are not finite; in a simulation, end where no client is to blame."""
+        phase, diverged, faults = exchange.phase, exchange.diverged, {}
+        if not self.terms.alone:
+            faults = at_fault(exchange.orders, exchange.received, diverged, exchange.bodies)
+        if phase.samples is None and faults:
+            moment, first = phase.moment, min(faults)
+            when = f"round {moment}" if moment else "before round 1"
+            left = f", as round {moment - 1} left it" if moment > 1 else ""
+            raise Diverged(
+                f"{when}: the updates of {len(diverged)} of {len(exchange.bodies) + len(diverged)} "
+                f"clients cannot be used: {without_name(diverged[first])}. No client is to blame "
+                f"({faults[first]}): it is the model that they were sent{left}, or the settings"
+            )
+        alone = self.terms.outliers == "off" or len(phase.cohort) == 1
+        if phase.samples is None and alone:
+            raise Diverged(diverged[min(diverged)])
+        for client, why in diverged.items():
+            phase.rejected[client] = why
+            if client in faults:
+                blamed = f"{faults[client]}, so it is the model or the settings"
+                phase.rejected[client] = f"{why}. It is not to blame: {blamed}"
 
 
 def too_long(

@@ -1,15 +1,16 @@
 """The round policy: which clients are selected, whose reports count, when a round is abandoned.
 
 The rules are those of Bonawitz et al. (2019): more clients are selected than needed, the first
-reports count, a deadline ends the round, and a round with too few reports is abandoned. This module
-has only functions; the simulated time is kept elsewhere.
+reports count, a deadline ends the round, and a round with too few reports is abandoned. The
+simulated time is kept elsewhere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from coterie.core.messages import ClientId
 from coterie.core.schema import Policy as Policy
 from coterie.errors import ConfigError, TrainingError
 from coterie.seeds import numpy_generator, seed_for
+
+if TYPE_CHECKING:
+    from coterie.channel.state import ChannelState
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ def orders(policy: Policy, clients: int) -> int:
     >>> orders(Policy(cohort=10, over_selection=1.3), 100)
     13
     """
-    return _up(policy.over_selection * cohort_size(policy.cohort, clients))
+    exact = policy.over_selection * cohort_size(policy.cohort, clients)
+    return math.ceil(round(exact, 9))  # floating-point errors ignored, such as 1.1 · 50 > 55
 
 
 def least(policy: Policy, clients: int) -> int:
@@ -62,13 +67,8 @@ def least(policy: Policy, clients: int) -> int:
     """
     minimum = policy.min_reports
     if isinstance(minimum, float) and minimum <= 1:
-        return _up(minimum * cohort_size(policy.cohort, clients))
+        return math.ceil(round(minimum * cohort_size(policy.cohort, clients), 9))
     return int(minimum)
-
-
-def _up(number: float) -> int:
-    """Round up, ignoring floating-point errors such as 1.1 · 50 > 55."""
-    return math.ceil(round(number, 9))
 
 
 def check(
@@ -144,6 +144,8 @@ def select(
     if policy.weighted and availability is not None:
         shares = np.array([availability.share(c) for c in candidates])
         weights = shares / shares.sum()
+    elif count == len(candidates):
+        return sorted(candidates)
     generator = numpy_generator(seed_for(seed, "cohort", round))
     drawn = generator.choice(len(candidates), count, replace=False, p=weights)
     return sorted(int(candidates[i]) for i in drawn)
@@ -217,3 +219,58 @@ def accept(
     waited = max(0.0, end - slowest.total)
     lasted = replace(slowest, waiting=slowest.waiting + waited)
     return Accepted(tuple(reported), tuple(late), lasted)
+
+
+@dataclass
+class Selection:
+    """Selects the cohorts of a run; the next one while a round goes on, if that makes a difference.
+
+    ``present`` says who can be reached now, where clients come and go; ``nobody`` is called when
+    none of them can, to wait for some.
+    """
+
+    policy: Policy
+    available: Availability | None
+    seed: int
+    state: ChannelState
+    present: Callable[[], Collection[ClientId]] | None = None
+    nobody: Callable[[int], None] | None = None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it matters when a cohort is selected: it takes time, or clients go off."""
+        return self.available is not None or self.policy.selection > 0
+
+    def cohort(self, number: int) -> tuple[list[ClientId], float]:
+        """The clients of a round, and the seconds that pass before they are asked."""
+        people, self.state.selected = self.state.selected, None
+        if people is not None:
+            return people, selecting(self.policy, self.state.round_lasted.total)
+        now = self.state.lasted.total
+        waits = 0.0
+        if self.ahead:
+            waits = ready(self.policy, self.state.members, self.available, now) - now
+        people = self._drawn(number, now + waits)
+        while self.nobody is not None and not people:  # all have left since
+            self.nobody(number)
+            people = self._drawn(number, now + waits)
+        return people, waits + (selecting(self.policy, 0.0) if self.ahead else 0.0)
+
+    def reports(self, cohort: Collection[ClientId]) -> tuple[int, int]:
+        """How many reports of a cohort are waited for, and how many a round needs at least."""
+        clients, enough = len(self.state.members), len(cohort)
+        if self.policy.sampling != "poisson":
+            enough = min(cohort_size(self.policy.cohort, clients), enough)
+        return enough, least(self.policy, clients)
+
+    def following(self, number: int) -> list[ClientId] | None:
+        """Who is on now and asked in the next round; None, if too few are: then it waits."""
+        now, members = self.state.lasted.total, self.state.members
+        on = sum(self.available is None or self.available.on(c, now) for c in members)
+        return None if on < least(self.policy, len(members)) else self._drawn(number, now)
+
+    def _drawn(self, number: int, now: float) -> list[ClientId]:
+        there = None if self.present is None else self.present()
+        return select(
+            self.policy, self.seed, number, self.state.members, self.available, now, there
+        )

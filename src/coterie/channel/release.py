@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coterie.channel.disclosure import Disclosure
 from coterie.core.aggregate import mix
 from coterie.core.messages import ClientId, Mean, Mixing, Order, Reply, Slot
 from coterie.core.weights import Weights
@@ -73,7 +72,7 @@ class Plain(Release):
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, in client-id order; lost ones are missing."""
         replies = self.channel.exchange(orders)
-        self.channel.stage(Disclosure).saw(replies, "each", "none")
+        self.channel.stages.disclosure.saw(replies, "each", "none")
         return list(replies)
 
     def reduce(
@@ -81,10 +80,10 @@ class Plain(Release):
     ) -> dict[Slot, Mean]:
         """Only weighted means, one per slot; a slot that nobody answered is absent."""
         replies = self.channel.exchange(orders)
-        self.channel.stage(Disclosure).saw(replies, "means", "none, averaged on arrival")
+        self.channel.stages.disclosure.saw(replies, "means", "none, averaged on arrival")
         means = mix(replies, into, by_examples)
         for mean in means.values():
             if len(mean.clients) == 1:  # such a mean is what that client sent
                 one = [r for r in replies if r.client == mean.clients[0]]
-                self.channel.stage(Disclosure).saw(one, "means", "none, a mean of one")
+                self.channel.stages.disclosure.saw(one, "means", "none, a mean of one")
         return means

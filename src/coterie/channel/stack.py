@@ -12,38 +12,77 @@ release that is outermost of all: everything, or with privacy only what may be s
 | Metering | | books the bytes | |
 | Disclosure | | notes whose vectors came | |
 | Timing | who is there; when the exchange ends | the clock goes on; who is late | |
-| Outliers | | leaves out what is unlike the others | |
-| Vetting | | refuses what makes no sense | finite uploads only |
+| Outliers | | leaves out what is unlike the others | finite uploads only |
+| Vetting | | refuses what makes no sense | |
 | Compression | codes arrays | decodes arrays | ClientCompression |
+
+A stage that has nothing to do in a run is left out: Piggyback where scores do not wait for other
+exchanges, Timing where nobody is away or late, Vetting where no client is somebody else's,
+Compression without a codec.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
 from coterie.channel.compression.stage import Compression
-from coterie.channel.disclosure import Disclosure
-from coterie.channel.exchange import Terms
-from coterie.channel.metering import Metering
+from coterie.channel.exchange import Exchange, Outgoing, Phase, Terms
+from coterie.channel.messages import ReplyBody
+from coterie.channel.outliers import Outliers
 from coterie.channel.piggyback import Piggyback
-from coterie.channel.stage import Stages
+from coterie.channel.records import Disclosure, Metering, Reports, Versions
+from coterie.channel.stage import Stage
 from coterie.channel.state import ChannelState
-from coterie.channel.timing import Reports, Timing
-from coterie.channel.versions import Versions
-from coterie.channel.vetting import Outliers, Vetting
-from coterie.channel.wire import Wire
+from coterie.channel.timing import Timing
+from coterie.channel.vetting import Vetting
+from coterie.channel.wire import Message, Wire
+
+S = TypeVar("S", bound=Stage)
 
 
-def stages(wire: Wire, terms: Terms, state: ChannelState) -> Stages:
-    """All stages, outermost first."""
-    return Stages(
-        [
-            Reports(terms),
-            Piggyback(terms, state),
-            Versions(state),
-            Metering(wire, state),
-            Disclosure(state),
-            Timing(terms, state),
-            Outliers(terms),
-            Vetting(wire),
-            Compression(wire, terms, state),
+class Stages:
+    """The stages of a channel, and for each step those that take part in it, in order.
+
+    Orders pass the stages from the first to the last, replies from the last to the first.
+    ``disclosure`` and ``compression`` are also used by name.
+    """
+
+    def __init__(
+        self, wire: Wire, terms: Terms, state: ChannelState, piggybacks: bool, elsewhere: bool
+    ) -> None:
+        self.disclosure = Disclosure(state)
+        self.compression: Compression | None = None
+        if not terms.coding.plainly:
+            self.compression = Compression(wire, terms, state)
+        listed: list[tuple[bool, Stage | None]] = [
+            (True, Reports(terms)),
+            (piggybacks, Piggyback(terms, state)),
+            (True, Versions(state)),
+            (True, Metering(wire, state)),
+            (True, self.disclosure),
+            (elsewhere or terms.timed, Timing(terms, state)),
+            (True, Outliers(terms)),
+            (elsewhere, Vetting(wire)),
+            (True, self.compression),
         ]
-    )
+        self._stages = [stage for needed, stage in listed if needed and stage is not None]
+        back = self._stages[::-1]
+        self.begin: list[Callable[[Phase], None]] = _overriding(self._stages, "begin")
+        self.outward: list[Callable[[Exchange], None]] = _overriding(self._stages, "outward")
+        self.vet: list[Callable[[Exchange, Outgoing, Message], None]] = _overriding(back, "vet")
+        self.read: list[Callable[[Exchange, Outgoing, ReplyBody], None]] = _overriding(back, "read")
+        self.inward: list[Callable[[Exchange], None]] = _overriding(back, "inward")
+
+    def of(self, kind: type[S]) -> S:
+        """The stage of this kind."""
+        return next(stage for stage in self._stages if isinstance(stage, kind))
+
+
+def _overriding(stages: Sequence[Stage], name: str) -> list[Any]:
+    """This method of the stages that have one of their own."""
+    return [
+        getattr(stage, name)
+        for stage in stages
+        if getattr(type(stage), name) is not getattr(Stage, name)
+    ]

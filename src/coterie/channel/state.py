@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.channel.clocks import Seconds
 from coterie.channel.exposure import Exposure
-from coterie.channel.ledger import Ledger
+from coterie.channel.ledger import Ledger, Tally
 from coterie.channel.privacy.spending import Spending
 from coterie.core.messages import ClientId
 from coterie.core.method import Spent
@@ -42,6 +42,11 @@ class ChannelState:
     members: list[ClientId] = field(default_factory=list)
     selected: list[ClientId] | None = None
     unscored: int = 0
+
+    def begin(self, moment: int) -> None:
+        """A round begins, from 1, or something outside of rounds: a new page of both ledgers."""
+        self.ledger.now, self.exposure.round = Tally(), moment
+        self.round_lasted = Seconds()
 
     def spent(self) -> Spent:
         """What the run has cost: bytes both ways, wasted ones too, and seconds."""

@@ -14,7 +14,6 @@ from coterie.channel.state import ChannelState
 from coterie.channel.tasks import kind_of
 from coterie.channel.wire import Message
 from coterie.core.messages import ClientId
-from coterie.errors import Abandoned
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Timing(Stage):
 
     def begin(self, phase: Phase) -> None:
         """A round's deadlines run from here."""
-        self.state.round_lasted, self.waited = Seconds(), 0.0
+        self.waited = 0.0
         real = phase.real_deadline(self.terms.policy)
         self.ends = time.monotonic() + real if real is not None and phase.cohort else math.inf
 
@@ -103,33 +102,6 @@ class Timing(Stage):
             now = self.state.lasted.total
             gone = {c: available.until(c, now) - now for c in finishes}
         return enough, left, gone
-
-
-@dataclass
-class Reports(Stage):
-    """Gives a round up that too few report in."""
-
-    terms: Terms
-
-    def inward(self, exchange: Exchange) -> None:
-        """Whether enough replies count."""
-        phase = exchange.phase
-        if not exchange.counts:
-            return
-        # With noise, what one client's data made of its update must not decide over the round.
-        reported = len(exchange.reported) + len(exchange.diverged) * self.terms.alone
-        # A few who are asked by themselves, as newcomers are, do not decide over the round.
-        asked = phase.enough if phase.least == 1 else phase.least
-        if reported >= phase.least or len(exchange.orders) < asked:
-            return
-        out = [c for c in exchange.orders if c in phase.rejected]
-        late = len(exchange.late)
-        raise Abandoned(
-            f"{reported} of {len(exchange.orders)} clients reported"
-            f"{f', {late} were late' if late else ''}"
-            f"{f', {len(out)} were left out ({phase.rejected[out[0]]})' if out else ''}"
-            f", but at least {phase.least} must"
-        )
 
 
 def _leg(out: Outgoing, answer: Message) -> Leg:

@@ -15,8 +15,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,7 +82,7 @@ class Message:
         header = bytes(view[_START:end])
         payloads = []
         try:
-            arrays = _Header.of(header).arrays
+            _, arrays = _read_header(header)
         except CoterieError as error:
             raise WireError(str(error)) from None
         for array in arrays:
@@ -115,67 +114,44 @@ class _Described:
     length: int
     spec: str = "raw"
 
-    @staticmethod
-    def of(description: Any) -> _Described:
-        dtype, shape, length, *spec = description
-        texts, numbers = [dtype, *spec], [length, *shape]
-        if not all(type(text) is str for text in texts) or len(spec) > 1:
-            raise TypeError("an array's type or codec is not a name")
-        if not all(type(n) is int and 0 <= n <= _LONGEST for n in numbers) or len(shape) > _AXES:
-            raise ValueError("an array's shape or length is impossible")
-        return _Described(dtype, tuple(shape), length, *spec)
-
     @property
     def count(self) -> int:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True)
-class _Header:
-    """A message's header, parsed and checked."""
-
-    body: dict[str, Any]
-    arrays: tuple[_Described, ...]
-
-    @staticmethod
-    def of(text: bytes) -> _Header:
-        with _parsing("header"):
-            tree = json.loads(text)
-            body, arrays = tree["body"], tree["arrays"]
-            if not isinstance(body, dict) or not isinstance(arrays, list):
-                raise TypeError("it has no body")
-            if any(key.startswith("$") for key in body):  # signatures cover plain names only
-                raise ValueError("its body has reserved names")
-            if len(arrays) > _ARRAYS:
-                raise ValueError(f"it has {len(arrays)} arrays")
-            return _Header(body, tuple(_Described.of(description) for description in arrays))
-
-    def check(self, payloads: tuple[Payload, ...], most: int) -> None:
-        """Refuse lengths that do not match the payloads, and more numbers than allowed."""
-        if len(payloads) != len(self.arrays):
-            raise CoterieError(f"a message has {len(payloads)} arrays, not {len(self.arrays)}")
-        for payload, array in zip(payloads, self.arrays, strict=True):
-            if len(payload) != array.length:
-                raise WireError(f"an array of {array.length} bytes came with {len(payload)}")
-        # An array that is decoded once and used several times counts once.
-        sizes = {id(p): len(p) for p in payloads}
-        decoded = {(id(p), a): a.count for p, a in zip(payloads, self.arrays, strict=True)}
-        allowed = most + _PACKED * sum(sizes.values())
-        if sum(decoded.values()) > allowed:
-            raise CoterieError(
-                f"the header of a message with {sum(sizes.values())} bytes of arrays claims "
-                f"{sum(decoded.values())} numbers; at most {allowed} are allowed"
-            )
-
-
-@contextmanager
-def _parsing(part: str) -> Iterator[None]:
-    """Report errors in here as those of an invalid message."""
+def _read_header(text: bytes) -> tuple[dict[str, Any], list[_Described]]:
+    """A header, parsed and checked: the body of its message, and what it says of each array."""
     try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        why = f"{type(error).__name__}: {str(error)[:200]}"
-        raise CoterieError(f"a message has an invalid {part} ({why})") from None
+        tree = json.loads(text)
+        body, descriptions = tree["body"], tree["arrays"]
+        if not isinstance(body, dict) or not isinstance(descriptions, list):
+            raise TypeError("it has no body")
+        if any(key.startswith("$") for key in body):  # signatures cover plain names only
+            raise ValueError("its body has reserved names")
+        if len(descriptions) > _ARRAYS:
+            raise ValueError(f"it has {len(descriptions)} arrays")
+        arrays = []
+        for dtype, shape, length, *spec in descriptions:
+            names, numbers = [dtype, *spec], [length, *shape]
+            if not all(type(name) is str for name in names) or len(spec) > 1:
+                raise TypeError("an array's type or codec is not a name")
+            possible = all(type(n) is int and 0 <= n <= _LONGEST for n in numbers)
+            if not possible or len(shape) > _AXES:
+                raise ValueError("an array's shape or length is impossible")
+            arrays.append(_Described(dtype, tuple(shape), length, *spec))
+    except _INVALID as error:
+        raise _invalid("header", error) from None
+    return body, arrays
+
+
+# The errors from reading a body or a header that is not what it should be.
+_INVALID = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+def _invalid(part: str, error: Exception) -> CoterieError:
+    """The error of a message that cannot be read."""
+    why = f"{type(error).__name__}: {str(error)[:200]}"
+    return CoterieError(f"a message has an invalid {part} ({why})")
 
 
 Choice = tuple[Codec, int]  # the codec of an array, and the seed for encoding it
@@ -201,7 +177,8 @@ class Wire:
         choices: Mapping[int, Choice] | None = None,
     ) -> Message:
         """Encode a body as a message; ``choices`` give codecs for tensors, by ``id``."""
-        packed, tensors = pack(body, self.layout)
+        tensors: list[Tensor] = []
+        packed = pack(body, self.layout, tensors)
         cache: Encoded = {} if encoded is None else encoded
         payloads, arrays = [], list[list[Any]]()
         for tensor in tensors:
@@ -219,21 +196,37 @@ class Wire:
         """Decode the body of a message."""
         if not message.header:
             raise WireError(f"a message of {message.size} bytes was damaged on its way")
-        header = _Header.of(message.header)
-        header.check(message.payloads, _MODELS * self.layout.size + SMALL)
+        packed, arrays = _read_header(message.header)
+        payloads = message.payloads
+        if len(payloads) != len(arrays):
+            raise CoterieError(f"a message has {len(payloads)} arrays, not {len(arrays)}")
+        for payload, array in zip(payloads, arrays, strict=True):
+            if len(payload) != array.length:
+                raise WireError(f"an array of {array.length} bytes came with {len(payload)}")
+        # An array that is decoded once and used several times counts once.
+        came = sum({id(p): len(p) for p in payloads}.values())
+        claims = {(id(p), a): a.count for p, a in zip(payloads, arrays, strict=True)}
+        claimed, allowed = sum(claims.values()), _MODELS * self.layout.size + SMALL + _PACKED * came
+        if claimed > allowed:
+            raise CoterieError(
+                f"the header of a message with {came} bytes of arrays claims {claimed} numbers; at "
+                f"most {allowed} are allowed"
+            )
         cache = {} if decoded is None else decoded
         tensors = []
-        for payload, array in zip(message.payloads, header.arrays, strict=True):
+        for payload, array in zip(payloads, arrays, strict=True):
             # Python shares short bytes objects, so their identity is not enough.
             key = (id(payload), array.dtype + array.spec, array.shape)
             if key not in cache:
                 tensor = codec(array.spec).decode(payload, array.dtype, array.shape)
                 cache[key] = (payload, tensor)
             tensors.append(cache[key][1])
-        with _parsing("body"):
-            body: dict[str, Any] = unpack(header.body, tensors, self.layout)
+        try:
+            body: dict[str, Any] = unpack(packed, tensors, self.layout)
             if not isinstance(body, dict) or not all(isinstance(key, str) for key in body):
                 raise TypeError("it is not a mapping with names")
+        except _INVALID as error:
+            raise _invalid("body", error) from None
         return body
 
     def kinds(self, message: Message) -> dict[str, int]:
@@ -243,24 +236,24 @@ class Wire:
         divided in proportion to their numbers of weights. Other arrays count under their names,
         metrics as ``losses``, and the rest as ``header``.
         """
-        header, sizes = _Header.of(message.header), dict[str, int]()
-        body, lengths = header.body, [array.length for array in header.arrays]
+        body, arrays = _read_header(message.header)
+        lengths, sizes = [array.length for array in arrays], dict[str, int]()
 
-        def add(name: str, packed: Any) -> None:
-            if "change" in packed or "plain" in packed:
-                for part in [*packed.get("change", []), *packed.get("plain", [])]:
-                    add(name, part)
-            elif "$weights" in packed and name not in NOT_MODELS:
-                part = self.layout.only(packed["of"]) if "of" in packed else self.layout
-                for layer, share in shared_out(lengths[packed["$weights"]], part).items():
-                    sizes[f"model/{layer}"] = sizes.get(f"model/{layer}", 0) + share
-            else:
-                number = packed["$weights" if "$weights" in packed else "$tensor"]
-                sizes[name] = sizes.get(name, 0) + lengths[number]
-
-        with _parsing("body"):
+        try:
             for name, packed in body.get("arrays", {}).items():
-                add(name, packed)
+                divided = "change" in packed or "plain" in packed
+                parts = [*packed.get("change", []), *packed.get("plain", [])]
+                for part in parts if divided else [packed]:
+                    number = part["$weights" if "$weights" in part else "$tensor"]
+                    shares = {name: lengths[number]}
+                    if "$weights" in part and name not in NOT_MODELS:
+                        layout = self.layout.only(part["of"]) if "of" in part else self.layout
+                        of_layers = shared_out(lengths[number], layout)
+                        shares = {f"model/{layer}": share for layer, share in of_layers.items()}
+                    for kind, share in shares.items():
+                        sizes[kind] = sizes.get(kind, 0) + share
+        except _INVALID as error:
+            raise _invalid("body", error) from None
         if metrics := body.get("metrics"):
             sizes["losses"] = len(json.dumps(metrics, separators=(",", ":")))
         sizes["header"] = message.size - sum(sizes.values())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.client.fit import Criterion, Fit, FlatModel, data_gradient, outputs
+from coterie.client.fit import Criterion, Fit, FitCall, FlatModel, data_gradient, fit, outputs
 from coterie.client.objectives import Objective, erm
-from coterie.client.stacked import FitCall
 from coterie.client.together import Together
 from coterie.core.messages import Array, ClientId, Scalar, Upload
 from coterie.core.schema import Schedule
@@ -51,7 +50,11 @@ class StagedState(MutableMapping[str, StateValue]):
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What all clients on a machine share for training: the model and the run's settings."""
+    """What all clients on a machine share for training: the model and the run's settings.
+
+    With ``equal`` clients count equally, however many samples they have. ``together`` is where they
+    train if several do so at once.
+    """
 
     model: FlatModel
     start: Weights
@@ -60,10 +63,7 @@ class TrainingContext:
     seed: int
     equal: bool = False  # whether clients count equally, however many samples they have
     hidden: bool = False  # whether uploads go into secure sums
-    together: Together = field(init=False)  # where clients train, alone or several at once
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "together", Together(self.model, self.criterion))
+    together: Together | None = None  # where several clients train at once
 
 
 class Client:
@@ -127,7 +127,9 @@ class Client:
             if settings["steps"] < 0:
                 steps = settings["steps"]
                 raise TrainingError(f"client {self.id} was ordered to make {steps} steps")
-        return replace(base, **(settings | changes))
+        settings |= changes
+        same = all(getattr(base, name, None) == value for name, value in settings.items())
+        return base if same else replace(base, **settings)
 
     def steps(self) -> int:
         """The number of steps that this order's training takes."""
@@ -162,17 +164,20 @@ class Client:
             for purpose in ("order", "dropout")
         )
         try:
-            trained = self._context.together.fit(
-                FitCall(
-                    start,
-                    self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
-                    objective or erm(),
-                    self.schedule(**changes),
-                    order,
-                    dropout,
-                    None if part is None else start.layout.only(part),
-                )
+            training = FitCall(
+                start,
+                self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
+                objective or erm(),
+                self.schedule(**changes),
+                order,
+                dropout,
+                None if part is None else start.layout.only(part),
             )
+            context = self._context
+            if context.together is None:
+                trained = fit(context.model, training, context.criterion)
+            else:
+                trained = context.together.fit(training)
             self.samples += trained.samples
             self.trained += trained.samples
             return trained

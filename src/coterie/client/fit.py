@@ -113,21 +113,49 @@ def decode(x: Tensor) -> Tensor:
     return x.to(torch.float32).mul_(1 / 127.5).sub_(1.0) if x.dtype == torch.uint8 else x
 
 
-def fit(
-    model: FlatModel,
-    start: Weights,
-    data: Split,
-    criterion: Criterion,
-    objective: Objective,
-    schedule: Schedule,
-    order_seed: int,
-    dropout_seed: int,
-    part: Layout | None = None,
-) -> Fit:
-    """Train ``start`` on ``data``; all randomness comes from the two seeds.
+@dataclass(frozen=True)
+class FitCall:
+    """A training that a client requests; all its randomness comes from the two seeds.
 
     With ``part``, only its tensors change, whatever the optimiser does.
     """
+
+    start: Weights
+    data: Split
+    objective: Objective
+    schedule: Schedule
+    order_seed: int
+    dropout_seed: int
+    part: Layout | None = None
+
+    @property
+    def stackable(self) -> bool:
+        """Whether it may be stacked: it makes steps, and its objective adds at most penalties."""
+        objective = self.objective
+        return not objective.terms and objective.gradient_rule is None and self.steps > 0
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that it takes."""
+        schedule = self.schedule
+        if not (schedule.epochs and len(self.data)):
+            return 0
+        batches = -(-len(self.data) // schedule.batch_size)
+        return batches * schedule.epochs if schedule.steps is None else schedule.steps
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What all trainings of one stack have in common."""
+        x, y = self.data.x, self.data.y
+        shapes = x.shape[1:], x.dtype, y.shape[1:], y.dtype
+        part = None if self.part is None else self.part.names
+        return repr(self.schedule), part, bool(self.objective.penalties), *shapes
+
+
+def fit(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
+    """Carry out a training."""
+    start, data, part = training.start, training.data, training.part
+    objective, schedule = training.objective, training.schedule
     model.load(start)
     model.module.train()
     theta, gradient = model.vector[: model.layout.trainable], model.gradient
@@ -158,13 +186,13 @@ def fit(
 
     gradient_rule = objective.gradient_rule
     context = StepContext(model.vector, theta, gradient, replace_gradient)
-    seeds = [order_seed] + [
-        seed_for(order_seed, "batches", stream=str(i))
+    seeds = [training.order_seed] + [
+        seed_for(training.order_seed, "batches", stream=str(i))
         for i in range(1, gradient_rule.batches if gradient_rule else 1)
     ]
     streams = [_batches(model, data, schedule, torch_generator(s)) for s in seeds]
     with torch.random.fork_rng(devices=[]):
-        seed_layers(dropout_seed, model.device)
+        seed_layers(training.dropout_seed, model.device)
         for batches in zip(*streams, strict=True):
             clear()
             loss = gradient_rule.look(context, batches) if gradient_rule else backward(batches[0])
@@ -251,9 +279,15 @@ def _batches(
     left = schedule.steps if schedule.steps is not None else -1
     if not (schedule.epochs and len(data)):
         return
+    at_once = max(1, _CHUNK // schedule.batch_size)
     for _ in range(schedule.epochs) if schedule.steps is None else itertools.count():
         order = torch.randperm(len(data), generator=generator)
-        for rows in _chunks(order, schedule.batch_size, model.has_batch_norm):
+        batches = list(torch.split(order, schedule.batch_size))
+        if model.has_batch_norm and len(batches) > 1 and len(batches[-1]) == 1:
+            # Batch normalisation needs two samples: the last joins the batch before it.
+            batches[-2:] = [torch.cat(batches[-2:])]
+        for first in range(0, len(batches), at_once):
+            rows = batches[first : first + at_once]
             xs = decode(data.x[torch.cat(rows)]).to(model.device)
             ys = data.y[torch.cat(rows)].to(model.device)
             sizes = [len(r) for r in rows]
@@ -262,20 +296,6 @@ def _batches(
                     return
                 yield x, y
                 left -= 1
-
-
-def _chunks(order: Tensor, batch_size: int, pairs: bool) -> Iterator[list[Tensor]]:
-    """Divide the order into batches, and yield several batches at a time.
-
-    With ``pairs``, a last batch of one sample joins the batch before it, because batch
-    normalisation needs at least two samples.
-    """
-    batches = list(torch.split(order, batch_size))
-    if pairs and len(batches) > 1 and len(batches[-1]) == 1:
-        batches[-2:] = [torch.cat(batches[-2:])]
-    count = max(1, _CHUNK // batch_size)
-    for i in range(0, len(batches), count):
-        yield batches[i : i + count]
 
 
 def outputs(model: FlatModel, weights: Weights, x: Tensor) -> Tensor:

@@ -17,15 +17,16 @@ from typing import Any, TypeVar
 from coterie.channel.compression.coding import Coded
 from coterie.channel.compression.stage import ClientCompression
 from coterie.channel.messages import ReplyBody
-from coterie.channel.piggyback import ClientPiggyback
 from coterie.channel.privacy.client import ClientPrivacy, out_of
 from coterie.channel.tasks import FETCH, KEEP, SCORE, SECURE
 from coterie.channel.wire import Decoded, Message, Wire, Work, digest_of
+from coterie.client.built_in import BuiltIn
 from coterie.client.client import Client, StagedState, TrainingContext
 from coterie.client.fit import FlatModel
 from coterie.client.plan import Plan
 from coterie.client.scoring import Scoring
 from coterie.client.store import Store
+from coterie.client.together import Together
 from coterie.core.messages import Array, ClientId, Upload, check_finite, vector_of
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError, CoterieError, RunDirError, TrainingError, WireError
@@ -80,13 +81,13 @@ class ClientRuntime:
         training = plan.training
         hidden = plan.privacy.secure
         equal = hidden and plan.privacy.weights == "equal"
+        together = Together(model, training.criterion) if training.batch_clients > 1 else None
         self.context = TrainingContext(
-            model, start, training.criterion, training.schedule, plan.seed, equal, hidden
+            model, start, training.criterion, training.schedule, plan.seed, equal, hidden, together
         )
         self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)
         self.compression = ClientCompression(plan.coding, self.wire, plan.seed)
-        self.piggyback = ClientPiggyback()
         self.privacy = ClientPrivacy(
             plan.privacy,
             plan.seed,
@@ -102,7 +103,7 @@ class ClientRuntime:
             plan.method.shows,
             tell,
         )
-        self.scoring = Scoring(self)
+        self.scoring, self.built_in = Scoring(self), BuiltIn(self)
         self._decoded: Decoded = {}
 
     def forget(self) -> None:
@@ -115,22 +116,21 @@ class ClientRuntime:
         A unit is one order of one client, orders of several clients that train together, or
         scoring of several clients with one model.
         """
-        orders = [ReadOrder(id, m, {**self._opened(m), "message": m}) for id, m in requests]
+        orders = []
+        for id, message in requests:
+            try:
+                body = self.wire.unpack(message, self._decoded)
+            except CoterieError as error:  # the fault of whoever sent it
+                raise WireError(str(error)) from None
+            orders.append(ReadOrder(id, message, {**body, "message": message}))
         if orders[0].body["task"] == SCORE:
             return self.scoring.answer([(o.id, o.body) for o in orders])
         tasks = [partial(self.guarded, o.id, o.body, self._carry_out, o) for o in orders]
-        if len(tasks) == 1:
-            return [tasks[0]()]
-        began = time.perf_counter()
-        replies = self.context.together.run(tasks)
+        together, began = self.context.together, time.perf_counter()
+        if len(tasks) == 1 or together is None:
+            return [task() for task in tasks]
+        replies = together.run(tasks)
         return in_shares(replies, time.perf_counter() - began)
-
-    def _opened(self, message: Message) -> dict[str, Any]:
-        """What an order says; one that makes no sense is the fault of whoever sent it."""
-        try:
-            return self.wire.unpack(message, self._decoded)
-        except CoterieError as error:
-            raise WireError(str(error)) from None
 
     # --- one order ------------------------------------------------------------------------------
 
@@ -138,19 +138,19 @@ class ClientRuntime:
         """The answer to an order: one of the built-in tasks, or the method's own."""
         began, id, body = time.perf_counter(), asked.id, asked.body
         if body["task"] == SECURE:
-            return self._step(asked, began)
+            return self.built_in.step(asked, began)
         if self.store.holds(id, asked.version):
             stored = self.store.answered(id, asked.version, digest_of(asked.message))
             if stored is not None:
                 return stored
-        scored = self._scored_beside(id, body)
+        scored = self.scoring.beside(id, body) if "score" in body else {}
         began = time.perf_counter()  # no clock counts scoring
         client = self.client(id, body)
         arrays = self.compression.received(client, body["arrays"])
         if body["task"] == FETCH:
-            return self._fetch(client, arrays)
+            return self.built_in.fetch(client, arrays)
         if body["task"] == KEEP:
-            return self._keep(client, arrays, body["config"])
+            return self.built_in.keep(client, arrays, body["config"])
         prepared = Prepared(asked, client, arrays, scored, began)
         return self._finish(prepared, self._run(prepared))
 
@@ -161,7 +161,8 @@ class ClientRuntime:
         task = method.tasks.get(name)
         if task is None:
             raise CoterieError(f"method '{method.name}' has no task '{name}'")
-        self.privacy.begin(client.id, body)
+        if self.plan.privacy.secure:
+            self.privacy.begin(client.id, body)
         before = {name: vector_of(array)._version for name, array in arrays.items()}
         try:
             upload = task(client, arrays, body["config"])
@@ -183,12 +184,16 @@ class ClientRuntime:
     def _finish(self, prepared: Prepared, upload: Upload) -> Message:
         """Let the stages have the upload, keep the client's state, and pack the reply."""
         asked, client, arrays = prepared.asked, prepared.client, prepared.arrays
-        examples, upload, beside = self._private(client, upload, arrays, asked.body)
-        try:
-            coded = self.compression.code(client, upload, arrays, asked.version)
-        except CoterieError as error:  # a number that the codec cannot take
-            raise TrainingError(f"client {client.id}, round {client.round + 1}: {error}") from None
-        self.compression.hold(client, arrays)
+        examples, beside, coded = client.weight, ReplyBody(), None
+        if self.plan.privacy.on or "beside" in asked.body:
+            examples, upload, beside = self._private(client, upload, arrays, asked.body)
+        if not self.plan.coding.plainly:
+            try:
+                coded = self.compression.code(client, upload, arrays, asked.version)
+            except CoterieError as error:  # a number that the codec cannot take
+                why = f"client {client.id}, round {client.round + 1}: {error}"
+                raise TrainingError(why) from None
+            self.compression.hold(client, arrays)
         assert isinstance(client.state, StagedState)
         changed = client.state.changed
         more: ReplyBody = {**beside, **prepared.scored}
@@ -222,40 +227,6 @@ class ClientRuntime:
             counts = 1 if privacy.mechanism == "local" else examples
             return counts, self.privacy.disturbed(client.id, upload, received, body), {}
         return examples, upload, {"of": dict(upload.delta_of)} if privacy.noised else {}
-
-    # --- tasks that every client knows ----------------------------------------------------------
-
-    def _step(self, asked: ReadOrder, began: float) -> Message:
-        """One step of a secure sum."""
-        sent, beside = self.privacy.step(asked.id, asked.body)
-        if self.keeper is not None and "refused" in beside:
-            self.tell(f"refused to go on with a sum: {beside['refused']}")
-        reply = self.reply(0, sent, more={"beside": beside})
-        return replace(reply, work=Work(time.perf_counter() - began))
-
-    def _fetch(self, client: Client, arrays: Mapping[str, Array]) -> Message:
-        """The model that the client would use now, for export."""
-        if self.keeper is not None:
-            raise WireError("a client does not hand out its personal model")
-        self.privacy.may_fetch(client.id)
-        model = self.plan.method.assemble(client, arrays)
-        return self.reply(len(client.train), Upload({"model": model}))
-
-    def _keep(
-        self, client: Client, arrays: Mapping[str, Array], about: Mapping[str, Any]
-    ) -> Message:
-        """The run is over: the client keeps the model that it would use now."""
-        if self.keeper is None:
-            raise CoterieError(f"client {client.id} has no place to keep a model in")
-        self.keeper(client.id, self.plan.method.assemble(client, arrays), about)
-        return self.reply(0, Upload())
-
-    def _scored_beside(self, id: ClientId, body: Mapping[str, Any]) -> ReplyBody:
-        """Scores that an order asks for beside its task, of the client as it is before it."""
-        if "score" not in body:
-            return {}
-        (answer,) = self.scoring.answer([(id, self.piggyback.asked(body))])
-        return self.piggyback.answered(self.wire.unpack(answer))
 
     # --- what tasks and stages share ------------------------------------------------------------
 

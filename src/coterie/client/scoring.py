@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from coterie.channel.messages import ReplyBody
+from coterie.channel.piggyback import ClientPiggyback
 from coterie.channel.tasks import SCORE
 from coterie.channel.wire import Message
 from coterie.client.client import Client
@@ -43,6 +45,12 @@ class Scoring:
         for clients in by_model.values():
             answers |= self._score_together(clients)
         return [answers[index] for index in range(len(orders))]
+
+    def beside(self, id: ClientId, body: Mapping[str, Any]) -> ReplyBody:
+        """Scores that an order asks for beside its task, of the client as it is before it."""
+        piggyback = ClientPiggyback()
+        (answer,) = self.answer([(id, piggyback.asked(body))])
+        return piggyback.answered(self.runtime.wire.unpack(answer))
 
     def _model(self, id: ClientId, body: Mapping[str, Any]) -> tuple[Client, Weights]:
         """A client and the model to score: the one received, a fine-tuned one, or a local one."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coterie.client.fit import Criterion, Fit, FlatModel, decode, fit, optimiser, outside
+from coterie.client.fit import Criterion, Fit, FitCall, FlatModel, decode, fit, optimiser, outside
 from coterie.client.objectives import Objective
 from coterie.core.schema import Schedule
-from coterie.core.weights import Layout, Weights
+from coterie.core.weights import Weights
 from coterie.data.population import Split
 from coterie.errors import Diverged
 from coterie.seeds import torch_generator
@@ -31,42 +31,6 @@ _STACKABLE = (
     *(nn.Linear, nn.Flatten, nn.Identity, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU),
     *(nn.SiLU, nn.ELU, nn.Softplus, nn.LayerNorm),
 )
-
-
-@dataclass(frozen=True)
-class FitCall:
-    """A training that a client requests: the arguments of ``fit``, without the shared ones."""
-
-    start: Weights
-    data: Split
-    objective: Objective
-    schedule: Schedule
-    order_seed: int
-    dropout_seed: int
-    part: Layout | None
-
-    @property
-    def stackable(self) -> bool:
-        """Whether it may be stacked: it makes steps, and its objective adds at most penalties."""
-        objective = self.objective
-        return not objective.terms and objective.gradient_rule is None and self.steps > 0
-
-    @property
-    def steps(self) -> int:
-        """The number of steps that it takes."""
-        schedule = self.schedule
-        if not (schedule.epochs and len(self.data)):
-            return 0
-        batches = -(-len(self.data) // schedule.batch_size)
-        return batches * schedule.epochs if schedule.steps is None else schedule.steps
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What all trainings of one stack have in common."""
-        x, y = self.data.x, self.data.y
-        shapes = x.shape[1:], x.dtype, y.shape[1:], y.dtype
-        part = None if self.part is None else self.part.names
-        return repr(self.schedule), part, bool(self.objective.penalties), *shapes
 
 
 def why_not_stacked(
@@ -86,7 +50,7 @@ def why_not_stacked(
             kind, place = type(layer).__name__, f"'{name}' " if name else ""
             return f"the model's layer {place}({kind}) cannot be stacked, or does not gain from it"
     one_step = replace(schedule, steps=1, epochs=1)
-    trainings = [FitCall(start, data, Objective(), one_step, 0, 0, None) for data in clients]
+    trainings = [FitCall(start, data, Objective(), one_step, 0, 0) for data in clients]
     return _disagreement(model, trainings, criterion)
 
 
@@ -97,7 +61,7 @@ def _disagreement(model: FlatModel, trainings: Sequence[FitCall], criterion: Cri
     except Exception as error:  # whatever a module of one's own may raise under vmap
         return f"torch cannot stack it ({type(error).__name__}: {str(error).splitlines()[0]})"
     for training, result in zip(trainings, stacked, strict=True):
-        alone = fit_alone(model, training, criterion)
+        alone = fit(model, training, criterion)
         if isinstance(result, Diverged):
             return "its stacked training is not finite"
         moved = float(torch.linalg.vector_norm(alone.weights.vector - training.start.vector))
@@ -105,21 +69,6 @@ def _disagreement(model: FlatModel, trainings: Sequence[FitCall], criterion: Cri
         if gap > 1e-4 * max(moved, 1e-12):
             return "a stacked step gives another result than a step of each model alone"
     return ""
-
-
-def fit_alone(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
-    """The same training by itself."""
-    return fit(
-        model,
-        training.start,
-        training.data,
-        criterion,
-        training.objective,
-        training.schedule,
-        training.order_seed,
-        training.dropout_seed,
-        training.part,
-    )
 
 
 def fit_stack(

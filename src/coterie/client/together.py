@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 
-from coterie.client.fit import Criterion, Fit, FlatModel
-from coterie.client.stacked import FitCall, fit_alone, fit_stack
+from coterie.client.fit import Criterion, Fit, FitCall, FlatModel, fit
+from coterie.client.stacked import fit_stack
 
 TaskResult = TypeVar("TaskResult")
 
@@ -50,7 +50,7 @@ class Together:
     def fit(self, training: FitCall) -> Fit:
         """Train now or, in a task that runs next to others, when they are all paused to train."""
         if self._runner is None or getcurrent() is self._runner or not training.stackable:
-            return fit_alone(self.model, training, self.criterion)
+            return fit(self.model, training, self.criterion)
         # Torch's settings are global: restore what this task may have changed for itself.
         grad, random = torch.is_grad_enabled(), torch.get_rng_state()
         result: Fit | Exception = self._runner.switch(training)
@@ -90,6 +90,6 @@ class Together:
         if len(trainings) > 1:
             return fit_stack(self.model, trainings, self.criterion)
         try:
-            return [fit_alone(self.model, trainings[0], self.criterion)]
+            return [fit(self.model, trainings[0], self.criterion)]
         except Exception as error:  # to be raised in the task that requested the training
             return [error]

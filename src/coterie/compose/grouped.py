@@ -102,13 +102,14 @@ def grouped(
             orders_to_all = [Order(c, "train", offer, unmetered=not offer) for c in info.cohort]
             means = fed.reduce(orders_to_all, chosen("slot"))
             return state.moved(means).joined({c: s for s, m in means.items() for c in m.clients})
-        state = admitted(fed, state, info)
+        if any(c not in state.groups for c in info.cohort):
+            state = admitted(fed, state, info)
         if assign.probes is not None:
             present = [c for c in info.cohort if c in state.groups]
             state = assign.probes(fed, state, replace(info, cohort=present))
             state = admitted(fed, state, info)  # new groups contain only the clients that answered
         cohort = [c for c in info.cohort if c in state.groups]
-        if trial.due(state, info):
+        if "trial" in state.memory and trial.due(state, info):
             after = trial.run(fed, state, replace(info, cohort=cohort), orders, sharing.offer)
             return assign.regrouped(state, after)
         if assign.sorts is not None and assign.looks(state, info):

@@ -70,6 +70,8 @@ class Sharing:
 
     def travelling(self, layout: Layout) -> Layout:
         """The part of a model that is exchanged."""
+        if self.shared is all_layers:
+            return layout.shared
         names = set(self.shared(layout))
         return layout.only([n for n in layout.shareable if n in names])
 
@@ -130,7 +132,10 @@ class Sharing:
 
     def keep(self, client: Client, weights: Weights) -> Weights:
         """Keep the personal part in the client's state, and return the shared part."""
+        shared = self.travelling(weights.layout)
+        if shared is weights.layout:
+            return weights
         personal = self.staying(weights.layout)
         if personal.size:
             client.state["own"] = weights.part(personal)
-        return weights.part(self.travelling(weights.layout))
+        return weights.part(shared)

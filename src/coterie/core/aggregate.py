@@ -24,18 +24,15 @@ def mix(replies: Iterable[Reply], into: Mixing, by_examples: bool = True) -> dic
     """
     members: dict[Slot, list[tuple[float, Reply]]] = {}
     for reply in sorted(replies, key=lambda r: r.client):
-        row = _row(reply, into)
+        if isinstance(into, Chosen):
+            row: Mapping[Slot, float] = {int(reply.metrics[into.metric]): 1.0}
+        else:
+            row = into.get(reply.client, {})
         for slot, weight in row.items():
             scale = float(weight) * (reply.examples if by_examples else 1)
             if scale > 0:
                 members.setdefault(slot, []).append((scale, reply))
     return {slot: _mean(members[slot]) for slot in sorted(members, key=lambda s: (str(type(s)), s))}
-
-
-def _row(reply: Reply, into: Mixing) -> Mapping[Slot, float]:
-    if isinstance(into, Chosen):
-        return {int(reply.metrics[into.metric]): 1.0}
-    return into.get(reply.client, {})
 
 
 def _mean(members: Sequence[tuple[float, Reply]]) -> Mean:
@@ -49,21 +46,16 @@ def _mean(members: Sequence[tuple[float, Reply]]) -> Mean:
                 f"clients {first.client} and {reply.client} sent different arrays for a mean: "
                 f"{sorted(first.arrays)} and {sorted(reply.arrays)}"
             )
+    values: dict[str, list[float]] = {}  # of each metric, of the clients that report it
+    for reply in replies:
+        for name, value in reply.metrics.items():
+            values.setdefault(name, []).append(value)
     return Mean(
         arrays={k: _weighted(shares, [r.arrays[k] for r in replies]) for k in first.arrays},
         examples=sum(r.examples for r in replies),
         clients=tuple(r.client for r in replies),
-        metrics=_means_of_metrics(replies),
+        metrics={name: sum(of) / len(of) for name, of in values.items()},
     )
-
-
-def _means_of_metrics(replies: Sequence[Reply]) -> dict[str, float]:
-    """The unweighted mean of each metric over the clients that report it."""
-    values_of: dict[str, list[float]] = {}
-    for reply in replies:
-        for name, value in reply.metrics.items():
-            values_of.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in values_of.items()}
 
 
 def _weighted(shares: Sequence[float], arrays: Sequence[Array]) -> Array:
@@ -74,7 +66,7 @@ def _weighted(shares: Sequence[float], arrays: Sequence[Array]) -> Array:
     total = torch.zeros_like(vectors[0], dtype=torch.float64)
     for share, array, vector in zip(shares, arrays, vectors, strict=True):
         if isinstance(first, Weights) and isinstance(array, Weights):
-            first._other(array)
+            first.check_layout(array)
         total.add_(vector.double(), alpha=share)
     mean = total.to(vectors[0].dtype)
     return Weights(first.layout, mean) if isinstance(first, Weights) else mean

@@ -24,17 +24,12 @@ from coterie.errors import CoterieError, RunDirError
 Tree = Any  # None | bool | int | float | str | Tensor | Weights | list | tuple | dict of these
 
 
-def pack(tree: Tree, model_layout: Layout) -> tuple[Any, list[Tensor]]:
-    """Pack a tree into a JSON value and the tensors that it refers to by number.
+def pack(tree: Tree, model_layout: Layout, tensors: list[Tensor]) -> Any:
+    """Pack a tree into a JSON value; its tensors are added to a list, and named by their numbers.
 
-    >>> pack({1: (2.5, "a")}, Layout(()))
-    ({'$dict': [[1, {'$tuple': [2.5, 'a']}]]}, [])
+    >>> pack({1: (2.5, "a")}, Layout(()), [])
+    {'$dict': [[1, {'$tuple': [2.5, 'a']}]]}
     """
-    tensors: list[Tensor] = []
-    return _pack(tree, model_layout, tensors), tensors
-
-
-def _pack(tree: Tree, model_layout: Layout, tensors: list[Tensor]) -> Any:
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     if isinstance(tree, Weights):
@@ -46,13 +41,13 @@ def _pack(tree: Tree, model_layout: Layout, tensors: list[Tensor]) -> Any:
         tensors.append(tree)
         return {"$tensor": len(tensors) - 1}
     if isinstance(tree, tuple):
-        return {"$tuple": [_pack(t, model_layout, tensors) for t in tree]}
+        return {"$tuple": [pack(t, model_layout, tensors) for t in tree]}
     if isinstance(tree, Sequence):
-        return [_pack(t, model_layout, tensors) for t in tree]
+        return [pack(t, model_layout, tensors) for t in tree]
     if isinstance(tree, Mapping):
         if all(isinstance(k, str) and not k.startswith("$") for k in tree):
-            return {k: _pack(v, model_layout, tensors) for k, v in tree.items()}
-        return {"$dict": [[k, _pack(v, model_layout, tensors)] for k, v in tree.items()]}
+            return {k: pack(v, model_layout, tensors) for k, v in tree.items()}
+        return {"$dict": [[k, pack(v, model_layout, tensors)] for k, v in tree.items()]}
     raise CoterieError(
         f"a {type(tree).__name__} cannot be stored or sent: use numbers, strings, tensors, "
         "weights, or lists, tuples and dicts of these"
@@ -104,7 +99,8 @@ def write_tree(path: Path, tree: Tree, model_layout: Layout, *, durable: bool) -
 
     With ``durable``, wait until the file is on disk, so that it survives a power failure.
     """
-    packed, tensors = pack(tree, model_layout)
+    tensors: list[Tensor] = []
+    packed = pack(tree, model_layout, tensors)
     arrays = {str(i): t.detach().contiguous().clone() for i, t in enumerate(tensors)}
     text = json.dumps(packed)
     data = save(arrays, metadata={"tree": text, "sum": _digest(text, list(arrays.values()))})

@@ -110,6 +110,11 @@ class Layout:
         return tuple(e.name for e in self.entries if e.kind != "frozen" and not e.local)
 
     @cached_property
+    def shared(self) -> Layout:
+        """The part that may be shared."""
+        return self.only(self.shareable)
+
+    @cached_property
     def _parts(self) -> dict[frozenset[str], Layout]:
         return {}
 
@@ -196,22 +201,21 @@ class Weights:
                 f"{self.layout.size}"
             )
 
-    def _with(self, vector: Tensor) -> Weights:
-        return Weights(self.layout, vector)
-
-    def _other(self, other: Weights) -> Tensor:
+    def check_layout(self, other: Weights) -> None:
+        """Refuse to combine weights of another layout with these."""
         if self.layout is not other.layout and self.layout != other.layout:
             raise ConfigError("weights of different layouts cannot be combined")
-        return other.vector
 
     def __add__(self, other: Weights) -> Weights:
-        return self._with(self.vector + self._other(other))
+        self.check_layout(other)
+        return Weights(self.layout, self.vector + other.vector)
 
     def __sub__(self, other: Weights) -> Weights:
-        return self._with(self.vector - self._other(other))
+        self.check_layout(other)
+        return Weights(self.layout, self.vector - other.vector)
 
     def __mul__(self, factor: float) -> Weights:
-        return self._with(self.vector * factor)
+        return Weights(self.layout, self.vector * factor)
 
     __rmul__ = __mul__
 

@@ -104,7 +104,7 @@ class Settings(RunSection, Evaluation):
     stop: Stop = field(default_factory=Stop)
     privacy: Privacy = field(default_factory=Privacy)
 
-    @property
+    @cached_property
     def policy(self) -> Policy:
         """The part of the settings that decides who takes part in a round and how long it lasts."""
         policy = part(Policy, self)

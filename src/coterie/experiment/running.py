@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from coterie.channel.channel import Channel
 from coterie.channel.exposure import Exposure
+from coterie.channel.policy import Selection
 from coterie.channel.privacy.spending import Spending
-from coterie.channel.selection import Selection
 from coterie.channel.state import ChannelState
 from coterie.channel.wire import Wire
 from coterie.client.plan import Plan
@@ -23,6 +23,7 @@ from coterie.experiment.observers import (
     Account,
     Evaluate,
     GiveUp,
+    Guarding,
     Membership,
     Piggyback,
     Progress,
@@ -130,7 +131,8 @@ class Running:
         settings, terms = experiment.settings, experiment.terms(plan.start)
         remote = cast(Remote, engine) if elsewhere else None
         wire = Wire(plan.start.layout, terms.coding.downwards.plain)
-        channel = Channel(engine, wire, terms, memory.channel)
+        samples = None if remote is None else remote.samples
+        channel = Channel(engine, wire, terms, memory.channel, samples)
         channel.selection = Selection(
             settings.policy, terms.availability, settings.seed, memory.channel
         )
@@ -149,26 +151,27 @@ class Running:
         self.membership = None
         if remote is not None:
             self.membership = Membership(self.session, remote, self.record, self.saving)
-            channel.samples = remote.samples
             channel.selection.present = remote.present
             channel.selection.nobody = self.membership.welcome
         guard.around(channel, "" if remote is None else remote.agreement)
 
     @property
     def observers(self) -> list[Observer]:
-        """Who looks at each round, in order."""
-        members = [] if self.membership is None else [self.membership]
-        return [
-            self.piggyback,
-            *members,
-            Account(self.session),
-            Evaluate(self.session, self.stopping.reason, closing=self.piggyback.closing),
-            self.record,
-            self.stopping,
-            self.saving,
-            self.progress,
-            GiveUp(self.session, self.saving),
+        """Who looks at each round, in order: only those that have something to do in this run."""
+        session, channel = self.session, self.session.channel
+        listed: list[tuple[bool, Observer | None]] = [
+            (channel.piggybacks, self.piggyback),
+            (True, self.membership),
+            (True, Account(session)),
+            (session.plan.privacy.on, Guarding(session)),
+            (True, Evaluate(session, self.stopping.reason, closing=self.piggyback.closing)),
+            (True, self.record),
+            (True, self.stopping),
+            (session.directory is not None, self.saving),
+            (bool(self.progress.tells), self.progress),
+            (True, GiveUp(session, self.saving)),
         ]
+        return [observer for needed, observer in listed if needed and observer is not None]
 
     def all(self) -> Closing:
         """All rounds that are left, then the closing evaluation."""

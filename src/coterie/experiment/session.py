@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from coterie.channel.channel import Channel
@@ -90,22 +90,3 @@ class Session:
         if value is not None and (highest is None or value > highest):
             self.run.best = {"val": value, "round": round, "received": summary}
         return self.scored("received", scores, summary)
-
-    def traffic(self) -> Event:
-        """What the present round cost: bytes by client and kind, those wasted, and seconds."""
-        state = self.channel.state
-        ledger, now, lasted = state.ledger, state.ledger.now, state.lasted
-        event: Event = {
-            "bytes": now.total.to_json(),
-            "total_bytes": ledger.total.to_json(),
-            "wasted": now.total_wasted.to_json(),
-            "total_wasted": ledger.total_wasted.to_json(),
-            "kinds": {k: [b.down, b.up] for k, b in sorted(now.kinds.items())},
-            "client_bytes": {str(c): [b.down, b.up] for c, b in sorted(now.method.items())},
-            "lost": now.lost,
-            "late": now.late,
-        }
-        if self.channel.terms.clock is not None:
-            totals = {f"total_{k}": v for k, v in asdict(lasted).items()}
-            event["clock"] = {**asdict(state.round_lasted), "total": lasted.total, **totals}
-        return event

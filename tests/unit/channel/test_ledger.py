@@ -11,7 +11,7 @@ from torch import nn
 
 import coterie
 from coterie.channel.compression.coding import Coding
-from coterie.channel.ledger import Bytes, Ledger
+from coterie.channel.ledger import Bytes, Ledger, Tally
 from coterie.core.method import State
 from coterie.engines.loop import Loop
 from coterie.engines.pool import Pool
@@ -24,10 +24,10 @@ from support import ROWS, drive, experiment, quadratics
 
 def filled():
     ledger = Ledger()
-    ledger.begin()
+    ledger.now = Tally()
     ledger.record(0, Bytes(10, 4), {"model/a": Bytes(7, 3), "header": Bytes(3, 1)})
     ledger.waste(1, Bytes(10, 0))
-    ledger.begin()
+    ledger.now = Tally()
     ledger.record(0, Bytes(20, 8), {"model/a": Bytes(14, 6), "header": Bytes(6, 2)})
     ledger.record(2, Bytes(5, 5), {}, unmetered=True)
     ledger.waste(1, Bytes(20, 9), late=True)

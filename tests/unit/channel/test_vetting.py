@@ -321,9 +321,8 @@ def channelled(samples, lie, tmp_path, **settings):
     plan = made.plan(tmp_path)
     engine = Lying(plan)
     engine.lie = lie
-    channel = Channel(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
-    if samples:
-        channel.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
+    known = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)} if samples else None
+    channel = Channel(engine, Wire(plan.start.layout), terms=made.terms(plan.start), samples=known)
     channel.begin(0)
     return channel.gather([Order(c, "train", {"model": plan.start}) for c in range(6)]), channel
 
@@ -380,11 +379,14 @@ def test_nothing_of_a_rejected_answer_is_used(tmp_path):
     plan = made.plan(tmp_path)
     engine = Lying(plan)
     engine.lie = lambda b: cut(b) if b["arrays"] else None
-    channel = Channel(engine, Wire(plan.start.layout), terms=made.terms(plan.start))
-    channel.samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
+    engine.piggybacks = True
+    samples = {c: len(d.train) for c, d in enumerate(PEOPLE.clients)}
+    channel = Channel(
+        engine, Wire(plan.start.layout), terms=made.terms(plan.start), samples=samples
+    )
     channel.begin(1)
     channel.stage(Piggyback).attach(scoring({c: {"model": plan.start} for c in range(6)}, {}), 0)
     channel.gather([Order(c, "train", {"model": plan.start}) for c in range(6)])
-    scores, _ = channel.collect()
+    scores, _ = channel.stage(Piggyback).collect()
     assert list(channel.phase.rejected) == [2]
     assert sorted(scores) == [0, 1, 3, 4, 5]

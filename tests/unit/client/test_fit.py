@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from coterie.client.fit import (
+    FitCall,
     FlatModel,
     Schedule,
     data_gradient,
@@ -38,7 +39,8 @@ def data(n=23):
 
 def train(schedule, module=None, objective=None, split=None, seeds=(7, 8)):
     model = FlatModel(module or network())
-    return fit(model, model.weights(), split or data(), LOSS, objective or erm(), schedule, *seeds)
+    call = FitCall(model.weights(), split or data(), objective or erm(), schedule, *seeds)
+    return fit(model, call, LOSS)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_fit_does_not_disturb_the_global_generator():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    fit(model, model.weights(), data(), LOSS, erm(), Schedule(), 7, 8)
+    fit(model, FitCall(model.weights(), data(), erm(), Schedule(), 7, 8), LOSS)
     assert torch.equal(torch.rand(1), expected)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from coterie.client import GradientRule, Objective, contrastive, erm, linear, proximal
-from coterie.client.fit import FlatModel, fit
+from coterie.client.fit import FitCall, FlatModel, fit
 from coterie.core.schema import Schedule
 from coterie.core.weights import Weights
 from coterie.data import Split
@@ -35,7 +35,8 @@ def train(model, objective, part=None, split=None, criterion=LOSS, start=None, *
     settings = Schedule(**({"epochs": 1, "batch_size": 5, "lr": 0.1} | schedule))
     begun = start or model.weights()
     layout = None if part is None else begun.layout.only(part)
-    return fit(model, begun, split or data(), criterion, objective, settings, 7, 8, layout)
+    call = FitCall(begun, split or data(), objective, settings, 7, 8, layout)
+    return fit(model, call, criterion)
 
 
 def other(model, seed):

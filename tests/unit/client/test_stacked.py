@@ -8,8 +8,8 @@ from torch import nn
 
 import coterie
 from coterie.client import Schedule, erm, linear, proximal
-from coterie.client.fit import FlatModel
-from coterie.client.stacked import FitCall, fit_alone, fit_stack, why_not_stacked
+from coterie.client.fit import FitCall, FlatModel, fit
+from coterie.client.stacked import fit_stack, why_not_stacked
 from coterie.client.together import Together
 from coterie.core.weights import Weights
 from coterie.data import Split
@@ -47,7 +47,7 @@ def trainings(model, sizes, objective=erm, part=None, **schedule):
 
 def check_agreement(model, asked, criterion=LOSS):
     for training, together in zip(asked, fit_stack(model, asked, criterion), strict=True):
-        alone = fit_alone(model, training, criterion)
+        alone = fit(model, training, criterion)
         moved = torch.linalg.vector_norm(alone.weights.vector - training.start.vector)
         gap = torch.linalg.vector_norm(alone.weights.vector - together.weights.vector)
         assert moved > 0.01
@@ -112,7 +112,7 @@ def test_one_that_diverges_is_told_apart_and_harms_no_neighbour():
     first, lost, last = fit_stack(model, [asked[0], bad, asked[2]], LOSS)
     assert isinstance(lost, Diverged)
     for training, result in ((asked[0], first), (asked[2], last)):
-        alone = fit_alone(model, training, LOSS)
+        alone = fit(model, training, LOSS)
         assert torch.allclose(result.weights.vector, alone.weights.vector, atol=1e-6)
 
 
@@ -191,10 +191,10 @@ def test_tasks_may_train_twice_not_at_all_or_otherwise_than_the_others():
             lambda: together.fit(three),
         ]
     )
-    again = replace(one, start=fit_alone(model, one, LOSS).weights)
+    again = replace(one, start=fit(model, one, LOSS).weights)
     assert results[1] == "nothing"
     for training, result in ((again, results[0]), (other, results[2]), (three, results[3])):
-        alone = fit_alone(model, training, LOSS)
+        alone = fit(model, training, LOSS)
         assert torch.allclose(result.weights.vector, alone.weights.vector, atol=1e-5)
 
 
@@ -210,7 +210,7 @@ def test_an_error_belongs_to_the_task_that_asked():
 
     good, told = together.run([lambda: together.fit(asked[0]).loss, failing])
     assert told == "told"
-    assert good == pytest.approx(fit_alone(model, asked[0], LOSS).loss, rel=1e-5)
+    assert good == pytest.approx(fit(model, asked[0], LOSS).loss, rel=1e-5)
 
 
 # --- whole runs ----------------------------------------------------------------------------------

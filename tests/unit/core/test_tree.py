@@ -46,7 +46,7 @@ trees = st.recursive(
 
 @given(trees)
 def test_pack_and_unpack(tree):
-    assert same(unpack(*pack(tree, LAYOUT), LAYOUT), tree)
+    assert same(unpack(pack(tree, LAYOUT, tensors := []), tensors, LAYOUT), tree)
 
 
 names = st.text().filter(lambda text: not text.startswith("$"))  # as those of a body are
@@ -78,7 +78,7 @@ def test_same_tells_apart():
 
 def test_what_cannot_be_kept_is_refused():
     with pytest.raises(CoterieError, match="a set cannot be stored"):
-        pack({"x": {1, 2}}, LAYOUT)
+        pack({"x": {1, 2}}, LAYOUT, [])
 
 
 @pytest.mark.parametrize("content", [b"", b"not a file of ours", b"\x08\0\0\0\0\0\0\0{}      "])

@@ -130,7 +130,10 @@ class Raw:
 
     def decode(self, payload: Payload, dtype: str, shape: Sequence[int]) -> Tensor:
         """The array with these bytes."""
-        data = _checked(payload, self.length(dtype, shape), self.spec)
+        length = self.length(dtype, shape)
+        if len(payload) != length:
+            raise CoterieError(_WRONG_LENGTH.format(len(payload), self.spec, length))
+        data = np.frombuffer(payload, np.uint8)
         return torch.from_numpy(data.copy().view(_DTYPES[dtype][1])).view(list(shape))
 
     def length(self, dtype: str, shape: Sequence[int]) -> int:

@@ -79,6 +79,11 @@ class Coding(WireSection):
         """The codecs for downloads, which the server applies."""
         return Side(codec(self.down), {k: codec(v) for k, v in self.down_layers.items()})
 
+    @property
+    def plainly(self) -> bool:
+        """Whether one exact codec encodes whole models, both ways."""
+        return self.upwards.plainly and self.downwards.plainly
+
     def check(self, layout: Layout) -> None:
         """Refuse unknown codecs, and layers that the model does not have."""
         for side in (self.upwards, self.downwards):
@@ -147,7 +152,9 @@ def decode(arrays: Mapping[str, Any], references: References, whole: Layout) -> 
     decoded: dict[str, Array] = {}
     for name, encoded in arrays.items():
         try:
-            array = _decoded(encoded, references.get(name), whole)
+            array = encoded
+            if isinstance(encoded, Mapping):
+                array = _decoded(encoded, references.get(name), whole)
         except _INVALID as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
             raise CoterieError(f"the array '{str(name)[:100]}' is invalid ({why})") from None
@@ -157,10 +164,8 @@ def decode(arrays: Mapping[str, Any], references: References, whole: Layout) -> 
     return decoded
 
 
-def _decoded(encoded: Any, reference: Array | None, whole: Layout) -> Any:
-    """Decode one array, which may be sent in several parts."""
-    if not isinstance(encoded, Mapping):
-        return encoded
+def _decoded(encoded: Mapping[str, Any], reference: Array | None, whole: Layout) -> Any:
+    """Decode one array that is sent in several parts."""
     parts = [laid_on(change, reference) for change in encoded.get("change", [])]
     parts += encoded.get("plain", [])
     return parts[0] if len(parts) == 1 else _joined(parts, whole)

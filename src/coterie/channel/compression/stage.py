@@ -55,7 +55,6 @@ class Compression(Stage):
         """What travels of an order's arrays, what the client makes of it, what it then holds."""
         side, start, order = self.terms.coding.downwards, self.terms.start, out.order
         if side.plainly or start is None:
-            out.coded, out.received = Coded(dict(order.arrays)), order.arrays
             return
         held, layout = self.state.held.get(order.client, {}), self.wire.layout
         models = (
@@ -82,7 +81,7 @@ class Compression(Stage):
             memo[key] = coded, found, now, (dict(order.arrays), references)
         out.coded, out.received, out.held, _ = memo[key]
 
-    def read(self, exchange: Exchange, out: Outgoing, body: ReplyBody) -> None:
+    def arrays(self, out: Outgoing, body: ReplyBody) -> dict[str, Array]:
         """The arrays of a reply as the client meant them."""
         delta_of, start, client = body.get("since", {}), self.terms.start, out.order.client
         references: dict[str, Array | None] = {}
@@ -93,7 +92,6 @@ class Compression(Stage):
             else:
                 references[name] = out.received[of] if of else None
         arrays = decode(body["arrays"], references, self.wire.layout)
-        body["arrays"] = arrays
         for name, of in delta_of.items():
             if of == SENT:
                 sent, last = arrays[name], references[name]
@@ -103,6 +101,7 @@ class Compression(Stage):
                     )
                 whole = sent.onto(last)
                 out.held = {**out.held, f"{SENT}.{name}": whole}
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,12 @@ class ClientCompression:
 
     def received(self, client: Client, arrays: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays of an order; a change is one of the model that the client holds, or of θ⁰."""
-        if self.coding.downwards.exact and any("change" in _parts(a) for a in arrays.values()):
-            raise WireError("an order with a change of a model, where whole models are sent")
-        received = decode(arrays, self._references(client, arrays), self.wire.layout)
+        if self.coding.downwards.exact:
+            if any(isinstance(a, Mapping) and "change" in a for a in arrays.values()):
+                raise WireError("an order with a change of a model, where whole models are sent")
+            received = decode(arrays, {}, self.wire.layout)
+        else:
+            received = decode(arrays, self._references(client, arrays), self.wire.layout)
         for name, array in received.items():
             if isinstance(array, Weights) and array.vector.dtype != torch.float32:
                 kind = str(array.vector.dtype).removeprefix("torch.")
@@ -167,8 +169,3 @@ class ClientCompression:
         assert isinstance(arrived, Weights)
         client.state[f"{SENT}.model"] = arrived.onto(last)
         return replace(coded, delta_of={**delta_of, "model": SENT})
-
-
-def _parts(array: Any) -> Mapping[str, Any]:
-    """What an array of an order is put together from, if it is."""
-    return array if isinstance(array, Mapping) else {}

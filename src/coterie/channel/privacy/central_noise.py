@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from coterie.channel.compression.coding import laid_on
-from coterie.channel.disclosure import Disclosure
 from coterie.channel.exchange import Answer
 from coterie.channel.privacy.client import BIT, changes, noised
 from coterie.channel.privacy.encoding import Form, Total
@@ -31,6 +30,7 @@ from coterie.channel.privacy.noise import (
 from coterie.channel.privacy.secure_sums import Secure
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.privacy.spending import Spending, Withheld
+from coterie.channel.records import Disclosure
 from coterie.channel.release import Plain, Release
 from coterie.core.messages import (
     Array,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from coterie.channel.disclosure import Disclosure
 from coterie.channel.privacy.entropy import Entropy
 from coterie.channel.privacy.nbafl import downlink_sigma
 from coterie.channel.privacy.noise import discrete_gaussian
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.privacy.spending import Spending, Withheld
+from coterie.channel.records import Disclosure
 from coterie.channel.release import Release
 from coterie.core.aggregate import mix
 from coterie.core.messages import Array, Chosen, Mean, Mixing, Order, Reply, Slot, vector_of

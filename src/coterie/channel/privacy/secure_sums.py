@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coterie.channel.checks import printable
-from coterie.channel.disclosure import Disclosure
 from coterie.channel.exchange import Answer
 from coterie.channel.policy import cohort_size
 from coterie.channel.privacy.client import (
@@ -31,6 +30,7 @@ from coterie.channel.privacy.client import (
 from coterie.channel.privacy.encoding import Form, Total, length
 from coterie.channel.privacy.secagg import Session, Sum, TooFew
 from coterie.channel.privacy.settings import Privacy
+from coterie.channel.records import Disclosure
 from coterie.channel.release import Plain, Release
 from coterie.channel.tasks import SECURE
 from coterie.core.messages import Chosen, ClientId, Mean, Mixing, Order, Reply, Slot, vector_of

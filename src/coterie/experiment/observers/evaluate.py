@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coterie.channel.piggyback import Piggyback as Stage
 from coterie.channel.piggyback import scoring
@@ -39,7 +39,7 @@ class Piggyback(Observer):
     def after(self, event: Event) -> None:
         """The scores that came with this round complete the last one."""
         if self.session.channel.state.unscored:
-            self.complete(*self.session.channel.collect(), self.session.run.history[-2:-1])
+            self._collect(self.session.run.history[-2:-1])
 
     def ended(self) -> None:
         """No order comes that the scores of the last round could go with."""
@@ -51,7 +51,14 @@ class Piggyback(Observer):
         if unscored := channel.state.unscored:
             channel.begin(unscored - 1, stage=f"{unscored}.{SCORES}")
             self.before(unscored)
-            self.complete(*channel.collect(), self.session.run.history[-1:])
+            self._collect(self.session.run.history[-1:])
+
+    def _collect(self, waiting: list[Event]) -> None:
+        """Give a round the scores that came; without an exchange to go with, they get their own."""
+        stage = self.session.channel.stage(Stage)
+        if stage.orders:
+            self.session.channel.exchange([])
+        self.complete(*stage.collect(), waiting)
 
     def complete(
         self, scores: Scores, failed: Mapping[ClientId, str], waiting: list[Event]
@@ -82,19 +89,37 @@ class Evaluate(Observer):
     session: Session
     ends: Callable[[], str]
     closing: bool = False
+    waits: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.waits = may_wait(self.session)
 
     def after(self, event: Event) -> None:
         """Score this round."""
-        began, number = time.perf_counter(), event["round"] - 1
-        if self._may_wait(number, event):
-            self.session.channel.state.unscored = number + 1
-        elif "abandoned" not in event or self._last(number):
-            if self._is_scored(number):
-                event |= self.session.received(self.session.scores(), number + 1)
-            if self._is_adapted(number):
+        began, number = time.perf_counter(), event["round"]
+        last = number == self.session.run.rounds
+        scored, adapted = self._due(number, last)
+        # There must be another order; or the closing scores, which are of the same models.
+        # Adapting takes an exchange anyway.
+        if "abandoned" not in event and scored and not adapted and self.waits and self._goes_on():
+            self.session.channel.state.unscored = number
+        elif "abandoned" not in event or last:
+            if scored:
+                event |= self.session.received(self.session.scores(), number)
+            if adapted:
                 self._adapted(event)
         event["exchanges"] = self.session.channel.phase.exchanges
         event["seconds"]["score"] = round(time.perf_counter() - began, 4)
+
+    def _due(self, number: int, last: bool) -> tuple[bool, bool]:
+        """Whether a round, counted from 1, is scored, and whether with adapted models, too."""
+        settings = self.session.experiment.settings
+        every, adapts = settings.evaluate_every, settings.adapt_every
+        scored = last or bool(every and number % every == 0)
+        # A rule that looks at the adapted score needs it whenever a round is scored.
+        looked = settings.stop.validates or settings.target is not None
+        judged = looked and self.session.experiment.method.headline == "adapted"
+        return scored, bool(adapts and number % adapts == 0) or (judged and scored)
 
     def _adapted(self, event: Event) -> None:
         scores = self.session.scores(self.session.adapt_epochs())
@@ -102,36 +127,22 @@ class Evaluate(Observer):
         both = {**event.get("client_scores", {}), **adapted["client_scores"]}
         event |= {**adapted, "client_scores": both}
 
-    def _may_wait(self, number: int, event: Event) -> bool:
-        """Whether the scores of this round can go with the next one's first order."""
-        channel = self.session.channel
-        return (
-            channel.engine.piggybacks
-            and "abandoned" not in event
-            and self._is_scored(number)
-            # There must be another order; or the closing scores, which are of the same models.
-            and (self.closing or not (self._last(number) or self.ends()))
-            and not self._is_adapted(number)  # which takes an exchange anyway
-            # The scores say whether there is a next round.
-            and not self.session.experiment.settings.stop.validates
-            # Where seconds are simulated, an order must weigh what the method alone makes of it.
-            and channel.terms.clock is None
-            and channel.terms.availability is None
-            # Clients sign, and noise is drawn by, all that an order says: it says nothing else.
-            and not self.session.plan.privacy.on
-        )
+    def _goes_on(self) -> bool:
+        """Whether an exchange follows that the scores of the present round can go with."""
+        run = self.session.run
+        return self.closing or not (run.done == run.rounds or self.ends())
 
-    def _last(self, number: int) -> bool:
-        return number + 1 == self.session.run.rounds
 
-    def _is_scored(self, number: int) -> bool:
-        every = self.session.experiment.settings.evaluate_every
-        return self._last(number) or bool(every and (number + 1) % every == 0)
-
-    def _is_adapted(self, number: int) -> bool:
-        # A rule that looks at the adapted score needs it whenever a round is scored.
-        settings = self.session.experiment.settings
-        looked = settings.stop.validates or settings.target is not None
-        judged = looked and self.session.experiment.method.headline == "adapted"
-        every = settings.adapt_every
-        return bool(every and (number + 1) % every == 0) or (judged and self._is_scored(number))
+def may_wait(session: Session) -> bool:
+    """Whether scores of a round can go with the next one's first order, in this run."""
+    terms = session.channel.terms
+    return (
+        session.channel.engine.piggybacks
+        # The scores say whether there is a next round.
+        and not session.experiment.settings.stop.validates
+        # Where seconds are simulated, an order must weigh what the method alone makes of it.
+        and terms.clock is None
+        and terms.availability is None
+        # Clients sign, and noise is drawn by, all that an order says: it says nothing else.
+        and not session.plan.privacy.on
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coterie.channel.ledger import Bytes
 from coterie.core.loop import Event, Observer
@@ -10,14 +10,22 @@ from coterie.core.method import Spent
 from coterie.errors import Interrupted, TrainingError
 from coterie.experiment.observers.checkpoint import Saving
 from coterie.experiment.session import Session
-from coterie.experiment.stopping import reason
+from coterie.experiment.stopping import Stop, reason
 
 
 @dataclass
 class Stopping(Observer):
-    """Ends the run once the method, privacy, a target or a budget says so."""
+    """Ends the run once the method, privacy, a target or a budget says so.
+
+    What has been spent is looked at only where it is ``limited``.
+    """
 
     session: Session
+    limited: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        session = self.session
+        self.limited = session.experiment.settings.stop != Stop() or session.plan.privacy.on
 
     def started(self) -> None:
         """A run that is gone on with may be over already."""
@@ -30,7 +38,9 @@ class Stopping(Observer):
     def reason(self) -> str:
         """Why no round comes after those of the history, if so."""
         run, settings = self.session.run, self.session.experiment.settings
-        if over := run.state.over or self.session.guard.over():
+        if run.state.over or not self.limited:
+            return run.state.over
+        if over := self.session.guard.over():
             return over
         spent = self.session.channel.state.spent()
         before = self._at_first() if run.history else spent
