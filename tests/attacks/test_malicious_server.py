@@ -129,7 +129,7 @@ def test_no_metric_leaves_a_member_as_the_name_of_its_slot(name, tmp_path, monke
     (told,) = fed.serve().history
     assert "abandoned" in told
     assert not advertised(fed)
-    asked = [line for line in fed.heard if "by 'loss', which clients of method" in line]
+    asked = [line for line in fed.heard if "by 'loss', but clients of method" in line]
     assert len(asked) == 4
 
 

@@ -158,7 +158,9 @@ class Client:
         schedule. A second training in the same round needs its own ``stream``, so that it does not
         repeat the batches of the first.
         """
-        self._refuse_overshooting(objective, self.schedule(**changes).lr)
+        schedule = self.schedule(**changes)
+        if self.hidden:
+            self._refuse_overshooting(objective, schedule.lr)
         order, dropout = (
             seed_for(self._context.seed, purpose, self.round, self.id, stream)
             for purpose in ("order", "dropout")
@@ -168,7 +170,7 @@ class Client:
                 start,
                 self.train if rows is None else Split(self.train.x[rows], self.train.y[rows]),
                 objective or erm(),
-                self.schedule(**changes),
+                schedule,
                 order,
                 dropout,
                 None if part is None else start.layout.only(part),
@@ -188,12 +190,12 @@ class Client:
             ) from error
 
     def _refuse_overshooting(self, objective: Objective | None, lr: float) -> None:
-        """Refuse, in secure sums, a pull by which each step counts more than the one before.
+        """Refuse a pull by which each step counts more than the one before.
 
-        A client that makes more steps than the others would then be most of the sum.
+        In a secure sum, a client that makes more steps than the others would then be most of it.
         """
         strength = sum(penalty.strength for penalty in objective.penalties) if objective else 0.0
-        if self.hidden and lr * strength > 1:
+        if lr * strength > 1:
             raise TrainingError(
                 f"client {self.id}: a pull of strength {strength:g} times train.lr = {lr:g} is "
                 "more than 1, which clients of secure sums do not take"

@@ -71,9 +71,9 @@ def test_another_draw_makes_other_halves_and_the_same_draw_the_same(tmp_path):
     channel, engine, start = channel_to([[2.0**i for i in range(12)]], tmp_path)
     answers = []
     for number, draw in enumerate((0, 1, 0)):
-        channel.begin(number, stage=f"try-{number}")
+        channel.begin(number, stage=f"try{number}")
         ask(channel, Probe("gradient", draw=draw), start, [0])
-        answers.append(sent(engine, f"try-{number}.0")[0])
+        answers.append(sent(engine, f"try{number}.0")[0])
     # Asked in another round all is done as in the round that is named, so the draw alone counts.
     assert answers[0] == answers[2] != answers[1]
 
@@ -170,7 +170,7 @@ def test_newcomers_are_placed_by_direction_and_a_lost_reply_leaves_the_others_al
     channel.begin(7, stage="later")
     assert place(channel, answer.memory, middles, [4, 5, 6]) == {4: 0, 5: 1, 6: 0}
     silent.add(5)
-    channel.begin(8, stage="later-still")
+    channel.begin(8, stage="later.still")
     assert place(channel, answer.memory, middles, [4, 5, 6]) == {4: 0, 6: 0}
 
 

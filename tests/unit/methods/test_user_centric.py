@@ -200,9 +200,9 @@ def test_what_a_client_tells_does_not_depend_on_when_it_is_asked(tmp_path):
     channel, engine, plan = opened(made, tmp_path)
     tells = []
     for number in (0, 1, 5):
-        channel.begin(number, stage=f"at-{number}")
+        channel.begin(number, stage=f"at{number}")
         made.method.init(channel, made.setup(plan.start))
-        tells.append([s.metrics["variance"] for s in engine.of(f"at-{number}.0").values()])
+        tells.append([s.metrics["variance"] for s in engine.of(f"at{number}.0").values()])
     assert tells[0] == tells[1] == tells[2]
     assert len(set(tells[0])) == 3  # each has batches of its own
 
