@@ -154,7 +154,7 @@ def run(
     from coterie.report.progress import progress, saying
     from coterie.report.scenario_tables import print_paper
     from coterie.report.tables import print_summary
-    from coterie.results.evaluation import headline
+    from coterie.results.evaluation import main_score
     from coterie.results.rundir import without_nan
     from coterie.tracking import check, tracking
 
@@ -176,7 +176,7 @@ def run(
     if notice := left_public(experiment.settings.privacy, experiment.method):
         warn(notice)
     run_dir = resume or directory or new_directory(experiment.method.name)
-    judged_by = headline(experiment.population.classes is None)
+    judged_by = main_score(experiment.population.classes is None)
     name, total = experiment.method.name, experiment.settings.rounds
     rounds = flags["rounds"]
     flags_to_repeat = f" --rounds {rounds}" if resume is not None and rounds is not None else ""
@@ -394,7 +394,7 @@ def admit(
     )
     from coterie.experiment.export import check_target, reopen
     from coterie.report.tables import print_admitted
-    from coterie.results.evaluation import headline
+    from coterie.results.evaluation import main_score
     from coterie.results.rundir import without_nan
 
     target = to or Path(f"{client.resolve().stem}.safetensors")
@@ -409,7 +409,7 @@ def admit(
     if as_json:
         typer.echo(json.dumps(without_nan({**summary, "model": str(target)})))
     else:
-        print_admitted(out, summary, headline(population.classes is None), target)
+        print_admitted(out, summary, main_score(population.classes is None), target)
 
 
 def _column(text: str) -> tuple[str, str]:

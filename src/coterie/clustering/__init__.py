@@ -15,7 +15,7 @@ from coterie.clustering.angles import (
     smallest_angle_matrix,
 )
 from coterie.clustering.arrays import one_thread
-from coterie.clustering.bipartition import Halves, bipartition
+from coterie.clustering.bipartition import Bipartition, bipartition
 from coterie.clustering.density import dbscan, hopkins
 from coterie.clustering.distances import (
     cosine,
@@ -48,10 +48,10 @@ from coterie.clustering.reassignment import with_most
 __all__ = [
     "LINKAGES",
     "SAMPLE",
+    "Bipartition",
     "Cut",
     "Dendrogram",
     "Evidence",
-    "Halves",
     "MixingTerms",
     "Streams",
     "adjusted_rand",

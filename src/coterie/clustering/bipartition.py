@@ -13,7 +13,7 @@ from coterie.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Halves:
+class Bipartition:
     """Two parts of a group, and the largest similarity between members of different parts.
 
     Members are row numbers of the similarity matrix. If its rows are only some of the clients, the
@@ -24,13 +24,13 @@ class Halves:
     cross: float
 
 
-def bipartition(similarity: ArrayLike) -> Halves:
+def bipartition(similarity: ArrayLike) -> Bipartition:
     """Split in two such that the largest similarity between the parts is as small as possible.
 
     Pairs are merged by descending similarity until two parts are left; the first contains row 0.
 
     >>> bipartition([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.2], [0.9, -0.2, 1.0]])
-    Halves(parts=((0, 2), (1,)), cross=-0.2)
+    Bipartition(parts=((0, 2), (1,)), cross=-0.2)
     """
     matrix = table(similarity).astype(np.float64)
     if matrix.shape[0] != matrix.shape[1] or len(matrix) < 2:
@@ -41,4 +41,4 @@ def bipartition(similarity: ArrayLike) -> Halves:
     np.fill_diagonal(distances, 0.0)
     labels = agglomerate(distances, "single").cut_count(2)
     first, second = (tuple(np.flatnonzero(labels == part).tolist()) for part in (0, 1))
-    return Halves((first, second), float(matrix[np.ix_(first, second)].max()))
+    return Bipartition((first, second), float(matrix[np.ix_(first, second)].max()))

@@ -82,7 +82,7 @@ class Probe:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class ProbeAnswer:
     """The result of a probe: the clients that answered, the evidence, and their directions.
 
     ``places`` are the clients' directions, by which newcomers are assigned to groups; ``halves``
@@ -118,7 +118,7 @@ def ask(
     clients: Sequence[ClientId],
     round: int = 0,
     view: View | None = None,
-) -> Answer:
+) -> ProbeAnswer:
     """Probe the clients with the model ``start``, and compare the answers of their two halves.
 
     ``view`` maps a client's model to what is compared, instead of its change from ``start``.
@@ -153,7 +153,7 @@ def ask(
     return replace(answer, evidence=evidence, notes=notes)
 
 
-def ask_again(fed: Federation, memory: dict[str, Tree], clients: Sequence[ClientId]) -> Answer:
+def ask_again(fed: Federation, memory: dict[str, Tree], clients: Sequence[ClientId]) -> ProbeAnswer:
     """Repeat a probe with clients whose answers were lost, and compare these with each other."""
     return _compare(_answers(fed, memory, clients), memory, None)
 
@@ -282,7 +282,7 @@ def _answers(
     return replies
 
 
-def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | None) -> Answer:
+def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | None) -> ProbeAnswer:
     """The evidence from the answers of all clients."""
     usable = [r for r in replies if r.metrics["halves"] == 2]
     # A client too small for two halves is no evidence for groups; it is assigned to one afterwards.
@@ -310,7 +310,7 @@ def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | Non
     units = [[sketch(u).float() for u in _units(memory, r, view)] for r in usable]
     halves = torch.stack([torch.stack(u) for u in zip(*units, strict=True)] or [torch.empty(0)] * 2)
     layers = layers_apart(usable, memory)
-    return Answer(
+    return ProbeAnswer(
         clients, counts, evidence, places, spreads, memory, notes, validated, halves, layers
     )
 

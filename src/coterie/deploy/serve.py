@@ -49,7 +49,7 @@ from coterie.experiment.privacy import left_public
 from coterie.experiment.user_code import digests_of
 from coterie.methods.known_groups import COLUMN, with_groups
 from coterie.results.checksums import read_json, to_json
-from coterie.results.evaluation import headline
+from coterie.results.evaluation import main_score
 from coterie.results.result import Result
 from coterie.results.rundir import ENGINE, RunDir
 
@@ -412,7 +412,7 @@ def serve(serving: Serving, show: Show, tell: Tell, track: Tracking | None = Non
                 _write_roster(plan.folder, keys)
             return engine
 
-        watch = stack.enter_context(show(headline(engine.like.classes is None)))
+        watch = stack.enter_context(show(main_score(engine.like.classes is None)))
         lossy = serving.discard_damaged
         return execute(
             experiment, serving.directory, resume, watch, make_engine, track, tell, lossy

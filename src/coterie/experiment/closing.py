@@ -13,7 +13,7 @@ from coterie.core.events import ADMISSION
 from coterie.core.loop import Event
 from coterie.core.method import Round
 from coterie.errors import TrainingError
-from coterie.experiment.session import Session
+from coterie.experiment.session import RunSession
 from coterie.experiment.stopping import to_target
 from coterie.results.evaluation import Scores, summarise
 from coterie.results.findings import grouping_of, round_samples, warnings_of
@@ -28,7 +28,7 @@ class Closing:
     ``note`` records an event, and ``farewell`` sends the models to clients of a real federation.
     """
 
-    session: Session
+    session: RunSession
     note: Callable[[Event], None]
     completed: Callable[[Scores], None]
     farewell: Callable[[dict[str, Any]], None] | None = None

@@ -53,7 +53,7 @@ from coterie.experiment.stopping import Stop
 from coterie.experiment.user_code import check_digests, digests_of
 from coterie.models import initialise
 from coterie.registry import ENGINES
-from coterie.results.evaluation import headline
+from coterie.results.evaluation import main_score
 from coterie.results.provenance import about, data_record, session, size_of
 from coterie.results.result import Result
 from coterie.results.rundir import RunDir, rounds_of
@@ -482,7 +482,7 @@ def execute(
         if track is not None:
             # Rounds that wait for their scores are tracked once they have them.
             complete = memory.run.history[: len(memory.run.history) - len(waiting(memory))]
-            judged_by = headline(experiment.population.classes is None)
+            judged_by = main_score(experiment.population.classes is None)
             track.begin(about(experiment, judged_by, directory, complete))
         listeners = watch, None if track is None else track.event, say
         try:

@@ -13,7 +13,7 @@ from coterie.channel.privacy.accounting import Sampling, calibrate, sensible_del
 from coterie.channel.privacy.central_noise import Private
 from coterie.channel.privacy.client import run_name
 from coterie.channel.privacy.entropy import Entropy
-from coterie.channel.privacy.local_noise import Local, downlink_of
+from coterie.channel.privacy.local_noise import LocalNoise, downlink_of
 from coterie.channel.privacy.secure_sums import Secure
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.privacy.spending import Account, Spending, account_of
@@ -209,7 +209,7 @@ class Guard:
                     f"round with privacy.noise = {self.privacy.noise:g}: raise one of them"
                 )
             self._refuse_edge(sampling)
-        self._stage: Private | Local | None = None
+        self._stage: Private | LocalNoise | None = None
         self._secure: Secure | None = None
 
     def _refuse_edge(self, sampling: Sampling) -> None:
@@ -248,7 +248,7 @@ class Guard:
                 channel, privacy, expected, self.entropy, self.spending, self._secure, name
             )
         elif privacy.noised:
-            self._stage = Local(
+            self._stage = LocalNoise(
                 channel, privacy, self.entropy, self.spending, self._fits, name, self._downlink()
             )
         channel.release = self._stage or self._secure or channel.release

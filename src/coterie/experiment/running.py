@@ -34,7 +34,7 @@ from coterie.experiment.observers import (
 from coterie.experiment.observers.record import Say
 from coterie.experiment.privacy import Guard
 from coterie.experiment.resuming import sound
-from coterie.experiment.session import Session, Tell
+from coterie.experiment.session import RunSession, Tell
 from coterie.results.evaluation import Scores
 from coterie.results.rundir import RunDir, rounds_of
 
@@ -136,7 +136,7 @@ class Running:
         channel.selection = Selection(
             settings.policy, terms.availability, settings.seed, memory.channel
         )
-        self.session = Session(
+        self.session = RunSession(
             experiment, plan, memory.run, channel, guard, directory, remote, track
         )
         self.record = Record(self.session, say)

@@ -13,7 +13,7 @@ from coterie.core.loop import Event, RunState
 from coterie.core.messages import ClientId, Slot
 from coterie.data.population import Population
 from coterie.experiment.privacy import Guard
-from coterie.results.evaluation import Scores, by_client, headline, summarise
+from coterie.results.evaluation import Scores, by_client, main_score, summarise
 from coterie.results.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Tell = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
-class Session:
+class RunSession:
     """What a run consists of while it goes on; ``remote`` is its engine, if clients are elsewhere.
 
     ``track`` is told of events that are no rounds.
@@ -51,7 +51,7 @@ class Session:
     @property
     def judged_by(self) -> str:
         """The score that the run is judged by."""
-        return headline(self.plan.population.classes is None)
+        return main_score(self.plan.population.classes is None)
 
     def groups(self) -> list[Slot | None]:
         """Each client's group, in client order; newcomers have none before they come."""

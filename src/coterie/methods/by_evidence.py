@@ -11,7 +11,7 @@ from coterie.clustering import agglomerate, cosine
 from coterie.compose import probing, trial
 from coterie.compose.assign import Assign
 from coterie.compose.local import Check
-from coterie.compose.probing import Answer, NobodyAnswered, Probe, View
+from coterie.compose.probing import NobodyAnswered, Probe, ProbeAnswer, View
 from coterie.core.federation import Federation
 from coterie.core.messages import ClientId, Slot
 from coterie.core.method import Public, Round, Setup, State, matrix
@@ -67,7 +67,7 @@ class Evidenced:
         slot: Slot = ROOT,
         number: int = 0,
         public: Public | None = None,
-    ) -> tuple[State, Answer]:
+    ) -> tuple[State, ProbeAnswer]:
         """Probe the members of one group; then split it at once, or plan a trial."""
         clients = sorted(c for c, s in state.groups.items() if s == slot)
         view = None if self.views is None else self.views(public)
@@ -75,7 +75,7 @@ class Evidenced:
         return self.decided(fed, state, answer, slot, number), answer
 
     def decided(
-        self, fed: Federation, state: State, answer: Answer, slot: Slot = ROOT, number: int = 0
+        self, fed: Federation, state: State, answer: ProbeAnswer, slot: Slot = ROOT, number: int = 0
     ) -> State:
         """Split a group by the answer to a probe at once, or plan a trial."""
         state = replace(state, notes={**state.notes, **shown(answer)})
@@ -238,7 +238,7 @@ def while_one(how: Evidenced, every: int) -> Callable[[Federation, State, Round]
     return probes
 
 
-def shown(answer: Answer) -> dict[str, Any]:
+def shown(answer: ProbeAnswer) -> dict[str, Any]:
     """The notes about a probe: its evidence, and the clients' distances with a tree."""
     notes: dict[str, Any] = {"evidence": answer.notes, "clients": answer.clients}
     notes |= answer.layer_notes

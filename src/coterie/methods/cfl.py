@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.client import Client
-from coterie.clustering import Halves, bipartition, cosine
+from coterie.clustering import Bipartition, bipartition, cosine
 from coterie.compose.assign import Assign, More
 from coterie.compose.grouped import grouped
 from coterie.compose.probing import Probe
@@ -246,7 +246,7 @@ def updates(state: State, slot: Slot, replies: Sequence[Reply]) -> Updates:
     return Updates(before, clients, examples, torch.stack(rows) if rows else torch.empty(0, 0))
 
 
-def divided(state: State, slot: Slot, moves: Updates, halves: Halves, round: int) -> State:
+def divided(state: State, slot: Slot, moves: Updates, halves: Bipartition, round: int) -> State:
     """The state with the group in two parts; members that did not answer have no group.
 
     The memory keeps what newcomers need to be placed: the model before the split, the round, and

@@ -107,7 +107,7 @@ def fedtsdp(
 
     radii: dict[str, float | str] = {"eps_outputs": eps_outputs, "eps_weights": eps_weights}
     radii.pop({"first": "eps_weights", "second": "eps_outputs"}.get(stages, ""), None)
-    rule = Stages(radii, min_points)
+    rule = ClusteringStages(radii, min_points)
 
     def init(fed: Federation, setup: Setup) -> State:
         answers(public_of(setup.public), [setup.start], torch.arange(1))  # refuses a regression
@@ -208,7 +208,7 @@ def answers(public: Public, models: Sequence[Weights], batch: Tensor) -> Matrix:
 
 
 @dataclass(frozen=True)
-class Stages:
+class ClusteringStages:
     """The stages of the clustering, each with its radius: a number for DBSCAN, or "auto".
 
     In the server's memory, ``asks`` is the round from which clients may be asked again to train on

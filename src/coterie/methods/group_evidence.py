@@ -15,7 +15,7 @@ from coterie.clustering import adjusted_rand
 from coterie.compose import probing
 from coterie.compose.assign import Assign
 from coterie.compose.grouped import grouped
-from coterie.compose.probing import Answer, By, Probe
+from coterie.compose.probing import By, Probe, ProbeAnswer
 from coterie.core.federation import Federation
 from coterie.core.messages import ClientId, Order, Scalar, Upload
 from coterie.core.method import Count, Method, Setup, State, method
@@ -134,7 +134,7 @@ def kinds_of_data(
 class _Outcome:
     """The answer that counts, and what the other representations cost and showed."""
 
-    answer: Answer
+    answer: ProbeAnswer
     other_samples: float = 0.0
     notes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -143,7 +143,7 @@ def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Outcome:
     """Try every representation in turn; the first that finds groups counts."""
     replies = fed.gather([Order(c, "kinds") for c in setup.clients])
     possible = {k: all(r.metrics[k] for r in replies) for k in IMPOSSIBLE}
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ProbeAnswer] = {}
     for by in EVERY:
         if not possible.get(by, True):
             continue
@@ -168,14 +168,18 @@ def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Outcome:
     return _Outcome(chosen, others, notes)
 
 
-def _drawn_again(fed: Federation, answer: Answer, setup: Setup, seeds: int) -> list[Answer]:
+def _drawn_again(
+    fed: Federation, answer: ProbeAnswer, setup: Setup, seeds: int
+) -> list[ProbeAnswer]:
     """Ask the same question about other halves of the data, with as many steps."""
     probe = Probe(answer.memory["by"], answer.memory["steps"] or "auto", fallback=False)  # 0: none
     probes = [replace(probe, draw=draw) for draw in range(1, seeds)]
     return [probing.ask(fed, again, setup.start, setup.clients) for again in probes]
 
 
-def _placed(fed: Federation, answer: Answer, clients: Sequence[ClientId]) -> dict[ClientId, int]:
+def _placed(
+    fed: Federation, answer: ProbeAnswer, clients: Sequence[ClientId]
+) -> dict[ClientId, int]:
     """The group of each client; one too small for two halves joins the nearest group."""
     labels = [int(g) for g in answer.evidence.labels]
     placed = dict(zip(answer.clients, labels, strict=True))
@@ -190,7 +194,7 @@ def _placed(fed: Federation, answer: Answer, clients: Sequence[ClientId]) -> dic
     return placed
 
 
-def stability(draws: Sequence[Answer]) -> dict[str, Any]:
+def stability(draws: Sequence[ProbeAnswer]) -> dict[str, Any]:
     """How far the groupings from several divisions into halves agree, as JSON values.
 
     ``agreement`` is the mean adjusted Rand index over all pairs, ``same`` the number of draws with
@@ -206,7 +210,7 @@ def stability(draws: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _on_common_clients(answers: Sequence[Answer]) -> list[list[int]]:
+def _on_common_clients(answers: Sequence[ProbeAnswer]) -> list[list[int]]:
     """The groups of the clients that are in all of these answers, in the same order."""
     common = set.intersection(*(set(a.clients) for a in answers))
     return [

@@ -17,7 +17,7 @@ from coterie.clustering import best_k, cosine, euclidean, kmeans_up_to, mixing_d
 from coterie.compose import probing
 from coterie.compose.assign import Assign
 from coterie.compose.grouped import grouped
-from coterie.compose.probing import Answer, Probe
+from coterie.compose.probing import Probe, ProbeAnswer
 from coterie.core.aggregate import mix
 from coterie.core.federation import Federation
 from coterie.core.messages import ClientId, Order, Reply, Scalar, Slot, Upload
@@ -293,7 +293,7 @@ def terms_of(
     return {name: [float(f"{v:.6g}") for v in values] for name, values in terms.items()}
 
 
-def probed_in(answer: Answer) -> dict[ClientId, Probed]:
+def probed_in(answer: ProbeAnswer) -> dict[ClientId, Probed]:
     """What a probe says about each client: its direction, its halves' spread, its samples."""
     values = zip(answer.places, answer.spreads, answer.examples, strict=True)
     return dict(zip(answer.clients, values, strict=True))

@@ -11,7 +11,7 @@ from coterie.core.messages import ClientId
 Scores = Mapping[ClientId, Mapping[str, float]]
 
 
-def headline(regression: bool) -> str:
+def main_score(regression: bool) -> str:
     """The name of the score that a run is judged by; higher is better."""
     return "r2" if regression else "accuracy"
 

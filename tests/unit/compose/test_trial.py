@@ -16,7 +16,7 @@ import torch
 import coterie
 from coterie.clustering import canonical, find_evidence
 from coterie.compose import trial
-from coterie.compose.probing import Answer
+from coterie.compose.probing import ProbeAnswer
 from coterie.compose.trial import candidates, judge, proposed, row_length
 from coterie.core.messages import Order, Upload
 from coterie.core.method import Round, State
@@ -392,7 +392,7 @@ def test_a_trial_trains_as_long_as_the_probe_or_asks_how_long_that_must_be(steps
     evidence, _ = planted((3, 3))
     memory = {"start": weights(PLANE, 0, 0), "round": 0, "steps": steps, "draw": 0, "by": "data"}
     notes = {"by": "data", "samples": 7.0}
-    answer = Answer(IDS, [1] * 6, evidence, torch.eye(6), [0.0] * 6, memory, notes)
+    answer = ProbeAnswer(IDS, [1] * 6, evidence, torch.eye(6), [0.0] * 6, memory, notes)
     state = State({0: weights(PLANE, 0, 0)}, dict.fromkeys(IDS, 0))
     fed = Scripted(lambda order: steps_(50, samples=2.0), IDS)
     after = Evidenced().decided(fed, state, answer)

@@ -20,7 +20,7 @@ from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, DataError, TrainingError
 from coterie.experiment.admit import admit_client
 from coterie.experiment.experiment import ENGINES, Experiment, Settings, execute
-from coterie.experiment.session import Session
+from coterie.experiment.session import RunSession
 from coterie.methods import METHODS, make
 from coterie.report.tables import newcomer_lines
 from coterie.results.rundir import RunDir
@@ -257,14 +257,14 @@ def counting():
 def test_an_admission_that_is_broken_off_is_done_again_in_the_same_way(tmp_path, monkeypatch):
     run = experiment(counting(), settings={"rounds": 2, "holdout": 2})
     whole = execute(run, tmp_path / "whole")
-    scores = Session.scores
+    scores = RunSession.scores
 
     def broken(session, epochs=0, clients=None):
         if clients is not None:
             raise Stop
         return scores(session, epochs, clients)
 
-    monkeypatch.setattr(Session, "scores", broken)
+    monkeypatch.setattr(RunSession, "scores", broken)
     with pytest.raises(Stop):
         execute(run, tmp_path / "parts")
     monkeypatch.undo()

@@ -12,7 +12,7 @@ import coterie
 from coterie.clustering import Dendrogram
 from coterie.compose.layerwise import AT_REST, never_quiet
 from coterie.experiment.experiment import execute
-from coterie.methods.fedtsdp import Halves, Stages
+from coterie.methods.fedtsdp import ClusteringStages, Halves
 from coterie.methods.tree_cuts import cannot_bind, cut_tree
 from coterie.report.progress import progress, saying
 from coterie.report.reading import read_run
@@ -119,7 +119,7 @@ def test_cfl_says_nothing_once_the_limit_was_met_or_was_meant_not_to_be():
 
 def test_a_radius_that_all_distances_are_within_or_beyond():
     def told(outputs, weights, **memory):
-        stages = Stages({"eps_outputs": outputs, "eps_weights": weights}, 2)
+        stages = ClusteringStages({"eps_outputs": outputs, "eps_weights": weights}, 2)
         gaps = {"eps_outputs": DISTANCES, "eps_weights": 10 * DISTANCES}
         return stages.clustered(gaps, Halves(), memory)
 
@@ -141,7 +141,7 @@ def test_a_radius_that_all_distances_are_within_or_beyond():
 
 
 def test_a_stage_that_told_nobody_apart_says_so():
-    stages = Stages({"eps_outputs": "auto", "eps_weights": "auto"}, 2)
+    stages = ClusteringStages({"eps_outputs": "auto", "eps_weights": "auto"}, 2)
     apart = np.array([[0.0, 0.0]] * 4 + [[1.0, 1.0]] * 4)
     noise = 0.01 * np.random.default_rng(0).normal(size=(4, 8, 2))
     sides = {

@@ -79,7 +79,7 @@ class Codec(Protocol):
         ...
 
 
-class Measured(Codec, Protocol):
+class SizedCodec(Codec, Protocol):
     """A codec whose payload length depends only on the array's type and shape."""
 
     def length(self, dtype: str, shape: Sequence[int]) -> int:
@@ -106,7 +106,7 @@ def codec(text: str) -> Codec:
     first, *after = text.split("+")
     if first.partition(":")[0] == "zstd" or len(after) > 1:
         raise ConfigError(f"'{text}': zstd must come once, after another codec, as in 'raw+zstd'")
-    plain: Measured = _make(first)
+    plain: SizedCodec = _make(first)
     return _make(after[0], plain) if after else plain
 
 
@@ -428,7 +428,7 @@ class Compressed:
     frame that would decompress to a huge one is refused before any memory is allocated.
     """
 
-    inner: Measured
+    inner: SizedCodec
     level: Annotated[int, Field(ge=1, le=22)] = 3
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Local(Release):
+class LocalNoise(Release):
     """A release in which clients add noise to their uploads, so the server may use each of them.
 
     No metrics leave a client, and all clients count equally. ``fits`` says whether a number of

@@ -47,7 +47,7 @@ from coterie.experiment.config import assign, change_run_settings, displace, par
 from coterie.experiment.experiment import Watch, execute, with_settings
 from coterie.experiment.user_code import admitted, digests_of
 from coterie.results.comparison import Comparison
-from coterie.results.evaluation import headline
+from coterie.results.evaluation import main_score
 from coterie.results.rows import agreement, read_kept, row_of
 from coterie.results.rundir import RunDir, to_csv
 from coterie.results.toml import read_toml
@@ -332,7 +332,7 @@ def _begin(
             with remember(run.path, abouts.get(entry.name)):
                 execute(experiment, run.path, run.config.exists(), watch, track=trackers)
 
-        return Ready(entry.config.run.rounds, headline(population.classes is None), work)
+        return Ready(entry.config.run.rounds, main_score(population.classes is None), work)
 
     return ready
 

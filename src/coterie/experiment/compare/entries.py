@@ -24,7 +24,7 @@ from coterie.experiment.compare.sweep import (
 )
 from coterie.experiment.config import experiment_of, method_of, parse, population_of, with_public
 from coterie.experiment.experiment import Experiment
-from coterie.results.evaluation import headline
+from coterie.results.evaluation import main_score
 from coterie.results.titles import place_of, value_in_title
 
 _ROOM = 2**30  # bytes of client data kept for other runs
@@ -239,7 +239,7 @@ def checked_runs(
                 raise type(error)(_where(entry, error)) from None
             left_out[entry.row] = str(error)
             continue
-        judged_by.setdefault(headline(population.classes is None), entry.name)
+        judged_by.setdefault(main_score(population.classes is None), entry.name)
         fitting[entry.name] = replace(entry, config=parse(experiment.config))
     kept = [entry for entry in fitting.values() if entry.row not in left_out]
     if not kept:

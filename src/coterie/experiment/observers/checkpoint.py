@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from coterie.client.store import Store
 from coterie.core.loop import Event, Observer
 from coterie.experiment.checkpoint import Checkpoint, Checkpoints
-from coterie.experiment.session import Session
+from coterie.experiment.session import RunSession
 
 
 @dataclass
 class Saving(Observer):
     """Saves the run ``every`` so many rounds and at its end; ``store`` has clients' states."""
 
-    session: Session
+    session: RunSession
     checkpoints: Checkpoints | None
     every: int
     store: Store | None = None

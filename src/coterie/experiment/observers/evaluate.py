@@ -10,7 +10,7 @@ from coterie.channel.piggyback import Piggyback as Stage
 from coterie.channel.piggyback import scoring
 from coterie.core.loop import Event, Observer
 from coterie.core.messages import ClientId
-from coterie.experiment.session import Session
+from coterie.experiment.session import RunSession
 from coterie.results.evaluation import Scores, summarise
 from coterie.results.rundir import SCORES
 
@@ -22,7 +22,7 @@ class Piggyback(Observer):
     With ``closing`` those of the last round wait for the scores at the end of the run.
     """
 
-    session: Session
+    session: RunSession
     closing: bool = False
 
     def started(self) -> None:
@@ -86,7 +86,7 @@ class Evaluate(Observer):
     last round wait for those at the end of the run.
     """
 
-    session: Session
+    session: RunSession
     ends: Callable[[], str]
     closing: bool = False
     waits: bool = field(init=False)
@@ -133,7 +133,7 @@ class Evaluate(Observer):
         return self.closing or not (run.done == run.rounds or self.ends())
 
 
-def may_wait(session: Session) -> bool:
+def may_wait(session: RunSession) -> bool:
     """Whether scores of a round can go with the next one's first order, in this run."""
     terms = session.channel.terms
     return (

@@ -16,7 +16,7 @@ from coterie.core.method import Round
 from coterie.errors import Interrupted
 from coterie.experiment.observers.checkpoint import Saving
 from coterie.experiment.observers.record import Record
-from coterie.experiment.session import Session
+from coterie.experiment.session import RunSession
 
 _FAREWELL = 90.0  # seconds for clients that are away to come for their models
 
@@ -25,7 +25,7 @@ _FAREWELL = 90.0  # seconds for clients that are away to come for their models
 class Membership(Observer):
     """Waits for clients before a round, lets new ones in, and hands out models at the end."""
 
-    session: Session
+    session: RunSession
     remote: Remote
     record: Record
     saving: Saving

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from coterie.core.loop import Event, Observer
-from coterie.experiment.session import Session, Tell
+from coterie.experiment.session import RunSession, Tell
 from coterie.results.findings import news_of, warnings_of
 
 Say = Callable[[str], None]
@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 class Account(Observer):
     """Adds to each event what the round cost, and writes its bytes to the ledger's file."""
 
-    session: Session
+    session: RunSession
 
     def prepared(self, event: Event) -> None:
         """What setting the method up cost."""
@@ -55,7 +55,7 @@ class Account(Observer):
 class Guarding(Observer):
     """Begins each round of a run with privacy, and adds to its event what was spent."""
 
-    session: Session
+    session: RunSession
 
     def before(self, number: int) -> None:
         """Privacy is spent for the models of this round."""
@@ -73,7 +73,7 @@ class Record(Observer):
     ``say`` is told in words what comes up about groups, and warnings.
     """
 
-    session: Session
+    session: RunSession
     say: Say | None = None
 
     def prepared(self, event: Event) -> None:
@@ -109,7 +109,7 @@ class Record(Observer):
 class Progress(Observer):
     """Tells whoever follows a run of each round that has its scores; others are ``waiting``."""
 
-    session: Session
+    session: RunSession
     tells: Sequence[Tell] = ()
     waiting: list[Event] = field(default_factory=list)
 

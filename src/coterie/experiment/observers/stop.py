@@ -9,7 +9,7 @@ from coterie.core.loop import Event, Observer
 from coterie.core.method import Spent
 from coterie.errors import Interrupted, TrainingError
 from coterie.experiment.observers.checkpoint import Saving
-from coterie.experiment.session import Session
+from coterie.experiment.session import RunSession
 from coterie.experiment.stopping import Stop, reason
 
 
@@ -20,7 +20,7 @@ class Stopping(Observer):
     What has been spent is looked at only where it is ``limited``.
     """
 
-    session: Session
+    session: RunSession
     limited: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ def spent_after(event: Event) -> Spent:
 class GiveUp(Observer):
     """Breaks a run off that abandons every round, or whose folder asks for that."""
 
-    session: Session
+    session: RunSession
     saving: Saving
 
     def after(self, event: Event) -> None:
