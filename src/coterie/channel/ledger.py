@@ -43,30 +43,23 @@ class Bytes:
 class Tally:
     """Counts of bytes: the real lengths of the encoded messages, headers included.
 
-    ``method`` is what the method costs, by client; ``kinds`` is the same by kind of content.
+    ``method`` is what the method costs, by client, and ``total`` their sum; ``kinds`` is the same
+    by kind of content.
     ``wasted`` is what was sent to and from clients whose reports did not count, because they were
-    lost, late, or part of an abandoned round. ``unmetered`` is what only a simulation or a report
-    needs (scoring, and orders that a real client would give itself). ``entries`` are by client and
-    kind, for the current round only.
+    lost, late, or part of an abandoned round; ``total_wasted`` is the sum. ``unmetered`` is what
+    only a simulation or a report needs (scoring, and orders that a real client would give itself).
+    ``entries`` are by client and kind, for the current round only.
     """
 
     method: dict[ClientId, Bytes] = field(default_factory=lambda: defaultdict(Bytes))
     kinds: dict[str, Bytes] = field(default_factory=lambda: defaultdict(Bytes))
     wasted: dict[ClientId, Bytes] = field(default_factory=lambda: defaultdict(Bytes))
     entries: dict[tuple[ClientId, str], Bytes] = field(default_factory=lambda: defaultdict(Bytes))
+    total: Bytes = field(default_factory=Bytes)
+    total_wasted: Bytes = field(default_factory=Bytes)
     unmetered: Bytes = field(default_factory=Bytes)
     lost: int = 0
     late: int = 0
-
-    @property
-    def total(self) -> Bytes:
-        """The method's bytes, summed over all clients."""
-        return sum(self.method.values(), Bytes())
-
-    @property
-    def total_wasted(self) -> Bytes:
-        """The wasted bytes, summed over all clients."""
-        return sum(self.wasted.values(), Bytes())
 
 
 @dataclass
@@ -84,6 +77,7 @@ class Ledger(Tally):
                 tally.unmetered += moved
                 continue
             tally.method[client] += moved
+            tally.total += moved
             for kind, bytes in kinds.items():
                 tally.kinds[kind] += bytes
         for kind, bytes in kinds.items():
@@ -98,6 +92,7 @@ class Ledger(Tally):
                 tally.unmetered += moved
             else:
                 tally.wasted[client] += moved
+                tally.total_wasted += moved
             tally.late += late
             tally.lost += not late
 
@@ -109,6 +104,10 @@ class Ledger(Tally):
                 tally.wasted[client] += moved
         for kind, moved in self.now.kinds.items():
             self.kinds[kind] -= moved
+        abandoned, self.now.total = self.now.total, Bytes()
+        self.total -= abandoned
+        for tally in (self, self.now):
+            tally.total_wasted += abandoned
         self.now.method.clear()
         self.now.kinds.clear()
         self.now.entries.clear()
@@ -138,4 +137,6 @@ class Ledger(Tally):
         ledger = Ledger(unmetered=Bytes(*tree["unmetered"]), lost=tree["lost"], late=tree["late"])
         for name in ("method", "kinds", "wasted"):
             getattr(ledger, name).update({k: Bytes(*b) for k, b in tree[name].items()})
+        ledger.total = sum(ledger.method.values(), Bytes())
+        ledger.total_wasted = sum(ledger.wasted.values(), Bytes())
         return ledger

@@ -24,7 +24,7 @@ from coterie.channel.exchange import Exchange, Terms
 from coterie.channel.stage import Stage
 from coterie.channel.tasks import kind_of
 from coterie.core import schema
-from coterie.core.messages import Array, ClientId, Order, vector_of
+from coterie.core.messages import Array, ClientId, Order, all_finite, vector_of
 from coterie.core.weights import Weights
 from coterie.errors import Diverged
 
@@ -171,8 +171,7 @@ def without_name(why: str) -> str:
 
 def finite(array: Array) -> bool:
     """Whether an array holds neither NaN nor infinite values."""
-    vector = vector_of(array)
-    return not vector.is_floating_point() or bool(torch.isfinite(vector).all())
+    return all_finite(vector_of(array))
 
 
 # --- lengths ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from coterie.channel.compression.codecs import Codec, Payload, Raw, codec, dtype_name
+from coterie.channel.compression.codecs import TYPE_NAMES, Codec, Payload, Raw, codec
 from coterie.core.tree import Tree, pack, unpack
 from coterie.core.weights import Layout
 from coterie.errors import CoterieError, WireError
@@ -188,7 +188,9 @@ class Wire:
                 cache[key] = (tensor, chosen.encode(tensor, seed))
             payloads.append(cache[key][1])
             spec = [] if chosen.spec == "raw" else [chosen.spec]
-            arrays.append([dtype_name(tensor), list(tensor.shape), len(payloads[-1]), *spec])
+            if tensor.dtype not in TYPE_NAMES:
+                raise CoterieError(f"arrays of {tensor.dtype} cannot be sent; use float32 or int64")
+            arrays.append([TYPE_NAMES[tensor.dtype], list(tensor.shape), len(payloads[-1]), *spec])
         header = json.dumps({"body": packed, "arrays": arrays}, separators=(",", ":"))
         return Message(header.encode(), tuple(payloads))
 

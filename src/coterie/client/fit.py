@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.objectives import Batch, Objective, StepContext
+from coterie.core.messages import all_finite
 from coterie.core.schema import Schedule
 from coterie.core.weights import Layout, Weights
 from coterie.data.population import Split
@@ -208,7 +209,7 @@ def fit(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
                 torch.where(rest, origin, theta, out=theta)
             losses.append(loss)
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
-    if not (math.isfinite(mean_loss) and bool(torch.isfinite(model.vector).all())):
+    if not (math.isfinite(mean_loss) and all_finite(model.vector)):
         raise Diverged("the training loss or the weights are no longer finite")
     trained = model.weights()
     weights = trained.part(part).onto(start) if part else trained

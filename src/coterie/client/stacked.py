@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from coterie.client.fit import Criterion, Fit, FitCall, FlatModel, decode, fit, optimiser, outside
 from coterie.client.objectives import Objective
+from coterie.core.messages import all_finite
 from coterie.core.schema import Schedule
 from coterie.core.weights import Weights
 from coterie.data.population import Split
@@ -168,7 +169,7 @@ class _Stack:
         training, losses = self.trainings[row], self.losses[row]
         mean_loss = float(torch.stack(losses).mean())
         vector = self.vectors[row].cpu().clone()
-        if not (math.isfinite(mean_loss) and bool(torch.isfinite(vector).all())):
+        if not (math.isfinite(mean_loss) and all_finite(vector)):
             return Diverged("the training loss or the weights are no longer finite")
         trained = Weights(self.layout, vector)
         weights = trained.part(self.part).onto(training.start) if self.part else trained

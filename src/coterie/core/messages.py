@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -83,11 +84,24 @@ class Mean:
     metrics: Mapping[str, float]
 
 
+def all_finite(vector: Tensor) -> bool:
+    """Whether a vector holds neither NaN nor infinite values.
+
+    These show in its sum, which is quicker than looking at each value; only where finite values
+    have too large a sum are they looked at one by one.
+
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([math.inf, -math.inf]))
+    (True, False)
+    """
+    if not vector.is_floating_point():
+        return True
+    return math.isfinite(float(vector.sum())) or bool(torch.isfinite(vector).all())
+
+
 def check_finite(client: ClientId, round: int, task: str, arrays: Mapping[str, Array]) -> None:
     """Raise an error if any array contains NaN or infinity."""
     for name, array in arrays.items():
-        vector = vector_of(array)
-        if vector.is_floating_point() and not bool(torch.isfinite(vector).all()):
+        if not all_finite(vector_of(array)):
             raise Diverged(
                 f"client {client}, round {round + 1}: '{name}' from task '{task}' is no longer "
                 "finite. Lower the learning rate (train.lr) or clip gradients (train.clip)"

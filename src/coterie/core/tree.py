@@ -22,6 +22,7 @@ from coterie.core.weights import Layout, Weights
 from coterie.errors import CoterieError, RunDirError
 
 Tree = Any  # None | bool | int | float | str | Tensor | Weights | list | tuple | dict of these
+_SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def pack(tree: Tree, model_layout: Layout, tensors: list[Tensor]) -> Any:
@@ -32,6 +33,13 @@ def pack(tree: Tree, model_layout: Layout, tensors: list[Tensor]) -> Any:
     """
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
+    kind = type(tree)
+    if kind is list or kind is tuple:
+        if _SCALARS.issuperset(map(type, tree)):  # nothing to look into: long tables are quick
+            packed = list(tree)
+        else:
+            packed = [pack(t, model_layout, tensors) for t in tree]
+        return packed if kind is list else {"$tuple": packed}
     if isinstance(tree, Weights):
         tensors.append(tree.vector)
         if tree.layout is model_layout or tree.layout == model_layout:

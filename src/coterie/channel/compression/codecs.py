@@ -51,7 +51,7 @@ _DTYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {
     "u1": (torch.uint8, np.uint8),
     "b1": (torch.bool, np.bool_),
 }
-_NAMES = {torch_type: name for name, (torch_type, _) in _DTYPES.items()}
+TYPE_NAMES = {torch_type: name for name, (torch_type, _) in _DTYPES.items()}
 
 _CHUNK = 1 << 15
 """Numbers processed at a time, so that the buffers stay in the cache. A multiple of 8."""
@@ -85,13 +85,6 @@ class SizedCodec(Codec, Protocol):
     def length(self, dtype: str, shape: Sequence[int]) -> int:
         """The length of a payload in bytes."""
         ...
-
-
-def dtype_name(array: Tensor) -> str:
-    """The two-letter name of an array's type on the wire."""
-    if array.dtype not in _NAMES:
-        raise CoterieError(f"arrays of {array.dtype} cannot be sent; use float32 or int64")
-    return _NAMES[array.dtype]
 
 
 @lru_cache(maxsize=256)
