@@ -42,6 +42,7 @@ def stoppable() -> Iterator[None]:
         for number, handler in previous.items():
             # After a stop, ignore further signals: only the message and the exit remain.
             signal.signal(number, signal.SIG_IGN if StopSignal.asked else handler)
+        StopSignal.asked = False  # a later run of this process was not asked to stop
 
 
 def heeding(watch: Watch) -> Watch:
