@@ -397,6 +397,12 @@ class EvaluationSection(Evaluation):
     every: int = key(
         1, "Number of rounds between scores of the received model; `0`: only at the end.", ge=0
     )
+    clients: int | float = key(
+        1.0,
+        "Clients that are scored after a round: a whole number, or a fraction up to 1.0. They are "
+        "drawn anew for each round. At the end of the run all clients are scored.",
+        gt=0,
+    )
 
 
 @section("wire")

@@ -221,10 +221,10 @@ _TABLES = {
 
 def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
     """The configuration that plain settings such as ``lr=0.1`` make, checked as usual."""
-    paths = {"evaluate_every": "evaluation.every"}
+    paths = {"evaluate_every": "evaluation.every", "evaluate_clients": "evaluation.clients"}
     top_level = ("train", "run", "evaluation")
     paths |= {key.name: key.path for key in keys() if key.table in top_level}
-    for name in ("loss", "every"):
+    for name in ("loss", "every", "clients"):
         del paths[name]
     tree: dict[str, Any] = {}
     tables = _TABLES

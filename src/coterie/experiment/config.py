@@ -293,6 +293,7 @@ def settings_of(config: Config) -> Settings:
         **shallow(config.run),
         **shallow(part(Evaluation, config.evaluation)),
         evaluate_every=config.evaluation.every,
+        evaluate_clients=config.evaluation.clients,
         wire=part(Coding, config.wire),
         clock=config.clock.model_dump(),
         availability=config.availability.model_dump(),

@@ -98,6 +98,7 @@ class Settings(RunSection, Evaluation):
     """
 
     evaluate_every: int = as_in(EvaluationSection, "every")
+    evaluate_clients: int | float = as_in(EvaluationSection, "clients")
     wire: Coding = field(default_factory=Coding)
     clock: Mapping[str, Any] = field(default_factory=ClockSection().model_dump)
     availability: Mapping[str, Any] = field(default_factory=AvailabilitySection().model_dump)

@@ -15,6 +15,7 @@ from coterie.data.population import Population
 from coterie.experiment.privacy import Guard
 from coterie.results.evaluation import Scores, by_client, main_score, summarise
 from coterie.results.rundir import RunDir
+from coterie.seeds import numpy_generator, seed_for
 
 if TYPE_CHECKING:
     from coterie.experiment.experiment import Experiment
@@ -65,6 +66,17 @@ class RunSession:
     def sends(self, clients: Sequence[ClientId]) -> dict[ClientId, Mapping[str, Any]]:
         """What each of these would be sent now: the model that it is scored with."""
         return {c: self.experiment.method.sends(self.run.state, c) for c in clients}
+
+    def scored_after(self, round: int) -> list[ClientId]:
+        """The members that are scored after a round: all, or a sample of its own."""
+        settings, members = self.experiment.settings, self.members
+        asked = settings.evaluate_clients
+        share = asked * len(members) if isinstance(asked, float) and asked <= 1 else asked
+        count = max(1, int(share + 0.5))
+        if count >= len(members):
+            return members
+        drawn = numpy_generator(seed_for(settings.seed, "evaluate", round))
+        return sorted(int(c) for c in drawn.choice(members, count, replace=False))
 
     def scores(self, adapt_epochs: int = 0, clients: Sequence[ClientId] | None = None) -> Scores:
         """The scores of clients with the models that they would use now, or adapt them to."""

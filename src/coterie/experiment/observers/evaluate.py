@@ -33,7 +33,7 @@ class Piggyback(Observer):
     def before(self, number: int) -> None:
         """The next exchange asks for the scores of the last round, as it left the clients."""
         if unscored := self.session.channel.state.unscored:
-            sends = self.session.sends(self.session.members)
+            sends = self.session.sends(self.session.scored_after(unscored))
             self.session.channel.stage(Stage).attach(scoring(sends, {}), unscored - 1)
 
     def after(self, event: Event) -> None:
@@ -105,7 +105,8 @@ class Evaluate(Observer):
             self.session.channel.state.unscored = number
         elif "abandoned" not in event or last:
             if scored:
-                event |= self.session.received(self.session.scores(), number)
+                scores = self.session.scores(clients=self.session.scored_after(number))
+                event |= self.session.received(scores, number)
             if adapted:
                 self._adapted(event)
         event["exchanges"] = self.session.channel.phase.exchanges
@@ -122,7 +123,8 @@ class Evaluate(Observer):
         return scored, bool(adapts and number % adapts == 0) or (judged and scored)
 
     def _adapted(self, event: Event) -> None:
-        scores = self.session.scores(self.session.adapt_epochs())
+        sample = self.session.scored_after(event["round"])
+        scores = self.session.scores(self.session.adapt_epochs(), sample)
         adapted = self.session.scored("adapted", scores, summarise(scores, self.session.judged_by))
         both = {**event.get("client_scores", {}), **adapted["client_scores"]}
         event |= {**adapted, "client_scores": both}
