@@ -81,6 +81,20 @@ class _Array(_Span):
 
     clients: dict[ClientId, _Client] = field(default_factory=dict)
 
+    def columns(self) -> tuple[list[list[int]], list[list[int]]]:
+        """The clients and their sets of layers as columns, which are quick to write."""
+        of, sets = (
+            self.clients.values(),
+            [
+                (client, number, rounds)
+                for client, seen in self.clients.items()
+                for number, rounds in seen.sets.items()
+            ],
+        )
+        spans = [[s.rounds for s in of], [s.first for s in of], [s.last for s in of]]
+        clients = [list(self.clients), *spans, [s.now for s in of]]
+        return clients, [[row[i] for row in sets] for i in range(3)]
+
 
 @dataclass(slots=True)
 class _Sums(_Span):
@@ -356,14 +370,7 @@ class Exposure:
             "round": self.round,
             "latest": self._latest,
             "sets": list(self._sets),
-            "seen": [
-                (
-                    *key,
-                    array.span,
-                    {c: (*s.span, s.now, dict(s.sets)) for c, s in array.clients.items()},
-                )
-                for key, array in self._seen.items()
-            ],
+            "seen": [(*key, array.span, *array.columns()) for key, array in self._seen.items()],
             "spans": {p: span.span for p, span in self._spans.items()},
             "sums": {p: astuple(sums) for p, sums in self._sums.items()},
             "held": [
@@ -384,11 +391,12 @@ class Exposure:
         ledger._latest = tree["latest"]
         for layers in tree["sets"]:
             ledger._number(tuple(layers))
-        for name, protection, span, clients in tree["seen"]:
+        for name, protection, span, clients, sets in tree["seen"]:
             array = ledger._seen[name, protection] = _Array(*span)
-            for client, (*numbers, sets) in clients.items():
+            for client, *numbers in zip(*clients, strict=True):
                 array.clients[client] = _Client(*numbers)
-                array.clients[client].sets.update(sets)
+            for client, number, rounds in zip(*sets, strict=True):
+                array.clients[client].sets[number] = rounds
         ledger._spans.update({p: _Span(*s) for p, s in tree["spans"].items()})
         ledger._sums.update({p: _Sums(*s) for p, s in tree["sums"].items()})
         for task, round, parts, sums in tree["held"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from coterie.core.events import Way
 from coterie.core.messages import ClientId
@@ -121,11 +122,11 @@ class Ledger(Tally):
         ]
 
     def to_tree(self) -> dict[str, Tree]:
-        """Convert to plain values for a checkpoint."""
+        """Convert to plain values for a checkpoint: columns, which are quick to write."""
         return {
-            "method": {c: (b.down, b.up) for c, b in self.method.items()},
-            "kinds": {k: (b.down, b.up) for k, b in self.kinds.items()},
-            "wasted": {c: (b.down, b.up) for c, b in self.wasted.items()},
+            "method": _columns(self.method),
+            "kinds": _columns(self.kinds),
+            "wasted": _columns(self.wasted),
             "unmetered": (self.unmetered.down, self.unmetered.up),
             "lost": self.lost,
             "late": self.late,
@@ -136,7 +137,14 @@ class Ledger(Tally):
         """Restore a ledger from a checkpoint."""
         ledger = Ledger(unmetered=Bytes(*tree["unmetered"]), lost=tree["lost"], late=tree["late"])
         for name in ("method", "kinds", "wasted"):
-            getattr(ledger, name).update({k: Bytes(*b) for k, b in tree[name].items()})
+            rows = zip(*tree[name], strict=True)
+            getattr(ledger, name).update({key: Bytes(down, up) for key, down, up in rows})
         ledger.total = sum(ledger.method.values(), Bytes())
         ledger.total_wasted = sum(ledger.wasted.values(), Bytes())
         return ledger
+
+
+def _columns(table: Mapping[Any, Bytes]) -> list[list[Any]]:
+    """The keys of a table, and the bytes down and up, as a list each."""
+    moved = table.values()
+    return [list(table), [b.down for b in moved], [b.up for b in moved]]

@@ -15,7 +15,7 @@ from coterie.core.weights import Layout
 from coterie.errors import RunDirError
 from coterie.results.checksums import Mark, from_json, to_json
 
-_FORMAT = 4
+_FORMAT = 5
 
 
 @dataclass(frozen=True)
