@@ -217,13 +217,13 @@ class _Direct:
 
 def trained_in(monkeypatch: Any) -> list[torch.Tensor]:
     """A list that gets the first weights of each training from now on."""
-    from coterie.client import stacked as module
+    from coterie.client import client as module
 
     found, honest = [], module.fit
 
-    def fit(model: Any, start: Weights, *given: Any) -> Any:
-        found.append(start.vector)
-        return honest(model, start, *given)
+    def fit(model: Any, training: Any, criterion: Any) -> Any:
+        found.append(training.start.vector)
+        return honest(model, training, criterion)
 
     monkeypatch.setattr(module, "fit", fit)
     return found

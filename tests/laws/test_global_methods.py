@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import coterie
 from coterie.channel.compression.coding import Coding
 from coterie.channel.privacy.settings import Privacy
-from coterie.client import stacked as client_module
+from coterie.client import client as client_module
 from coterie.client.fit import decode
 from coterie.client.store import Store
 from coterie.core.method import Round
@@ -549,12 +549,13 @@ def tilts(folder, method, **changes):
     """The gradient that the objective of each client of the second round adds at its start."""
     seen, original, sizes = {}, client_module.fit, (9, 12, 16, 10)
 
-    def spy(model, start, data, criterion, objective, *rest):
+    def spy(model, training, criterion):
+        start = training.start
         gradient = torch.zeros(start.layout.trainable)
-        for penalty in objective.penalties:
+        for penalty in training.objective.penalties:
             penalty.add_gradient(gradient, start.parameters, start.parameters)
-        seen[sizes.index(len(data))] = gradient, start.layout
-        return original(model, start, data, criterion, objective, *rest)
+        seen[sizes.index(len(training.data))] = gradient, start.layout
+        return original(model, training, criterion)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_module, "fit", spy)

@@ -3,7 +3,7 @@
 import pytest
 
 from coterie.channel.channel import Channel
-from coterie.client import stacked as client_module
+from coterie.client import client as client_module
 from support import ROWS, drive, experiment
 
 PER_FEDAVG_BETA = 0.1  # its row's own outer rate
@@ -14,9 +14,9 @@ def test_the_learning_rate_decays_by_round_in_every_training(name, tmp_path, mon
     used, stage = [], []
     original, begin = client_module.fit, Channel.begin
 
-    def spy(*arguments):
-        used.append((stage[-1], arguments[5].lr))
-        return original(*arguments)
+    def spy(model, training, criterion):
+        used.append((stage[-1], training.schedule.lr))
+        return original(model, training, criterion)
 
     def noted(channel, round, **named):
         stage.append(round)

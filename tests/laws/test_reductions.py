@@ -70,16 +70,14 @@ def test_seed_decides_everything(tmp_path):
 
 def orders_of_samples(folder, settings, people):
     """The order in which each client's samples were shown, by round."""
-    from coterie.client import stacked as module
+    from coterie.client import client as module
 
     seen = []
     original = module.fit
 
-    def spy(model, start, data, criterion, objective, schedule, order_seed, dropout_seed, part):
-        seen.append((order_seed, dropout_seed))
-        return original(
-            model, start, data, criterion, objective, schedule, order_seed, dropout_seed, part
-        )
+    def spy(model, training, criterion):
+        seen.append((training.order_seed, training.dropout_seed))
+        return original(model, training, criterion)
 
     module.fit = spy
     try:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.client import stacked as client_module
+from coterie.client import client as client_module
 from coterie.engines.loop import Loop
 from coterie.experiment.experiment import execute
 from faulty import Faulty
@@ -129,9 +129,9 @@ def seeds_used(method, folder):
     """Every training's seeds by the order it belongs to: those before round 1 apart."""
     used, original = [], client_module.fit
 
-    def spy(*arguments):
-        used.append(arguments[6:8])
-        return original(*arguments)
+    def spy(model, training, criterion):
+        used.append((training.order_seed, training.dropout_seed))
+        return original(model, training, criterion)
 
     client_module.fit = spy
     try:

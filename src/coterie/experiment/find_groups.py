@@ -267,8 +267,8 @@ class FoundGroups(Notebook):
         others = "each client alone has" if chosen == len(self.groups) else f"{chosen} groups have"
         if lowest is not None and loss_apart <= lowest < loss_of_one:
             return (
-                f"Training them apart pays: validation loss {loss_apart:.2f} instead of "
-                f"{loss_of_one:.2f}; {others} {lowest:.2f}, which is not clearly more."
+                f"Training them separately pays off: validation loss {loss_apart:.2f} instead "
+                f"of {loss_of_one:.2f}; {others} {lowest:.2f}, which is not clearly more."
             )
         if loss_apart < loss_of_one:
             return (

@@ -234,8 +234,8 @@ def _bounds(notes: Sequence[Any]) -> str:
 def as_toml_value(value: Any) -> str:
     """A value as a user writes it in TOML.
 
-    >>> shown(True), shown("auto"), shown(None), shown((1, 2)), shown(0.5)
-    ('true', '"auto"', 'none', '[1, 2]', '0.5')
+    >>> [as_toml_value(value) for value in (True, "auto", None, (1, 2), 0.5)]
+    ['true', '"auto"', 'none', '[1, 2]', '0.5']
     """
     if value is None:
         return "none"

@@ -13,8 +13,8 @@ from coterie.report.words import value as with_unit
 def score_with_unit(value: Any, judged_by: str) -> str:
     """A score with its unit; a dash if there is none.
 
-    >>> shown(0.715, "accuracy"), shown("0.5", "r2"), shown(None, "accuracy")
-    ('71.5 %', '0.500', '–')
+    >>> [score_with_unit(*s) for s in ((0.715, "accuracy"), ("0.5", "r2"), (None, "accuracy"))]
+    ['71.5 %', '0.500', '–']
     """
     return with_unit(number(value), judged_by)
 

@@ -55,9 +55,9 @@ def word(by: str) -> str:
 def duration(found: float) -> str:
     """A length of time in words.
 
-    >>> seconds(3.21), seconds(75), seconds(7300)
+    >>> duration(3.21), duration(75), duration(7300)
     ('3.2 s', '1 min 15 s', '2 h 1 min')
-    >>> seconds(0.0357), seconds(0.0042), seconds(0)
+    >>> duration(0.0357), duration(0.0042), duration(0)
     ('36 ms', '4.2 ms', '0.0 s')
     """
     if 0 < found < 0.1:

@@ -407,7 +407,7 @@ def rounds_of(events: Iterable[Event]) -> list[Event]:
 def without_nan(tree: Any) -> Any:
     """A copy with None for NaN and infinity, which JSON does not have.
 
-    >>> finite({"a": [1.0, float("nan")]})
+    >>> without_nan({"a": [1.0, float("nan")]})
     {'a': [1.0, None]}
     """
     if isinstance(tree, Mapping):

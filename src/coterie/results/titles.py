@@ -9,7 +9,7 @@ from typing import Any
 def value_in_title(value: Any) -> str:
     """A value as it is written in a title.
 
-    >>> shown(0.1), shown(True), shown([64, 32]), shown("iid")
+    >>> value_in_title(0.1), value_in_title(True), value_in_title([64, 32]), value_in_title("iid")
     ('0.1', 'true', '[64, 32]', 'iid')
     """
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -445,10 +445,15 @@ def test_a_walk_is_the_same_whenever_asked_and_leaves_nothing_behind(tmp_path):
 
 def test_a_walk_does_not_repeat_the_batches_of_the_round(tmp_path, monkeypatch):
     """Client 1 trains, its reply is lost, and it walks with other batches and dropout."""
-    from coterie.client import stacked as module
+    from coterie.client import client as module
 
     used, original = [], module.fit
-    monkeypatch.setattr(module, "fit", lambda *given: used.append(given[6:8]) or original(*given))
+
+    def spy(model, training, criterion):
+        used.append((training.order_seed, training.dropout_seed))
+        return original(model, training, criterion)
+
+    monkeypatch.setattr(module, "fit", spy)
 
     def lossy(plan):
         return Faulty(Loop(plan), lose_reply=lambda c, o: (c, o) == (1, "1.0"))

@@ -333,7 +333,7 @@ def _takes(name: str, key: str) -> bool:
 def settings_of_sweep(sweep: Sweep) -> Iterator[tuple[dict[str, Any], Assignments]]:
     """Every combination of partitions, shifts and varied keys: its labels and its assignments.
 
-    >>> list(settings_of(Sweep(partitions=("iid",), vary={"train.lr": (0.1,)})))
+    >>> list(settings_of_sweep(Sweep(partitions=("iid",), vary={"train.lr": (0.1,)})))
     [({'partition': 'iid', 'train.lr': 0.1}, [('partition.name', 'iid'), ('train.lr', 0.1)])]
     """
     axes: list[list[tuple[str, Any, Assignments]]] = []

@@ -47,7 +47,7 @@ def _whole(rows: Sequence[Sequence[float]]) -> Matrix:
 def layers_that_fit(layers: Sequence[str]) -> list[str]:
     """The layers that fit into the picture: the first, the last, and some in between.
 
-    >>> shown("abcdefghijklm")
+    >>> layers_that_fit("abcdefghijklm")
     ['a', 'c', 'd', 'f', 'g', 'i', 'j', 'l', 'm']
     """
     count = min(MOST, len(layers))

@@ -57,7 +57,7 @@ def ticks_of(names: Sequence[str]) -> list[str]:
 def hover_names(names: Iterable[object], most: int = MOST_NAMES) -> str:
     """Names for a hover text, only the first ones of many.
 
-    >>> listed(["a", "b", "c"], most=2)
+    >>> hover_names(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
     shown = [short(n, 24) for n in names]
