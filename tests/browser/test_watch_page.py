@@ -18,8 +18,13 @@ from processes import COTERIE
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 SLOW = ("--clients", "20", "--epochs", "10", "--rounds", "400", "--engine", "loop", "--quiet")
 PATIENCE = 60.0
-VIEWS = [(dark, size) for dark in (False, True) for size in (DESKTOP, PHONE)]
-NAMES = ["light-desktop", "light-phone", "dark-desktop", "dark-phone"]
+# Light and dark, desktop and phone: two of the four cover all of these.
+VIEWS = [
+    pytest.param(False, DESKTOP, id="light-desktop"),
+    pytest.param(False, PHONE, id="light-phone", marks=pytest.mark.e2e),
+    pytest.param(True, DESKTOP, id="dark-desktop", marks=pytest.mark.e2e),
+    pytest.param(True, PHONE, id="dark-phone"),
+]
 
 
 def until(look, what):
@@ -60,7 +65,7 @@ def page_of(address, name=""):
     return f"{base}/{name and 'run/'}{name}#{token}"
 
 
-@pytest.mark.parametrize(("dark", "size"), VIEWS, ids=NAMES)
+@pytest.mark.parametrize(("dark", "size"), VIEWS)
 @pytest.mark.parametrize("name", ["", "fedclust"])
 def test_axe_finds_nothing_and_nothing_leaves(name, dark, size, address, browser):
     with opened(browser, page_of(address, name), dark, size) as seen:

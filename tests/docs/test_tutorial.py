@@ -21,6 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.e2e  # nearly two minutes; what it shows is in README and the how-tos, too
 def test_its_blocks_run_and_leave_what_they_promise(folder):
     assert {p.name for p in folder.glob("*.safetensors")} == {
         "late.safetensors",
