@@ -44,6 +44,7 @@ from coterie.data.population import cut_into_clients
 from coterie.engines.workers import available_cores
 from coterie.models import make_model
 from methods import RESULTS, commit, machine
+from throughput import PlainLeNet5, proportional_memory
 
 ROUNDS, WARM_UP = 15, 3
 
@@ -101,23 +102,6 @@ def bare_loop(x: torch.Tensor, y: torch.Tensor, model: nn.Module, work: Work) ->
         optimizer.zero_grad()
         criterion(model(x[rows]), y[rows]).backward()
         optimizer.step()
-
-
-class PlainLeNet5(nn.Module):
-    """LeNet-5 as anybody would write it, pooling after ReLU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        first, second = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
-        self.features = nn.Sequential(
-            *(first, nn.ReLU(), nn.MaxPool2d(2), second, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-        )
-        self.classifier = nn.Sequential(
-            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.features(x))
 
 
 def bare_worker(pipe: Any, population: Population, work: Work) -> None:
@@ -310,17 +294,6 @@ def scoring(name: str, folder: str | None, rounds: int, workers: int) -> dict[st
 
 
 # --- scale --------------------------------------------------------------------------------------
-
-
-def proportional_memory(pids: Sequence[int]) -> int:
-    """The summed PSS of some processes, in bytes."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
-    return total
 
 
 def family() -> list[int]:
