@@ -83,7 +83,9 @@ def run(cell: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - began
     one = simulate(method="fedavg", rounds=1, evaluate_every=0).summary["bytes"]
-    rounds = [(e["notes"].get("layers", {}).get("all_due", True), e) for e in result.history]
+    rounds = [
+        (e.get("notes", {}).get("layers", {}).get("all_due", True), e) for e in result.history
+    ]
     full = {e["round"]: e["received"]["accuracy"] for _, e in rounds if is_full(e["round"])}
     pairs = zip(result.history, rested(result.history), strict=True)
     rest = [e["received"]["accuracy"] for e, rests in pairs if rests]
@@ -97,7 +99,7 @@ def run(cell: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
         "full_rounds": list(full)[-LAST:],
         "resting": statistics.mean(rest[-LAST:]) if rest else None,
         "groups": len(set(result.groups.values())),
-        "split_rounds": [e["round"] for _, e in rounds if "verdict" in e["notes"]],
+        "split_rounds": [e["round"] for _, e in rounds if "verdict" in e.get("notes", {})],
         "seconds": round(seconds, 1),
     }
 
