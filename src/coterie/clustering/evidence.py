@@ -25,8 +25,8 @@ _COLUMNS = 4096  # in a block of a matrix product
 _MANY = 200  # with more clients, numbers of groups far above the best one are not tried
 ONE_GROUP = "no grouping predicts the clients' other halves better than one mean"
 NO_SIGNAL = (
-    "too little data to tell: the two halves of a client have no more in common than nothing "
-    "at all would have"
+    "too little data to tell: what the two halves of a client's data show has no more in common "
+    "than by chance"
 )
 TOO_FEW = "too little data to tell: fewer than two clients have enough samples for two halves"
 

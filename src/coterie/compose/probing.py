@@ -38,11 +38,11 @@ Matrix = np.ndarray[Any, Any]
 By = Literal["final-layer", "model", "gradient", "labels", "data"]
 View = Callable[[Weights], Matrix]  # what the server compares of a client's model
 STEPS = (25, 50, 100, 200, 300)
-FALLEN = 0.2  # of the initial loss: below this, a client has learnt the structure of its data
+FALLEN = 0.2  # of the initial loss: below this, training has shown what is typical of a client
 TOO_SHORT = (
     "too little training to tell: after {steps} steps the loss of most clients is still above a "
-    "fifth of its start. Choose another learning rate (train.lr): usually a higher one, a lower "
-    "one if losses grow"
+    "fifth of its initial value. Choose another learning rate (train.lr): usually a higher one, or "
+    "a lower one if losses grow"
 )
 KEPT = "probe"  # the client state that holds the model to train
 HALVES = ("first", "second")

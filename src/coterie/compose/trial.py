@@ -109,7 +109,7 @@ def candidates(evidence: Evidence, min_group: int = 1) -> list[Labels]:
     """
     clients = len(evidence.labels)
     tree = evidence.tree or Dendrogram(clients, np.empty((0, 4)))
-    counts = _ladder(clients) if evidence.tree is not None else [1]
+    counts = _group_counts(clients) if evidence.tree is not None else [1]
     cuts = [tree.cut_count(k) for k in counts] if counts != [1] else [np.zeros(clients, np.int64)]
     single, *finer = cuts  # a single group is always a candidate, however few clients it has
     cuts = [single, *(c for c in finer if np.bincount(c).min() >= min_group)]
@@ -120,7 +120,7 @@ def candidates(evidence: Evidence, min_group: int = 1) -> list[Labels]:
     return sorted(cuts, key=lambda c: int(c.max()))
 
 
-def _ladder(clients: int) -> list[int]:
+def _group_counts(clients: int) -> list[int]:
     """Numbers of groups: all up to 16, then in steps of a quarter up to one group per client."""
     counts = list(range(1, min(clients, EVERY_UP_TO) + 1))
     while counts[-1] < clients:
@@ -558,7 +558,7 @@ def _conclude(
     return state.joined({}, trial=later)
 
 
-NOBODY = "no client has validation data: there is no way to tell whether groups pay"
+NOBODY = "no client has validation data, so nothing can tell whether training in groups helps"
 
 
 def no_candidates(groups: int, min_group: int) -> str:

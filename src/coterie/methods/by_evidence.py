@@ -18,7 +18,7 @@ from coterie.core.method import Public, Round, Setup, State, matrix
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError
 
-Try = Literal["auto", "always", "off"]
+TrialMode = Literal["auto", "always", "off"]
 Views = Callable[[Public | None], View]
 NO_NOISE = (
     "finds groups by comparing two halves of each client's data: these uploads, and those of a "
@@ -31,7 +31,7 @@ LATER = 5  # the same if it is not: early on, every finer grouping looks better
 
 
 @dataclass(frozen=True)
-class Evidenced:
+class EvidenceRule:
     """How a method finds its groups: what the probe compares, and when a trial takes place.
 
     ``tries``: "auto" makes a trial if the evidence finds more than one group, "always" makes one in
@@ -43,7 +43,7 @@ class Evidenced:
     """
 
     probe: Probe = field(default_factory=Probe)
-    tries: Try = "auto"
+    tries: TrialMode = "auto"
     rounds: int = 1
     first: int = FIRST
     later: int = LATER
@@ -160,7 +160,7 @@ def with_split(state: State, slot: Slot, plan: Mapping[str, Any]) -> State:
 
 
 def by_evidence(
-    how: Evidenced,
+    how: EvidenceRule,
     probes: Callable[[Federation, State, Round], State] | None = None,
     check: Check | None = None,
     tasks: Mapping[str, Task] | None = None,
@@ -206,7 +206,7 @@ def one_group(setup: Setup) -> State:
     return State(models, dict.fromkeys(setup.clients, ROOT))
 
 
-def once_after(how: Evidenced, rounds: int) -> Callable[[Federation, State, Round], State]:
+def once_after(how: EvidenceRule, rounds: int) -> Callable[[Federation, State, Round], State]:
     """Gather the evidence once, after this many rounds."""
 
     def probes(fed: Federation, state: State, info: Round) -> State:
@@ -218,7 +218,7 @@ def once_after(how: Evidenced, rounds: int) -> Callable[[Federation, State, Roun
     return probes
 
 
-def while_one(how: Evidenced, every: int) -> Callable[[Federation, State, Round], State]:
+def while_one(how: EvidenceRule, every: int) -> Callable[[Federation, State, Round], State]:
     """Gather the evidence before the first round, and again as long as there is one group.
 
     It is gathered again after ``every`` rounds, then after twice as many, and so on, because

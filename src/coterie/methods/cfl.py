@@ -30,14 +30,15 @@ from coterie.core.method import (
     method,
 )
 from coterie.core.weights import Weights
-from coterie.methods.by_evidence import Evidenced, Try, by_evidence
+from coterie.methods.by_evidence import EvidenceRule, TrialMode, by_evidence
 
 ROOT = "0"  # the group in which all clients begin; each part of a group adds a digit to its name
 WHOLE = "compares whole updates in each round"
-AT_REST = 2.0  # times the noise; a shorter mean update no longer has a direction
+AT_REST = 2.0  # times the noise: clients no longer agree on the direction of a shorter mean update
 NOT_AT_REST = (
-    "clients still pull in one direction, so they were not asked for evidence: their mean update "
-    "is {:.2f} times as long as noise alone would be, and a group is asked only below {:.0f} times"
+    "clients still pull in one direction, so the evidence was not gathered: their mean update is "
+    "{:.2f} times as long as noise alone would make it, and evidence is gathered only below {:.0f} "
+    "times"
 )
 TOO_FEW_UPDATES = "fewer than two clients sent an update in the last round, so there was no test"
 NO_CHANGE = "no client changed the model in the last round, so there was nothing to compare"
@@ -49,7 +50,7 @@ def cfl(
     eps2: Bound = 0.6,
     relative: bool = True,
     gamma: NonNegative | None = None,
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups that split in two when their clients pull in different directions.
@@ -100,7 +101,7 @@ def cfl(
     """
 
     if eps1 == "auto":
-        how = Evidenced(Probe("model"), trial, trial_rounds, first=0, later=0, again=False)
+        how = EvidenceRule(Probe("model"), trial, trial_rounds, first=0, later=0, again=False)
         return grouped("cfl", replace(at_rest(how), needs_all_layers=WHOLE))
     share = eps1
 
@@ -155,17 +156,17 @@ def never_at_rest(eps1: float, calmest: float, relative: bool) -> str:
     """A warning that no mean update was ever below ε1; "" if one was.
 
     >>> never_at_rest(0.1, 0.34, relative=True)
-    'eps1 = 0.1 never bound: the smallest mean update was 0.34 of the largest, so no group split'
+    'eps1 = 0.1 had no effect: the smallest mean update was 0.34 of the largest, so no group split'
     """
     if calmest < eps1:
         return ""
     smallest = f"{calmest:.3g} of the largest" if relative else f"{calmest:.3g}"
     return (
-        f"eps1 = {eps1:g} never bound: the smallest mean update was {smallest}, so no group split"
+        f"eps1 = {eps1:g} had no effect: the smallest mean update was {smallest}, so no group split"
     )
 
 
-def at_rest(how: Evidenced) -> Assign:
+def at_rest(how: EvidenceRule) -> Assign:
     """Groups that are probed when their mean update is hardly longer than noise would make it."""
 
     def probes(fed: Federation, state: State, info: Round) -> State:

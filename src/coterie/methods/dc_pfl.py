@@ -1,4 +1,4 @@
-"""DC-PFL: one group that splits during training, and layers that are averaged at their own pace."""
+"""DC-PFL: one group that splits during training; some layers are averaged less often."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.client import Client
 from coterie.clustering import agglomerate, manhattan, scaled_l1, with_most
 from coterie.compose import probing
 from coterie.compose import trial as trials
-from coterie.compose.layerwise import WHOLE, Pace, layer_wise
+from coterie.compose.layerwise import WHOLE, LayerRecord, layer_wise
 from coterie.core.federation import Federation
 from coterie.core.messages import Array, ClientId, Mean, Order, Reply, Scalar, Slot, Upload
 from coterie.core.method import (
@@ -140,10 +140,10 @@ def dc_pfl(
     Edge Devices (DC-PFL).
     """
     on = {"validation": "val", "training": "train"}[trial_on]
-    ladder = Levels(gamma, levels)
-    splitting = Splitting(ladder, on, sleep)
-    course = Course(
-        ladder, splitting, trial, on, dynamic, early, bend, smooth, observe, sleep, start
+    tree_levels = Levels(gamma, levels)
+    splitting = Splitting(tree_levels, on, sleep)
+    server = DcPflServer(
+        tree_levels, splitting, trial, on, dynamic, early, bend, smooth, observe, sleep, start
     )
     tasks = {
         "train": train,
@@ -153,15 +153,15 @@ def dc_pfl(
         "score-cuts": score_cuts,
         **probing.TASKS,
     }
-    inner = Method("dc-pfl", init, course.take_round, sends, tasks, assemble, admit, sees="each")
+    inner = Method("dc-pfl", init, server.take_round, sends, tasks, assemble, admit, sees="each")
     if dynamic and trial == "cuts":
         inner = replace(inner, no_noise=NO_NOISE)
-    paced = layer_wise(inner, alpha, share, start)
-    return replace(paced, needs_all_layers="lets layers rest by itself (method.alpha)")
+    layered = layer_wise(inner, alpha, share, start)
+    return replace(layered, needs_all_layers="skips layers by itself (method.alpha)")
 
 
 @dataclass(frozen=True)
-class Course:
+class DcPflServer:
     """A run of DC-PFL on the server: rounds of training, and what follows from the loss."""
 
     levels: Levels
@@ -419,9 +419,9 @@ def with_hierarchy(state: State) -> State:
 
 def rests(state: State, cohort: Sequence[ClientId]) -> bool:
     """Whether one of these clients is about to use layers of its own in its group's model."""
-    pace, alone = Pace.remembered(state), set(state.memory["alone"])
+    record, alone = LayerRecord.remembered(state), set(state.memory["alone"])
     places = ((c, state.groups[c]) for c in cohort if c not in alone)
-    return any(pace.rests(c, s, state.models[s].layout) for c, s in places)
+    return any(record.rests(c, s, state.models[s].layout) for c, s in places)
 
 
 def mean_loss(groups: Mapping[ClientId, Slot], means: Mapping[Slot, Mean]) -> list[float]:

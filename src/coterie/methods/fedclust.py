@@ -18,7 +18,7 @@ from coterie.core.messages import ClientId, Order, Scalar, Upload
 from coterie.core.method import Bound, Count, Method, Round, Setup, State, exclusive, method
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
-from coterie.methods.by_evidence import Evidenced, Try, by_evidence
+from coterie.methods.by_evidence import EvidenceRule, TrialMode, by_evidence
 from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 
@@ -33,7 +33,7 @@ def fedclust(
     warmup_epochs: Count | None = None,
     fallback: bool = True,
     start: Literal["one", "zero"] | None = None,
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups clients once, by their final layer after a short training; FedAvg inside each group.
@@ -82,8 +82,8 @@ def fedclust(
     """
     if threshold == "auto" and clusters is None:
         probe = Probe("final-layer", warmup_steps, warmup_epochs, fallback)
-        tries: Try = "off" if start == "zero" else trial
-        return grouped("fedclust", by_evidence(Evidenced(probe, tries, trial_rounds)))
+        tries: TrialMode = "off" if start == "zero" else trial
+        return grouped("fedclust", by_evidence(EvidenceRule(probe, tries, trial_rounds)))
     if start == "one":
         raise ConfigError(
             "method fedclust: start = 'one' needs a trial, and with a given threshold or number of "

@@ -377,18 +377,18 @@ def never_between(word: str, eps: float, span: tuple[float, float]) -> str:
     """A warning that all distances were on one side of a radius; "" if they were not.
 
     >>> never_between("eps_weights", 3.5, (0.2, 1.5))
-    'eps_weights = 3.5 never bound: the largest distance was 1.5, so it separated no clients'
+    'eps_weights = 3.5 had no effect: the largest distance was 1.5, so it separated no clients'
     """
     low, high = span
     if high <= eps:
         return (
-            f"{word} = {eps:g} never bound: the largest distance was {high:.3g}, so it separated "
+            f"{word} = {eps:g} had no effect: the largest distance was {high:.3g}, so it separated "
             "no clients"
         )
     if low > eps:
         return (
-            f"{word} = {eps:g} never bound: the smallest distance was {low:.3g}, so it left every "
-            "client alone"
+            f"{word} = {eps:g} was too small: the smallest distance was {low:.3g}, so every client "
+            "was alone in its cluster"
         )
     return ""
 

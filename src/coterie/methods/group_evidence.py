@@ -20,7 +20,7 @@ from coterie.core.federation import Federation
 from coterie.core.messages import ClientId, Order, Scalar, Upload
 from coterie.core.method import Count, Method, Setup, State, method
 from coterie.errors import ConfigError
-from coterie.methods.by_evidence import NO_NOISE, ROOT, Evidenced, Try, one_group
+from coterie.methods.by_evidence import NO_NOISE, ROOT, EvidenceRule, TrialMode, one_group
 
 NAME = "group-evidence"
 Asked = Literal["final-layer", "model", "gradient", "labels", "data", "all"]
@@ -44,7 +44,7 @@ def group_evidence(
     by: Asked = "final-layer",
     seeds: Count = 3,
     steps: Count | Literal["auto"] = "auto",
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
 ) -> Method:
     """Which clients belong together, how sure that is, and whether training in groups helps.
 
@@ -76,7 +76,7 @@ def group_evidence(
     """
     first: By = EVERY[0] if by == "all" else by
     probe = Probe(first, steps, fallback=by == "final-layer")
-    how = Evidenced(probe, trial, first=BEFORE, later=BEFORE, again=False)
+    how = EvidenceRule(probe, trial, first=BEFORE, later=BEFORE, again=False)
 
     def check(setup: Setup) -> None:
         if len(setup.clients) < 2:
@@ -140,7 +140,7 @@ class _Outcome:
 
 
 def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Outcome:
-    """Try every representation in turn; the first that finds groups counts."""
+    """TrialMode every representation in turn; the first that finds groups counts."""
     replies = fed.gather([Order(c, "kinds") for c in setup.clients])
     possible = {k: all(r.metrics[k] for r in replies) for k in IMPOSSIBLE}
     answers: dict[str, ProbeAnswer] = {}

@@ -22,7 +22,7 @@ from coterie.core.messages import ClientId, Order, Scalar, Slot, Upload
 from coterie.core.method import Bound, Count, Method, Round, Setup, State, exclusive, method
 from coterie.core.weights import Weights
 from coterie.errors import TrainingError
-from coterie.methods.by_evidence import Evidenced, Try, by_evidence
+from coterie.methods.by_evidence import EvidenceRule, TrialMode, by_evidence
 from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 Matrix = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ def pacfl(
     p: Count = 3,
     measure: Literal["smallest", "sum"] = "smallest",
     linkage: Linkage = "average",
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the angles between subspaces of the clients' data, found once; FedAvg inside each.
@@ -80,7 +80,7 @@ def pacfl(
     Federated Learning via Principal Angles Between Client Data Subspaces, AAAI 2023.
     """
     if threshold == "auto" and clusters is None:
-        how = Evidenced(Probe("data", vectors=p), trial, trial_rounds)
+        how = EvidenceRule(Probe("data", vectors=p), trial, trial_rounds)
         return grouped("pacfl", by_evidence(how))
 
     def span(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:

@@ -38,7 +38,7 @@ from coterie.core.method import (
 )
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
-from coterie.methods.by_evidence import Evidenced, Try, by_evidence, once_after, while_one
+from coterie.methods.by_evidence import EvidenceRule, TrialMode, by_evidence, once_after, while_one
 from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 Matrix = np.ndarray[Any, Any]
@@ -55,7 +55,7 @@ def fl_hc(
     clusters: Count | None = None,
     metric: Literal["l1", "l2", "cosine"] = "l2",
     linkage: Linkage = "average",
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """FedAvg for some rounds, then groups by the clients' updates, found once; FedAvg inside each.
@@ -95,7 +95,7 @@ def fl_hc(
     Improve Training on Non-IID Data, IJCNN 2020.
     """
     if threshold == "auto" and clusters is None:
-        how = Evidenced(Probe("model"), trial, trial_rounds, first=rounds, later=rounds)
+        how = EvidenceRule(Probe("model"), trial, trial_rounds, first=rounds, later=rounds)
         rule = by_evidence(how, once_after(how, rounds), why=not_yet(rounds))
         return grouped("fl-hc", rule)
     height = threshold
@@ -113,7 +113,7 @@ def flis(
     threshold: Share | Literal["auto"] = "auto",
     graph: Literal["hierarchical", "threshold"] = "hierarchical",
     every: Natural = 0,
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the outputs of clients' models on the server's public samples; FedAvg inside each.
@@ -158,7 +158,7 @@ def flis(
         answers(setup.public, setup.start)
 
     if threshold == "auto":
-        how = Evidenced(
+        how = EvidenceRule(
             Probe("model"), trial, trial_rounds, views=lambda public: partial(answers, public)
         )
         rule = by_evidence(how, while_one(how, every), check)
@@ -178,7 +178,7 @@ def flis(
 def adaptive(
     threshold: Annotated[float, Field(ge=-1, le=1)] | Literal["auto"] = "auto",
     every: Count = 5,
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the direction of updates, found repeatedly; smaller clients train for fewer epochs.
@@ -229,7 +229,7 @@ def adaptive(
         return everyone().start(fed, setup).joined({}, largest=max(r.examples for r in replies))
 
     if threshold == "auto":
-        how = Evidenced(Probe("model"), trial, trial_rounds)
+        how = EvidenceRule(Probe("model"), trial, trial_rounds)
         rule = by_evidence(how, while_one(how, every))
     else:
         similarity = threshold

@@ -24,7 +24,7 @@ from coterie.core.messages import ClientId, Order, Reply, Scalar, Slot, Upload
 from coterie.core.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
-from coterie.methods.by_evidence import NO_NOISE, ROOT, Evidenced, Try, one_group, shown
+from coterie.methods.by_evidence import NO_NOISE, ROOT, EvidenceRule, TrialMode, one_group, shown
 from coterie.methods.tree_cuts import no_more
 
 Matrix = np.ndarray[Any, Any]
@@ -52,7 +52,7 @@ def user_centric(
     select: Literal["evidence", "silhouette"] | None = None,
     penalty: NonNegative = 0.0,
     steps: Count | Literal["auto"] = "auto",
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Each client's model is its own weighted mean of all clients' models.
@@ -110,7 +110,7 @@ def user_centric(
             "select = 'silhouette' to compare gradients"
         )
     by_evidence = streams == "auto" and rule == "evidence"
-    how = Evidenced(Probe("model", steps), trial if by_evidence else "off", trial_rounds)
+    how = EvidenceRule(Probe("model", steps), trial if by_evidence else "off", trial_rounds)
     weighing = Weighing(streams, compared == "update", by_evidence, how, penalty)
     assign = Assign(
         weighing.start,
@@ -139,7 +139,7 @@ class Weighing:
     streams: int | str
     updates: bool
     by_evidence: bool
-    how: Evidenced
+    how: EvidenceRule
     penalty: float
 
     def start(self, fed: Federation, setup: Setup) -> State:
@@ -149,7 +149,7 @@ class Weighing:
             probed = gradients_of(fed, setup.start, {}, setup.clients)
             if not probed:
                 raise TrainingError(
-                    "user-centric: no client sent its gradient, so there are no weights"
+                    "user-centric: no client sent its gradient, so no weights can be computed"
                 )
             return self.weighed(state.joined({}, start=setup.start), probed)
         if self.by_evidence:

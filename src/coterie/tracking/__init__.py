@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from coterie.errors import ConfigError, Interrupted
 from coterie.registry import TRACKERS
-from coterie.tracking.courier import Courier
+from coterie.tracking.tracker_thread import TrackerThread
 
 Tell = Callable[[str], None]
 
@@ -124,7 +124,7 @@ class Tracking:
     """All trackers of one run; as a context manager it ends them and reports what they missed."""
 
     def __init__(self, trackers: Iterable[tuple[str, Tracker]], tell: Tell) -> None:
-        self._couriers = [Courier(name, tracker, tell) for name, tracker in trackers]
+        self._threads = [TrackerThread(name, tracker, tell) for name, tracker in trackers]
         self._tell = tell
         self._about: Mapping[str, Any] | None = None  # not yet sent
         self._summary: Mapping[str, Any] = {}
@@ -139,15 +139,15 @@ class Tracking:
     def event(self, event: Mapping[str, Any]) -> None:
         """Send a copy of an event; scores that come later are another event."""
         self._begin()
-        for courier in self._couriers:
-            courier.send("event", dict(event))
+        for thread in self._threads:
+            thread.send("event", dict(event))
 
     def _begin(self) -> None:
         if self._about is None:
             return
-        for courier in self._couriers:
-            courier.start()
-            courier.send("begin", self._about)
+        for thread in self._threads:
+            thread.start()
+            thread.send("begin", self._about)
         self._about = None
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -169,8 +169,8 @@ class Tracking:
         if error is not None:
             stopped = isinstance(error, KeyboardInterrupt | Interrupted)
             status = "stopped" if stopped else "failed"
-        for courier in self._couriers:
-            courier.send("end", status, {} if error is not None else self._summary)
-        for courier in self._couriers:
-            if missed := courier.stop(_PATIENCE[status]):
+        for thread in self._threads:
+            thread.send("end", status, {} if error is not None else self._summary)
+        for thread in self._threads:
+            if missed := thread.stop(_PATIENCE[status]):
                 self._tell(missed)
