@@ -70,8 +70,8 @@ def cfl(
     on validation data decides whether the groups are used. A group that stays together is tested
     again after twice as many rounds.
     Args:
-        eps1: ε1, the norm of the mean update below which a group is at rest, 0 or more; 0 is FedAvg
-            to the bit. "auto" is evidence and trial.
+        eps1: ε1, the norm of the mean update below which a group may split, 0 or more; with 0, CFL
+            is FedAvg to the bit. "auto" uses evidence and a trial instead.
         eps2: ε2, the norm that the largest client update must exceed, 0 or more; like ``relative``
             and ``gamma``, only with a given ε1.
         relative: whether ε1 is a share of the largest mean update, and ε2 of the largest client
@@ -89,13 +89,13 @@ def cfl(
     once, and send the result (with "auto" two, from two halves of their data); they join the part
     whose mean direction is nearer. This takes 1 model down and 1 (2) up for each split.
     Departs: "auto" is ours: with fixed shares of the largest norms (0.1 and 0.6) no group was ever
-    split, because the noise of 20 clients alone keeps the mean update above a fifth of theirs.
-    Relative thresholds are ours, because absolute ones depend on the learning rate, the steps and
-    the size of the model (the paper's code has 0.4 and 1.6, FedClust's runs 0.4 and 0.6). The
-    condition ``gamma`` is the paper's; it is off by default because it needs a bound on the noise
-    that few users know. A member that does not answer when its group is split is admitted like a
-    newcomer the next time it is selected. Newcomers train on the plain loss, whatever CFL is
-    combined with.
+    split, because with 20 clients noise alone keeps the mean update longer than a fifth of a
+    client's update. Relative thresholds are ours, because absolute ones depend on the learning
+    rate, the steps and the size of the model (the paper's code has 0.4 and 1.6, FedClust's runs 0.4
+    and 0.6). The condition ``gamma`` is the paper's; it is off by default because it needs a bound
+    on the noise, which few users know. A member that does not answer when its group is split is
+    admitted like a newcomer the next time it is selected. Newcomers train on the plain loss, even
+    if CFL is combined with another objective.
     Reference: Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multitask
     Optimization Under Privacy Constraints, IEEE TNNLS 2021.
     """

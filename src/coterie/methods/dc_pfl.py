@@ -71,16 +71,16 @@ def dc_pfl(
     Rule: over the first ``start`` rounds, the server averages the distances between clients'
     models, D_ij = ‖S(w_i) − S(w_j)‖₁/d, where S scales a model to [0, 1], and builds a tree from
     them by average linkage. Clients report the loss of the model that they receive. When the mean
-    loss clearly falls more slowly than before (``bend``), the rapid decrease has ended and finer
-    groups are tried (after two rounds already if the evidence is decisive). First, all clients
-    train θ⁰ once on two halves of their data: a group is tried only if dividing it lets one half
-    predict the other better. Its members train their model once more, the server averages the same
-    uploads for every cut of their tree, and each member scores the models of its nested groups on
-    validation data. The coarsest cut whose loss is within one standard error of the lowest is
-    adopted, and its groups continue from the models just made. If no group splits, monitoring
-    pauses for ``sleep`` rounds. Groups split but never merge. A client alone in its group trains by
-    itself and reports only its loss. Layers that hardly differ within a group (quiet layers) rest:
-    they are averaged only every ``alpha`` rounds.
+    loss clearly falls more slowly than before (``bend``), its rapid decrease has ended and finer
+    groups are tried (already after two rounds if the evidence is decisive). First, all clients
+    train θ⁰ once on each of two halves of their data: a group is tried only if dividing it lets one
+    half predict the other better. The group's members train its model once more, the server
+    averages the same uploads for every cut of their tree, and each member scores the models of its
+    nested groups on validation data. The coarsest cut whose loss is within one standard error of
+    the lowest is adopted, and its groups continue from the models just averaged. If no group
+    splits, monitoring pauses for ``sleep`` rounds. Groups split but never merge. A client alone in
+    its group trains by itself and reports only its loss. Layers that hardly differ within a group
+    (quiet layers) are averaged only every ``alpha`` rounds.
     Args:
         alpha: rounds between two averages of quiet layers, 1 or more; 1 always averages all layers
             (the paper's NoLA).
@@ -92,18 +92,18 @@ def dc_pfl(
             a layer that holds more than half of the bytes; decided once for each group. A number
             from 0 to 1: the layers whose discrepancy is below this share of the mean over layers,
             which is the paper's rule (with 0.1).
-        levels: which cuts of the tree are tried: "tree", every merge of it and the groups of the
-            evidence, or only γ̃ in steps of this number, above 0 to 1 (the paper's 0.2).
-        trial: "cuts", as above, or "two-models", the paper's trial: γ̃ goes down by one level,
-            there is one round with all layers, then clients train the model of both their old and
-            their new group, and the groups change if the mean loss of the new ones is lower. It
-            uses no evidence.
+        levels: which cuts of the tree are tried: "tree", those at every merge and the groups of the
+            evidence, or only those at γ̃ in steps of this number, above 0 to 1 (the paper's 0.2).
+        trial: "cuts", as above, or "two-models", the paper's trial, which uses no evidence: γ̃ is
+            lowered by one level, there is one round with all layers, then clients train the models
+            of both their old and their new group, and the groups change if the mean loss of the new
+            ones is lower.
         trial_on: the data on which a trial measures the loss: "validation", where finer groups must
             be better by more than one standard error, or "training", as in the paper's text, where
             finer groups nearly always win.
-        early: whether a group is tried as early as after two rounds if the evidence for splitting
-            it is decisive (fewer groups and more both predict clearly worse), and not only after
-            the rapid decrease: the loss of one model for clients that contradict each other may
+        early: whether a group is already tried after two rounds if the evidence for splitting it is
+            decisive (fewer groups and more both predict clearly worse), and not only after the
+            rapid decrease, since the loss of one model for clients that contradict each other may
             never decrease rapidly. The tree is then built from these two rounds; if some clients
             have not taken part together by then, the method waits for the tree of the first
             ``start`` rounds.
@@ -116,26 +116,26 @@ def dc_pfl(
         smooth: rounds over which the loss is averaged to compute a radius, 1 or more.
         observe: rounds that must confirm the smallest radius, 1 or more.
         sleep: rounds without monitoring after a trial that changed nothing, 0 or more.
-        start: rounds before the tree is built and before quiet layers rest, 1 or more.
+        start: rounds before the tree is built and before quiet layers are skipped, 1 or more.
     Server sees: each client's model in the first ``start`` rounds, or in two where the evidence is
     decisive, and once two models that each client trained from θ⁰ on halves of its data; then
-    means, among them the last model of a client that is about to be alone.
-    Travels: 1 model down, 1 up; less when layers rest, and none for a client alone in its group.
-    For the evidence, once, 1 model down and 2 up. In a trial, 1 more model up, and down, at half
-    precision, the models of all groups that a client could be in.
-    Newcomers: train each group's model for a round and join the group whose model this changes
-    least, with the same S. Groups of one client are left out unless there are no others, because
-    the server has only the model from which that client went on alone. When its group splits, a
-    newcomer goes with most of it.
+    means; the last model that a client sends before it trains alone is such a mean, of one client.
+    Travels: 1 model down, 1 up; less when layers are skipped, and none for a client that is alone
+    in its group. For the evidence, once, 1 model down and 2 up. In a trial, 1 more model up, and
+    the models of all groups that a client could be in down, at half precision.
+    Newcomers: train each group's model for a round and join the group whose model changes least,
+    measured with the same S. Groups of one client are left out unless there are no others, because
+    the server has only the model from which that client continued alone. When the group of a
+    newcomer splits, the newcomer joins the part to which most members go.
     Departs: the defaults of ``share``, ``levels``, ``trial``, ``trial_on`` and ``bend`` are ours.
     With the paper's, splits came in rounds 11, 22, 33 and 44 of every run, whatever the loss did,
     clients with identical data were split, and no layer was ever quiet. Two clients that never took
     part in the same round get the average distance. A client that does not answer the probe is
-    asked up to three times and then goes with most of its group. With more than 16 groups, not
-    every cut is tried: each is a quarter finer than the one before. If no client has validation
-    data, the groups of the evidence are used without a trial. In a trial of two models, a client
-    without a reply follows the majority's decision; with partial participation, only the clients
-    that take part in the trial are asked.
+    asked up to three times and then joins the part of its group to which most members go. Above 16
+    groups, not every cut is tried: each has a quarter more groups than the one before. If no client
+    has validation data, the groups of the evidence are used without a trial. In a trial of two
+    models, a client without a reply follows the majority's decision; with partial participation,
+    only the clients that take part in the trial are asked.
     Reference: Liu et al., Dynamic Clustering for Personalized Federated Learning on Heterogeneous
     Edge Devices (DC-PFL).
     """

@@ -133,7 +133,7 @@ def feddyn(alpha: Positive = 0.1) -> Method:
     that h is always the mean of the g_i; θ ← mean_S(θ_i) − h/α. All clients count equally, and all
     g_i start at 0.
     Args:
-        alpha: strength α of the pull and of its correction, above 0.
+        alpha: α, the strength of the proximal term and of its correction, above 0.
     Server sees: means.
     Travels: 1 model down, 1 up.
     Newcomers: get the model; their g_i is 0, so h shrinks by the share of the earlier clients.

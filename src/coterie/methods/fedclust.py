@@ -48,8 +48,8 @@ def fedclust(
     clients train in groups, and in which: in the first round if the evidence is decisive, otherwise
     after some rounds with one model for all.
     Args:
-        threshold: the height λ at which the tree is cut, 0 or more (inf is FedAvg, 0 is every
-            client alone), or "auto": evidence and trial.
+        threshold: the height λ at which the tree is cut, 0 or more (inf is FedAvg, with 0 every
+            client is alone), or "auto", which uses evidence and a trial instead.
         clusters: the number of groups instead of a threshold, 1 or more.
         linkage: how the distance between two groups is computed from the distances between their
             clients; only with a given threshold or number of groups.

@@ -73,10 +73,10 @@ def fedtsdp(
     cluster of its own. By default, a stage takes the groups that the evidence finds: the clients
     repeat this round's training on each half of their data, and the groups are those whose mean
     outputs (or weights) on one half best predict those on the other. This happens at the first
-    clustering, and again after twice as many rounds. The samples of the batch then become likelier
-    to be drawn again, and if the clusters have changed, the number of shared layers is multiplied
-    by ``shrink``. Otherwise the clusters stay. The shared layers are the first ones, counted in
-    half layers (a layer's weight, then its other tensors).
+    clustering, and again after twice as many rounds. Whenever clients are clustered, the samples of
+    the batch become more likely to be drawn again, and if the clusters have changed, the number of
+    shared layers is multiplied by ``shrink``. Otherwise the clusters stay. The shared layers are
+    the first ones, counted in half layers (a layer's weight, then its other tensors).
     Args:
         stages: "both" stages, or only the "first" (outputs) or the "second" (weights).
         hopkins: the value of the statistic above which clients are clustered, 0 or more.
@@ -93,12 +93,12 @@ def fedtsdp(
         weight_step: what is added to the sampling weights of a batch that showed clusters, 0 or
             more; when not given, the number of public samples divided by the batch size, as in the
             paper. This puts nearly all weight on the first such batches.
-    Server sees: each client's whole model, every round; now and then two more.
-    Travels: the shared layers down, 1 model up; 2 more up when the halves are compared.
+    Server sees: each client's whole model, every round; in some rounds two more.
+    Travels: the shared layers down, 1 model up; 2 more up when halves are compared.
     Newcomers: train θ⁰ for a round and join the cluster whose model has the most similar outputs on
     public samples; they receive that model whole.
     Departs: the batch size, "auto" and ``shrink_at`` = "change" are ours: with the paper's radii,
-    no clients were separated by weights, and most were left alone by outputs. The constant in the
+    weights separated no clients, and by outputs most clients were alone. The constant in the
     paper's distance of weights is added symmetrically. With partial participation, the clients that
     take part are clustered, and the others stay with most of their former cluster.
     Reference: Zhu et al., Federated Two Stage Decoupling With Adaptive Personalization Layers,

@@ -70,8 +70,8 @@ def group_evidence(
     model down, 1 up; in a trial at most one more model up, and the models of all a client's
     candidate groups down.
     Newcomers: are probed in the same way and join the group whose mean direction is nearest.
-    Departs: there is no paper; this is what methods such as fedclust do with "auto", as a question
-    of its own.
+    Departs: there is no paper. The method runs only the evidence and the trial of methods such as
+    fedclust, which use them with "auto".
     Reference: none.
     """
     first: By = EVERY[0] if by == "all" else by

@@ -42,12 +42,12 @@ def per_fedavg(
     Server sees: means.
     Travels: one model down, one up.
     Newcomers: get the model, and adapt it by one step.
-    Departs: the paper's β is 1e-3, for thousands of steps; in 20 rounds it learns next to nothing,
-    so the default is the run's learning rate. Each kind of batch comes from its own shuffle of all
-    the client's samples, so clients with few samples train too. Statistics of batch normalisation
-    are those of the passes at w; the effects of other passes on them are undone. Dropout is the
-    same on both sides of a difference. The run's momentum and weight decay act on the outer step
-    only.
+    Departs: the paper's β is 1e-3, for thousands of steps; in 20 rounds it hardly learns anything,
+    so the default is the run's learning rate. The batches of each gradient come from a separate
+    shuffle of all the client's samples, so that clients with few samples train, too. Statistics of
+    batch normalisation are those of the passes at w; the effects of other passes on them are
+    undone. Dropout is the same on both sides of a difference. The run's momentum and weight decay
+    act on the outer step only.
     Reference: Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A
     Model-Agnostic Meta-Learning Approach, NeurIPS 2020.
     """

@@ -23,7 +23,8 @@ def moon(mu: NonNegative = 1.0, temperature: Positive = 0.5) -> Method:
     client's first round z₋ = z₊, so the term is constant and is left out.
     Args:
         mu: strength μ of the term, 0 or more; 0 is FedAvg to the bit.
-        temperature: T, above 0; the smaller, the sharper.
+        temperature: T, above 0; a smaller value makes differences between the similarities count
+            more.
     Server sees: means.
     Travels: 1 model down, 1 up.
     Newcomers: get the model.

@@ -52,9 +52,9 @@ def pacfl(
     the projections of the other. All clients first train one model; a trial on validation data
     decides whether the groups are used, and they continue from this model.
     Args:
-        threshold: the height of the cut in degrees, 0 or more, or "auto": evidence and trial.
-            Differences in the labels alone, such as exchanged classes, do not show in the angles
-            between inputs.
+        threshold: the height of the cut in degrees, 0 or more, or "auto", which uses evidence and a
+            trial instead. Differences in the labels alone, such as exchanged classes, do not show
+            in the angles between inputs.
         clusters: the number of groups instead of a threshold, 1 to the number of clients.
         p: singular vectors of each client, 1 or more; a client whose data have a lower rank (or
             fewer samples) sends fewer.

@@ -72,7 +72,7 @@ def fl_hc(
         rounds: rounds of FedAvg before the clustering, 0 or more; a run that ends before it is
             FedAvg.
         threshold: the height at which the tree is cut, 0 or more, in units of ``metric`` (inf is
-            one group), or "auto": evidence and trial.
+            one group), or "auto", which uses evidence and a trial instead.
         clusters: the number of groups instead of a threshold, 1 to the number of clients.
         metric: the distance between two updates: "l1", "l2" or "cosine", which is 1 − cos; only
             with a given threshold or number of groups.
@@ -127,14 +127,13 @@ def flis(
     their data. The evidence is the grouping whose mean outputs on one half best predict the outputs
     on the other, and a trial on validation data decides whether the groups are used.
     Args:
-        threshold: the similarity at which clients are grouped, 0 to 1 (0 is one group), or "auto":
-            evidence and trial.
+        threshold: the similarity at which clients are grouped, 0 to 1 (0 is one group), or "auto",
+            which uses evidence and a trial instead.
         graph: "hierarchical" merges groups as long as the mean similarity between their clients is
             at least the threshold; "threshold" links clients of at least this similarity and groups
             clients that are linked, directly or through others.
         every: rounds from one clustering to the next, 0 or more; 0 clusters once. With "auto",
-            clients are asked again only as long as the evidence finds one group, and less and less
-            often.
+            evidence is gathered again only as long as it finds one group, and less and less often.
         trial: "auto" makes a trial if the evidence finds groups, "always" makes one in any case,
             "off" uses the groups of the evidence.
         trial_rounds: rounds that a trial takes, 1 or more.
@@ -146,9 +145,9 @@ def flis(
     data. With "auto", they train θ⁰ as the others did and join the group whose mean outputs are
     nearest.
     Departs: "auto" is ours. The paper compares predicted labels, this implementation probabilities.
-    The training for the clustering counts as a round. When the server runs a model, layers that do
-    not travel are those of θ⁰. A client whose reply is lost in such a round joins like a newcomer
-    the next time it is selected.
+    The training for the clustering counts as a round. When the server runs a model, layers that
+    clients do not send are those of θ⁰. A client whose reply is lost in such a round joins like a
+    newcomer the next time it is selected.
     Reference: Morafah et al., FLIS: Clustered Federated Learning via Inference Similarity for
     Non-IID Data Distribution, IEEE OJCS 2023.
     """
@@ -194,30 +193,32 @@ def adaptive(
     directions on the other, and a trial on validation data decides whether the groups are used.
     Args:
         threshold: T, the mean similarity down to which groups merge, -1 to 1; -1 is one group, and
-            FedAvg to the bit if all clients have the same size. "auto" is evidence and trial.
-        every: rounds from one clustering to the next, 1 or more. With "auto", clients are asked
-            again only as long as the evidence finds one group: after ``every`` rounds, then after
-            twice as many, and so on.
+            FedAvg to the bit if all clients have equally many samples. "auto" uses evidence and a
+            trial instead.
+        every: rounds from one clustering to the next, 1 or more. With "auto", evidence is gathered
+            again only as long as it finds one group: after ``every`` rounds, then after twice as
+            many, and so on.
         trial: "auto" makes a trial if the evidence finds groups, "always" makes one in any case,
             "off" uses the groups of the evidence.
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's number of samples before the first round, its model in every
     clustering; otherwise means.
     Travels: 1 model down, 1 up; in a round with a clustering, for all clients. Before the first
-    round a question and a number. With "auto", also a model down and two up for the evidence, and
-    in a trial one more model up and the models of all a client's candidate groups down.
+    round a short message down and a number up. With "auto", also a model down and two up for the
+    evidence, and in a trial one more model up and the models of all a client's candidate groups
+    down.
     Newcomers: get every group's model and join the group with the lowest loss on their training
     data; one with more samples than any client at the start trains for E epochs. With "auto", they
     train as the others did and join the group whose mean direction is nearest.
-    Departs: "auto" is ours, because a T that is right for one data set divides identical clients of
-    another (0.35 does on digits). With a given T and several groups, updates are measured from a
-    point of our choice: the mean of the groups' models, weighted by their numbers of clients.
-    Measured from their own group's model, clients of groups that have learnt differ only by noise.
-    With one group the point is its model; if all clients are alike, a late clustering then has only
-    noise to go by and divides them. The paper instead adds up votes over several rounds. The
-    training for the clustering counts as a round. A client whose reply is lost in such a round
-    joins like a newcomer the next time it is selected. In a combination with a method that says how
-    clients train, only the grouping is used.
+    Departs: "auto" is ours, because a T that is right for one data set can divide identical clients
+    of another (as 0.35 does on digits). With a given T and several groups, updates are measured
+    from a point of our choice: the mean of the groups' models, weighted by their numbers of
+    clients. Measured from their own group's model, the updates of clients whose group is well
+    trained differ only by noise. With one group the point is its model; if all clients are alike,
+    updates of a late clustering contain only noise, which then divides the clients. The paper
+    instead adds up votes over several rounds. The training for the clustering counts as a round. A
+    client whose reply is lost in such a round joins like a newcomer the next time it is selected.
+    In a combination with a method that says how clients train, only the grouping is used.
     Reference: Gong et al., Adaptive Client Clustering for Efficient Federated Learning over Non-IID
     and Imbalanced Data, IEEE Transactions on Big Data 2024.
     """

@@ -93,8 +93,9 @@ def user_centric(
     Travels: 1 model down, 1 up; with ``parallel``, as many as there are streams, both ways. Before
     the first round θ⁰ down and a gradient (or two updates) up; in a trial at most one more model
     up, and the models of all a client's candidate groups down.
-    Newcomers: send the same and get their own row ("all") or join the stream with the nearest row;
-    with "update", the stream with the nearest mean direction.
+    Newcomers: send what the other clients sent before the first round, and get their own row
+    ("all") or join the stream with the nearest row; with "auto" streams, the stream with the
+    nearest mean direction.
     Departs: "update", the evidence and the trial are ours; with "auto", there is one stream until
     the trial. σ is at least 0.001 of its mean over clients, because it is 0 for a client with too
     few samples. A client whose first reply was lost is admitted like a newcomer the next time it is
