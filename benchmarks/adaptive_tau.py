@@ -9,12 +9,12 @@ measurements and the gradients that are sent are paid for from the budget.
 
 φ and the learning rates were chosen on seed 1, which is not reported. The default φ is run as well
 ("default"): 0.025 for the SVM and 0.00005 for the CNN, as chosen by the paper's authors. The
-figures in ``results`` are from commit e515fad, whose default was 0.025 for both. On seed 1 the SVM ended
-2.4 % above the best fixed number with φ = 0.005 and 4.6 % with 0.025; the CNN 1.7 % below with
-0.00001, 4 % above with 0.0001, 11 % with 0.001. Rejected settings: the SVM with lr = 0.001, where
-ηβ is near 1 and the bound grows fast, ended 12 % above with 0.025 and 5 to 7 % with less; links of
-2 Mbit/s, where the gradients are expensive, 16 to 39 %; the CNN with lr = 0.02, 34 to 55 %. In
-theory φ falls with the square of the distance to the optimum, which is long for a network.
+figures in ``results`` are from commit e515fad, whose default was 0.025 for both. On seed 1 the SVM
+ended 2.4 % above the best fixed number with φ = 0.005 and 4.6 % with 0.025; the CNN 1.7 % below
+with 0.00001, 4 % above with 0.0001, 11 % with 0.001. Rejected settings: the SVM with lr = 0.001,
+where ηβ is near 1 and the bound grows fast, ended 12 % above with 0.025 and 5 to 7 % with less;
+links of 2 Mbit/s, where the gradients are expensive, 16 to 39 %; the CNN with lr = 0.02, 34 to 55
+%. In theory φ falls with the square of the distance to the optimum, which is long for a network.
 
     python benchmarks/adaptive_tau.py svm --folder DATA
     python benchmarks/adaptive_tau.py cnn --folder DATA

@@ -86,8 +86,8 @@ def page(kept: dict[str, Any]) -> str:
             "",
             f"The first table has the number of draws, of {len(seeds)}, in which the end is found "
             f"in the round of the knee or in one of the {LATEST} rounds after it; the second has "
-            "the number of draws in which an end is found within 60 rounds of a curve without a knee. "
-            f"The noise is 2 % of the whole fall; seeds {seeds[0]} to {seeds[-1]}. "
+            "the number of draws in which an end is found within 60 rounds of a curve without a "
+            f"knee. The noise is 2 % of the whole fall; seeds {seeds[0]} to {seeds[-1]}. "
             f"Commit {kept['commit']}, {kept['date']}, {kept['machine']}.",
             "",
             *table(kept),

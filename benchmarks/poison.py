@@ -245,8 +245,8 @@ def page(kept: Mapping[str, Any]) -> str:
         "- A length says nothing about a direction: a change below the limit passes "
         '"reject", and "clip" bounds how far it moves the mean, but not in which direction.',
         "- Second table: the longest change of an honest client divided by its limit, over the "
-        "same seeds; above 1 it would be left out. *: training diverged, no matter what was left out, "
-        "and the run ended.",
+        "same seeds; above 1 it would be left out. *: training diverged, no matter what was left "
+        "out, and the run ended.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
     return as_page("Poisoned updates", dict(kept), lines, told)
