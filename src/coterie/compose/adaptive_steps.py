@@ -300,7 +300,7 @@ def _unfit(inner: Method) -> str:
     return ""
 
 
-_PLAIN = {"train", "pick", "size"}  # training, and questions that need no training
+_PLAIN = {"train", "pick", "size"}  # training, and tasks without training
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,10 @@ class _Processes:
                 time.sleep(_POLL)
         finally:
             self._show_worker_log()
-            for child in (self.worker, self.node):  # the node last: it signs off at the server
+            for child in (
+                self.worker,
+                self.node,
+            ):  # the node last, because it logs out at the server
                 if child is not None:
                     child.stop(10)
 

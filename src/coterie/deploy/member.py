@@ -117,9 +117,9 @@ class FederationMember:
         reveal: str = "",
     ) -> None:
         self.folder, self.source, self.who, self.device = folder, source, who, device
-        self.secure = secure  # whether only runs with secure sums will do
-        self.reveal = reveal  # what its owner lets through secure sums
-        self.kept: Path | None = None  # where its model is, once a run is over
+        self.secure = secure  # whether it takes part only in runs with secure sums
+        self.reveal = reveal  # what its owner allows it to reveal in spite of secure sums
+        self.kept: Path | None = None  # the file of its model, once a run is over
         self._tell = tell
         self._run, self._runtime = "", None  # type: tuple[str, ClientRuntime | None]
         self._model: dict[str, Any] = {}  # its name and parameters
@@ -141,10 +141,10 @@ class FederationMember:
                 raise WireError(f"an order of an unknown kind: '{packet.kind}'")
             with one_thread():
                 return work[packet.kind](packet, received)
-        except Exception as error:  # whatever a server may have sent
+        except Exception as error:  # a server may send anything
             expected = isinstance(error, CoterieError)
             self._tell(f"refused: {error if expected else repr(error)}")
-            # What went wrong with a client's data is written in its own log, and nowhere else.
+            # Details of errors in a client's data are written only to its own log.
             text = f"{type(error).__name__}; its log says more"
             if isinstance(error, DataError):
                 text = "its data cannot be read, or does not fit; its log says more"
@@ -183,7 +183,7 @@ class FederationMember:
     def _enrol(self, packet: Packet, received: Mapping[str, Payload]) -> Any:
         folder, terms = self._folder_of(packet.run), json.loads(packet.told["json"])
         agreed = folder / "agreed.json"
-        if agreed.exists():  # a run does not become another under way, say without secure sums
+        if agreed.exists():  # the terms may not change during a run, for example to plain sums
             before = read_json(agreed, _AGREE_AGAIN)
             if any(before.get(key) != terms.get(key) for key in ("config", "start", "code")):
                 raise WireError("these are not the terms that this run began with")
@@ -201,7 +201,7 @@ class FederationMember:
 
     def _runtime_of(self, run: str, terms: Mapping[str, Any]) -> ClientRuntime | None:
         """The client runtime for a run; None if its initial weights differ from the terms'."""
-        tree = travelling(terms["config"])  # no path of the server's means anything here
+        tree = travelling(terms["config"])  # without the server's paths, which mean nothing here
         folder, config = self._folder_of(run), checked_config(tree, self.source.simulated)
         check_code(tree, terms.get("code", {}))
         own, index = self._data(tree)
@@ -247,8 +247,10 @@ class FederationMember:
             try:
                 experiment.check_privacy(plan.start.layout)
             except ConfigError as why:
-                raise WireError(str(why)) from None  # it is about the server's own settings
-        if plan.privacy != experiment.settings.privacy:  # it would follow from how many clients
+                raise WireError(
+                    str(why)
+                ) from None  # the message is about the server's own settings
+        if plan.privacy != experiment.settings.privacy:  # the number of clients would change it
             raise WireError(
                 "these terms do not state the noise (privacy.noise, privacy.delta), only settings "
                 "from which it is computed, and its value may change during the run"
@@ -288,7 +290,7 @@ class FederationMember:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
 
-    # --- while it goes on -----------------------------------------------------------------------
+    # --- during the run -------------------------------------------------------------------------
 
     def _order(self, packet: Packet, received: dict[str, Payload]) -> Any:
         runtime = self._runtime if self._run == packet.run else self._recall(packet.run)
@@ -298,7 +300,7 @@ class FederationMember:
             self._stage = packet.run, packet.told.get("stage")
             self._held.clear()
         if sum(map(len, self._held.values())) > HELD_MOST:
-            self._held.clear()  # what is missing then is sent again
+            self._held.clear()  # missing arrays are then sent again
         self._held |= received
         try:
             (answer,) = runtime.answer([(self.who.id, packet.message)])
@@ -317,7 +319,7 @@ class FederationMember:
         return self._runtime_of(run, read_json(path, _AGREE_AGAIN))
 
     def _keep(self, id: ClientId, model: Weights, about: Mapping[str, Any]) -> None:
-        """Write the client's final model, once the run is over."""
+        """Write the client's final model when the run is over."""
         runtime = self._runtime
         assert runtime is not None
         population = runtime.plan.population

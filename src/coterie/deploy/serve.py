@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 _POLL = 1.0  # seconds between two checks for clients
 _RETRY = 30.0  # seconds before a client that could not take part is asked again
-_RETURN = 90.0  # seconds for clients to return: one that lost its SuperLink is refused for sixty
-_SHORT = 20.0  # seconds for clients that come during the run; those that need more are asked again
+_RETURN = 90.0  # seconds for clients to return: after losing its SuperLink, one is refused for 60
+_SHORT = 20.0  # seconds for clients that join during the run; slower ones are asked again
 _LONG = 300.0  # seconds for clients to read their data and answer
 
 
@@ -120,7 +120,7 @@ class Served(Flower):
         self.directory: Path | None = None  # the run directory, in which a stop can be requested
         self._folder, self._settings = Path(), dict[str, Any]()
         self._enrolled: set[ClientId] = set()
-        self._refused: dict[ClientId, float] = {}  # and until when
+        self._refused: dict[ClientId, float] = {}  # refused clients, and until when
         self._tries: dict[ClientId, int] = {}
         self._told: set[str] = set()
         self._keys_read = 0.0
@@ -163,7 +163,7 @@ class Served(Flower):
         return seen_from_server(self.like, self.described, count)
 
     def look(self) -> set[ClientId]:
-        """The connected clients; where there are no keys, new nodes are asked who they are."""
+        """The connected clients; without keys, new nodes are first asked for their client ids."""
         if self._keys is None:
             self._identify()
         elif time.monotonic() > self._keys_read + 5:
@@ -211,7 +211,7 @@ class Served(Flower):
     def _answers(
         self, packets: Mapping[ClientId, Packet], seconds: float
     ) -> Iterator[tuple[ClientId, Packet]]:
-        """Yield the answers that come in time; clients that do not answer are refused a while."""
+        """Yield the answers that arrive in time; other clients are refused for a while."""
         for client, packet in self.ask(packets, time.monotonic() + seconds):
             if packet is None:
                 self._refuse(client, "it does not answer")
@@ -312,7 +312,7 @@ class Served(Flower):
         return answers
 
     def agreed(self, client: ClientId, packet: Packet, kind: str) -> bool:
-        """Whether a packet is an answer of this kind; notes clients that must be enrolled again."""
+        """Whether an answer is of this kind; also records clients that must be enrolled again."""
         if packet.kind == STRANGER:
             self._enrolled.discard(client)
         elif packet.kind == REFUSED:
@@ -320,7 +320,7 @@ class Served(Flower):
         return packet.kind == kind
 
     def doubt(self, clients: Collection[ClientId]) -> None:
-        """Describe and enrol these clients again, since their answers could not be used."""
+        """Have these clients described and enrolled again: their answers could not be used."""
         self._enrolled -= set(clients)
 
     def turn_away(self, clients: Collection[ClientId], why: str) -> None:

@@ -151,7 +151,7 @@ def in_common(
 
 
 def shell(like: Described, sizes: Sequence[int], name: str = "") -> ClientData:
-    """Stand-in data for a client of which only the numbers of samples are known."""
+    """Placeholder data for a client of which only the numbers of samples are known."""
 
     def part(count: int) -> Split:
         x = torch.zeros(1, dtype=getattr(torch, like.samples))

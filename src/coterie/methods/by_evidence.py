@@ -1,4 +1,4 @@
-"""Groups by evidence, confirmed by a trial: shared by all methods that find their own groups."""
+"""Groups by evidence, confirmed by a trial: used by all methods that find their own groups."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from coterie.errors import ConfigError
 TrialMode = Literal["auto", "always", "off"]
 Views = Callable[[Public | None], View]
 NO_NOISE = (
-    "finds groups by comparing two halves of each client's data: these uploads, and those of a "
-    "trial, are not in the calibration of the noise. If you know the groups, use method "
-    "known-groups"
+    "finds groups by comparing two halves of each client's data, and the noise is not calibrated "
+    "for these uploads and those of a trial. If you know the groups, use method known-groups"
 )
 ROOT = 0  # the group in which all clients begin
 FIRST = 0  # rounds with one model before a trial, if the evidence is decisive
@@ -57,7 +56,7 @@ class EvidenceRule:
 
     @property
     def same_steps(self) -> str:
-        """What of a client's training goes into two sums, as in ``Method``."""
+        """Why two sums could reveal a client that makes more steps, as in ``Method.same_steps``."""
         return "" if self.tries == "off" else trial.TWICE
 
     def probed(

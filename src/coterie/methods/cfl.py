@@ -167,7 +167,7 @@ def never_at_rest(eps1: float, calmest: float, relative: bool) -> str:
 
 
 def at_rest(how: EvidenceRule) -> Assign:
-    """Groups that are probed when their mean update is hardly longer than noise would make it."""
+    """The rule by which a group is probed once its mean update is hardly longer than noise."""
 
     def probes(fed: Federation, state: State, info: Round) -> State:
         if "trial" in state.memory or not state.memory.get("resting"):
@@ -208,7 +208,7 @@ def at_rest(how: EvidenceRule) -> Assign:
 
 @dataclass(frozen=True)
 class Updates:
-    """How clients changed the parameters of the model that they received, one row per client."""
+    """How clients changed the parameters of the model that they received: one row per client."""
 
     before: Weights
     clients: list[ClientId]

@@ -94,10 +94,11 @@ def dc_pfl(
             which is the paper's rule (with 0.1).
         levels: which cuts of the tree are tried: "tree", those at every merge and the groups of the
             evidence, or only those at γ̃ in steps of this number, above 0 to 1 (the paper's 0.2).
-        trial: "cuts", as above, or "two-models", the paper's trial, which uses no evidence: γ̃ is
-            lowered by one level, there is one round with all layers, then clients train the models
-            of both their old and their new group, and the groups change if the mean loss of the new
-            ones is lower.
+        trial: "cuts" tries the groups that the evidence divides, with every cut of the tree in a
+            single round; "two-models" is the paper's trial, which uses no evidence: γ̃ is lowered
+            by one level, there is one round with all layers, then clients train the models of both
+            their old and their new group, and the groups change if the mean loss of the new ones is
+            lower.
         trial_on: the data on which a trial measures the loss: "validation", where finer groups must
             be better by more than one standard error, or "training", as in the paper's text, where
             finer groups nearly always win.
@@ -162,7 +163,7 @@ def dc_pfl(
 
 @dataclass(frozen=True)
 class DcPflServer:
-    """A run of DC-PFL on the server: rounds of training, and what follows from the loss."""
+    """DC-PFL's part on the server: rounds of training, and trials when the loss calls for them."""
 
     levels: Levels
     splitting: Splitting
@@ -181,13 +182,13 @@ class DcPflServer:
         return has_ended(losses, self.bend, self.smooth, self.observe, rounds)
 
     def groups_at(self, state: State, level: int) -> dict[ClientId, Slot]:
-        """The groups at a level; newcomers go with most of their group."""
+        """The groups at a level of the tree; a newcomer joins the part with most of its group."""
         labels = self.levels.labels(tree_of(state.memory), level)
         names = {c: f"{level}/{g}" for c, g in zip(state.memory["clients"], labels, strict=True)}
         return with_most(state.groups, names)
 
     def finer(self, state: State) -> dict[str, Any]:
-        """What to do at the end of a rapid decrease."""
+        """The changes of the memory at the end of a rapid decrease: finer groups are tried next."""
         if self.trial == "cuts":
             return ask_for_trial(early=False)
         now = len(set(state.groups.values()))
@@ -198,7 +199,7 @@ class DcPflServer:
         return {"phase": "done"}
 
     def take_round(self, fed: Federation, state: State, info: Round) -> State:
-        """One round: of training, or with a trial."""
+        """Carry out one round, of training or with a trial."""
         if state.memory["phase"] == "trial":
             return self.tried_two(fed, state, info)
         if self.tries_early and info.number == EARLY and ready(state.memory):
@@ -221,7 +222,7 @@ class DcPflServer:
         return self.early and self.dynamic and self.trial == "cuts"
 
     def with_early_trial(self, fed: Federation, state: State) -> State:
-        """With decisive evidence: the state with a tree of the rounds so far, and trials next."""
+        """If the evidence is decisive, build the tree from the rounds so far and plan trials."""
         state, complete = with_answers(fed, state)
         if not (complete and self.splitting.divided(state, early=True)):
             return state
@@ -254,10 +255,10 @@ class DcPflServer:
         return moved(state, orders, means), mean_loss(state.groups, means)
 
     def watched(self, state: State, loss: Sequence[float], mixed: bool, info: Round) -> State:
-        """The state with this round's loss, and with what follows from it.
+        """The state with this round's loss, and with the phase that follows from it.
 
-        Where clients use layers of their own, the loss is lower and does not count, except in the
-        paper's rule to the letter. A radius is noted only if the losses behind it are from
+        If clients use layers of their own, the loss is lower and does not count, except with
+        ``bend`` "absolute". A radius is noted only if the losses behind it are from
         consecutive rounds.
         """
         memory = {**state.memory}
@@ -320,7 +321,7 @@ class DcPflServer:
 
 
 def init(fed: Federation, setup: Setup) -> State:
-    """One group of all clients, of which nothing is known yet."""
+    """The initial state: one group of all clients, without distances."""
     pairs = torch.zeros(2, len(setup.clients), len(setup.clients), dtype=torch.float64)
     memory = {"clients": list(setup.clients), "pairs": pairs, "alone": []}
     memory |= {"losses": [], "rounds": [], "level": 0, "phase": "watch", "start": setup.start}
@@ -330,7 +331,7 @@ def init(fed: Federation, setup: Setup) -> State:
 
 
 def admit(fed: Federation, state: State, info: Round) -> State:
-    """A newcomer joins the group whose model changes least in a round of its training."""
+    """Assign newcomers to the group whose model changes least when they train it for a round."""
     lone = {state.groups[c] for c in state.memory["alone"]}
     slots = [s for s in state.models if s not in lone] or list(state.models)
     offer = SHARING.offer(state.models, slots)
@@ -341,14 +342,14 @@ def admit(fed: Federation, state: State, info: Round) -> State:
 def regrouped(
     state: State, new: Mapping[ClientId, Slot], level: int, memory: Mapping[str, Any]
 ) -> State:
-    """The finer groups instead of the old ones; a new one starts from its parent's model."""
+    """The state with finer groups; the model of a new group starts from its parent's."""
     models = {s: state.models.get(s, state.models[state.groups[c]]) for c, s in new.items()}
     memory = {**memory, "level": level, "phase": "watch"}
     return replace(state, models={**state.models, **models}, groups=new, memory=memory)
 
 
 def order(state: State, client: ClientId, whole: bool = False) -> Order:
-    """Train the group's model; a client alone in its group keeps the result and sends no model."""
+    """The order to train the group's model; a client alone in its group sends no model back."""
     config: dict[str, Scalar] = {WHOLE: True} if whole else {}
     if list(state.groups.values()).count(state.groups[client]) == 1:
         config["alone"] = True
@@ -356,7 +357,7 @@ def order(state: State, client: ClientId, whole: bool = False) -> Order:
 
 
 def verdict(state: State, client: ClientId, take: str) -> Order:
-    """Send the model that the trial decided for."""
+    """The order to send the model that the trial decided for."""
     training = order(state, client, whole=True)
     return replace(training, task="settle", arrays={}, config={**training.config, "take": take})
 
@@ -387,8 +388,9 @@ def compared(state: State, replies: Sequence[Reply]) -> State:
 
     The distances of the unscaled models are summed as well, where there are few enough to note.
     """
-    known = set(state.memory["clients"])  # newcomers are in no tree
-    sent = [r for r in replies if isinstance(r.arrays.get("model"), Weights) and r.client in known]
+    in_tree = set(state.memory["clients"])  # newcomers are not
+    models = [r for r in replies if isinstance(r.arrays.get("model"), Weights)]
+    sent = [r for r in models if r.client in in_tree]
     if len(sent) < 2:
         return state
     rows = np.stack([r.arrays["model"].parameters.numpy() for r in sent])  # type: ignore[union-attr]

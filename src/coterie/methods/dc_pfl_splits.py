@@ -1,4 +1,4 @@
-"""When DC-PFL tries to split groups, and which: evidence first, then a trial of every cut."""
+"""Which groups DC-PFL tries to split: those with evidence, by a trial of every cut."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Splitting:
         return after if "trial" in after.memory else self.concluded(after, info, state)
 
     def concluded(self, state: State, info: Round, before: State | None = None) -> State:
-        """After a trial, or when there is none to make: go on to the next, or end the trials."""
+        """Continue with the next trial, or end the trials if none is left."""
         memory = dict(state.memory)
         if before is not None:
             changed = set(state.groups.values()) != set(before.groups.values())
@@ -179,7 +179,7 @@ def without_rivals(cuts: Sequence[Labels], evidence: Evidence) -> list[Labels]:
 
 
 def ask_for_trial(early: bool) -> dict[str, Any]:
-    """What is remembered when finer groups should be tried."""
+    """The changes of the memory that make the next rounds try finer groups."""
     return {"phase": "ask", "early": early, "queue": None}
 
 
@@ -247,12 +247,12 @@ def ready(memory: Mapping[str, Any]) -> bool:
 
 
 def mean_distances(memory: Mapping[str, Any]) -> Array:
-    """The mean distances between clients; a pair that never met gets the average."""
+    """The mean distances between clients; a pair that was never compared gets the average."""
     return mean_of_pairs(*memory["pairs"].numpy())
 
 
 def mean_of_pairs(sums: Array, counts: Array) -> Array:
-    """Means from sums and counts; pairs that never met get the mean of all others."""
+    """Means from sums and counts; pairs that were never compared get the mean of all others."""
     met = (counts > 0) & ~np.eye(len(counts), dtype=bool)
     mean: Array = sums / np.maximum(counts, 1)
     mean[~met] = mean[met].mean() if met.any() else 0.0

@@ -189,7 +189,7 @@ def uniform(count: int) -> Tensor:
 
 
 def drawn(memory: Mapping[str, Any], round: int, size: int) -> Tensor:
-    """The round's batch of public samples, by their sampling weights."""
+    """Draw the round's batch of public samples by their sampling weights."""
     weights = memory["weights"].numpy()
     generator = numpy_generator(seed_for(memory["seed"], "public-batch", round))
     count = min(size, int(np.count_nonzero(weights)))
@@ -220,7 +220,7 @@ class ClusteringStages:
     min_points: int
 
     def due(self, memory: Mapping[str, Any], number: int) -> bool:
-        """Whether clients can be clustered in this round: with "auto", only now and then."""
+        """Whether clients can be clustered in this round: with "auto", only in some rounds."""
         return not self.asks or number >= memory.get("asks", 0)
 
     @property
@@ -413,7 +413,7 @@ def never_reached(hopkins: float, largest: float) -> str:
 def followed(
     before: Mapping[ClientId, Slot], present: Mapping[ClientId, int]
 ) -> dict[ClientId, Slot]:
-    """The new clusters; an absent client goes where most of its old cluster went.
+    """The new clusters; an absent client joins the one to which most of its old cluster moved.
 
     A cluster of which no client is present stays together under a new number.
     """
@@ -448,12 +448,12 @@ def sends(state: State, client: ClientId) -> Mapping[str, Array]:
 
 
 def received(client: Client, arrays: Mapping[str, Array]) -> Weights:
-    """The received layers over the client's own model."""
+    """The client's own model with the received layers put into it."""
     return _NOTHING_SHARED.received(client, arrays)[1]
 
 
 def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-    """Train what was received over the client's own layers; keep it, and send what may travel."""
+    """Train the received layers with the client's own; keep the model, and send what is shared."""
     begin = received(client, arrays)
     weights = client.fit(begin).weights
     _NOTHING_SHARED.keep(client, weights)

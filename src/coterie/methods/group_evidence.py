@@ -1,4 +1,4 @@
-"""Whether there are groups, how sure that is, and whether they help: no full training run."""
+"""Find out whether there are groups, how certain that is, and whether training in groups helps."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def kinds_of_data(
 
 @dataclass(frozen=True, eq=False)
 class _Outcome:
-    """The answer that counts, and what the other representations cost and showed."""
+    """The answer that is used, and the samples and notes of the other representations."""
 
     answer: ProbeAnswer
     other_samples: float = 0.0
@@ -171,7 +171,7 @@ def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Outcome:
 def _drawn_again(
     fed: Federation, answer: ProbeAnswer, setup: Setup, seeds: int
 ) -> list[ProbeAnswer]:
-    """Ask the same question about other halves of the data, with as many steps."""
+    """Repeat the probe with other halves of the data, and the same number of steps."""
     probe = Probe(answer.memory["by"], answer.memory["steps"] or "auto", fallback=False)  # 0: none
     probes = [replace(probe, draw=draw) for draw in range(1, seeds)]
     return [probing.ask(fed, again, setup.start, setup.clients) for again in probes]
@@ -220,9 +220,9 @@ def _on_common_clients(answers: Sequence[ProbeAnswer]) -> list[list[int]]:
 
 
 def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
-    """What groups by several representations say about how clients differ, as sentences.
+    """Explain in a sentence how clients differ, from the groups that each representation gives.
 
-    >>> meaning({"model": [0, 0, 1, 1], "labels": [0, 0, 0, 0], "data": [0, 0, 0, 0]})[:43]
+
     'Models differ by group, and inputs and freq'
     """
     several = {by: list(g) for by, g in groupings.items() if len(set(g)) > 1}

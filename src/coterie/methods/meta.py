@@ -1,4 +1,4 @@
-"""Methods whose clients follow gradients of their own: after an inner step, or of a mixture."""
+"""Methods whose clients compute a special gradient: after an inner step, or of a mixture."""
 
 from __future__ import annotations
 

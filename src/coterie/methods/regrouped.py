@@ -1,4 +1,4 @@
-"""Methods whose server compares clients' models now and then and regroups the clients."""
+"""Methods whose server compares clients' models in some rounds and regroups the clients."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def once_from(number: int) -> Due:
 
 
 def not_yet(rounds: int) -> str:
-    """Why there is one group if clients are compared only after so many rounds.
+    """Why there is one group, if clients are compared only after this many rounds.
 
     >>> not_yet(5), not_yet(0)
     ('clients are compared in round 6, after 5 rounds with one model', '')
@@ -331,8 +331,8 @@ def regrouped(due: Due, label: Label, check: Check | None = None, why: str = "")
     """One group at first; in each round that is ``due``, all clients train and are regrouped.
 
     Until the first such round, ``why`` says why there is one group.
-    This training is the round's training: each new group's model is the mean of its members'
-    uploads. Groups get new names, so that whatever else is kept for a group's model starts afresh.
+    This is the training of that round: each new group's model is the mean of its members'
+    uploads. Groups get new names, so that other state kept for a group's model starts anew.
     A client that does not answer has no group until the next time it is selected.
     """
 
@@ -350,7 +350,7 @@ def regrouped(due: Due, label: Label, check: Check | None = None, why: str = "")
         groups: dict[ClientId, Slot] = {
             c: f"{info.number + 1}/{g}" for c, g in zip(sent, labels, strict=True)
         }
-        # Layers that do not travel are the same in every model.
+        # Layers that clients do not send are the same in every model.
         models = dict.fromkeys(groups.values(), next(iter(state.models.values())))
         return State(models, groups, state.memory, notes), replies
 

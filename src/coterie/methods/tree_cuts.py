@@ -95,9 +95,9 @@ def without_effect(
 def chosen_because(best: Cut) -> str:
     """Why the automatic cut is where it is.
 
-    A cut counts only if its mean silhouette is above 0.1 both over clients (as drawn) and over
-    groups. So a cut with a higher silhouette over clients than the chosen one was too low over
-    groups.
+    A cut counts only if its mean silhouette is above 0.1 both over clients (which figures show) and
+    over groups. So if a cut has a higher silhouette over clients than the chosen one, its
+    silhouette over groups was too low.
     """
     if not best.scores:
         return "one group: no cut has a silhouette, as fewer than three clients differ"

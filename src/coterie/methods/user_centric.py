@@ -29,8 +29,8 @@ from coterie.methods.tree_cuts import no_more
 
 Matrix = np.ndarray[Any, Any]
 Probed = tuple[Tensor, float, int]  # gradient or direction, its variance, samples
-_UNRELIABLE = 0.05  # the least reliability of a direction, as distances are divided by it
-_FLOOR = 1e-3  # the least σ, as a share of the mean: with one sample σ is 0, and it divides
+_UNRELIABLE = 0.05  # the lowest reliability of a direction, since distances are divided by it
+_FLOOR = 1e-3  # the lowest σ, as a share of the mean: with one sample σ is 0, and it is a divisor
 _SHARPER = 0.25  # σ² of a direction as a share of its halves' spread: chosen on digits, seed 0
 _MOST_SCORED = 100  # clients; with more, k-means for every number of streams takes seconds
 softmax = partial(scipy_softmax, axis=1)
@@ -78,9 +78,10 @@ def user_centric(
             "update". When not given: "update" with "auto" streams, "gradient" otherwise.
         variance_batch: batch size for σ², 1 or more; a third of the client's samples when not given
             (the paper uses 100 for label shift). There are always at least two batches.
-        select: how "auto" chooses the number of streams: "evidence", as above, or "silhouette", the
-            paper's rule: the number k with the highest silhouette − penalty·k, one if no silhouette
-            is above 0.1, and no trial. When not given: "evidence", unless ``probe`` is "gradient".
+        select: how "auto" chooses the number of streams: "evidence", as described for ``streams``,
+            or "silhouette", the paper's rule: the number k with the highest silhouette − penalty·k,
+            one if no silhouette is above 0.1, and no trial. When not given: "evidence", unless
+            ``probe`` is "gradient".
         penalty: how much silhouette each further stream must add, 0 or more.
         steps: steps of the short training of "update", 1 or more, or "auto": as many as the median
             client needs to bring its loss down to a fifth.
@@ -194,7 +195,7 @@ class Weighing:
         return mixed(state, probed, rows)
 
     def admit(self, fed: Federation, state: State, info: Round) -> State:
-        """Newcomers send the same as the others did, and get a row or a stream."""
+        """Ask newcomers what the other clients were asked, and give them a row or a stream."""
         memory, probed = state.memory, dict[ClientId, Probed](state.memory["seen"])
         if self.updates:
             answers = probed | probing.directions_of(fed, memory["probe"], info.cohort)
@@ -219,7 +220,7 @@ class Weighing:
         return mixed(state, probed, Rows(softmax(logs), squares))
 
     def regrouped(self, before: State, after: State) -> State:
-        """After a trial: the rows of the new streams."""
+        """Compute the rows of the new streams after a trial."""
         after = self.how.after_trial(before, after)
         probed = {c: v for c, v in after.memory["seen"].items() if c in after.groups}
         return mixed(after, probed, self.rows(probed))
@@ -295,7 +296,7 @@ def terms_of(
 
 
 def probed_in(answer: ProbeAnswer) -> dict[ClientId, Probed]:
-    """What a probe says about each client: its direction, its halves' spread, its samples."""
+    """Each client's direction, the spread of its two halves, and its number of samples."""
     values = zip(answer.places, answer.spreads, answer.examples, strict=True)
     return dict(zip(answer.clients, values, strict=True))
 
@@ -303,7 +304,7 @@ def probed_in(answer: ProbeAnswer) -> dict[ClientId, Probed]:
 def gradients_of(
     fed: Federation, start: Weights, probed: Mapping[ClientId, Probed], clients: Sequence[ClientId]
 ) -> dict[ClientId, Probed]:
-    """The answers of all clients asked so far, these included, in the order of client ids."""
+    """Ask these clients for gradients; all answers so far, in the order of client ids."""
     model, answers = start.only(start.layout.shareable), dict(probed)
     for reply in fed.gather([Order(c, "gradient", {"model": model}) for c in clients]):
         gradient = reply.arrays["gradient"]

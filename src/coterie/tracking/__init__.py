@@ -1,7 +1,7 @@
 """Tracking: send the events of a run to TensorBoard, MLflow or your own tracker.
 
-Trackers run in their own threads. One that fails or is slow loses its own records, but never delays
-or ends the run.
+Each tracker runs in its own thread. If it fails or is slow, its records are incomplete, but it
+never delays or ends the run.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class Tracking:
         self._summary: Mapping[str, Any] = {}
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Start the run for the trackers, which they learn with its first event.
+        """Keep the description of the run, which trackers receive just before its first event.
 
-        Before that the method may still refuse its set-up, and the run directory be removed.
+        Until then the method may still refuse the set-up, and the run directory may be removed.
         """
         self._about = about
 

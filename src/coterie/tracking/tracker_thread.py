@@ -1,4 +1,4 @@
-"""Deliver the calls of a run to a tracker in a thread, so that the run never waits or fails."""
+"""Call a tracker in a thread of its own, so that it can neither delay a run nor end it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TrackerThread:
         self._calls.put((call, arguments))
 
     def stop(self, seconds: float) -> str:
-        """Wait at most ``seconds`` for queued calls; return in words what was missed."""
+        """Wait at most ``seconds`` for queued calls; return a message about what was missed."""
         if self._thread is None:
             return ""
         self._calls.put(None)
