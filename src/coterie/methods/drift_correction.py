@@ -58,7 +58,8 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
     Server sees: means.
     Travels: 2 models down, 2 up. With weights ``n``, a client also reports its number of samples
     once, before the first round.
-    Newcomers: get the model; their c_i is 0, so c shrinks by the share of the earlier clients.
+    Newcomers: get the model; their c_i is 0, so c is multiplied by the share of the earlier
+    clients.
     Departs: the local learning rate is that of the round, decayed. Buffers of batch normalisation
     are means by samples, or with secure sums weighted as the models are. Momentum and optimisers
     other than SGD are refused, and so are robust means (``median``, ``trimmed-mean``, ``krum``) and
@@ -136,7 +137,8 @@ def feddyn(alpha: Positive = 0.1) -> Method:
         alpha: α, the strength of the proximal term and of its correction, above 0.
     Server sees: means.
     Travels: 1 model down, 1 up.
-    Newcomers: get the model; their g_i is 0, so h shrinks by the share of the earlier clients.
+    Newcomers: get the model; their g_i is 0, so h is multiplied by the share of the earlier
+    clients.
     Departs: the local optimum is approximated by the run's epochs, not exact. Buffers of batch
     normalisation are means by samples, or with secure sums of equal weights. Robust means
     (``median``, ``trimmed-mean``, ``krum``), clipping (``run.outliers``) and lossy codecs are

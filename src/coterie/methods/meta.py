@@ -30,8 +30,8 @@ def per_fedavg(
 
     Family: personalised.
     Rule: on one batch w' = w − α∇f(w), on another d = ∇f(w'). "first": w ← w − βd. "hessian-free":
-    with a third batch, w ← w − β[d − α(∇f(w+δd) − ∇f(w−δd))/2δ]. Then as FedAvg. A client adapts
-    the model that it receives by one step of size α on one batch of its training data.
+    with a third batch, w ← w − β[d − α(∇f(w+δd) − ∇f(w−δd))/2δ]. The rest is as in FedAvg. A client
+    adapts the model that it receives by one step of size α on one batch of its training data.
     Args:
         order: "first" leaves out second derivatives; "hessian-free" approximates them by
             differences.

@@ -276,8 +276,8 @@ def clusterfl(k: Count, alpha: NonNegative = 0.1, every: Count = 5) -> Method:
     Newcomers: get every group's mean and join the group with the lowest loss on their training
     data; they use this mean until they have trained.
     Departs: this is the k-means form of the paper's multi-task objective; groups are found at
-    intervals, not in every iteration, and the paper's dropping of stragglers and of weakly related
-    clients is left out. A client whose reply is lost in a round with a clustering joins like a
+    intervals, not in every iteration, and, unlike in the paper, no stragglers or weakly related
+    clients are dropped. A client whose reply is lost in a round with a clustering joins like a
     newcomer the next time it is selected, with the model that it had.
     Reference: Ouyang et al., ClusterFL: A Similarity-Aware Federated Learning System for Human
     Activity Recognition, MobiSys 2021.
