@@ -88,14 +88,14 @@ def cfl(
     Newcomers: walk down the tree of splits. At each split they train the model that was split,
     once, and send the result (with "auto" two, from two halves of their data); they join the part
     whose mean direction is nearer. This takes 1 model down and 1 (2) up for each split.
-    Departs: "auto" is ours: with fixed shares of the largest norms (0.1 and 0.6) no group was ever
-    split, because with 20 clients noise alone keeps the mean update longer than a fifth of a
-    client's update. Relative thresholds are ours, because absolute ones depend on the learning
-    rate, the steps and the size of the model (the paper's code has 0.4 and 1.6, FedClust's runs 0.4
-    and 0.6). The condition ``gamma`` is the paper's; it is off by default because it needs a bound
-    on the noise, which few users know. A member that does not answer when its group is split is
-    admitted like a newcomer the next time it is selected. Newcomers train on the plain loss, even
-    if CFL is combined with another objective.
+    Departs: "auto" is not from the paper: with fixed shares of the largest norms (0.1 and 0.6) no
+    group was ever split, because with 20 clients noise alone keeps the mean update longer than a
+    fifth of a client's update. Unlike in the paper, thresholds are relative by default, because
+    absolute ones depend on the learning rate, the steps and the size of the model (the paper's code
+    has 0.4 and 1.6, FedClust's runs 0.4 and 0.6). The condition ``gamma`` is the paper's; it is off
+    by default because it needs a bound on the noise, which few users know. A member that does not
+    answer when its group is split is admitted like a newcomer the next time it is selected.
+    Newcomers train on the plain loss, even if CFL is combined with another objective.
     Reference: Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multitask
     Optimization Under Privacy Constraints, IEEE TNNLS 2021.
     """

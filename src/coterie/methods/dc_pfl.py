@@ -128,15 +128,15 @@ def dc_pfl(
     measured with the same S. Groups of one client are left out unless there are no others, because
     the server has only the model from which that client continued alone. When the group of a
     newcomer splits, the newcomer joins the part to which most members go.
-    Departs: the defaults of ``share``, ``levels``, ``trial``, ``trial_on`` and ``bend`` are ours.
-    With the paper's, splits came in rounds 11, 22, 33 and 44 of every run, whatever the loss did,
-    clients with identical data were split, and no layer was ever quiet. Two clients that never took
-    part in the same round get the average distance. A client that does not answer the probe is
-    asked up to three times and then joins the part of its group to which most members go. Above 16
-    groups, not every cut is tried: each has a quarter more groups than the one before. If no client
-    has validation data, the groups of the evidence are used without a trial. In a trial of two
-    models, a client without a reply follows the majority's decision; with partial participation,
-    only the clients that take part in the trial are asked.
+    Departs: the defaults of ``share``, ``levels``, ``trial``, ``trial_on`` and ``bend`` are not
+    from the paper. With the paper's, splits came in rounds 11, 22, 33 and 44 of every run, whatever
+    the loss did, clients with identical data were split, and no layer was ever quiet. Two clients
+    that never took part in the same round get the average distance. A client that does not answer
+    the probe is asked up to three times and then joins the part of its group to which most members
+    go. Above 16 groups, not every cut is tried: each has a quarter more groups than the one before.
+    If no client has validation data, the groups of the evidence are used without a trial. In a
+    trial of two models, a client without a reply follows the majority's decision; with partial
+    participation, only the clients that take part in the trial are asked.
     Reference: Liu et al., Dynamic Clustering for Personalized Federated Learning on Heterogeneous
     Edge Devices (DC-PFL).
     """

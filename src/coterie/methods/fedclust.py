@@ -73,10 +73,10 @@ def fedclust(
     client's candidate groups down.
     Newcomers: do the same short training from θ⁰, send their final layer and join the group whose
     mean final layer is nearest; with "auto", the group whose mean direction is nearest.
-    Departs: "auto" is ours: the paper leaves the choice of λ open. A client whose first reply was
-    lost is admitted like a newcomer the next time it is selected; with "auto", so is a client that
-    has too few samples to halve. Without validation data there is no trial: the groups are those of
-    the evidence, from θ⁰.
+    Departs: "auto" is not from the paper: the paper leaves the choice of λ open. A client whose
+    first reply was lost is admitted like a newcomer the next time it is selected; with "auto", so
+    is a client that has too few samples to halve. Without validation data there is no trial: the
+    groups are those of the evidence, from θ⁰.
     Reference: Islam et al., FedClust: Tackling Data Heterogeneity in Federated Learning through
     Weight-Driven Client Clustering, ICPP 2024.
     """

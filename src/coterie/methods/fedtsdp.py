@@ -97,10 +97,10 @@ def fedtsdp(
     Travels: the shared layers down, 1 model up; 2 more up when halves are compared.
     Newcomers: train θ⁰ for a round and join the cluster whose model has the most similar outputs on
     public samples; they receive that model whole.
-    Departs: the batch size, "auto" and ``shrink_at`` = "change" are ours: with the paper's radii,
-    weights separated no clients, and by outputs most clients were alone. The constant in the
-    paper's distance of weights is added symmetrically. With partial participation, the clients that
-    take part are clustered, and the others stay with most of their former cluster.
+    Departs: the batch size, "auto" and ``shrink_at`` = "change" are not from the paper: with the
+    paper's radii, weights separated no clients, and by outputs most clients were alone. The
+    constant in the paper's distance of weights is added symmetrically. With partial participation,
+    the clients that take part are clustered, and the others stay with most of their former cluster.
     Reference: Zhu et al., Federated Two Stage Decoupling With Adaptive Personalization Layers,
     Complex & Intelligent Systems 2024.
     """

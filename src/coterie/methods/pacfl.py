@@ -72,10 +72,10 @@ def pacfl(
     the models of all a client's candidate groups down.
     Newcomers: send their vectors and join the group whose first members are at the smallest mean
     angle (with "auto", the group whose mean projection is nearest); existing groups do not change.
-    Departs: "auto" is ours. The vectors are those of all data, as in the paper; its published code
-    uses vectors of each class and does not orthonormalise them. If two clients sent different
-    numbers of vectors, "sum" is scaled up from the pairs that both have. Inputs that are all zero
-    span nothing and count as orthogonal to all others.
+    Departs: "auto" is not from the paper. The vectors are those of all data, as in the paper; its
+    published code uses vectors of each class and does not orthonormalise them. If two clients sent
+    different numbers of vectors, "sum" is scaled up from the pairs that both have. Inputs that are
+    all zero span nothing and count as orthogonal to all others.
     Reference: Vahidian et al., Efficient Distribution Similarity Identification in Clustered
     Federated Learning via Principal Angles Between Client Data Subspaces, AAAI 2023.
     """

@@ -88,9 +88,10 @@ def fl_hc(
     Newcomers: get every group's model and join the group with the lowest loss on their training
     data. With "auto", they train the same model as the others did for the clustering and join the
     group whose mean direction is nearest.
-    Departs: "auto" is ours. The training for the clustering counts as a round; if all clients take
-    part in every round, it combines the paper's clustering with the first round after it. A client
-    whose reply is lost in that round joins like a newcomer the next time it is selected.
+    Departs: "auto" is not from the paper. The training for the clustering counts as a round; if all
+    clients take part in every round, it combines the paper's clustering with the first round after
+    it. A client whose reply is lost in that round joins like a newcomer the next time it is
+    selected.
     Reference: Briggs et al., Federated Learning with Hierarchical Clustering of Local Updates to
     Improve Training on Non-IID Data, IJCNN 2020.
     """
@@ -144,10 +145,10 @@ def flis(
     Newcomers: get every group's model and join the group with the lowest loss on their training
     data. With "auto", they train θ⁰ as the others did and join the group whose mean outputs are
     nearest.
-    Departs: "auto" is ours. The paper compares predicted labels, this implementation probabilities.
-    The training for the clustering counts as a round. When the server runs a model, layers that
-    clients do not send are those of θ⁰. A client whose reply is lost in such a round joins like a
-    newcomer the next time it is selected.
+    Departs: "auto" is not from the paper. The paper compares predicted labels, this implementation
+    probabilities. The training for the clustering counts as a round. When the server runs a model,
+    layers that clients do not send are those of θ⁰. A client whose reply is lost in such a round
+    joins like a newcomer the next time it is selected.
     Reference: Morafah et al., FLIS: Clustered Federated Learning via Inference Similarity for
     Non-IID Data Distribution, IEEE OJCS 2023.
     """
@@ -210,15 +211,16 @@ def adaptive(
     Newcomers: get every group's model and join the group with the lowest loss on their training
     data; one with more samples than any client at the start trains for E epochs. With "auto", they
     train as the others did and join the group whose mean direction is nearest.
-    Departs: "auto" is ours, because a T that is right for one data set can divide identical clients
-    of another (as 0.35 does on digits). With a given T and several groups, updates are measured
-    from a point of our choice: the mean of the groups' models, weighted by their numbers of
-    clients. Measured from their own group's model, the updates of clients whose group is well
-    trained differ only by noise. With one group the point is its model; if all clients are alike,
-    updates of a late clustering contain only noise, which then divides the clients. The paper
-    instead adds up votes over several rounds. The training for the clustering counts as a round. A
-    client whose reply is lost in such a round joins like a newcomer the next time it is selected.
-    In a combination with a method that says how clients train, only the grouping is used.
+    Departs: "auto" is not from the paper, because a T that is right for one data set can divide
+    identical clients of another (as 0.35 does on digits). With a given T and several groups,
+    updates are measured from a point of our choice: the mean of the groups' models, weighted by
+    their numbers of clients. Measured from their own group's model, the updates of clients whose
+    group is well trained differ only by noise. With one group the point is its model; if all
+    clients are alike, updates of a late clustering contain only noise, which then divides the
+    clients. The paper instead adds up votes over several rounds. The training for the clustering
+    counts as a round. A client whose reply is lost in such a round joins like a newcomer the next
+    time it is selected. In a combination with a method that says how clients train, only the
+    grouping is used.
     Reference: Gong et al., Adaptive Client Clustering for Efficient Federated Learning over Non-IID
     and Imbalanced Data, IEEE Transactions on Big Data 2024.
     """

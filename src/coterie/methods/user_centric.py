@@ -97,10 +97,10 @@ def user_centric(
     Newcomers: send what the other clients sent before the first round, and get their own row
     ("all") or join the stream with the nearest row; with "auto" streams, the stream with the
     nearest mean direction.
-    Departs: "update", the evidence and the trial are ours; with "auto", there is one stream until
-    the trial. σ is at least 0.001 of its mean over clients, because it is 0 for a client with too
-    few samples. A client whose first reply was lost is admitted like a newcomer the next time it is
-    selected.
+    Departs: "update", the evidence and the trial are not from the paper; with "auto", there is one
+    stream until the trial. σ is at least 0.001 of its mean over clients, because it is 0 for a
+    client with too few samples. A client whose first reply was lost is admitted like a newcomer the
+    next time it is selected.
     Reference: Mestoukirdi et al., User-Centric Federated Learning: Trading off Wireless Resources
     for Personalization, IEEE TMLCN 2023.
     """
