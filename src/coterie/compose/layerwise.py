@@ -157,8 +157,8 @@ class LayerRecord:
 
     def to_tree(self) -> dict[str, Any]:
         """The record as a tree for the server's memory."""
-        known = {"smallest": self.smallest} if math.isfinite(self.smallest) else {}
-        return {"had": self.had, "fresh": self.fresh, "quiet": self.quiet, **known}
+        smallest = {"smallest": self.smallest} if math.isfinite(self.smallest) else {}
+        return {"had": self.had, "fresh": self.fresh, "quiet": self.quiet, **smallest}
 
     def forget_all_but(self, slots: set[str]) -> None:
         """Drop the records of models that no longer exist."""
@@ -275,12 +275,12 @@ class _LayerwiseFederation:
 def quiet_layers(
     gaps: Mapping[str, float],
     sizes: Mapping[str, int],
-    known: list[str] | None,
+    before: list[str] | None,
     share: float | Literal["auto"],
 ) -> list[str] | None:
     """Find the quiet layers by their discrepancies per parameter, which are given in ``gaps``.
 
-    ``known`` are the quiet layers so far. "auto" keeps them: they have had longer to drift apart
+    ``before`` are the layers that have been quiet until now. "auto" keeps them: they have had longer to drift apart
     than the others, so their discrepancies are not comparable any more. The result is None, for
     undecided, if all discrepancies are zero, as in a mean of a single client.
 
@@ -293,8 +293,8 @@ def quiet_layers(
     if share != "auto":
         mean = sum(gaps.values()) / len(gaps)
         return [y for y, gap in gaps.items() if gap < share * mean]
-    if known is not None or not any(gaps.values()):
-        return known
+    if before is not None or not any(gaps.values()):
+        return before
     if len(gaps) == 1 or max(gaps.values()) <= min(gaps.values()) * (1 + _ROUNDING):
         return []
     small = [y for y in gaps if 2 * sizes[y] <= sum(sizes[z] for z in gaps)]

@@ -189,20 +189,20 @@ def with_answers(fed: Federation, state: State) -> tuple[State, bool]:
     Clients whose answer is lost are asked again in the next rounds, ``TIMES`` times in all: without
     an answer, a client can only follow the others of its group.
     """
-    start, known = state.memory["start"], state.memory.get("answers")
-    heard = known["heard"] if known else []
+    start, earlier = state.memory["start"], state.memory.get("answers")
+    heard = earlier["heard"] if earlier else []
     missing = [c for c in state.memory["clients"] if c in fed.clients and c not in heard]
     try:
-        if known is None:
+        if earlier is None:
             answer = probing.ask(fed, Probe("model"), start, missing)
-        elif missing and known["times"] < TIMES:
-            answer = probing.ask_again(fed, {**known["probe"], "start": start}, missing)
+        elif missing and earlier["times"] < TIMES:
+            answer = probing.ask_again(fed, {**earlier["probe"], "start": start}, missing)
         else:
             return state, True
     except NobodyAnswered:
-        if known is None:
+        if earlier is None:
             return state, False  # all are asked again in the next round
-        answers = {**known, "times": known["times"] + 1}
+        answers = {**earlier, "times": earlier["times"] + 1}
         return state.joined({}, answers=answers), answers["times"] >= TIMES
     answers = {
         "clients": answer.clients,
@@ -214,28 +214,28 @@ def with_answers(fed: Federation, state: State) -> tuple[State, bool]:
         "times": 1,
     }
     notes = dict(state.notes)
-    if known is None:
+    if earlier is None:
         notes |= {"evidence": answer.notes, "why": answer.evidence.why, **answer.layer_notes}
     else:
-        answers = _merged(known, answers)
+        answers = _merged(earlier, answers)
     state = replace(state.joined({}, answers=answers), notes=notes)
     return state, len(answers["heard"]) == len(heard) + len(missing) or answers["times"] >= TIMES
 
 
-def _merged(known: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the answers of two exchanges, in the order of clients."""
-    clients = [*known["clients"], *later["clients"]]
+    clients = [*earlier["clients"], *later["clients"]]
     order = sorted(range(len(clients)), key=clients.__getitem__)
-    counts = [*known["counts"], *later["counts"]]
-    halves = [side for side in (known["halves"], later["halves"]) if side.numel()]
+    counts = [*earlier["counts"], *later["counts"]]
+    halves = [side for side in (earlier["halves"], later["halves"]) if side.numel()]
     return {
         "clients": [clients[i] for i in order],
-        "halves": torch.cat(halves, 1)[:, order] if halves else known["halves"],
+        "halves": torch.cat(halves, 1)[:, order] if halves else earlier["halves"],
         "counts": [counts[i] for i in order],
-        "heard": [*known["heard"], *later["heard"]],
-        "validated": known["validated"] or later["validated"],
-        "probe": known["probe"],
-        "times": known["times"] + 1,
+        "heard": [*earlier["heard"], *later["heard"]],
+        "validated": earlier["validated"] or later["validated"],
+        "probe": earlier["probe"],
+        "times": earlier["times"] + 1,
     }
 
 

@@ -247,9 +247,9 @@ class ClusteringStages:
             return {}, dict(memory), {}
         rows = [list(models).index(c) for c in clients]
         compared = distances([models[c] for c in clients], outputs[rows])
-        labels, known, notes = self.clustered(compared, halves, memory)
+        labels, memory, notes = self.clustered(compared, halves, memory)
         notes |= {"clients": clients, "divergence": matrix(compared["eps_outputs"])}
-        return dict(zip(clients, labels.tolist(), strict=True)), known, notes
+        return dict(zip(clients, labels.tolist(), strict=True)), memory, notes
 
     def clustered(
         self, compared: Mapping[str, Matrix], halves: Halves, memory: Mapping[str, Any]

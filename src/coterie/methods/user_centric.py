@@ -204,13 +204,13 @@ class Weighing:
             probed = gradients_of(fed, memory["start"], probed, info.cohort)
         squares, clients = squared_distances(probed, self.updates), list(probed)
         logs = log_weights(probed, squares, self.updates)
-        known = [i for i, c in enumerate(clients) if c in state.groups]
+        placed = [i for i, c in enumerate(clients) if c in state.groups]
         models, groups = dict(state.models), dict(state.groups)
-        for i in sorted(set(range(len(clients))) - set(known)):
-            row = softmax(logs[[i]][:, known])
+        for i in sorted(set(range(len(clients))) - set(placed)):
+            row = softmax(logs[[i]][:, placed])
             if self.streams == "all":
                 groups[clients[i]] = clients[i]
-                models[clients[i]] = blend(row[0], [state.models[clients[j]] for j in known])
+                models[clients[i]] = blend(row[0], [state.models[clients[j]] for j in placed])
             elif self.by_evidence:
                 groups[clients[i]] = nearest_part(state, probed[clients[i]][0])
             else:
