@@ -280,9 +280,9 @@ def quiet_layers(
 ) -> list[str] | None:
     """Find the quiet layers by their discrepancies per parameter, which are given in ``gaps``.
 
-    ``before`` are the layers that have been quiet until now. "auto" keeps them: they have had longer to drift apart
-    than the others, so their discrepancies are not comparable any more. The result is None, for
-    undecided, if all discrepancies are zero, as in a mean of a single client.
+    ``before`` are the layers that have been quiet until now. "auto" keeps them: they have had
+    longer to drift apart than the others, so their discrepancies are not comparable any more. The
+    result is None, for undecided, if all discrepancies are zero, as in a mean of a single client.
 
     >>> gaps, sizes = {"a": 0.1, "b": 0.4, "c": 0.3}, {"a": 10, "b": 80, "c": 10}
     >>> quiet_layers(gaps, sizes, None, 0.9), quiet_layers(gaps, sizes, None, "auto")
