@@ -305,7 +305,7 @@ _PLAIN = {"train", "pick", "size"}  # training, and tasks without training
 
 @dataclass(frozen=True)
 class Measured:
-    """The means of what a round's clients measured at the models that they received.
+    """Means of the measurements that a round's clients made at the models that they received.
 
     ``known`` is the share of clients, by samples, that had an earlier model to compare with;
     ``rho`` and ``beta`` are means over these. ``work`` is the share of training in clients'
@@ -451,7 +451,7 @@ def _ended(
             control = control.kept(float(mean.arrays[KEY]), state)  # type: ignore[arg-type]
     reason, best = f"the budget of {short.name} has no room for another round", control.best
     if best:
-        # Clients that have joined a group of the best models since then stay in it.
+        # Clients that have joined one of the best models' groups since then stay in it.
         joined = {c: s for c, s in state.groups.items() if s in best["models"]}
         # Clients' own state is not rolled back, so neither is the server's mean of it.
         memory = best["memory"] | {name: state.memory[name] for name in inner.mirrors}
@@ -558,8 +558,8 @@ def _measuring(task: Task, sample: int) -> Task:
 def _rows(client: Client, sample: int) -> Tensor | None:
     """The training rows that the client measures on, the same in every round; None for all rows.
 
-    Different rows would change the loss more than a round of training does, and the best model
-    would be the one with the luckiest rows.
+    Different rows would change the loss more than a round of training does, so which model has the
+    lowest loss would depend on chance.
     """
     if not 0 < sample < len(client.train):
         return None
@@ -574,8 +574,8 @@ def measured(
 ) -> tuple[Tensor, Tensor]:
     """Measure six numbers, and the gradient of the shared parameters, at the received model.
 
-    The numbers are: 1 if the client sent different parameters before (otherwise, this and the next
-    two are 0), ρ_i, β_i, the loss, ‖gradient‖², and a placeholder for the share of training in the
+    The numbers are: 1 if the client sent different parameters before (otherwise, this number and
+    the next two are 0), ρ_i, β_i, the loss, ‖gradient‖², and a placeholder for the share of training in the
     client's computations. Both models have the buffers and the unshared layers of ``full``;
     ``shared`` is its shared part.
     """

@@ -370,7 +370,7 @@ def sends(state: State, client: ClientId) -> Mapping[str, Array]:
 
 
 def moved(state: State, orders: Sequence[Order], means: Mapping[Slot, Mean]) -> State:
-    """The state with the means as models, new slots included; clients that went alone are noted."""
+    """The state with the means as models, and with the clients that train alone from now on."""
     models = dict(state.models)
     base = next(iter(models.values()))
     for slot, mean in means.items():
