@@ -575,9 +575,9 @@ def measured(
     """Measure six numbers, and the gradient of the shared parameters, at the received model.
 
     The numbers are: 1 if the client sent different parameters before (otherwise, this number and
-    the next two are 0), ρ_i, β_i, the loss, ‖gradient‖², and a placeholder for the share of training in the
-    client's computations. Both models have the buffers and the unshared layers of ``full``;
-    ``shared`` is its shared part.
+    the next two are 0), ρ_i, β_i, the loss, ‖gradient‖², and a placeholder for the share of
+    training in the client's computations. Both models have the buffers and the unshared layers of
+    ``full``; ``shared`` is its shared part.
     """
     numbers = torch.zeros(6, dtype=torch.float64)
     if not len(client.train):
