@@ -8,10 +8,10 @@ and with ``alpha=1`` (the paper's NoLA); with ``--shares`` by the paper's rule, 
 curve of accuracy against bytes. Bytes are all bytes sent, probe and trial included, divided by
 those of FedAvg in as many rounds.
 
-In a round in which layers rest (skip averaging), clients use their own layers and score higher.
+In a round in which layers skip averaging, clients use their own layers and score higher.
 Accuracies are therefore compared in rounds after which all clients have received all layers of
-their group's mean: the mean of the last three. All runs are scored in the same rounds, those with
-``alpha=1`` too: they would gain if their rounds were later. The other rounds are shown beside them.
+their group's mean: the mean of the last three. All runs, also those with ``alpha=1``, are scored in
+the same rounds, since later rounds have higher scores. The other rounds are shown beside them.
 
 Rows are appended to a file as they come; call the script again to continue after an interruption.
 The rule was chosen on seeds 0 and 1; those reported are others.
@@ -227,7 +227,7 @@ def page(kept: Mapping[str, Any]) -> str:
     seeds = sorted({r["seed"] for r in rows})
     return "\n".join(
         [
-            "# Layers at rest: what they save, what they cost",
+            "# Layer-wise aggregation: what it saves, and what it costs",
             "",
             f"```sh\n{kept['command']}\n```",
             "",
