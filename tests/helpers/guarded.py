@@ -76,7 +76,7 @@ class Driven:
 
     def round(self, number: int) -> None:
         """One round, counted from 0."""
-        settings, memory = self.made.settings, self.channel.state.memory()
+        settings = self.made.settings
         people = cohort(settings, number, self.made.members)
         enough = least(settings.policy, len(self.made.members))
         self.channel.begin(number, "", people, len(people), enough)
@@ -86,7 +86,7 @@ class Driven:
             state = self.made.method.round(self.fed, self.state, info)
             self.state = replace(state, notes={})
         except Abandoned as why:
-            self.channel.state.go_back(memory)
+            self.channel.state.go_back()
             self.abandoned[number] = str(why)
         self.withheld[number] = self.guard.event().get("withheld", {})
 

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from coterie.channel.channel import Channel, Plain, Release
 from coterie.channel.checks import printable
 from coterie.channel.exchange import Answer
 from coterie.channel.policy import cohort_size
@@ -30,15 +31,10 @@ from coterie.channel.privacy.client import (
 from coterie.channel.privacy.encoding import Form, Total, length
 from coterie.channel.privacy.secagg import Session, Sum, TooFew
 from coterie.channel.privacy.settings import Privacy
-from coterie.channel.records import Disclosure
-from coterie.channel.release import Plain, Release
 from coterie.channel.tasks import SECURE
 from coterie.core.messages import Chosen, ClientId, Mean, Mixing, Order, Reply, Slot, vector_of
 from coterie.core.weights import Weights
 from coterie.errors import Abandoned, ConfigError, TrainingError
-
-if TYPE_CHECKING:
-    from coterie.channel.channel import Channel
 
 STEPS = ("keys", "shares", "survivors", "confirmations")  # the server's messages, in order
 _METRICS, _LONG = 1000, 100  # the most metrics of a client, and the longest names
@@ -81,7 +77,7 @@ class Secure(Release):
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Replies without vectors; clients refuse to send arrays they have not agreed to reveal."""
         replies = self.channel.exchange(orders)
-        self.channel.stage(Disclosure).saw(replies, "each", "revealed by consent")
+        self.channel.records.saw(replies, "each", "revealed by consent")
         return list(replies)
 
     def reduce(
