@@ -36,10 +36,9 @@ from coterie.engines.flower import engine
 from coterie.engines.flower.keys import make_federation, read_client
 from coterie.engines.flower.messages import HEAD
 from coterie.engines.flower.runtime import client_app
-from coterie.experiment import config
+from coterie.experiment import config, membership
 from coterie.experiment.config import experiment_of, parse
 from coterie.experiment.experiment import Experiment, execute
-from coterie.experiment.observers import membership
 from coterie.results.result import Result
 
 NODE = 1000  # the node of client 0; the others follow

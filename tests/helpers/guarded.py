@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coterie.channel.channel import Channel
-from coterie.channel.policy import least
+from coterie.channel.policy import counts
 from coterie.channel.privacy.client import ClientPrivacy
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.wire import Wire
@@ -78,7 +78,7 @@ class Driven:
         """One round, counted from 0."""
         settings = self.made.settings
         people = cohort(settings, number, self.made.members)
-        enough = least(settings.policy, len(self.made.members))
+        enough = counts(settings.policy, len(self.made.members)).least
         self.channel.begin(number, "", people, len(people), enough)
         info = Round(number, people, self.made.public, budget=settings.stop.budget)
         try:

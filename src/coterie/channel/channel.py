@@ -152,13 +152,13 @@ class Channel:
     def open(self, number: int) -> Sequence[ClientId]:
         """Begin a round with those selected for it; meanwhile select the next."""
         assert self.selection is not None
-        cohort, waits = self.selection.cohort(number)
-        self.begin(number, "", cohort, *self.selection.reports(cohort))
-        if waits:
-            self.stage(Timing).wait(waits)
+        cohort = self.selection.cohort(number)
+        self.begin(number, "", cohort.clients, cohort.enough, cohort.least)
+        if cohort.waits:
+            self.stage(Timing).wait(cohort.waits)
         if self.selection.ahead:
             self.state.selected = self.selection.following(number + 1)
-        return cohort
+        return cohort.clients
 
     def tolerates(self, error: Exception) -> bool:
         """Whether an error may come of what other people's clients sent."""
