@@ -11,7 +11,7 @@ import numpy as np
 
 from coterie.channel.channel import Channel
 from coterie.channel.policy import counts
-from coterie.channel.privacy.client import ClientPrivacy
+from coterie.channel.privacy.client_sums import ClientSums
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.wire import Wire
 from coterie.core.aggregate import mix
@@ -143,13 +143,13 @@ class Witness:
 def witness(monkeypatch) -> Callable[[Any], Witness]:
     """Something to put around a federation, after which uploads are seen where they are made."""
     uploads: dict[int, Reply] = {}
-    advertise = ClientPrivacy.advertise
+    advertise = ClientSums.advertise
 
     def seen(self, client, examples, upload, received, body):
         uploads[client] = Reply(client, examples, dict(upload.arrays), dict(upload.metrics))
         return advertise(self, client, examples, upload, received, body)
 
-    monkeypatch.setattr(ClientPrivacy, "advertise", seen)
+    monkeypatch.setattr(ClientSums, "advertise", seen)
     return lambda fed: Witness(fed, uploads)
 
 

@@ -17,7 +17,9 @@ from typing import Any
 from coterie.channel.compression.coding import Coded
 from coterie.channel.compression.stage import ClientCompression
 from coterie.channel.messages import ReplyBody
-from coterie.channel.privacy.client import ClientPrivacy, out_of
+from coterie.channel.privacy.client import ClientPrivacy, ClientTerms, out_of
+from coterie.channel.privacy.client_noise import ClientNoise
+from coterie.channel.privacy.client_sums import ClientSums
 from coterie.channel.tasks import FETCH, KEEP, SCORE, SECURE
 from coterie.channel.wire import Decoded, Message, Wire, Work, digest_of
 from coterie.client.built_in import BuiltIn
@@ -87,21 +89,19 @@ class ClientRuntime:
         self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)
         self.compression = ClientCompression(plan.coding, self.wire, plan.seed)
-        self.privacy = ClientPrivacy(
+        own = ClientTerms(
             plan.privacy,
             plan.seed,
             plan.folder,
             model.layout,
             plan.roster,
-            plan.method.name,
+            plan.method,
             max(1, min(plan.train_sizes.values(), default=1)),
-            plan.method.chooses,
-            plan.method.sums,
             plan.secrets.record,
             plan.secrets.agreement,
-            plan.method.shows,
             tell,
         )
+        self.privacy, self.sums, self.noise = ClientPrivacy(own), ClientSums(own), ClientNoise(own)
         self.scoring, self.built_in = Scoring(self), BuiltIn(self)
         self._decoded: Decoded = {}
 
@@ -221,12 +221,12 @@ class ClientRuntime:
             assert isinstance(client.state, StagedState)
             leaves = body["order"] if client.state.changed else body.get("expects", "")
             told = {**body, "leaves": leaves}
-            sent, beside = self.privacy.advertise(client.id, examples, upload, received, told)
+            sent, beside = self.sums.advertise(client.id, examples, upload, received, told)
             return 0, sent, {"beside": beside}
         self.privacy.may_show(client.id, upload, body["task"], digest_of(body["message"]))
         if privacy.does("local") or privacy.does("nbafl"):
             counts = 1 if privacy.mechanism == "local" else examples
-            return counts, self.privacy.disturbed(client.id, upload, received, body), {}
+            return counts, self.noise.disturbed(client.id, upload, received, body), {}
         return examples, upload, {"of": dict(upload.delta_of)} if privacy.noised else {}
 
     # --- what tasks and stages share ------------------------------------------------------------

@@ -17,7 +17,8 @@ import torch
 from coterie.channel.channel import Channel, Plain, Release
 from coterie.channel.compression.coding import laid_on
 from coterie.channel.exchange import Answer
-from coterie.channel.privacy.client import BIT, changes, noised
+from coterie.channel.privacy.client import changes
+from coterie.channel.privacy.client_noise import BIT, noised
 from coterie.channel.privacy.encoding import Form, Total
 from coterie.channel.privacy.entropy import Entropy
 from coterie.channel.privacy.noise import (
