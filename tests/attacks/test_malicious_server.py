@@ -134,10 +134,9 @@ def test_no_metric_leaves_a_member_as_the_name_of_its_slot(name, tmp_path, monke
 
 
 def test_a_slot_that_is_chosen_is_one_of_those_offered(tmp_path, monkeypatch):
-    from coterie.methods.clustered import ifca
-
     from coterie.channel.privacy.client import ClientTerms
     from coterie.channel.privacy.client_sums import ClientSums
+    from coterie.methods.clustered import ifca
 
     def chosen(value, offered):
         sealing = ClientSums(ClientTerms(None, 0, tmp_path, None, None, ifca(k=3)))

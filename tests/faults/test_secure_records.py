@@ -15,8 +15,9 @@ from coterie.channel.compression.coding import Coding
 from coterie.channel.exposure import sentences
 from coterie.channel.privacy.client import SESSIONS
 from coterie.channel.privacy.client_sums import ClientSums
-from coterie.channel.privacy.secure_sums import Secure, _Turn
+from coterie.channel.privacy.secure_sums import Secure
 from coterie.channel.privacy.settings import Privacy
+from coterie.channel.privacy.sum_rules import Turn
 from coterie.channel.timing import Timing
 from coterie.core.messages import Order
 from coterie.engines.loop import Loop
@@ -64,7 +65,7 @@ class Asking(Driven):
     def total(self, people=EIGHT, weights=None, forgets=False, model=None, by_examples=False):
         """The sum of these clients' uploads to the very same order."""
         if forgets:  # what it asked before
-            self.fed.release._turn = _Turn()
+            self.fed.release._turn = Turn()
             round = self.channel.phase.round
             self.channel.begin(round, str(round + 1), people, len(people), 1)
         sends = {"0": model or self.state.models[0]}
@@ -142,7 +143,7 @@ def test_other_weights_in_the_same_round_are_refused(weight, tmp_path):
         driven.total(forgets=True, weights={0: weight})
     # Another slot is no way around it: who counts as before signs no other row.
     people = [Order(c, "train", {"0": driven.state.models[0]}) for c in EIGHT]
-    driven.fed.release._turn = _Turn()
+    driven.fed.release._turn = Turn()
     with pytest.raises(Abandoned):
         driven.fed.release.sums(people, {c: {1: weight if c == 0 else 1.0} for c in EIGHT}, False)
     assert len(driven.engine.refusals) == 8
@@ -185,7 +186,7 @@ def test_the_same_sum_again_has_the_same_noise(randomness, tmp_path):
     secure.most = 99
 
     def total(model):
-        secure._turn = _Turn()
+        secure._turn = Turn()
         orders = [Order(c, "train", {"0": model}) for c in EIGHT]
         return secure.sums(orders, {c: {0: 1.0} for c in EIGHT}, False, noise)[0].values
 
