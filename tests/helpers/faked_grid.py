@@ -25,7 +25,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
-from coterie.channel import arrivals, timing
+from coterie.channel import channel, timing
 from coterie.channel.privacy.identity import training_salt
 from coterie.client.plan import ClientSecrets, Plan
 from coterie.data.population import Population
@@ -328,7 +328,7 @@ class Federation:
 
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         with ExitStack() as stack:
-            for module in (serving, engine, arrivals, timing, membership):
+            for module in (serving, engine, channel, timing, membership):
                 stack.enter_context(patch.object(module, "time", self.clock))
             stack.enter_context(patch("os.fsync"))  # no power is cut here
             stack.enter_context(patch("coterie.deploy.data.population_of", population_of))

@@ -37,6 +37,7 @@ from coterie.channel.privacy.entropy import Entropy
 from coterie.channel.privacy.noise import fine_on_grid
 from coterie.channel.privacy.record import Part, Remembered
 from coterie.channel.privacy.secagg import Rejected, Session
+from coterie.channel.privacy.settings import Privacy
 from coterie.channel.wire import content_of, digest_of
 from coterie.core.messages import Array, ClientId, Upload, vector_of
 from coterie.core.tree import read_tree, write_tree
@@ -354,7 +355,7 @@ class ClientSums:
                 member.members,
             )
         noise = told.get("noise", {})
-        if not self._enough(noise):
+        if not enough(noise, self.own.privacy):
             raise ConfigError(
                 f"client {client} was told to add less noise than the run's settings ask for"
             )
@@ -390,14 +391,6 @@ class ClientSums:
         with_whom = f"{member.run} {member.members} {member.shared}"
         return Entropy("simulated").stream(secret, "noise", kept["round"], asked, upload, with_whom)
 
-    def _enough(self, noise: Mapping[str, float]) -> bool:
-        """Whether the noise on changes and bits together is at least that of the settings."""
-        multiplier, bits = noise.get("multiplier", 0.0), noise.get("bits", 0.0)
-        if multiplier <= 0 or (bits and self.own.privacy.follows is None):
-            return False
-        spent = multiplier**-2 + ((2 * bits) ** -2 if bits else 0.0)
-        return bool(spent <= (self.own.privacy.noise or 0.0) ** -2 * (1 + 1e-9))
-
     def _path(self, client: ClientId, attempt: str) -> Path:
         if not attempt.isalnum():
             raise TrainingError(f"client {client}: '{attempt}' names no attempt")
@@ -406,3 +399,12 @@ class ClientSums:
 
 def _bytes(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def enough(noise: Mapping[str, float], privacy: Privacy) -> bool:
+    """Whether the noise on changes and bits together is at least that of the settings."""
+    multiplier, bits = noise.get("multiplier", 0.0), noise.get("bits", 0.0)
+    if multiplier <= 0 or (bits and privacy.follows is None):
+        return False
+    spent = multiplier**-2 + ((2 * bits) ** -2 if bits else 0.0)
+    return bool(spent <= (privacy.noise or 0.0) ** -2 * (1 + 1e-9))
