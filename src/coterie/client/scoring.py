@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from coterie.core.weights import Weights
 if TYPE_CHECKING:
     from coterie.client.runtime import ClientRuntime
 
-_ORDER = {"task": SCORE}
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Scoring:
         answers: dict[int, Message] = {}
         by_model: dict[int, list[tuple[int, Client, Weights]]] = {}
         for index, (id, body) in enumerate(orders):
-            prepared = self.runtime.guarded(id, body, self._model, id, body)
+            prepared = self._guarded(id, self._model, id, body)
             if isinstance(prepared, Message):
                 answers[index] = prepared
             else:
@@ -79,16 +79,23 @@ class Scoring:
         def forward() -> Tensor:
             return outputs(runtime.context.model, model, torch.cat([s.x for s in parts]))
 
-        out = runtime.guarded(first.id, _ORDER, forward)
+        out = self._guarded(first.id, forward)
         if isinstance(out, Message):
             return {index: out for index, _, _ in clients}
         pieces = iter(torch.split(out, [len(s) for s in parts]))
         return {
-            index: runtime.guarded(
-                client.id, _ORDER, self._reply, client, {"val": next(pieces), "test": next(pieces)}
+            index: self._guarded(
+                client.id, self._reply, client, {"val": next(pieces), "test": next(pieces)}
             )
             for index, client, _ in clients
         }
+
+    def _guarded(self, id: ClientId, work: Callable[..., Done], *arguments: Any) -> Done | Message:
+        """What the work gives, or a message that says why it failed."""
+        try:
+            return work(*arguments)
+        except Exception as error:
+            return self.runtime.failure(id, SCORE, error)
 
     def _reply(self, client: Client, outputs: Mapping[str, Tensor]) -> Message:
         """The reply with one client's scores, from its model's outputs on each split."""

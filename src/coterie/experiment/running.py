@@ -19,19 +19,19 @@ from coterie.core.loop import Event, Observer, RunState, run_rounds, set_up
 from coterie.errors import ConfigError, RunDirError
 from coterie.experiment.checkpoint import Checkpoints
 from coterie.experiment.closing import Closing
+from coterie.experiment.membership import Membership
 from coterie.experiment.observers import (
     Account,
     Evaluate,
     GiveUp,
     Guarding,
-    Membership,
     Piggyback,
     Progress,
     Record,
     Saving,
+    Say,
     Stopping,
 )
-from coterie.experiment.observers.record import Say
 from coterie.experiment.privacy import Guard
 from coterie.experiment.resuming import sound
 from coterie.experiment.session import RunSession, Tell
