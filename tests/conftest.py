@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -58,6 +59,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):  # or else there is no such mark
         for item in items:
             item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage away from what is there until the end: thousands of tests.
+
+    A process that a test forks would touch, and so copy, all of it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

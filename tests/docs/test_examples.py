@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from fenced import ROOT
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -19,9 +19,9 @@ NUMBER = re.compile(r"\d+\.\d+")
 def printed(name: str, folder: Path) -> list[str]:
     """The lines that an example prints."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        [forked.commands() / "script", ROOT / "examples" / f"{name}.py"],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **forked.SETTINGS},
         capture_output=True,
         text=True,
         timeout=240,  # a machine may be busy
