@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,16 +16,7 @@ NUMBER = re.compile(r"\d+\.\d+")
 
 def printed(name: str, folder: Path) -> list[str]:
     """The lines that an example prints."""
-    done = subprocess.run(
-        [forked.commands() / "script", ROOT / "examples" / f"{name}.py"],
-        cwd=folder,
-        env={**os.environ, **forked.SETTINGS},
-        capture_output=True,
-        text=True,
-        timeout=240,  # a machine may be busy
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return forked.run(ROOT / "examples" / f"{name}.py", cwd=folder).stdout.splitlines()
 
 
 def numbers(line: str) -> list[float]:

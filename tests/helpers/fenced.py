@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +168,14 @@ def commands(block: Block) -> list[list[str]]:
     return [words[1:] for words in found if words and words[0] == "coterie"]
 
 
+@cache
+def ours() -> Any:
+    return all_commands()
+
+
 def check_command(words: list[str]) -> None:
     """A command that exists, with options that it has and all that it needs."""
-    command: Any = all_commands()
+    command: Any = ours()
     rest = list(words)
     while hasattr(command, "commands"):
         name = rest.pop(0) if rest else ""

@@ -66,16 +66,17 @@ def commands() -> Path:
     return folder
 
 
-def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command of Coterie's in a process that is forked; it must succeed."""
+def run(*words: object, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command of Coterie's, or a file of Python, in a process that is forked; how it must end."""
+    name = "script" if str(words[0]).endswith(".py") else "coterie"
     done = subprocess.run(
-        [commands() / "coterie", *map(str, words)],
+        [commands() / name, *map(str, words)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         **options,
     )
-    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+    assert done.returncode == code, f"{words}\n{done.stdout}{done.stderr}"
     return done
 
 
@@ -99,6 +100,7 @@ def answer(there: socket.socket, text: bytes, streams: list[int]) -> None:
 
             main()
         else:
+            sys.path.insert(0, str(Path(name).parent))
             runpy.run_path(name, run_name="__main__")
     except SystemExit as end:
         code = end.code
