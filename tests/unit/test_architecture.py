@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,19 @@ def script(name):
     return module
 
 
-def test_no_package_imports_one_that_imports_it():
-    drawn = script("package_drawing")
+@pytest.fixture(scope="module")
+def drawn():
+    """The script that draws the packages; it reads the code once."""
+    module = script("package_drawing")
+    module.imports = cache(module.imports)
+    return module
+
+
+def test_no_package_imports_one_that_imports_it(drawn):
     assert not drawn.circles(drawn.imports())
 
 
-def test_imports_inside_functions_count_and_those_for_type_checkers_do_not():
-    drawn = script("package_drawing")
+def test_imports_inside_functions_count_and_those_for_type_checkers_do_not(drawn):
     text = "def f():\n    import coterie.a\nif TYPE_CHECKING:\n    from coterie import b\n"
     assert list(drawn._imported(ast.parse(text))) == ["coterie.a"]
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}
@@ -51,8 +58,7 @@ def test_imports_inside_functions_count_and_those_for_type_checkers_do_not():
     assert drawn.boxed({"a": {"b", "c"}, "b": {"c"}, "c": set()})[1]["a"] == {"b"}
 
 
-def test_the_drawing_is_of_the_code():
-    drawn = script("package_drawing")
+def test_the_drawing_is_of_the_code(drawn):
     assert drawn.TARGET.read_text() == drawn.drawing(), "run: python docs/package_drawing.py"
 
 
