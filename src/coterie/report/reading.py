@@ -47,7 +47,7 @@ _DEPTH = 4  # how deep below a folder to look for runs
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reading(Notebook):
     """One run, as far as it can be read.
 

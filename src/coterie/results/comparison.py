@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.errors import CoterieError
+from coterie.errors import ConfigError, CoterieError
 from coterie.lazy import named
 from coterie.results.notebook import the_pandas
 from coterie.results.seeds import means_of
 
 if TYPE_CHECKING:
     import pandas
+    from plotly.graph_objects import Figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The results of several runs, with a row for each, and those that failed or were stopped.
 
@@ -40,6 +42,7 @@ class Comparison:
     axes: Sequence[str] = ()
     papers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     directory: Path | None = None
+    scratch: tempfile.TemporaryDirectory[str] | None = None  # of runs that are not kept
 
     @cached_property
     def means(self) -> list[dict[str, Any]]:
@@ -76,8 +79,41 @@ class Comparison:
         """The table as LaTeX, for the package booktabs."""
         return self._as("latex")
 
+    def figure(self, name: str = "compare-accuracy") -> Figure:
+        """A figure of all runs by its name, as in ``figure("compare-cost")``.
+
+        The names are those of ``coterie.report.catalogue.COMPARED``; "cost" is "compare-cost".
+        """
+        catalogue = named("coterie.report.catalogue:COMPARED")
+        whole = (
+            name if name in catalogue or f"compare-{name}" not in catalogue else f"compare-{name}"
+        )
+        catalogue.find(whole)  # a wrong name is told before runs are read
+        figure: Figure = named("coterie.report.catalogue:draw_compared")(whole, self._runs())
+        return figure
+
+    def report(self, to: str | Path | None = None) -> Path:
+        """Write the HTML report of all runs, by default ``report.html`` in their directory."""
+        if to is None and self.directory is None:
+            raise ConfigError("the runs are not kept: name a file, as in report('all.html')")
+        path: Path = named("coterie.report.html:write_report")(self._runs(), to)
+        return path
+
+    def _runs(self) -> Path:
+        """The folder of the runs."""
+        if self.directory is not None:
+            return Path(self.directory)
+        if self.scratch is None:
+            raise ConfigError("this comparison was made without runs, and has nothing to draw")
+        return Path(self.scratch.name)
+
+    def __repr__(self) -> str:
+        lines = named("coterie.report.object_cards:comparison_lines")(self)
+        return "\n".join(["<Comparison", *(f"  {line}" for line in lines), ">"])
+
     def _repr_html_(self) -> str:
-        return self._as("html")
+        picture = named("coterie.report.object_cards:comparison_picture")(self)
+        return f"{self._as('html')}{picture}"
 
     def _as(self, form: str) -> str:
         sheet = named("coterie.report.comparison_tables:sheet_of")(self)

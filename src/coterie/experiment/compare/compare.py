@@ -115,18 +115,19 @@ def compare(
     clients = Populations()
     entries = entries_of(sweep, configure, clients, oracle_if_possible=not sweep.methods)
     defaults = Config().run if is_config else None  # a Config does not tell defaults from choices
-    with tempfile.TemporaryDirectory(prefix="coterie-") as scratch:
-        run_dir = Path(scratch, "comparison") if directory is None else Path(directory)
-        comparison = run_all(
-            entries,
-            clients,
-            run_dir,
-            Look(),
-            sweep.jobs,
-            engine_asked=asks_engine(tree, defaults),
-            track=trackers,
-        )
-    return comparison if directory is not None else replace(comparison, directory=None)
+    # Runs that are not kept live as long as the comparison, which can draw them.
+    scratch = tempfile.TemporaryDirectory(prefix="coterie-") if directory is None else None
+    run_dir = Path(directory if scratch is None else scratch.name)  # type: ignore[arg-type]
+    comparison = run_all(
+        entries,
+        clients,
+        run_dir,
+        Look(),
+        sweep.jobs,
+        engine_asked=asks_engine(tree, defaults),
+        track=trackers,
+    )
+    return comparison if scratch is None else replace(comparison, directory=None, scratch=scratch)
 
 
 def _tracker_names(track: Any, directory: object) -> list[str]:
