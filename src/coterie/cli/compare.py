@@ -6,6 +6,7 @@ import inspect
 import json
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,7 @@ from coterie.experiment.compare.sweep import (
     Assignments,
     NamedMethod,
     Sweep,
+    methods_of,
     of_flags,
     of_table,
 )
@@ -71,6 +73,13 @@ def compare(
             "those of the paper's table)"
         ),
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            help="One more method, also your own as FILE.py:FUNCTION; may be repeated.",
+        ),
+    ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
@@ -87,6 +96,13 @@ def compare(
     vary: Annotated[
         list[str] | None,
         typer.Option(help="Several values of a key, as in train.lr=0.05,0.1; may be repeated."),
+    ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Training settings to choose for each method on validation data, as in "
+            "lr=0.01,0.05,0.1; may be repeated."
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -127,10 +143,12 @@ def compare(
     check(trackers)
     form_of_output = _form(form, as_json)
     compare_dir = resume or directory or new_directory("compare")
-    sweep = of_flags(methods, seeds, partitions, shifts, vary, jobs)
+    sweep = of_flags(methods, seeds, partitions, shifts, vary, jobs, tune)
     with stopped_with(lambda: _how_to_go_on(compare_dir, trackers)):
         if resume is not None:
-            refused = any((config, methods, partitions, shifts, vary, sets, directory))
+            refused = any(
+                (config, methods, method, partitions, shifts, vary, tune, sets, directory)
+            )
             refused = refused or scenario is not None or stand_in
             changeable = ("engine", "workers", "address")
             refuse_with_resume("comparison", refused, flags, *changeable, "seeds", "jobs", "track")
@@ -152,6 +170,7 @@ def compare(
                 scenario_options,
                 trackers,
                 flags,
+                method or [],
             )
     _print(comparison, compare_dir, form_of_output)
     _say_what_is_missing(comparison, compare_dir, trackers)
@@ -172,11 +191,13 @@ def _begun(
     scenario_options: tuple[str | None, bool],
     track: list[str],
     flags: dict[str, Any],
+    more_methods: list[str],
 ) -> Comparison:
     """Run a new comparison, configured by a file and by flags that override it."""
     from coterie.experiment.compare.compare import run_all, set_up
     from coterie.experiment.compare.entries import Populations, entries_of
     from coterie.experiment.compare.plan import asks_engine
+    from coterie.experiment.compare.tuning import check_tuned
     from coterie.experiment.config import parse
     from coterie.report.runs_progress import runs_progress
 
@@ -187,6 +208,10 @@ def _begun(
     methods_given = bool(sweep.methods)
     if not methods_given and scenario is not None:
         sweep = of_flags(_of_the_table(scenario)).over(sweep)
+    if more_methods:
+        sweep = replace(sweep, methods=",".join([sweep.methods or USUAL, *more_methods]))
+    methods_now = methods_of(sweep)
+    check_tuned(sweep, methods_now)
     abouts: dict[str, dict[str, Any]] = {}
 
     def configure(method: NamedMethod, assignments: Assignments) -> Config:
@@ -201,7 +226,7 @@ def _begun(
         return found
 
     clients = Populations()
-    entries = entries_of(sweep, configure, clients, oracle_if_possible=not methods_given)
+    entries = entries_of(sweep, configure, clients, not methods_given, methods_now)
     for text in dict.fromkeys(map(_public, entries)):
         if text:
             warn(text)
@@ -219,6 +244,7 @@ def _begun(
             abouts_by_run,
             engine_asked=asks_engine(base),
             track=track,
+            tune=sweep.tune,
         )
 
 

@@ -121,19 +121,43 @@ def simulate(
     run_dir = Path(directory) if directory else None
     trackers = _tracking(track, run_dir)
     preset = method if isinstance(method, str) and method in PRESETS else None
-    config = _checked({"rounds": rounds, **settings}, preset)
-    method = method if preset is None else config.method.name
-    if isinstance(method, str):
-        method = admitted({"method": {"name": method}})["method"]["name"]
-    run_settings = settings_of(config)
+    config = parse(settings_tree({"rounds": rounds, **settings}, preset))
+    population = population_from(
+        clients, config.run.seed, test_fraction, val_fraction, metadata, public
+    )
+    experiment = experiment_on(
+        population,
+        model,
+        own_method(method if preset is None else config.method.name),
+        config,
+        model_parameters=model_parameters,
+        init=init,
+        loss=loss,
+        metrics=metrics,
+        start=start,
+        freeze=freeze,
+        bn=bn,
+    )
+    _warn_of_public(experiment)
+    return execute(
+        experiment, run_dir, resume, watch, track=trackers, discard_damaged=discard_damaged
+    )
+
+
+def population_from(
+    clients: Sequence[Any] | Population,
+    seed: int,
+    test_fraction: float = 0.2,
+    val_fraction: float = 0.1,
+    metadata: Mapping[str, Values] | None = None,
+    public: torch.Tensor | np.ndarray[Any, Any] | None = None,
+) -> Population:
+    """The population of own clients; the seed decides which samples are for testing."""
     population = (
         clients
         if isinstance(clients, Population)
         else from_clients(
-            list(clients),
-            test_fraction=test_fraction,
-            val_fraction=val_fraction,
-            seed=run_settings.seed,
+            list(clients), test_fraction=test_fraction, val_fraction=val_fraction, seed=seed
         )
     )
     if public is not None:
@@ -143,21 +167,49 @@ def simulate(
         names = [client.name for client in population.clients]
         columns = columns_by_client(metadata, names)
         population = replace(population, metadata={**population.metadata, **columns})
-    made = make_method(method) if isinstance(method, str) else method
-    if not isinstance(made, Method):
+    return population
+
+
+def own_method(method: str | Method) -> Method:
+    """A method, or the one of this name, which may have parameters as in ``ifca:k=4``."""
+    if isinstance(method, str):
+        tree = admitted({"method": {"name": method}})
+        if "train" in tree:
+            raise ConfigError(f"method = {method!r}: give training settings by name, as in lr=0.1")
+        parameters = dict(tree["method"])
+        return make_method(parameters.pop("name"), parameters)
+    if not isinstance(method, Method):
         raise ConfigError(
             f"method = {method!r}: give a name, or a method returned by its factory, as in "
             "coterie.ifca(k=3)"
         )
+    return method
+
+
+def experiment_on(
+    population: Population,
+    model: str | nn.Module | Callable[[], nn.Module],
+    method: Method,
+    config: Config,
+    *,
+    model_parameters: Mapping[str, Any] | None = None,
+    init: str = "torch",
+    loss: str | Criterion | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    start: Mapping[str, torch.Tensor] | str | Path | None = None,
+    freeze: Sequence[str] = (),
+    bn: str = "shared",
+) -> Experiment:
+    """An experiment on own clients; ``config`` has its settings, the rest is as in ``simulate``."""
     if isinstance(start, str | Path):
         start = read_start(str(start))
-    experiment = Experiment(
+    return Experiment(
         population=population,
         model=_factory(model, population, dict(model_parameters or {}), init),
-        method=made,
+        method=method,
         criterion=_aligned(loss, population) if callable(loss) else criterion_of(loss, population),
         schedule=part(Schedule, config.train),
-        settings=run_settings,
+        settings=settings_of(config),
         # Training starts from a module's own weights unless others are requested.
         start=model.state_dict()
         if start is None and isinstance(model, nn.Module) and init == "torch"
@@ -169,15 +221,11 @@ def simulate(
         config={
             "python": {
                 "made_by": "coterie.simulate",
-                "method": made.name,
+                "method": method.name,
                 "init": init,
                 **_recorded(config),
             }
         },
-    )
-    _warn_of_public(experiment)
-    return execute(
-        experiment, run_dir, resume, watch, track=trackers, discard_damaged=discard_damaged
     )
 
 
@@ -219,8 +267,8 @@ _TABLES = {
 }
 
 
-def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
-    """The configuration that plain settings such as ``lr=0.1`` make, checked as usual."""
+def settings_tree(settings: Mapping[str, Any], preset: str | None = None) -> dict[str, Any]:
+    """The tables of a configuration that plain settings such as ``lr=0.1`` stand for."""
     paths = {"evaluate_every": "evaluation.every", "evaluate_clients": "evaluation.clients"}
     top_level = ("train", "run", "evaluation")
     paths |= {key.name: key.path for key in keys() if key.table in top_level}
@@ -237,7 +285,7 @@ def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
             raise ConfigError(unknown("setting", name, [*paths, *tables]))
         else:
             assign(tree, paths[name], value)
-    return parse(admitted(tree | ({} if preset is None else {"method": {"name": preset}})))
+    return admitted(tree | ({} if preset is None else {"method": {"name": preset}}))
 
 
 def _recorded(config: Config) -> dict[str, Any]:

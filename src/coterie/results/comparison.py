@@ -25,8 +25,10 @@ class Comparison:
 
     ``swept`` is true if there can be several seeds and settings; ``axes`` are then the keys of a
     row that distinguish settings, and ``means`` has a row for each method and setting. ``papers``
-    are a scenario's figures, by method and setting. ``left_out``, ``failed`` and ``stopped`` have
-    the reason by the name of the run.
+    are a scenario's figures, by method and setting. ``tuning`` has the ``values`` that were tried
+    and, by row, those ``chosen`` on validation data; ``learning_rate`` is the one that all methods
+    ran at, if they did without tuning. ``left_out``, ``failed`` and ``stopped`` have the reason by
+    the name of the run.
 
     >>> rows = [{"method": "fedavg", "seed": s, "received": 0.5 + s / 4} for s in (0, 1)]
     >>> Comparison(rows, "accuracy", swept=True).means[0]["received"]
@@ -42,6 +44,8 @@ class Comparison:
     axes: Sequence[str] = ()
     papers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     directory: Path | None = None
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    learning_rate: float | None = None
     scratch: tempfile.TemporaryDirectory[str] | None = None  # of runs that are not kept
 
     @cached_property
@@ -61,6 +65,7 @@ class Comparison:
             **({"axes": list(self.axes)} if self.swept else {}),
             "rows": list(self.rows),
             **({"means": self.means} if self.swept else {}),
+            **({"tuning": dict(self.tuning)} if self.tuning else {}),
             "left_out": dict(self.left_out),
             "failed": {name: str(error) for name, error in self.failed.items()},
             "stopped": dict(self.stopped),
