@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -69,7 +70,10 @@ def run(
     trackers = _tracking(track, run_dir)
     experiment = experiment_of(config)
     _warn_of_public(experiment)
-    return execute(experiment, run_dir, watch=watch, track=trackers)
+    tell = _Telling()
+    result = execute(experiment, run_dir, watch=watch, track=trackers, say=tell)
+    tell.at_the_end(result)
+    return result
 
 
 def simulate(
@@ -139,9 +143,18 @@ def simulate(
         bn=bn,
     )
     _warn_of_public(experiment)
-    return execute(
-        experiment, run_dir, resume, watch, track=trackers, discard_damaged=discard_damaged
+    tell = _Telling()
+    result = execute(
+        experiment,
+        run_dir,
+        resume,
+        watch,
+        track=trackers,
+        say=tell,
+        discard_damaged=discard_damaged,
     )
+    tell.at_the_end(result)
+    return result
 
 
 def population_from(
@@ -227,6 +240,36 @@ def experiment_on(
             }
         },
     )
+
+
+class _Telling:
+    """Passes a run's warnings on as Python's, each once."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        first, _, rest = text.partition(": ")
+        if first == "warning":
+            self._warn(rest)
+
+    def at_the_end(self, result: Result) -> None:
+        """Warn of what only the end of the run has shown."""
+        for text in result.summary.get("warnings") or ():
+            if text not in self.told:
+                self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        self.told.append(text)
+        warnings.warn(text, stacklevel=_depth())
+
+
+def _depth() -> int:
+    """How far away the caller of Coterie is, so that a warning names its line."""
+    frame, depth = sys._getframe(), 0
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("coterie."):
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def _warn_of_public(experiment: Experiment) -> None:

@@ -30,6 +30,7 @@ from coterie.experiment.observers import (
     Record,
     Saving,
     Stopping,
+    Trouble,
 )
 from coterie.experiment.observers.record import Say
 from coterie.experiment.privacy import Guard
@@ -165,6 +166,7 @@ class Running:
             (True, Account(session)),
             (session.plan.privacy.on, Guarding(session)),
             (True, Evaluate(session, self.stopping.reason, closing=self.piggyback.closing)),
+            (True, Trouble(session)),
             (True, self.record),
             (True, self.stopping),
             (session.directory is not None, self.saving),

@@ -8,6 +8,7 @@ from coterie.experiment.observers.evaluate import Evaluate, Piggyback
 from coterie.experiment.observers.membership import Membership
 from coterie.experiment.observers.record import Account, Guarding, Progress, Record
 from coterie.experiment.observers.stop import GiveUp, Stopping
+from coterie.experiment.observers.trouble import Trouble
 
 __all__ = [
     "Account",
@@ -20,4 +21,5 @@ __all__ = [
     "Record",
     "Saving",
     "Stopping",
+    "Trouble",
 ]

@@ -1,4 +1,4 @@
-"""What a comparison says of the training settings that its methods ran with."""
+"""Notes of a comparison about its runs: how they were tuned, and what they warn of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ from typing import Any
 from coterie.report.tables import size
 from coterie.results.comparison import Comparison
 from coterie.results.titles import value_in_title
+
+_MOST = 6  # warnings below a table; all are in the runs' reports
+
+
+def warning_notes(comparison: Comparison) -> list[str]:
+    """What runs warn of, each once for its methods."""
+    kinds: dict[str, dict[str, str]] = {}  # rows by what the warning is about, without numbers
+    for row, warnings in comparison.warnings.items():
+        for text in warnings:
+            kinds.setdefault(text.partition(": ")[0], {}).setdefault(row, text)
+    lines = []
+    for kind, rows in kinds.items():
+        same = len(set(rows.values())) == 1
+        lines.append(f"{', '.join(rows)}: {next(iter(rows.values())) if same else kind}")
+    more = [f"and {len(lines) - _MOST} more warnings in the reports"] * (len(lines) > _MOST)
+    return [f"warning: {line}" for line in lines[:_MOST]] + more
 
 
 def tuning_notes(comparison: Comparison) -> list[str]:
