@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from coterie.cli.dry_run import DryRun, tell_comparison
 from coterie.cli.options import (
     FLAGS,
     ConfigFile,
@@ -119,6 +121,7 @@ def compare(
         Path | None, typer.Option(help="Continue the comparison in this directory.")
     ] = None,
     track: Track = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Annotated[
         bool,
@@ -144,6 +147,7 @@ def compare(
     form_of_output = _form(form, as_json)
     compare_dir = resume or directory or new_directory("compare")
     sweep = of_flags(methods, seeds, partitions, shifts, vary, jobs, tune)
+    comparison: Comparison | None
     with stopped_with(lambda: _how_to_go_on(compare_dir, trackers)):
         if resume is not None:
             refused = any(
@@ -171,7 +175,10 @@ def compare(
                 trackers,
                 flags,
                 method or [],
+                dry_run,
             )
+            if comparison is None:
+                return
     _print(comparison, compare_dir, form_of_output)
     _say_what_is_missing(comparison, compare_dir, trackers)
 
@@ -192,12 +199,17 @@ def _begun(
     track: list[str],
     flags: dict[str, Any],
     more_methods: list[str],
-) -> Comparison:
-    """Run a new comparison, configured by a file and by flags that override it."""
+    dry_run: bool,
+) -> Comparison | None:
+    """Run a new comparison, configured by a file and by flags that override it.
+
+    In a dry run it is only forecast, and the answer is None.
+    """
     from coterie.experiment.compare.compare import run_all, set_up
-    from coterie.experiment.compare.entries import Populations, entries_of
+    from coterie.experiment.compare.entries import Populations, checked_runs, entries_of
+    from coterie.experiment.compare.jobs import at_once
     from coterie.experiment.compare.plan import asks_engine
-    from coterie.experiment.compare.tuning import check_tuned
+    from coterie.experiment.compare.tuning import check_tuned, check_validates
     from coterie.experiment.config import parse
     from coterie.report.runs_progress import runs_progress
 
@@ -230,6 +242,12 @@ def _begun(
     for text in dict.fromkeys(map(_public, entries)):
         if text:
             warn(text)
+    if dry_run:
+        kept, _ = checked_runs(entries, clients, _note, check_validates if sweep.tune else None)
+        count = at_once(sweep.jobs, len(kept), asks_engine(base), kept[0].config.run)
+        tried = math.prod(len(values) for values in sweep.tune.values()) if sweep.tune else 0
+        tell_comparison(kept, clients, count, tried)
+        return None
     abouts_by_run = (
         {e.name: abouts[e.config.model_dump_json()] for e in entries} if abouts else None
     )

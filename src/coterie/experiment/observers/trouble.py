@@ -20,7 +20,7 @@ from coterie.data.population import Population
 from coterie.experiment.session import RunSession
 from coterie.registry import METHODS
 from coterie.results.evaluation import Scores
-from coterie.results.findings import WARNING, grouping_of, noted
+from coterie.results.findings import WARNING, WARNING_AT_END, grouping_of, noted
 
 # A loss that grew tenfold has left what overfitting and differing clients make of it: below that
 # nothing is said, at the cost of not telling a slower growth.
@@ -117,6 +117,8 @@ class Trouble(Observer):
         asked_for_one = any(given.get(key) == 1 for key in ("k", "clusters"))
         if not groups or asked_for_one or groups[0] in _GIVEN or len(self.session.members) < 2:
             return ""
+        if noted([*run.events, {"round": 0, "notes": dict(run.state.notes)}], WARNING_AT_END):
+            return ""  # it says itself which limit was never met
         seen = [{g for g in e.get("groups", ()) if g is not None} for e in run.history]
         if any(len(groups) != 1 for groups in seen) or grouping_of(run.events, 1).get("sentence"):
             return ""
