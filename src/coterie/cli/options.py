@@ -36,7 +36,7 @@ Sets = Annotated[
 ]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Also log to tensorboard or mlflow; may be repeated."),
+    typer.Option("--track", help="Also log to tensorboard, mlflow or wandb; may be repeated."),
 ]
 DiscardDamaged = Annotated[
     bool,

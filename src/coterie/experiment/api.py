@@ -55,8 +55,8 @@ def run(
 ) -> Result:
     """Run an experiment from a configuration: a TOML file, nested dicts, or a ``Config``.
 
-    ``watch`` is called with the event of each round. ``track`` names trackers, "tensorboard" or
-    "mlflow", or holds your own (see ``coterie.Tracker``).
+    ``watch`` is called with the event of each round. ``track`` names trackers, "tensorboard",
+    "mlflow" or "wandb", or holds your own (see ``coterie.Tracker``).
 
     >>> result = run({"data": {"clients": 4}, "run": {"rounds": 2, "engine": "loop"}})
     >>> len(result.history), len(result.clients)
