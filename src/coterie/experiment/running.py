@@ -35,6 +35,7 @@ from coterie.experiment.observers import (
 from coterie.experiment.privacy import Guard
 from coterie.experiment.resuming import sound
 from coterie.experiment.session import RunSession, Tell
+from coterie.experiment.trouble import Trouble
 from coterie.results.evaluation import Scores
 from coterie.results.rundir import RunDir, rounds_of
 
@@ -165,6 +166,7 @@ class Running:
             (True, Account(session)),
             (session.plan.privacy.on, Guarding(session)),
             (True, Evaluate(session, self.stopping.reason, closing=self.piggyback.closing)),
+            (True, Trouble(session)),
             (True, self.record),
             (True, self.stopping),
             (session.directory is not None, self.saving),
