@@ -5,7 +5,7 @@ name outside ``docs`` is put into the site under ``repository/``: a Markdown fil
 folder as a list of its files, anything else as it is. A folder in the navigation stands for its
 front page and the pages that it names, in its order and under its headings. Pages of methods have
 the methods' real names in the navigation, and their rules as formulas (``methods/formulas.toml``),
-which the KaTeX in ``assets`` renders: no request leaves the reader's machine.
+which become MathML when the site is built: browsers draw it without a script or a font.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -79,11 +80,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def _with_formula(markdown: str, formula: str) -> str:
     """The page with a formula at the head of its rule, or below its title."""
-    safe = formula.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     place = re.search(r"^## (?:Rule|The rule|The method).*$", markdown, re.MULTILINE)
     place = place or re.search(r"^# .*$", markdown, re.MULTILINE)
     assert place is not None
-    block = f'\n\n<div class="formula">{safe}</div>\n'
+    block = f'\n\n<div class="formula">{convert(formula, display="block")}</div>\n'
     return markdown[: place.end()] + block + markdown[place.end() :]
 
 
