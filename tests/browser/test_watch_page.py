@@ -14,11 +14,10 @@ import pytest
 from browsing import DESKTOP, PHONE, opened
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, read_run
 from coterie.results.rundir import RunDir
-from processes import COTERIE
+from processes import COTERIE, PATIENCE
 
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 SLOW = ("--clients", "20", "--epochs", "10", "--rounds", "400", "--engine", "loop", "--quiet")
-PATIENCE = 60.0
 SIZES = {"desktop": DESKTOP, "phone": PHONE}
 # The list of runs and a run, light and dark, desktop and phone: two cover all of these.
 COVERING = (("", "light", "desktop"), ("fedclust", "dark", "phone"))
@@ -58,7 +57,7 @@ def address(folder):
         line = watching.stdout.readline()
         yield line.split(" at ")[-1].strip()
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(timeout=20) == 0
+        assert watching.wait(timeout=PATIENCE) == 0
 
 
 def page_of(address, name=""):

@@ -20,6 +20,7 @@ from coterie.experiment.compare.compare import agreement, folder_of
 from coterie.methods import METHODS
 from coterie.report import progress
 from coterie.results.rundir import RunDir
+from processes import PATIENCE
 
 
 def test_all_methods_in_one_table(cli, small):
@@ -241,7 +242,7 @@ def test_killed_and_continued_as_if_never_stopped(cli, start, name, number):
         if re.match(f"{name} +round {number}/4", line):
             os.kill(process.pid, signal.SIGKILL)
             break
-    process.wait(timeout=20)
+    process.wait(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
     assert not Path("c/comparison.json").exists()
     finished = {p: p.stat().st_mtime_ns for p in Path("c").glob("*/result.json")}

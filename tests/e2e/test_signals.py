@@ -17,6 +17,7 @@ import torch
 import forked
 from coterie.experiment import config
 from coterie.experiment.export import reopen
+from processes import PATIENCE
 
 # The rounds take a while, so that a signal finds the workers at work.
 LONG = ("--clients", 4, "--set", "data.samples=400", "--epochs", 40, "--method", "fedper")
@@ -39,7 +40,7 @@ def test_stopped_by_the_user_and_continued(cli, start, number):
         os.killpg(process.pid, number)  # a terminal tells the whole group
     else:
         process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err
@@ -121,7 +122,7 @@ def test_an_impatient_user_gets_the_same_sentence(start):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.02)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("error: stopped")
@@ -167,7 +168,7 @@ def on_a_terminal(*words):
             break
         shown += part
     os.close(ours)
-    out = process.communicate(timeout=30)[0]
+    out = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 0
     return shown.decode(), out.decode()
 

@@ -26,6 +26,7 @@ from coterie.methods import METHODS
 from coterie.report import progress
 from coterie.report.reading import find_runs
 from coterie.results.rundir import RunDir
+from processes import PATIENCE
 
 QUICK = {"data": {"clients": 4, "samples": 200}, "model": {"hidden": [8]}, "run": {"rounds": 2}}
 ASKED = {
@@ -229,7 +230,7 @@ def until(process, pattern):
 
 
 def alone_soon(group):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
             os.killpg(group, 0)
@@ -247,14 +248,14 @@ def test_killed_and_stopped_and_continued_as_if_never_stopped(cli, start, whole)
     process = start("compare", *LONG, "--dir", "c")
     until(process, "seed 0 +round 2/4")
     os.kill(process.pid, signal.SIGKILL)
-    process.wait(timeout=20)
+    process.wait(timeout=PATIENCE)
     assert alone_soon(process.pid)  # nobody is left at work
     assert not Path("c/comparison.json").exists()
     process = start("compare", "--resume", "c", "--jobs", 2, "--verbose")
     until(process, "seed 1 +round 1/4")
     finished = {p: p.stat().st_mtime_ns for p in Path("c").glob("*/*/result.json")}
     os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     assert "continue with: coterie compare --resume c" in err.splitlines()[-1]
@@ -278,7 +279,7 @@ def test_a_run_whose_process_is_killed_goes_on(start, whole):
     process = start("compare", *LONG, "--dir", "c")
     until(process, "round 1/4")
     os.kill(children(process.pid)[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     note = "seed 0: its process was killed (signal 9); it continues in another process"
     assert err.count(note) == 1
@@ -305,7 +306,7 @@ def test_nobody_works_on_for_a_process_that_is_gone(number):
     process = subprocess.Popen(words, stdout=-1, stderr=-1, text=True, start_new_session=True)
     assert [process.stdout.readline() for _ in "ab"] == ["at work\n"] * 2
     process.send_signal(number)
-    process.wait(timeout=20)
+    process.wait(timeout=PATIENCE)
     assert alone_soon(process.pid)
     process.communicate()
 

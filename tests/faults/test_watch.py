@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn")
 from safetensors import safe_open
 
 from federated import until
-from processes import starting
+from processes import PATIENCE, starting
 from watched import Page, make_run
 
 # Rounds of about half a second, so that there is time to be asked in.
@@ -40,7 +40,7 @@ class Watched(Page):
         line = next(line for line in process.stdout if line.startswith("watching "))
         port, self.token = re.search(r"http://127\.0\.0\.1:(\d+)/#token=(\S+)", line).groups()
         super().__init__(int(port), None)
-        until(self._answers, "the page", 30)
+        until(self._answers, "the page")
 
     def _answers(self):
         try:
@@ -55,8 +55,8 @@ class Watched(Page):
         found = re.search(r'data-status="(\w+)"', self.get(f"/run/{name}").text)
         return found and found[1]
 
-    def is_so(self, name, *statuses, seconds=60):
-        until(lambda: self.status(name) in statuses, f"{name} is {statuses}", seconds)
+    def is_so(self, name, *statuses):
+        until(lambda: self.status(name) in statuses, f"{name} is {statuses}")
 
 
 def rounds_of(run):
@@ -91,13 +91,13 @@ def test_what_cannot_be_resumed_says_why_and_ctrl_c_ends_it_with_pages_open(tmp_
     assert page.tell("a", "resume").status == 204
     with page.stream("/api/events") as one, page.stream("/api/runs/a/events") as other:
         assert one.next()
-        other.until(lambda found: "no checkpoint any more" in json.dumps(found["parts"]), 60)
+        other.until(lambda found: "no checkpoint any more" in json.dumps(found["parts"]))
         assert "no checkpoint any more" in (run / "resumed.log").read_text()
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=5)
+        rest, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
         assert rest.strip() == "stopped watching; the runs continue"
-        until(lambda: one.ended and other.ended, "the end of streams", 5)
+        until(lambda: one.ended and other.ended, "the end of streams")
 
 
 def test_stopped_resumed_killed_and_resumed_as_if_never_touched(tmp_path, begin):
@@ -106,14 +106,14 @@ def test_stopped_resumed_killed_and_resumed_as_if_never_touched(tmp_path, begin)
     going = begin(*RUN, "--rounds", ROUNDS, "--dir", run)
     untouched = begin(*RUN, "--rounds", ROUNDS, "--dir", whole, "-q")
     page = Watched(watch)
-    until(lambda: rounds_of(run) >= 1, "a round", 60)
+    until(lambda: rounds_of(run) >= 1, "a round")
     page.is_so("r", "running")
 
     assert page.tell("r", "stop").status == 204
     again = page.tell("r", "stop")
     assert again.status == 409
     assert page.tell("r", "resume").status == 409
-    said, _ = going.communicate(timeout=60)
+    said, _ = going.communicate(timeout=PATIENCE)
     assert going.returncode == 130
     assert "Finished rounds are saved" in said
     page.is_so("r", "stopped")
@@ -123,26 +123,26 @@ def test_stopped_resumed_killed_and_resumed_as_if_never_touched(tmp_path, begin)
 
     assert page.tell("r", "resume").status == 204
     assert page.tell("r", "resume").status == 409
-    pid = until(lambda: resuming(run), "its process", 10)
+    pid = until(lambda: resuming(run), "its process")
     assert os.getsid(pid) == pid  # a session of its own
-    until(lambda: rounds_of(run) > done, "another round", 60)
+    until(lambda: rounds_of(run) > done, "another round")
     page.is_so("r", "running")
     os.kill(pid, signal.SIGKILL)
     page.is_so("r", "stopped")
-    until(lambda: not Path(f"/proc/{pid}").exists(), "no zombie", 10)
-    until(lambda: "was ended by signal 9" in page.get("/run/r").text, "the reason", 10)
+    until(lambda: not Path(f"/proc/{pid}").exists(), "no zombie")
+    until(lambda: "was ended by signal 9" in page.get("/run/r").text, "the reason")
 
     done = rounds_of(run)
     assert page.tell("r", "resume").status == 204
-    until(lambda: rounds_of(run) > done, "another round", 60)
+    until(lambda: rounds_of(run) > done, "another round")
     with page.stream("/api/runs/r/events") as stream:
         assert stream.next()
         watch.send_signal(signal.SIGINT)
-        watch.communicate(timeout=5)
+        watch.communicate(timeout=PATIENCE)
     assert watch.returncode == 0
-    until(lambda: (run / "result.json").exists(), "its end, though nobody watches", 60)
-    assert untouched.wait(timeout=60) == 0
-    until(lambda: resuming(run) is None, "its process is gone", 20)
+    until(lambda: (run / "result.json").exists(), "its end, though nobody watches")
+    assert untouched.wait(timeout=PATIENCE) == 0
+    until(lambda: resuming(run) is None, "its process is gone")
     assert last_checkpoint(run) == last_checkpoint(whole)
     one, other = (json.loads((d / "result.json").read_text()) for d in (run, whole))
     assert one["received"] == other["received"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
-from processes import COTERIE
+from processes import COTERIE, PATIENCE
 
 CONFIG = """
 [data]
@@ -34,7 +34,7 @@ seed = 3
 """
 
 
-def until(done: Callable[[], Any], what: str, seconds: float = 120) -> Any:
+def until(done: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     """What this gives, once it gives something; a failure that says what was waited for."""
     ends = time.monotonic() + seconds
     while not (found := done()):
@@ -70,7 +70,7 @@ class Process:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def says(self, words: str, seconds: float = 120) -> None:
+    def says(self, words: str, seconds: float = PATIENCE) -> None:
         """Wait until it has said this; it must not end before."""
 
         def said() -> bool:
@@ -81,7 +81,7 @@ class Process:
 
         until(said, f"{words!r} in:\n{self.log}", seconds)
 
-    def wait(self, seconds: float = 180) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+# How many seconds a test waits, before it gives up, for what takes a moment on an idle machine.
+PATIENCE = 200.0
 COTERIE = [sys.executable, "-m", "coterie"]
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from processes import PATIENCE
+
 TOKEN = "the-token-of-tests"
 
 
@@ -109,7 +111,7 @@ class Page:
         return self.ask("POST", path, **shown, **headers)
 
     def ask(self, method: str, path: str, **headers: str) -> Answer:
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             named = {key.replace("_", "-"): value for key, value in headers.items()}
             line.putrequest(method, path, skip_host="Host" in named)
@@ -122,7 +124,7 @@ class Page:
 
     @contextmanager
     def stream(self, path: str, **headers: str) -> Iterator[Stream]:
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         line.request("GET", path, headers=named)
         answer = line.getresponse()
@@ -150,7 +152,7 @@ class Stream:
                 self._lines.put(text.decode())
         self.ended = True
 
-    def next(self, seconds: float = 10) -> dict[str, Any]:
+    def next(self, seconds: float = PATIENCE) -> dict[str, Any]:
         """The next event's parts."""
         found = self.maybe(seconds)
         assert found is not None, f"nothing came in {seconds:g} s"
@@ -173,7 +175,7 @@ class Stream:
                 return data
         return None
 
-    def until(self, done: Any, seconds: float = 20) -> dict[str, Any]:
+    def until(self, done: Any, seconds: float = PATIENCE) -> dict[str, Any]:
         """The first event for which this holds."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:

@@ -100,7 +100,7 @@ def test_a_page_that_was_out_of_sight_for_long_gets_all_that_it_missed(tmp_path,
                 assert f"round {number} of" in words(stream.next())
             told = stream.id
         monkeypatch.setattr(watching, "_LASTS", 0.0)
-        until(lambda: not page.watching._pages, "it is forgotten", 5)
+        until(lambda: not page.watching._pages, "it is forgotten")
         monkeypatch.setattr(watching, "_LASTS", 60.0)
         add_lines(run, round_of(4))
         with page.stream("/api/runs/a/events?since=x", Last_Event_ID=told) as stream:
@@ -241,7 +241,7 @@ def test_a_file_that_is_replaced_by_one_as_long_and_as_old_is_read_again(tmp_pat
     other.write_text(config.read_text().replace("rounds = 7", "rounds = 8"))
     os.utime(other, ns=(made.st_atime_ns, made.st_mtime_ns))
     other.replace(config)
-    until(lambda: watched.look()["a"].planned == 8, "the new file", 5)
+    until(lambda: watched.look()["a"].planned == 8, "the new file")
 
 
 def test_a_run_that_is_deleted_while_it_is_watched(tmp_path):
