@@ -110,6 +110,14 @@ def compare(
             "--verbose", "-v", help="Print a line for each round where there is no terminal."
         ),
     ] = False,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Differences of at most this many points count as equal (default: 0.5; of R², "
+            "hundredths).",
+        ),
+    ] = None,
     form: Annotated[
         TableFormat | None,
         typer.Option("--format", help="The format of the results (default: table)."),
@@ -121,6 +129,7 @@ def compare(
 
     With several seeds, partitions, shifts or values it is a sweep, and prints means over seeds.
     """
+    from coterie.experiment.compare.compare import with_margin
     from coterie.tracking import check
 
     trackers = track or []
@@ -153,6 +162,8 @@ def compare(
                 trackers,
                 flags,
             )
+    if margin is not None:
+        comparison = with_margin(comparison, margin / 100)
     _print(comparison, compare_dir, form_of_output)
     _say_what_is_missing(comparison, compare_dir, trackers)
 

@@ -35,17 +35,9 @@ from coterie.report.tables import (
     score,
     size,
 )
-from coterie.report.words import DAMAGE, count, duration
+from coterie.report.words import DAMAGE, SEEN, count, duration
 from coterie.results.findings import deciding, noted, probing_cost
 
-SEEN = {
-    "each": "single clients",
-    "revealed": "what was revealed",
-    "noised": "noised clients",
-    "means": "means",
-    "sums": "sums only",
-    "nothing": "nothing",
-}
 _WORST = 5  # clients in the table of the worst
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import CoterieError
 from coterie.lazy import named
+from coterie.results.differences import MARGIN
 from coterie.results.notebook import the_pandas
 from coterie.results.seeds import means_of
 
@@ -24,7 +25,7 @@ class Comparison:
     ``swept`` is true if there can be several seeds and settings; ``axes`` are then the keys of a
     row that distinguish settings, and ``means`` has a row for each method and setting. ``papers``
     are a scenario's figures, by method and setting. ``left_out``, ``failed`` and ``stopped`` have
-    the reason by the name of the run.
+    the reason by the name of the run. Scores that differ by no more than ``margin`` count as equal.
 
     >>> rows = [{"method": "fedavg", "seed": s, "received": 0.5 + s / 4} for s in (0, 1)]
     >>> Comparison(rows, "accuracy", swept=True).means[0]["received"]
@@ -40,11 +41,12 @@ class Comparison:
     axes: Sequence[str] = ()
     papers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     directory: Path | None = None
+    margin: float = MARGIN
 
     @cached_property
     def means(self) -> list[dict[str, Any]]:
         """A row for each method and setting: means over seeds, ``_std`` and ``_mark`` of scores."""
-        return means_of([{"seed": 0, **row} for row in self.rows], self.axes)
+        return means_of([{"seed": 0, **row} for row in self.rows], self.axes, self.margin)
 
     @property
     def seeds(self) -> list[int]:
@@ -55,6 +57,7 @@ class Comparison:
         """Everything, as ``comparison.json`` has it."""
         return {
             "judged_by": self.judged_by,
+            "margin": self.margin,
             **({"axes": list(self.axes)} if self.swept else {}),
             "rows": list(self.rows),
             **({"means": self.means} if self.swept else {}),
