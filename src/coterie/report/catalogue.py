@@ -402,6 +402,9 @@ class PictureOfSeveral:
 
 
 for _several in (
+    PictureOfSeveral(
+        "compare-gain", "Who gains, who loses?", several.gains, captions_compared.gains
+    ),
     PictureOfSeveral("compare-accuracy", "Score by round", several.lines, captions_compared.lines),
     PictureOfSeveral(
         "compare-bytes",
@@ -416,6 +419,16 @@ for _several in (
         lambda runs: captions_compared.lines(runs, "seconds"),
     ),
     PictureOfSeveral(
+        "compare-clients", "Scores of clients", several.clients, captions_compared.clients
+    ),
+    PictureOfSeveral("compare-cost", "Score against cost", several.cost, captions_compared.cost),
+    PictureOfSeveral(
+        "compare-seconds",
+        "Score and total seconds",
+        compared_bars.seconds,
+        captions_compared.total_seconds,
+    ),
+    PictureOfSeveral(
         "compare-systems",
         "Score by time in three systems",
         systems.by_system,
@@ -426,16 +439,6 @@ for _several in (
         "What mixing gains and risks",
         mixing.compared,
         captions_mixing.compared,
-    ),
-    PictureOfSeveral(
-        "compare-clients", "Scores of clients", several.clients, captions_compared.clients
-    ),
-    PictureOfSeveral("compare-cost", "Score against cost", several.cost, captions_compared.cost),
-    PictureOfSeveral(
-        "compare-seconds",
-        "Score and total seconds",
-        compared_bars.seconds,
-        captions_compared.total_seconds,
     ),
     PictureOfSeveral(
         "compare-parameter",

@@ -19,11 +19,13 @@ from markupsafe import Markup
 from coterie import __version__
 from coterie.report import catalogue, comparison_sections, palette, run_sections
 from coterie.report.catalogue import Drawn
+from coterie.report.compared_runs import compared_runs
 from coterie.report.reading import Reading
 from coterie.report.rendering import bidirectional, render
 from coterie.report.repeating import repeat
 from coterie.report.words import DAMAGE, outcome
 from coterie.report.words_compared import headline_compared
+from coterie.results.differences import MARGIN
 
 GENERATOR = "coterie report"  # this identifies a file as a report
 # A page loads and sends nothing; its styles and scripts are inside it.
@@ -113,38 +115,60 @@ def _unless_damaged(what: str, make: Callable[[], T], problems: list[str]) -> T 
         return None
 
 
-def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
-    """Several runs side by side: a headline, tables, pictures, and the settings that differ."""
+def compared_blocks(
+    readings: Sequence[Reading], level: int = 2, margin: float = MARGIN
+) -> list[Block]:
+    """Several runs side by side: what they answer, tables, pictures, the settings that differ."""
     problems: list[str] = []
     names = bidirectional([r.name for r in readings])
-    sentences = _unless_damaged("the headline", lambda: headline_compared(readings), problems)
+    found = _unless_damaged("the comparison", lambda: compared_runs(readings, margin), problems)
+    sentences = _unless_damaged(
+        "the headline", lambda: headline_compared(readings, margin), problems
+    )
     drawn = catalogue.compared(readings, problems)
+    pictures = {
+        which: picture_blocks(
+            [d for d in drawn if (d.name == _FIRST) == (which == "first")],
+            "compared-",
+            level + 1,
+            names,
+            problems,
+        )
+        for which in ("first", "other")
+    }
+    below = level + 1
+    tables: dict[str, Callable[[str], Markup | None]] = {
+        "each-run": lambda id: comparison_sections.each_run(readings, id, below),
+        "settings": lambda id: comparison_sections.settings(readings, id, below),
+    }
+    if found is not None:
+        tables |= {
+            "choices": lambda id: comparison_sections.choices(found, id, below),
+            "compared-table": lambda id: comparison_sections.standings(found, readings, id, below),
+            "real": lambda id: comparison_sections.real(found, id, below),
+            "reached": lambda id: comparison_sections.reached(found, id, below),
+            "which-round": lambda id: comparison_sections.rounds(found, id, below),
+            "why-groups": lambda id: comparison_sections.why_groups(found, id, below),
+        }
+    blocks: dict[str, Block] = {}
+    for id, make in tables.items():
+        html = _unless_damaged(f"the part '{id}'", partial(make, id), problems)
+        if html:
+            blocks[id] = Block(id, html)
+
+    def parts(*ids: str) -> list[Block]:
+        return [blocks[id] for id in ids if id in blocks]
+
     made = [Block("compared-headline", words(sentences or [], "compared-headline", names))]
-    tables: dict[str, tuple[str, Callable[[], Markup | None]]] = {
-        "over-seeds": (
-            "the table over seeds",
-            lambda: comparison_sections.over_seeds(readings, "over-seeds", level + 1),
-        ),
-        "compared-table": (
-            "the table of runs",
-            lambda: comparison_sections.side_by_side(readings, "compared-table"),
-        ),
-        "settings": (
-            "the table of settings",
-            lambda: comparison_sections.settings(readings, "settings", level + 1),
-        ),
-    }
-    blocks = {
-        id: Block(id, html)
-        for id, (what, make) in tables.items()
-        if (html := _unless_damaged(what, make, problems))
-    }
-    made += [blocks[id] for id in ("over-seeds", "compared-table") if id in blocks]
-    made += picture_blocks(drawn, "compared-", level + 1, names, problems)
-    made += [blocks["settings"]] if "settings" in blocks else []
+    made += parts("choices", "compared-table")
+    made += pictures["first"] + parts("real") + pictures["other"]
+    made += parts("reached", "which-round", "why-groups", "each-run", "settings")
     if problems:
         made.insert(0, Block("compared-notice", run_sections.unread("compared-notice", problems)))
     return [heading("section-compared", "Side by side", level), *made]
+
+
+_FIRST = "compare-gain"  # the main picture of a comparison
 
 
 def words(sentences: Sequence[str], id: str, names: Sequence[str] = ()) -> Markup:
@@ -262,8 +286,9 @@ def document(
     plotly: str | None = None,
     policy: str | None = OFFLINE,
     header: Markup | str = "",
+    about: str = "",
 ) -> str:
-    """A whole page: the title is its only h1, ``blocks`` its content.
+    """A whole page: the title is its only h1, with a line ``about`` it; ``blocks`` is its content.
 
     Without ``navigation``, the contents list the headings among the blocks. ``plotly`` is the
     address of plotly.js; None writes the library into the page, and "" leaves it out. ``scripts``
@@ -274,6 +299,7 @@ def document(
     return render(
         "page.html",
         title=title,
+        about=about,
         generator=GENERATOR,
         version=__version__,
         policy=policy,

@@ -41,6 +41,14 @@ window.coterie = (() => {
         if (width < 520) Object.assign(colorbar, { len: 0.9, x: 1, xanchor: "right", nticks: 4 });
       }
     }
+    if (layout.meta?.ends) { // names at the ends of lines, or where there is no room a legend
+      const room = width >= 560;
+      layout.showlegend = !room;
+      if (!room) {
+        delete layout.annotations;
+        margin.r = 12;
+      }
+    }
     const square = Object.values(layout).some((axis) => axis?.scaleanchor);
     if (square) height = Math.min(height, width - margin.l - margin.r + margin.t + margin.b + 24);
     layout.font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
@@ -235,7 +243,7 @@ window.coterie = (() => {
 
   function showTheme() {
     const button = document.getElementById("theme");
-    if (button) button.setAttribute("aria-pressed", String(isDark()));
+    if (button) button.textContent = isDark() ? "Light" : "Dark"; // what it changes the page to
     redraw();
   }
 
