@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from coterie.report.tables import score, size
-from coterie.report.words import SEEN, value, word
+from coterie.report.words import SEEN, saw_of, value, word
 from coterie.results.differences import (
     BETTER,
     EQUAL,
@@ -386,7 +386,7 @@ def _reason(line: Row, first: Row, least: float, hidden: int, by: str) -> str:
     sees = str(line.get("sees") or "")
     if sees:
         least_seen = " at most" if _seen(line) == hidden and _seen(first) < hidden else ""
-        parts.append(f"the server saw {SEEN.get(sees, sees)}{least_seen}")
+        parts.append(f"the server saw {saw_of(line)}{least_seen}")
     return "; ".join(parts)
 
 

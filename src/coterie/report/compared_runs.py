@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from coterie.channel.exposure import server_sees
 from coterie.report import numbers
 from coterie.report.answers import Answer, Block, answer_of, blocks_of
 from coterie.report.figures.compared import (
@@ -20,7 +19,7 @@ from coterie.report.figures.compared import (
 from coterie.report.reading import FINISHED, Reading, number
 from coterie.report.words import DAMAGE, agreement_with_truth
 from coterie.results.differences import MARGIN
-from coterie.results.rows import gained, in_full, near_the_end
+from coterie.results.rows import gained, in_full, near_the_end, saw
 
 # Tables of a configuration that say which clients there are, and what they are scored by.
 _CLIENTS = ("data", "partition", "shift", "evaluation")
@@ -128,7 +127,7 @@ def _row(reading: Reading, gains: Sequence[float]) -> dict[str, Any]:
         "seconds": number(spent),
         "epsilon": number(numbers.privacy_loss(reading).get("epsilon")),
         "test_least": test_least(reading),
-        "sees": sees_of(reading),
+        **saw_by(reading),
         "status": reading.status,
         **in_full(reading.rounds, by),
     }
@@ -140,10 +139,10 @@ def test_least(reading: Reading) -> int | None:
     return min((int(n) for n in counts if n), default=None)
 
 
-def sees_of(reading: Reading) -> str | None:
+def saw_by(reading: Reading) -> dict[str, Any]:
     """What the server saw; None if the run does not say it."""
     known = reading.result.get("exposure") or reading.result.get("sees")
-    return server_sees(reading.result) if known else None
+    return (_unless_damaged(lambda: saw(reading.result)) if known else None) or {"sees": None}
 
 
 def _unless_damaged(make: Any) -> Any:

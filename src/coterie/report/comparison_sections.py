@@ -18,7 +18,7 @@ from coterie.report.answers import (
     margin_in_words,
     one_sample,
 )
-from coterie.report.compared_runs import ComparedRuns, differing, flattened, sees_of
+from coterie.report.compared_runs import ComparedRuns, differing, flattened, saw_by
 from coterie.report.comparison_tables import resting, sign_of
 from coterie.report.figures.clients import scores_of
 from coterie.report.figures.compared import KindOfRun, final, kinds_of
@@ -27,7 +27,7 @@ from coterie.report.palette import DARK
 from coterie.report.reading import FINISHED, Reading, number
 from coterie.report.rendering import HtmlCell, render
 from coterie.report.tables import score, size
-from coterie.report.words import MEANINGS, SEEN, change, count, duration, grouping, word
+from coterie.report.words import MEANINGS, change, count, duration, grouping, saw_of, word
 from coterie.report.words import value as with_unit
 from coterie.results.differences import (
     BETTER,
@@ -148,7 +148,7 @@ def _columns(found: ComparedRuns) -> list[tuple[str, Callable[[Row], HtmlCell | 
         ("simulated time", text("clock_total", duration)),
         ("time", text("seconds", duration)),
         ("ε", text("epsilon", lambda v: f"{v:.3g}")),
-        ("server saw", text("sees", lambda v: SEEN.get(v, v))),
+        ("server saw", lambda line: HtmlCell(saw_of(line)) if saw_of(line) else None),
         ("status", lambda line: _status(found, line)),
     ]
 
@@ -436,7 +436,7 @@ COLUMNS = (
     RunColumn(
         "ε", lambda r: number(numbers.privacy_loss(r).get("epsilon")), lambda v, r: f"{v:.3g}"
     ),
-    RunColumn("server saw", sees_of, lambda v, r: SEEN.get(v, v)),
+    RunColumn("server saw", lambda r: saw_of(saw_by(r)) or None, _as_is),
     RunColumn("status", lambda r: None if r.status == FINISHED else r.status, _as_is),
 )
 

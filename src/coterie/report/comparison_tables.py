@@ -82,11 +82,19 @@ def _answered(comparison: Comparison) -> list[str]:
     return lines_of(answers(comparison.rows, axes, comparison.judged_by, comparison.margin))
 
 
+def _sees(row: Row) -> str:
+    """The most that the server saw; clients that were alone in a group are counted apart."""
+    lone = row.get("exposed")
+    return f"{row['sees_mostly']}+{lone}" if lone else str(row["sees"])
+
+
 def _near(comparison: Comparison) -> list[str]:
     """The size of one test sample, where it is more than a point, and a column's meaning."""
     notes = []
     if any(row.get("near_bytes") for row in comparison.rows):
         notes.append("bytes to 1 point: until the score stayed within a point of its last")
+    if any(row.get("exposed") for row in comparison.rows):
+        notes.append("server sees means+1: means, and 1 client that was alone in its group")
     if text := one_sample(comparison.rows, comparison.judged_by):
         notes.append(text)
     return notes
@@ -131,7 +139,12 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
     }
     lines = []
     for row in rows:
-        known = {**row, "gainers": row, **dict.fromkeys(_PAPER, abouts.get(row["method"]))}
+        known = {
+            **row,
+            "gainers": row,
+            "sees": _sees(row),
+            **dict.fromkeys(_PAPER, abouts.get(row["method"])),
+        }
         values = [(column, known.get(column.key)) for column in columns]
         top = {} if reference(row) else best
         cells = [

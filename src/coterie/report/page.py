@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
-from itertools import pairwise
 from typing import Any, TypeVar
 
 from markupsafe import Markup
@@ -196,12 +195,14 @@ def picture_blocks(
     """
     tabs = [d.name for d in drawn if d.name in catalogue.TABS]
     tabs = tabs if len(tabs) > 1 else []
-    beside = _pairs(drawn)
+    drawn, beside = _in_pairs(drawn, tabs)
     by_name: dict[str, Block] = {}
     group = f"{prefix}tabs-accuracy"
     for each in drawn:
         kind = "block picture half" if each.name in beside else "block picture"
         tab = group if each.name in tabs else None
+        if each.name in beside:
+            each.sketch.layout["height"] = round(beside[each.name])
         called = partial(picture_block, each, prefix, level, kind, tab, names)
         block = _unless_damaged(f"the picture '{each.name}'", called, problems)
         if block is not None:
@@ -215,22 +216,48 @@ def picture_blocks(
     return picture_list
 
 
-# Pictures that are legible at half the width of a page.
-_SMALL = (
-    *("similarity", "mixing", "silhouette", "verdict"),
-    *("bytes-by-client", "time", "lost", "exposure"),
+# Pictures that need the whole width of a page; the others are legible at half of it.
+_WIDE = (
+    *("compare-gain", "compare-clients", "compare-seconds", "divergence", "distances-by-layer"),
+    *("trials", "hopkins", "layers", "mixing-terms"),
 )
+_HIGHER = 1.5  # pictures side by side get the same height, unless one is so much higher
+_LOWER = (340, 560)  # the height of pictures side by side, unless they need more than the second
 
 
-def _pairs(drawn: Sequence[Drawn]) -> set[str]:
-    """The pictures that stand side by side: neighbours, both small, and about equally high."""
-    beside: set[str] = set()
-    for left, right in pairwise(drawn):
-        heights = sorted(d.sketch.layout.get("height") or 420 for d in (left, right))
-        small = left.name in _SMALL and right.name in _SMALL and heights[1] < 1.3 * heights[0]
-        if small and left.name not in beside:
-            beside |= {left.name, right.name}
-    return beside
+def _in_pairs(drawn: Sequence[Drawn], tabs: Sequence[str]) -> tuple[list[Drawn], dict[str, float]]:
+    """The pictures in an order in which those side by side are neighbours, and their heights.
+
+    Pictures in tabs take one place, since one of them is shown at a time.
+    """
+    places: list[list[Drawn]] = []
+    for each in drawn:
+        together = each.name in tabs and places and places[-1][0].name in tabs
+        places[-1].append(each) if together else places.append([each])
+    ordered: list[list[Drawn]] = []
+    beside: dict[str, float] = {}
+    waiting: int | None = None  # the place in the order of one without a neighbour
+    for place in places:
+        if place[0].name in _WIDE:
+            ordered.append(place)
+            continue
+        if waiting is None:
+            waiting = len(ordered)
+            ordered.append(place)
+            continue
+        pair = [d for d in (*ordered[waiting], *place) if not d.flat]
+        ordered.insert(waiting + 1, place)
+        waiting = None
+        heights = [_height(d) for d in pair]
+        most = max(heights, default=0.0)
+        lower = min(_LOWER[0], most) if most <= _LOWER[1] else most
+        alike = most < _HIGHER * min(heights, default=0.0)
+        beside |= {d.name: lower if alike else _height(d) for d in pair}
+    return [each for place in ordered for each in place], beside
+
+
+def _height(drawn: Drawn) -> float:
+    return float(drawn.sketch.layout.get("height") or 420)
 
 
 def picture_block(
@@ -243,6 +270,9 @@ def picture_block(
 ) -> Block:
     """A picture with its heading and its caption."""
     id = f"{prefix}fig-{drawn.name}"
+    if drawn.flat:
+        told = {"title": drawn.title, "words": drawn.words, "names": names, "level": level}
+        return Block(id, render("sentence.html", id=id, **told))
     tree = drawn.tree
     height = tree["layout"].get("height") or 420
     html = render(

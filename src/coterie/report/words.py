@@ -26,6 +26,24 @@ SEEN = {
     "nothing": "nothing",
 }
 
+
+def saw_of(row: Mapping[str, Any]) -> str:
+    """What the server saw, in a few words; "" if it is not known.
+
+    >>> saw_of({"sees": "each"})
+    'single clients'
+    >>> saw_of({"sees": "each", "sees_mostly": "means", "exposed": 1, "exposed_rounds": 1})
+    'means; 1 client exposed once, alone in a group'
+    """
+    if not row.get("exposed"):
+        sees = str(row.get("sees") or "")
+        return SEEN.get(sees, sees)
+    rounds = row["exposed_rounds"]
+    times = "once" if rounds == 1 else f"in {rounds} rounds"
+    mostly = SEEN.get(row["sees_mostly"], row["sees_mostly"])
+    return f"{mostly}; {count(row['exposed'], 'client')} exposed {times}, alone in a group"
+
+
 # What the words of tables and tiles mean, where they stand.
 MEANINGS = {
     "received": "the score of the model that a client gets from the server, on the client's own "

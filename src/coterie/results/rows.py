@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.channel.exposure import server_sees
+from coterie.channel.exposure import alone_apart, server_sees
 from coterie.clustering import adjusted_rand
 from coterie.core.events import Event
 from coterie.errors import RunDirError
@@ -69,9 +69,18 @@ def row_of(
         **near_the_end(rounds, score, by),
         "test_least": _least_tested(clients),
         "seconds": summary["seconds"],
-        "sees": server_sees(summary),
+        **saw(summary),
         "headline": score,
     }
+
+
+def saw(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The most that the server saw, and what it saw but for clients alone in a group."""
+    found: dict[str, Any] = {"sees": server_sees(summary)}
+    if summary.get("exposure"):
+        mostly, clients, rounds = alone_apart(summary["exposure"])
+        found |= {"sees_mostly": mostly, "exposed": clients, "exposed_rounds": rounds}
+    return found
 
 
 def gained(gains: Sequence[float]) -> dict[str, Any]:

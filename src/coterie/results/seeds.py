@@ -29,6 +29,8 @@ _LEAST_SHARED = 2  # common seeds needed to choose the best
 
 Row = Mapping[str, Any]
 
+# What is taken from the first seed: words, and who was exposed.
+_OF_THE_FIRST = ("sees", "sees_mostly", "exposed", "exposed_rounds", "headline")
 # What is averaged over seeds. The first ones also have a spread, and the best one is marked.
 MARKED = ("received", "adapted", "newcomers", "worst", "gain")
 _NUMBERS = (
@@ -159,7 +161,7 @@ def means_of(
                 last = {row.get("full_round") for row in runs}
                 line["full_round"] = last.pop() if len(last) == 1 else None
             line |= _of_difference(to_best.get(method))
-            line |= {key: runs[0].get(key) for key in ("sees", "headline")}
+            line |= {key: runs[0].get(key) for key in _OF_THE_FIRST}
             line["reference"] = references[method]
             means.append(line)
     return means

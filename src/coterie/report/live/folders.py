@@ -54,7 +54,7 @@ class Glance:
     judged_by: str = "accuracy"
     headline: str = "received"
     groups: int = 0
-    bytes: int = 0
+    bytes: int | None = None
     begun: str = ""  # when, in an order of letters
     changed: float = 0.0
     problem: str = ""
@@ -255,7 +255,7 @@ def _glance_at(reading: Reading, path: Path, name: str, stamp: Stamp) -> Glance:
         judged_by=reading.judged_by,
         headline=reading.headline,
         groups=len({g for g in reading.groups if g is not None}),
-        bytes=int(sum(number(v) or 0 for v in moved.values())),
+        bytes=int(sum(number(v) or 0 for v in moved.values())) if moved else None,
         begun=str(reading.sessions[0].get("at", "")) if reading.sessions else "",
         changed=max((s[2] for s in stamp if s), default=0) / 1e9,
         problem=" ".join(f"{p}." for p in reading.problems),

@@ -86,7 +86,7 @@ def row(run: Glance) -> Markup:
         score=f"{score(run.score, run.judged_by)}{' %' * (scored and accuracy)}",
         score_name=(run.headline if accuracy else f"{run.headline} R²") if scored else "",
         groups=run.groups or "–",
-        bytes=size(run.bytes) if run.bytes else "–",
+        bytes="–" if run.bytes is None else size(run.bytes),
         changed=datetime.fromtimestamp(run.changed, UTC) if run.changed else None,
     )
 
