@@ -59,15 +59,18 @@ Row = Mapping[str, Any]
 # --- which method ---------------------------------------------------------------------------------
 
 
-def standings(found: ComparedRuns, readings: Sequence[Reading], id: str, level: int) -> Markup:
-    """A row for each method and setting: its means, the highest of the usable methods marked."""
+def standings(found: ComparedRuns, id: str, level: int, link_of: Callable[[str], str]) -> Markup:
+    """A row for each method and setting: its means, the highest of the usable methods marked.
+
+    ``link_of`` makes the address of a run of its name.
+    """
     lines = [line for block in found.blocks for line in _by_score(block)]
     columns = _columns(found)
     cells = [[show(line) for _, show in columns] for line in lines]
     shown = [i for i in range(len(columns)) if any(row[i] is not None for row in cells)]
     rows = [
         [
-            _method_cell(_kind(found, line), str(line["method"]), readings),
+            _method_cell(_kind(found, line), str(line["method"]), link_of),
             *(HtmlCell(str(line[axis]), line[axis]) for axis in found.axes),
             *(row[i] or HtmlCell(None) for i in shown),
         ]
@@ -96,12 +99,10 @@ def _kind(found: ComparedRuns, line: Row) -> KindOfRun:
     return found.kind_of_row[str(line["method"]), repr([line[axis] for axis in found.axes])]
 
 
-def _method_cell(kind: KindOfRun, title: str, readings: Sequence[Reading]) -> HtmlCell:
+def _method_cell(kind: KindOfRun, title: str, link_of: Callable[[str], str]) -> HtmlCell:
     """The method with the colour that it has in all pictures, linked to its only run."""
     colour = kind.style[0]
-    link = None
-    if len(kind.runs) == 1:
-        link = next(f"#run-{n}" for n, r in enumerate(readings, 1) if r is kind.runs[0])
+    link = link_of(kind.runs[0].name) if len(kind.runs) == 1 else None
     swatch = f"light-dark({colour}, {DARK.get(colour, colour)})"
     return HtmlCell(title, title, link=link, swatch=swatch, note=kind.reference)
 
@@ -441,7 +442,9 @@ COLUMNS = (
 )
 
 
-def each_run(readings: Sequence[Reading], id: str, level: int) -> Markup | None:
+def each_run(
+    readings: Sequence[Reading], id: str, level: int, link_of: Callable[[str], str]
+) -> Markup | None:
     """A row for each run; None if each is a row of the methods. Empty columns are left out."""
     alike = len({r.judged_by for r in readings}) == 1
     if alike and all(len(kind.runs) == 1 for kind in kinds_of(readings)):
@@ -452,7 +455,7 @@ def each_run(readings: Sequence[Reading], id: str, level: int) -> Markup | None:
         kept = [i for i in kept if COLUMNS[i].title != "method"]
     rows, full = [], [in_full(r.rounds, r.judged_by) for r in readings]
     for place, (reading, row) in enumerate(zip(readings, values, strict=True)):
-        cells = [HtmlCell(reading.name, reading.name, link=f"#run-{place + 1}")]
+        cells = [HtmlCell(reading.name, reading.name, link=link_of(reading.name))]
         for i in kept:
             column, value = COLUMNS[i], row[i]
             key = {"worst client": "worst"}.get(column.title, column.title)

@@ -115,9 +115,17 @@ def _unless_damaged(what: str, make: Callable[[], T], problems: list[str]) -> T 
 
 
 def compared_blocks(
-    readings: Sequence[Reading], level: int = 2, margin: float = MARGIN
+    readings: Sequence[Reading],
+    level: int = 2,
+    margin: float = MARGIN,
+    link_of: Callable[[str], str] | None = None,
 ) -> list[Block]:
-    """Several runs side by side: what they answer, tables, pictures, the settings that differ."""
+    """Several runs side by side: what they answer, tables, pictures, the settings that differ.
+
+    ``link_of`` makes the address of a run of its name; by default it is below on the same page.
+    """
+    below_here = {r.name: f"#run-{n}" for n, r in enumerate(readings, 1)}
+    link_of = link_of or below_here.__getitem__
     problems: list[str] = []
     names = bidirectional([r.name for r in readings])
     found = _unless_damaged("the comparison", lambda: compared_runs(readings, margin), problems)
@@ -137,13 +145,13 @@ def compared_blocks(
     }
     below = level + 1
     tables: dict[str, Callable[[str], Markup | None]] = {
-        "each-run": lambda id: comparison_sections.each_run(readings, id, below),
+        "each-run": lambda id: comparison_sections.each_run(readings, id, below, link_of),
         "settings": lambda id: comparison_sections.settings(readings, id, below),
     }
     if found is not None:
         tables |= {
             "choices": lambda id: comparison_sections.choices(found, id, below),
-            "compared-table": lambda id: comparison_sections.standings(found, readings, id, below),
+            "compared-table": lambda id: comparison_sections.standings(found, id, below, link_of),
             "real": lambda id: comparison_sections.real(found, id, below),
             "reached": lambda id: comparison_sections.reached(found, id, below),
             "which-round": lambda id: comparison_sections.rounds(found, id, below),

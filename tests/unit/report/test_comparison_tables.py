@@ -375,8 +375,8 @@ def test_the_page_of_several_runs_has_the_dagger_too():
         config = {"method": {"name": name}, "run": {"seed": seed, "rounds": 2}}
         result = {"judged_by": "accuracy", "received": {"accuracy": 0.8, "worst": 0.7}}
         runs.append(finished(f"{name}-{seed}", events=told, config=config, result=result))
-    both = each_run(runs, "a", 2)
+    both = each_run(runs, "a", 2, str)
     assert (both.count("80.0 %†"), both.count("70.0 %†")) == (2, 2)
-    over = standings(compared_runs(runs), runs, "b", 2)
+    over = standings(compared_runs(runs), "b", 2, str)
     assert "80.0 ± 0.0†" in over
     assert "the last full round had: slow 50.0 received in round 1" in over
