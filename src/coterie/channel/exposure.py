@@ -460,6 +460,20 @@ def sees(seen: Mapping[str, Any]) -> str:
     return [*most, *("sums" for _ in seen["sums"]), "nothing"][0]
 
 
+def alone_apart(seen: Mapping[str, Any]) -> tuple[str, int, int]:
+    """What the server saw but for clients alone in a group; how many these, in how many rounds.
+
+    >>> alone_apart(Exposure().summary())
+    ('nothing', 0, 0)
+    """
+    single = seen["single"]
+    lone = single.get(OF_ONE_ALONE)
+    if lone is None or PLAIN in single:
+        return sees(seen), 0, 0
+    others = {kind: span for kind, span in single.items() if kind != OF_ONE_ALONE}
+    return sees({**seen, "single": others}), lone["clients"], lone["rounds"]
+
+
 def server_sees(summary: Mapping[str, Any]) -> str:
     """The same for a run's summary; older runs only recorded what their method looks at."""
     seen = summary.get("exposure")

@@ -129,6 +129,14 @@ def compare(
             "--verbose", "-v", help="Print a line for each round where there is no terminal."
         ),
     ] = False,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Differences of at most this many points count as equal (default: 0.5; of R², "
+            "hundredths).",
+        ),
+    ] = None,
     form: Annotated[
         TableFormat | None,
         typer.Option("--format", help="The format of the results (default: table)."),
@@ -140,6 +148,7 @@ def compare(
 
     With several seeds, partitions, shifts or values it is a sweep, and prints means over seeds.
     """
+    from coterie.experiment.compare.compare import with_margin
     from coterie.tracking import check
 
     trackers = track or []
@@ -179,6 +188,8 @@ def compare(
             )
             if comparison is None:
                 return
+    if margin is not None:
+        comparison = with_margin(comparison, margin / 100)
     _print(comparison, compare_dir, form_of_output)
     _say_what_is_missing(comparison, compare_dir, trackers)
 

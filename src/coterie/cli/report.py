@@ -27,6 +27,12 @@ def report(
         ),
     ] = None,
     title: Annotated[str, typer.Option(help="The title of the report.")] = "",
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Differences of at most this many points count as equal (default: 0.5)."
+        ),
+    ] = None,
     figure: Annotated[
         list[str] | None,
         typer.Option(help="A figure of your own, FILE.py:FUNCTION; may be repeated."),
@@ -38,6 +44,7 @@ def report(
     from coterie.report.catalogue import load_figure
     from coterie.report.html import default_place, is_ours, write_report
     from coterie.report.tables import size
+    from coterie.results.differences import MARGIN
 
     for name in figure or []:
         load_figure(name, "--figure")
@@ -49,7 +56,8 @@ def report(
             f"{path} exists and is not a report: choose another file with --to, or overwrite it "
             "with --force"
         )
-    written = write_report(runs, path, title)
+    equal = MARGIN if margin is None else margin / 100
+    written = write_report(runs, path, title, margin=equal)
     file_size = size(written.stat().st_size, digits=1)
     out.print(
         f"[bold]report[/]  {escape(str(written))} ({file_size})", highlight=False, soft_wrap=True

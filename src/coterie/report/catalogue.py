@@ -94,13 +94,17 @@ class Picture:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture of one or several runs; its figure has no title, since pages have their own."""
+    """A picture of one or several runs; its figure has no title, since pages have their own.
+
+    A ``flat`` one shows a single flat thing: pages have its words instead.
+    """
 
     name: str
     section: str
     title: str
     words: str
     sketch: Sketch
+    flat: bool = False
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -121,8 +125,7 @@ def _tree(reading: Reading) -> Sketch:
 
 
 def _by_client(reading: Reading) -> Sketch:
-    steps = names_of_groups(steps_of_groups(reading.events))
-    if len({tuple(column) for column in followed(steps)}) == 1:
+    if _nobody_moved(reading):
         raise ConfigError(
             f"{reading.name}: no client ever changed groups, which 'groups' shows as well"
         )
@@ -371,13 +374,32 @@ def pictures(reading: Reading, problems: list[str] | None = None) -> list[Drawn]
     for p in PICTURES.everything:
         try:
             sketch = untitled(p.draw(reading))
-            drawn_pictures.append(Drawn(p.name, p.section, p.title, p.words(reading), sketch))
+            flat = p.name in _FLAT and _FLAT[p.name](reading)
+            drawn_pictures.append(Drawn(p.name, p.section, p.title, p.words(reading), sketch, flat))
         except ConfigError:
             continue
         except DAMAGE as error:
             if problems is not None:
                 problems.append(_damaged(p.name, error))
     return drawn_pictures
+
+
+def _nobody_moved(reading: Reading) -> bool:
+    steps = names_of_groups(steps_of_groups(reading.events))
+    return len({tuple(column) for column in followed(steps)}) == 1
+
+
+def _all_equal(reading: Reading) -> bool:
+    moved = [down + up for _, down, up in cost.of_clients(reading)]
+    return max(moved) - min(moved) < _EQUAL * max(moved)
+
+
+_EQUAL = 0.03  # bytes of clients that differ by a smaller share are about equal
+# When a picture would show one flat thing.
+_FLAT: dict[str, Callable[[Reading], bool]] = {
+    "groups": _nobody_moved,
+    "bytes-by-client": _all_equal,
+}
 
 
 def _damaged(name: str, error: Exception) -> str:
@@ -402,6 +424,9 @@ class PictureOfSeveral:
 
 
 for _several in (
+    PictureOfSeveral(
+        "compare-gain", "Who gains, who loses?", several.gains, captions_compared.gains
+    ),
     PictureOfSeveral("compare-accuracy", "Score by round", several.lines, captions_compared.lines),
     PictureOfSeveral(
         "compare-bytes",
@@ -416,6 +441,16 @@ for _several in (
         lambda runs: captions_compared.lines(runs, "seconds"),
     ),
     PictureOfSeveral(
+        "compare-clients", "Scores of clients", several.clients, captions_compared.clients
+    ),
+    PictureOfSeveral("compare-cost", "Score against cost", several.cost, captions_compared.cost),
+    PictureOfSeveral(
+        "compare-seconds",
+        "Score and total seconds",
+        compared_bars.seconds,
+        captions_compared.total_seconds,
+    ),
+    PictureOfSeveral(
         "compare-systems",
         "Score by time in three systems",
         systems.by_system,
@@ -426,16 +461,6 @@ for _several in (
         "What mixing gains and risks",
         mixing.compared,
         captions_mixing.compared,
-    ),
-    PictureOfSeveral(
-        "compare-clients", "Scores of clients", several.clients, captions_compared.clients
-    ),
-    PictureOfSeveral("compare-cost", "Score against cost", several.cost, captions_compared.cost),
-    PictureOfSeveral(
-        "compare-seconds",
-        "Score and total seconds",
-        compared_bars.seconds,
-        captions_compared.total_seconds,
     ),
     PictureOfSeveral(
         "compare-parameter",

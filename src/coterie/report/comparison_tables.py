@@ -10,22 +10,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coterie.report.answers import (
+    FEW_SEEDS,
+    answers,
+    few_seeds,
+    lines_of,
+    margin_in_words,
+    one_sample,
+)
 from coterie.report.run_notes import tuning_notes, warning_notes
 from coterie.report.scenario_tables import cost_of, paper_notes, published_accuracy
 from coterie.report.table_formats import Fitted, Sheet, TableBlock, TableCell, TableColumn, as_rich
 from coterie.report.tables import left_out, score, size
 from coterie.results.comparison import Comparison
-from coterie.results.seeds import BEST, LEAST_SEEDS, MARKED, TIE, UNTESTED, UNTOLD
+from coterie.results.differences import EQUAL, LEAST_SEEDS, OPEN, UNTESTED
+from coterie.results.seeds import BEST, HIGHEST, MARKED, UNTOLD, reference
 from coterie.results.titles import place_of, value_in_title
 
 _NONE = "–"
 _SAME = 1e-12  # differences that are only rounding
 # Columns, the most important first: a narrow terminal omits the last ones.
 _ORDER = (
-    *("received", "seeds", "adapted", "worst", "bytes", "gain", "newcomers", "newcomers_received"),
-    *("paper", "groups", "target_round", "paper_rounds", "target_megabits", "paper_megabits"),
+    *("received", "seeds", "adapted", "worst", "bytes", "difference", "gain", "newcomers"),
+    *(
+        "newcomers_received",
+        "paper",
+        "groups",
+        "target_round",
+        "paper_rounds",
+        "target_megabits",
+        "paper_megabits",
+    ),
     *("target_round_adapted", "target_megabits_adapted", "epsilon", "clock_total", "agreement"),
-    *("better", "target_bytes", "target_seconds", "rounds", "wasted", "seconds", "sees"),
+    *("gainers", "near_bytes", "target_bytes", "target_seconds", "rounds", "wasted", "seconds"),
+    "sees",
     "clock_communication",
 )
 _TARGET = ("target_round", "target_bytes", "target_megabits", "target_seconds")
@@ -40,6 +58,8 @@ def sheet_of(comparison: Comparison) -> Sheet:
         known = {method: about for method, about in papers.items() if about is not None}
         sheet = _single(comparison.rows, comparison.judged_by, known)
         notes = [
+            *_answered(comparison),
+            *_near(comparison),
             *resting(comparison.rows, comparison.judged_by),
             *_missing(comparison),
             *paper_notes(known),
@@ -48,12 +68,37 @@ def sheet_of(comparison: Comparison) -> Sheet:
         sheet = _swept(comparison)
         rested = resting(comparison.means, comparison.judged_by, comparison.axes)
         notes = [
+            *_answered(comparison),
+            *_near(comparison),
             *rested,
             *_seeds(comparison),
             *_missing(comparison),
             *paper_notes(comparison.papers),
         ]
     return replace(sheet, notes=[*notes, *tuning_notes(comparison), *warning_notes(comparison)])
+
+
+def _answered(comparison: Comparison) -> list[str]:
+    axes = comparison.axes if comparison.swept else ()
+    return lines_of(answers(comparison.rows, axes, comparison.judged_by, comparison.margin))
+
+
+def _sees(row: Row) -> str:
+    """The most that the server saw; clients that were alone in a group are counted apart."""
+    lone = row.get("exposed")
+    return f"{row['sees_mostly']}+{lone}" if lone else str(row["sees"])
+
+
+def _near(comparison: Comparison) -> list[str]:
+    """The size of one test sample, where it is more than a point, and a column's meaning."""
+    notes = []
+    if any(row.get("near_bytes") for row in comparison.rows):
+        notes.append("bytes to 1 point: until the score stayed within a point of its last")
+    if any(row.get("exposed") for row in comparison.rows):
+        notes.append("server sees means+1: means, and 1 client that was alone in its group")
+    if text := one_sample(comparison.rows, comparison.judged_by):
+        notes.append(text)
+    return notes
 
 
 def comparison(
@@ -77,27 +122,34 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
         *_paper_column(abouts),
         TableColumn("worst\nclient", "worst", lambda v: score(v, judged_by), True),
         TableColumn("over\nlocal", "gain", lambda v: _signed(v, judged_by), True),
-        TableColumn("better\noff", "better", str),
+        *_gainers_column(rows),
         TableColumn("groups", "groups", str),
         TableColumn("agree-\nment", "agreement", _two_digits),
         *_ended_column(rows, abouts),
         TableColumn("bytes", "bytes", _size),
+        *_near_column(rows),
         *_wire_columns(rows, abouts),
         TableColumn("time\ns", "seconds", _seconds),
         TableColumn("server\nsees", "sees", str),
     ]
+    usable = [row for row in rows if not reference(row)]
     best = {
-        c.key: max((r[c.key] for r in rows if r[c.key] is not None), default=None)
+        c.key: max((r[c.key] for r in usable if r[c.key] is not None), default=None)
         for c in columns
         if c.best and sum(r[c.key] is not None for r in rows) > 1
     }
     lines = []
     for row in rows:
-        better = _NONE if row["better"] is None else f"{row['better']}/{row['compared']}"
-        known = {**row, "better": better, **dict.fromkeys(_PAPER, abouts.get(row["method"]))}
+        known = {
+            **row,
+            "gainers": row,
+            "sees": _sees(row),
+            **dict.fromkeys(_PAPER, abouts.get(row["method"])),
+        }
         values = [(column, known.get(column.key)) for column in columns]
+        top = {} if reference(row) else best
         cells = [
-            TableCell(c.show(value), _top(value, best.get(c.key)), sign_of(row, c.key))
+            TableCell(c.show(value), _top(value, top.get(c.key)), sign_of(row, c.key))
             for c, value in values
         ]
         lines.append((str(row["method"]), cells))
@@ -107,13 +159,13 @@ def _single(rows: Sequence[Row], judged_by: str, abouts: Mapping[str, Row]) -> S
         columns,
         [TableBlock("", lines)],
         _adapted(adapted),
-        legend=[(BEST, "the best of its column")] if len(rows) > 1 else [],
+        legend=[(HIGHEST, f"{_HIGHEST}. {few_seeds(1)}")] * bool(best),
         order=_ORDER,
     )
 
 
 def _top(value: Any, best: float | None) -> str:
-    return BEST if None not in (value, best) and abs(value - best) <= _SAME else UNTOLD
+    return HIGHEST if None not in (value, best) and abs(value - best) <= _SAME else UNTOLD
 
 
 def _title(judged_by: str) -> str:
@@ -140,15 +192,18 @@ def _swept(comparison: Comparison) -> Sheet:
     columns = [
         *([TableColumn("seeds", "seeds", str)] if uneven else []),
         TableColumn("received", "received", lambda v: score(v, by), True),
+        *_difference_column(rows, by),
         TableColumn("adapted", "adapted", lambda v: score(v, by), True),
         *_newcomers_columns(rows, by, comparison.papers),
         *_paper_column(comparison.papers),
         TableColumn("worst\nclient", "worst", lambda v: score(v, by), True),
         *_gain_column(rows, by),
+        *_gainers_column(rows),
         TableColumn("groups", "groups", _few),
         *_agreement_column(rows),
         *_ended_column(comparison.rows, comparison.papers),
         TableColumn("bytes", "bytes", _size),
+        *_near_column(rows),
         *_wire_columns(rows, comparison.papers),
         TableColumn("time\ns", "seconds", _seconds),
     ]
@@ -162,7 +217,8 @@ def _swept(comparison: Comparison) -> Sheet:
         fullest = most[repr([row[axis] for axis in comparison.axes])]
         lacks = f"{row['seeds']}/{fullest}" if row["seeds"] < fullest else str(fullest)
         paper_key = place_of(row["method"], {axis: row[axis] for axis in comparison.axes})
-        values = {**row, "seeds": lacks, "of": row["seeds"]}
+        values = {**row, "seeds": lacks, "of": row["seeds"], "gainers": row}
+        values["difference"] = row if row["difference_low"] is not None else None
         values |= dict.fromkeys(_PAPER, comparison.papers.get(paper_key))
         cells = [_mean(values, column, by) for column in columns]
         blocks.setdefault(", ".join(settings), []).append((str(row["method"]), cells))
@@ -175,35 +231,48 @@ def _swept(comparison: Comparison) -> Sheet:
         columns,
         contested,
         _adapted(adapted),
-        legend=_legend(contested),
+        legend=_legend(contested, comparison),
         order=_ORDER,
     )
 
 
 def _contested(block: TableBlock) -> TableBlock:
-    """The same without marks in columns where only one method has a value."""
+    """The same without marks of the highest where only one method has a value."""
     rows = [cells for _, cells in block.rows]
     alone = [sum(cell.text != _NONE for cell in column) < 2 for column in zip(*rows, strict=True)]
     cleared = [
         (
             name,
-            [replace(c, mark=UNTOLD) if lone else c for c, lone in zip(cells, alone, strict=True)],
+            [
+                replace(c, mark=UNTOLD) if lone and c.mark in (BEST, HIGHEST) else c
+                for c, lone in zip(cells, alone, strict=True)
+            ],
         )
         for name, cells in block.rows
     ]
     return TableBlock(block.title, cleared)
 
 
-def _legend(blocks: Sequence[TableBlock]) -> list[tuple[str, str]]:
+_HIGHEST = "the highest of the usable methods"
+
+
+def _legend(blocks: Sequence[TableBlock], comparison: Comparison) -> list[tuple[str, str]]:
     """The meaning of the marks that occur."""
     marks = {c.mark for block in blocks for _, cells in block.rows for c in cells}
-    few = "five" if LEAST_SEEDS == 5 else str(LEAST_SEEDS)
+    half = margin_in_words(comparison.margin, comparison.judged_by)
+    most = max((line["seeds"] for line in comparison.means), default=0)
+    tests = "paired t-tests over seeds, Holm over all pairs, 5 %"
     meanings = {
-        BEST: "the best mean",
-        TIE: "not significantly worse than it (paired t-test over seeds, 5 %, Holm)",
-        UNTESTED: f"not tested, for fewer than {few} seeds in common with it",
+        HIGHEST: _HIGHEST if most >= LEAST_SEEDS else f"{_HIGHEST}. {few_seeds(most)}",
+        BEST: f"the best of the usable methods: all others are worse ({tests})",
+        EQUAL: f"equal to it: the interval lies within {half}",
+        OPEN: f"not distinguished from it ({tests})",
+        UNTESTED: f"{FEW_SEEDS}: fewer than {_LEAST} in common with it",
     }
     return [(mark, words) for mark, words in meanings.items() if mark in marks]
+
+
+_LEAST = "five" if LEAST_SEEDS == 5 else str(LEAST_SEEDS)
 
 
 def _setting(axis: str, value: Any) -> str:
@@ -218,6 +287,8 @@ def _mean(row: Row, column: TableColumn, judged_by: str) -> TableCell:
     text = column.show(row[column.key]) if row.get(column.key) is not None else _NONE
     if column.key in _TARGET and 0 < row["target_reached"] < row["of"]:
         text += f" ({row['target_reached']}/{row['of']})"  # the mean of those that reached it
+    if column.key == "difference":
+        return TableCell(text, row["score_mark"] if text != _NONE else UNTOLD)
     if column.key not in MARKED:
         return TableCell(text)
     spread = row[f"{column.key}_std"]
@@ -236,12 +307,11 @@ def _seeds(comparison: Comparison) -> list[str]:
         shown_seeds = (
             f"seeds {numbers}, one each" if len(comparison.seeds) > 1 else f"seed {numbers}"
         )
-        return [f"{shown_seeds}: use several --seeds to see which differences are chance"]
+        return [f"{shown_seeds}: {FEW_SEEDS} which differences are real (--seeds 5)"]
     same = ", the same for all methods" if len(counts) == 1 and methods > 1 else ""
     notes = [f"over {of} seeds ({numbers}){same}"]
     if counts[-1] < LEAST_SEEDS and methods > 1:
-        few = "five" if LEAST_SEEDS == 5 else str(LEAST_SEEDS)
-        notes.append(f"with fewer than {few} seeds nothing is said about ties")
+        notes.append(f"{FEW_SEEDS} which differences are real: {_LEAST} are needed")
     if len(counts) > 1:
         apart = any(row["shared_seeds"] is None for row in comparison.means)
         notes.append(
@@ -329,6 +399,38 @@ def _ended_column(rows: Sequence[Row], abouts: Mapping[str, Row]) -> list[TableC
     paper = [TableColumn("paper's\nrounds", "paper_rounds", lambda a: cost_of(a, "rounds"))]
     stopped = any(row.get("stopped") for row in rows) or whole_runs
     return [TableColumn("rounds", "rounds", _few)] * stopped + paper * whole_runs
+
+
+def _gainers_column(rows: Sequence[Row]) -> list[TableColumn]:
+    """The clients that are better off than alone, as good, and worse off."""
+    if all(row.get("worse_off") is None for row in rows):
+        return []
+    return [TableColumn("better/\nsame/worse", "gainers", _gainers)]
+
+
+def _gainers(row: Row) -> str:
+    counts = [row.get(key) for key in ("better", "as_good", "worse_off")]
+    return _NONE if None in counts else "/".join(_few(n) for n in counts if n is not None)
+
+
+def _near_column(rows: Sequence[Row]) -> list[TableColumn]:
+    """The bytes until the score stayed within a point of its last."""
+    if all(row.get("near_bytes") is None for row in rows):
+        return []
+    return [TableColumn("bytes to\n1 point", "near_bytes", _size)]
+
+
+def _difference_column(rows: Sequence[Row], judged_by: str) -> list[TableColumn]:
+    """The difference to the best with its interval, where there are enough seeds for one."""
+    if all(row["difference_low"] is None for row in rows):
+        return []
+
+    def shown(row: Row) -> str:
+        ends = (row["difference"], row["difference_low"], row["difference_high"])
+        mean, low, high = (_signed(value, judged_by) for value in ends)
+        return f"{mean} [{low}, {high}]"
+
+    return [TableColumn("to the best\n[95 %]", "difference", shown)]
 
 
 def _gain_column(rows: Sequence[Row], judged_by: str) -> list[TableColumn]:

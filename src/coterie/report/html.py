@@ -26,6 +26,8 @@ from coterie.report.page import (
 from coterie.report.reading import FINISHED, Reading
 from coterie.report.rendering import render
 from coterie.report.tables import size
+from coterie.report.what_was_run import what_was_run
+from coterie.results.differences import MARGIN
 
 NAME = "report.html"
 _OPEN = 3  # up to this many runs, a page shows all of them unfolded
@@ -35,11 +37,13 @@ def write_report(
     runs: Run | Sequence[Run],
     to: Path | str | None = None,
     title: str = "",
+    margin: float = MARGIN,
 ) -> Path:
     """Write one HTML file about run directories, folders of them, results or readings.
 
     Returns its path. Without ``to`` that is ``report.html`` in the run directory or folder if there
-    is only one, else in the working directory.
+    is only one, else in the working directory. Scores that differ by no more than ``margin`` count
+    as equal.
 
     >>> import coterie, tempfile, torch
     >>> people = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(4)]
@@ -50,7 +54,7 @@ def write_report(
     """
     sources = as_list(runs)
     path = Path(to) if to is not None else default_place(sources)
-    page = report(readings_of(sources), title)
+    page = report(readings_of(sources), title, margin)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, page.encode(), durable=False)
@@ -77,24 +81,26 @@ def is_ours(path: Path) -> bool:
         return False
 
 
-def report(readings: Sequence[Reading], title: str = "") -> str:
+def report(readings: Sequence[Reading], title: str = "", margin: float = MARGIN) -> str:
     """The page about these runs, as HTML."""
     if len(readings) == 1:
         only = readings[0]
-        return document(title or _title(only), run_blocks(only))
-    blocks = compared_blocks(readings)
+        return document(title or _title(only), run_blocks(only), about=what_was_run(readings))
+    blocks = compared_blocks(readings, margin=margin)
     navigation = [Link(b.id, b.title) for b in blocks if b.title]
     wholes = _each(readings)
     for place, (reading, inside) in enumerate(zip(readings, wholes, strict=True), 1):
         blocks += _whole(reading, f"run-{place}", inside, folded=len(readings) > _OPEN)
         navigation.append(Link(f"run-{place}", reading.name, 2))
-    return document(title or _several(readings), blocks, navigation=navigation)
+    about = what_was_run(readings)
+    return document(title or _several(readings), blocks, navigation=navigation, about=about)
 
 
 def _several(readings: Sequence[Reading]) -> str:
     names = [reading.name for reading in readings]
+    methods = list(dict.fromkeys(reading.method for reading in readings))
     if len(names) > _OPEN:
-        return f"{len(names)} runs"
+        return f"{len(methods)} methods" if len(methods) > 1 else f"{len(names)} runs"
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
-from itertools import pairwise
 from typing import Any, TypeVar
 
 from markupsafe import Markup
@@ -19,11 +18,13 @@ from markupsafe import Markup
 from coterie import __version__
 from coterie.report import catalogue, comparison_sections, palette, run_sections
 from coterie.report.catalogue import Drawn
+from coterie.report.compared_runs import compared_runs
 from coterie.report.reading import Reading
 from coterie.report.rendering import bidirectional, render
 from coterie.report.repeating import repeat
 from coterie.report.words import DAMAGE, outcome
 from coterie.report.words_compared import headline_compared
+from coterie.results.differences import MARGIN
 
 GENERATOR = "coterie report"  # this identifies a file as a report
 # A page loads and sends nothing; its styles and scripts are inside it.
@@ -113,38 +114,68 @@ def _unless_damaged(what: str, make: Callable[[], T], problems: list[str]) -> T 
         return None
 
 
-def compared_blocks(readings: Sequence[Reading], level: int = 2) -> list[Block]:
-    """Several runs side by side: a headline, tables, pictures, and the settings that differ."""
+def compared_blocks(
+    readings: Sequence[Reading],
+    level: int = 2,
+    margin: float = MARGIN,
+    link_of: Callable[[str], str] | None = None,
+) -> list[Block]:
+    """Several runs side by side: what they answer, tables, pictures, the settings that differ.
+
+    ``link_of`` makes the address of a run of its name; by default it is below on the same page.
+    """
+    below_here = {r.name: f"#run-{n}" for n, r in enumerate(readings, 1)}
+    link_of = link_of or below_here.__getitem__
     problems: list[str] = []
     names = bidirectional([r.name for r in readings])
-    sentences = _unless_damaged("the headline", lambda: headline_compared(readings), problems)
+    found = _unless_damaged("the comparison", lambda: compared_runs(readings, margin), problems)
+    sentences = _unless_damaged(
+        "the headline", lambda: headline_compared(readings, margin), problems
+    )
     drawn = catalogue.compared(readings, problems)
+    pictures = {
+        which: picture_blocks(
+            [d for d in drawn if (d.name == _FIRST) == (which == "first")],
+            "compared-",
+            level + 1,
+            names,
+            problems,
+        )
+        for which in ("first", "other")
+    }
+    below = level + 1
+    tables: dict[str, Callable[[str], Markup | None]] = {
+        "each-run": lambda id: comparison_sections.each_run(readings, id, below, link_of),
+        "settings": lambda id: comparison_sections.settings(readings, id, below),
+    }
+    if found is not None:
+        tables |= {
+            "choices": lambda id: comparison_sections.choices(found, id, below),
+            "compared-table": lambda id: comparison_sections.standings(found, id, below, link_of),
+            "real": lambda id: comparison_sections.real(found, id, below),
+            "reached": lambda id: comparison_sections.reached(found, id, below),
+            "which-round": lambda id: comparison_sections.rounds(found, id, below),
+            "why-groups": lambda id: comparison_sections.why_groups(found, id, below),
+        }
+    blocks: dict[str, Block] = {}
+    for id, make in tables.items():
+        html = _unless_damaged(f"the part '{id}'", partial(make, id), problems)
+        if html:
+            blocks[id] = Block(id, html)
+
+    def parts(*ids: str) -> list[Block]:
+        return [blocks[id] for id in ids if id in blocks]
+
     made = [Block("compared-headline", words(sentences or [], "compared-headline", names))]
-    tables: dict[str, tuple[str, Callable[[], Markup | None]]] = {
-        "over-seeds": (
-            "the table over seeds",
-            lambda: comparison_sections.over_seeds(readings, "over-seeds", level + 1),
-        ),
-        "compared-table": (
-            "the table of runs",
-            lambda: comparison_sections.side_by_side(readings, "compared-table"),
-        ),
-        "settings": (
-            "the table of settings",
-            lambda: comparison_sections.settings(readings, "settings", level + 1),
-        ),
-    }
-    blocks = {
-        id: Block(id, html)
-        for id, (what, make) in tables.items()
-        if (html := _unless_damaged(what, make, problems))
-    }
-    made += [blocks[id] for id in ("over-seeds", "compared-table") if id in blocks]
-    made += picture_blocks(drawn, "compared-", level + 1, names, problems)
-    made += [blocks["settings"]] if "settings" in blocks else []
+    made += parts("choices", "compared-table")
+    made += pictures["first"] + parts("real") + pictures["other"]
+    made += parts("reached", "which-round", "why-groups", "each-run", "settings")
     if problems:
         made.insert(0, Block("compared-notice", run_sections.unread("compared-notice", problems)))
     return [heading("section-compared", "Side by side", level), *made]
+
+
+_FIRST = "compare-gain"  # the main picture of a comparison
 
 
 def words(sentences: Sequence[str], id: str, names: Sequence[str] = ()) -> Markup:
@@ -172,12 +203,14 @@ def picture_blocks(
     """
     tabs = [d.name for d in drawn if d.name in catalogue.TABS]
     tabs = tabs if len(tabs) > 1 else []
-    beside = _pairs(drawn)
+    drawn, beside = _in_pairs(drawn, tabs)
     by_name: dict[str, Block] = {}
     group = f"{prefix}tabs-accuracy"
     for each in drawn:
         kind = "block picture half" if each.name in beside else "block picture"
         tab = group if each.name in tabs else None
+        if each.name in beside:
+            each.sketch.layout["height"] = round(beside[each.name])
         called = partial(picture_block, each, prefix, level, kind, tab, names)
         block = _unless_damaged(f"the picture '{each.name}'", called, problems)
         if block is not None:
@@ -191,22 +224,48 @@ def picture_blocks(
     return picture_list
 
 
-# Pictures that are legible at half the width of a page.
-_SMALL = (
-    *("similarity", "mixing", "silhouette", "verdict"),
-    *("bytes-by-client", "time", "lost", "exposure"),
+# Pictures that need the whole width of a page; the others are legible at half of it.
+_WIDE = (
+    *("compare-gain", "compare-clients", "compare-seconds", "divergence", "distances-by-layer"),
+    *("trials", "hopkins", "layers", "mixing-terms"),
 )
+_HIGHER = 1.5  # pictures side by side get the same height, unless one is so much higher
+_LOWER = (340, 560)  # the height of pictures side by side, unless they need more than the second
 
 
-def _pairs(drawn: Sequence[Drawn]) -> set[str]:
-    """The pictures that stand side by side: neighbours, both small, and about equally high."""
-    beside: set[str] = set()
-    for left, right in pairwise(drawn):
-        heights = sorted(d.sketch.layout.get("height") or 420 for d in (left, right))
-        small = left.name in _SMALL and right.name in _SMALL and heights[1] < 1.3 * heights[0]
-        if small and left.name not in beside:
-            beside |= {left.name, right.name}
-    return beside
+def _in_pairs(drawn: Sequence[Drawn], tabs: Sequence[str]) -> tuple[list[Drawn], dict[str, float]]:
+    """The pictures in an order in which those side by side are neighbours, and their heights.
+
+    Pictures in tabs take one place, since one of them is shown at a time.
+    """
+    places: list[list[Drawn]] = []
+    for each in drawn:
+        together = each.name in tabs and places and places[-1][0].name in tabs
+        places[-1].append(each) if together else places.append([each])
+    ordered: list[list[Drawn]] = []
+    beside: dict[str, float] = {}
+    waiting: int | None = None  # the place in the order of one without a neighbour
+    for place in places:
+        if place[0].name in _WIDE:
+            ordered.append(place)
+            continue
+        if waiting is None:
+            waiting = len(ordered)
+            ordered.append(place)
+            continue
+        pair = [d for d in (*ordered[waiting], *place) if not d.flat]
+        ordered.insert(waiting + 1, place)
+        waiting = None
+        heights = [_height(d) for d in pair]
+        most = max(heights, default=0.0)
+        lower = min(_LOWER[0], most) if most <= _LOWER[1] else most
+        alike = most < _HIGHER * min(heights, default=0.0)
+        beside |= {d.name: lower if alike else _height(d) for d in pair}
+    return [each for place in ordered for each in place], beside
+
+
+def _height(drawn: Drawn) -> float:
+    return float(drawn.sketch.layout.get("height") or 420)
 
 
 def picture_block(
@@ -219,6 +278,9 @@ def picture_block(
 ) -> Block:
     """A picture with its heading and its caption."""
     id = f"{prefix}fig-{drawn.name}"
+    if drawn.flat:
+        told = {"title": drawn.title, "words": drawn.words, "names": names, "level": level}
+        return Block(id, render("sentence.html", id=id, **told))
     tree = drawn.tree
     height = tree["layout"].get("height") or 420
     html = render(
@@ -262,8 +324,9 @@ def document(
     plotly: str | None = None,
     policy: str | None = OFFLINE,
     header: Markup | str = "",
+    about: str = "",
 ) -> str:
-    """A whole page: the title is its only h1, ``blocks`` its content.
+    """A whole page: the title is its only h1, with a line ``about`` it; ``blocks`` is its content.
 
     Without ``navigation``, the contents list the headings among the blocks. ``plotly`` is the
     address of plotly.js; None writes the library into the page, and "" leaves it out. ``scripts``
@@ -274,6 +337,7 @@ def document(
     return render(
         "page.html",
         title=title,
+        about=about,
         generator=GENERATOR,
         version=__version__,
         policy=policy,

@@ -158,7 +158,7 @@ class Reading(Notebook):
     def grouping(self) -> dict[str, Any]:
         """How the run found its groups, as in ``result.json``; empty if it noted nothing."""
         groups = len({g for g in self.groups if g is not None})
-        whole = round_samples(self._train_counts, self.settings("train"))
+        whole = round_samples(self.train_counts, self.settings("train"))
         return grouping_of(self._told, groups, self.status != RUNNING, whole)
 
     @property
@@ -174,7 +174,7 @@ class Reading(Notebook):
         return [e for e in (self.begun, *self.rounds) if e]
 
     @property
-    def _train_counts(self) -> list[int]:
+    def train_counts(self) -> list[int]:
         """The training samples of the clients that train, as far as they are known."""
         newcomers, rows = self.newcomers, self.clients
         counts = [number(r.get("train")) for c, r in enumerate(rows) if c not in newcomers]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -36,7 +36,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters |= {"cell": _as_cell, "isolated": _split_at, "safe_json": safe_json}
+    environment.filters |= {
+        "cell": _as_cell,
+        "isolated": _split_at,
+        "safe_json": safe_json,
+        "to_dict": dict,
+    }
     return environment
 
 
@@ -79,18 +84,27 @@ class HtmlCell:
     """A cell of a table: its text, what it is sorted by, and whether it is the best of its column.
 
     ``sort`` is a number or text; rows without one come last. ``link`` is the address that the
-    text leads to.
+    text leads to. ``best`` is shown to be, ``highest`` is not. ``swatch`` is the CSS colour of what
+    the row is about, ``note`` follows the text, and ``hint`` explains the cell.
     """
 
     shown: Any
     sort: Any = None
     best: bool = False
     link: str | None = None
+    highest: bool = False
+    swatch: str = ""
+    note: str = ""
+    hint: str = ""
 
     @property
     def text(self) -> str:
         """The text, or a dash where there is none."""
         return "–" if self.shown is None else str(self.shown)
+
+    def hinted(self, hint: str) -> HtmlCell:
+        """The same with an explanation."""
+        return replace(self, hint=hint)
 
     def classes(self, is_first: bool, is_number: bool) -> str:
         """The style classes of the cell; the first one of a row names it."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from coterie.channel.exposure import server_sees
+from coterie.report.compared_runs import saw_by
 from coterie.report.figures.verdict import tried
 from coterie.report.numbers import (
     bytes_so_far,
@@ -35,17 +35,9 @@ from coterie.report.tables import (
     score,
     size,
 )
-from coterie.report.words import DAMAGE, count, duration
+from coterie.report.words import DAMAGE, MEANINGS, count, duration, saw_of
 from coterie.results.findings import deciding, noted, probing_cost
 
-SEEN = {
-    "each": "single clients",
-    "revealed": "what was revealed",
-    "noised": "noised clients",
-    "means": "means",
-    "sums": "sums only",
-    "nothing": "nothing",
-}
 _WORST = 5  # clients in the table of the worst
 
 
@@ -89,9 +81,15 @@ def tiles(reading: Reading, id: str) -> Markup:
         delta = f"at δ = {noise['delta']:.2g}" if noise.get("delta") is not None else ""
         numbers.append(Tile("Privacy loss", f"ε ≤ {noise['epsilon']:.3g}", delta))
     if reading.result.get("exposure") or reading.result.get("sees"):
-        view = server_sees(reading.result)
-        numbers.append(Tile("The server saw", SEEN.get(view, view), is_text=True))
-    return render("run/tiles.html", id=id, tiles=numbers)
+        numbers.append(Tile("The server saw", saw_of(saw_by(reading)), is_text=True))
+    known = {
+        tile.title: MEANINGS.get(_WORDS_OF.get(tile.title, tile.title.lower())) for tile in numbers
+    }
+    meanings = [(title, text) for title, text in known.items() if text]
+    return render("run/tiles.html", id=id, tiles=numbers, meanings=meanings)
+
+
+_WORDS_OF = {"The server saw": "server saw", "Privacy loss": "ε"}
 
 
 def _of_planned(reading: Reading) -> str:

@@ -16,11 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.report.rendering import render
-from coterie.results.seeds import BEST, TIE, UNTESTED, UNTOLD
+from coterie.results.differences import EQUAL, OPEN, UNTESTED
+from coterie.results.seeds import BEST, HIGHEST, UNTOLD
 
-_SIGNS = {BEST: "*", TIE: "=", UNTESTED: "?"}  # visible without colours, too
-_WORDS = {BEST: "bold", TIE: "=", UNTESTED: "?"}  # in Markdown and HTML
-_TEX_WORDS = {BEST: "bold", TIE: "underlined", UNTESTED: "?"}
+_AFTER = {EQUAL: "=", OPEN: "~", UNTESTED: "?"}
+_SIGNS = {BEST: "*", HIGHEST: "^", **_AFTER}  # visible without colours, too
+_WORDS = {BEST: "bold", HIGHEST: "italic", **_AFTER}  # in Markdown and HTML
+_TEX_WORDS = {**_WORDS, EQUAL: "underlined"}
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,12 @@ class TableColumn:
     @property
     def name(self) -> str:
         """The title in one line."""
-        return self.title.replace("-\n", "").replace("\n", " ")
+        return self.title.replace("-\n", "").replace("/\n", "/").replace("\n", " ")
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A text, and whether it is the best of its column or a tie with the best.
+    """A text, and whether it is the best of its column, or may be.
 
     ``sign`` follows the text and is explained in a note.
     """
@@ -78,8 +80,12 @@ class Sheet:
 
 def notes_of(sheet: Sheet, words: Mapping[str, str] = _SIGNS) -> list[str]:
     """The notes below: the meaning of the marks, in the words of a format, and all others."""
-    meanings = [f"{words[mark]}{':' * words[mark].isalpha()} {text}" for mark, text in sheet.legend]
+    meanings = _meanings(sheet, words)
     return ["; ".join(meanings), *sheet.notes] if meanings else list(sheet.notes)
+
+
+def _meanings(sheet: Sheet, words: Mapping[str, str]) -> list[str]:
+    return [f"{words[mark]}{':' * words[mark].isalpha()} {text}" for mark, text in sheet.legend]
 
 
 def as_rich(sheet: Sheet) -> Fitted:
@@ -170,7 +176,8 @@ def _signs(cell: TableCell) -> str:
 
 def _marked(cell: TableCell, signed: int) -> str:
     text = escape(_tight(cell))
-    text = f"[bold green]{text}[/]" if cell.mark == BEST else text
+    style = {BEST: "bold green", HIGHEST: "bold"}.get(cell.mark)
+    text = f"[{style}]{text}[/]" if style else text
     return text + _signs(cell).ljust(signed)
 
 
@@ -184,9 +191,10 @@ def as_markdown(sheet: Sheet) -> str:
         lines.append(f"| {' | '.join(map(_plain, titles))} |")
         lines.append("|---|" + "---:|" * len(sheet.columns))
         for name, cells in block.rows:
+            stars = [{BEST: "**", HIGHEST: "*"}.get(c.mark, "") for c in cells]
             shown = [
-                f"**{_plain(c.text)}**{c.sign}" if c.mark == BEST else _plain(c.text) + _after(c)
-                for c in cells
+                f"{star}{_plain(c.text)}{star}{_after(c)}"
+                for star, c in zip(stars, cells, strict=True)
             ]
             lines.append(f"| {' | '.join([_plain(name), *shown])} |")
         lines.append("")
@@ -196,8 +204,8 @@ def as_markdown(sheet: Sheet) -> str:
 
 
 def _after(cell: TableCell) -> str:
-    """The sign after a text that is not the best."""
-    return cell.sign + (f" {_SIGNS[cell.mark]}" if cell.mark in (TIE, UNTESTED) else "")
+    """The signs after a text."""
+    return cell.sign + (f" {_AFTER[cell.mark]}" if cell.mark in _AFTER else "")
 
 
 def _plain(text: str) -> str:
@@ -237,7 +245,10 @@ def tex(text: str) -> str:
 
 
 def as_latex(sheet: Sheet) -> str:
-    """The table as LaTeX with booktabs: the best in bold, ties underlined."""
+    """The table as LaTeX with booktabs: the best in bold, the highest in italics.
+
+    The meaning of the marks is text below the table; what else stands below it are comments.
+    """
     width = len(sheet.columns) + 1
     titles = [r"method", *(tex(column.name) for column in sheet.columns)]
     lines = [
@@ -254,7 +265,9 @@ def as_latex(sheet: Sheet) -> str:
         for name, cells in block.rows:
             lines.append(" & ".join([tex(name), *map(_tex_cell, cells)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    notes = filter(None, (sheet.caption, *notes_of(sheet, _TEX_WORDS)))
+    if meanings := "; ".join(_meanings(sheet, _TEX_WORDS)):
+        lines.append(rf"\par\smallskip{{\footnotesize {tex(meanings)}\par}}")
+    notes = filter(None, (sheet.caption, *sheet.notes))
     return "\n".join([*lines, *(f"% {' '.join(note.split())}" for note in notes)]) + "\n"
 
 
@@ -262,16 +275,18 @@ def _tex_cell(cell: TableCell) -> str:
     text = tex(cell.text)
     if cell.text.startswith("-"):
         text = f"$-${text[1:]}"
-    if cell.mark == BEST:
-        text = rf"\textbf{{{text}}}"
-    elif cell.mark == TIE:
-        text = rf"\underline{{{text}}}"
-    elif cell.mark == UNTESTED:
-        text = f"{text}?"
-    return text + tex(cell.sign)
+    marked = {
+        BEST: rf"\textbf{{{text}}}",
+        HIGHEST: rf"\emph{{{text}}}",
+        EQUAL: rf"\underline{{{text}}}",
+        OPEN: rf"{text}$\sim$",
+        UNTESTED: f"{text}?",
+    }
+    return marked.get(cell.mark, text) + tex(cell.sign)
 
 
 def as_html(sheet: Sheet) -> str:
     """The table as HTML, for a notebook."""
     notes = filter(None, (sheet.caption, *notes_of(sheet, _WORDS)))
-    return render("comparison.html", sheet=sheet, best=BEST, after=_after, notes=notes)
+    tags = {BEST: "b", HIGHEST: "i"}
+    return render("comparison.html", sheet=sheet, tags=tags, after=_after, notes=notes)

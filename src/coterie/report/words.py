@@ -16,6 +16,63 @@ from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading, number
 from coterie.report.tables import score, size
 from coterie.results.findings import between_groups, how_sure, own_weight, probing_cost
 
+# What the server saw unprotected of single clients, the most first.
+SEEN = {
+    "each": "single clients",
+    "revealed": "what was revealed",
+    "noised": "noised clients",
+    "means": "means",
+    "sums": "sums only",
+    "nothing": "nothing",
+}
+
+
+def saw_of(row: Mapping[str, Any]) -> str:
+    """What the server saw, in a few words; "" if it is not known.
+
+    >>> saw_of({"sees": "each"})
+    'single clients'
+    >>> saw_of({"sees": "each", "sees_mostly": "means", "exposed": 1, "exposed_rounds": 1})
+    'means; 1 client exposed once, alone in a group'
+    """
+    if not row.get("exposed"):
+        sees = str(row.get("sees") or "")
+        return SEEN.get(sees, sees)
+    rounds = row["exposed_rounds"]
+    times = "once" if rounds == 1 else f"in {rounds} rounds"
+    mostly = SEEN.get(row["sees_mostly"], row["sees_mostly"])
+    return f"{mostly}; {count(row['exposed'], 'client')} exposed {times}, alone in a group"
+
+
+# What the words of tables and tiles mean, where they stand.
+MEANINGS = {
+    "received": "the score of the model that a client gets from the server, on the client's own "
+    "test data; the mean over clients",
+    "adapted": "the score after a client has trained the received model once more on its own data",
+    "to the best": "the difference to the usable method with the highest score, and whether it is "
+    "real: see “Is it real?”",
+    "worst client": "the lowest score of a client",
+    "newcomers": "the adapted score of clients that were held out and joined at the end",
+    "over local": "the mean gain of clients over training alone, in points",
+    "better / same / worse": "how many clients are better off than if they had trained alone, the "
+    "same, and worse off",
+    "groups": "the number of groups of clients that shared a model at the end; their names and "
+    "numbers mean nothing beyond that",
+    "agreement": "the adjusted Rand index of the found groups and the true ones: 1 is perfect, "
+    "0 is chance",
+    "bytes": "everything that the method sent, down to clients and up to the server",
+    "to within 1 point": "the bytes until the score stayed within a point of its last",
+    "simulated time": "what the rounds would have taken on the run's simulated clock",
+    "time": "what the rounds took on the machine that simulated them",
+    "ε": "the privacy loss: the smaller, the less the results tell of a client",
+    "server saw": "the most that reached the server unprotected: single clients' updates, means "
+    "over several clients, or nothing",
+    "group": "the group of clients with which a client shared its model at the end",
+    "true group": "the group that the data were made with",
+    "alone": "the score of a model trained on the client's own data only",
+    "over alone": "the judged score less that of training alone",
+}
+
 # Errors that damaged files cause, or notes of another version or method.
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
@@ -35,7 +92,9 @@ def change(found: float, by: str) -> str:
     >>> change(0.031, "accuracy"), change(-0.2, "r2")
     ('+3.1 points', '-0.200')
     """
-    return f"{100 * found:+.1f} points" if by == "accuracy" else f"{found:+.3f}"
+    text = f"{100 * found:+.1f}" if by == "accuracy" else f"{found:+.3f}"
+    text = text if float(text) else text.replace("-", "+")  # rounding must not turn 0 into a loss
+    return f"{text} points" if by == "accuracy" else text
 
 
 def count(number: int, what: str, many: str = "") -> str:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from coterie.report.answers import listed, one_sample
+from coterie.report.compared_runs import compared_runs
 from coterie.report.figures.clients import worst
 from coterie.report.figures.compared import KindOfRun, alike, amount_spent, final, kinds_of
 from coterie.report.figures.scores import at_bytes, at_seconds
 from coterie.report.reading import RUNNING, STOPPED, Reading
 from coterie.report.tables import size
-from coterie.report.words import duration, value, word
+from coterie.report.words import duration, value
+from coterie.results.differences import MARGIN
 
 _TIE = 0.001  # scores that differ by less are equal
+_MOST_SETTINGS = 4  # settings whose answers are in the headline
 
 
-def headline_compared(readings: Sequence[Reading]) -> list[str]:
-    """The sentences above a comparison: which run is best at what, its cost, and the limits."""
+def headline_compared(readings: Sequence[Reading], margin: float = MARGIN) -> list[str]:
+    """The sentences above a comparison: which method, was it worth it, who loses, limits."""
     if not readings:
         return []
-    by, runs = alike(readings)
+    found = compared_runs(readings, margin)
+    runs = alike(readings)[1]
     kinds = kinds_of(runs)
-    scores = {k.title: mean([final(r) for r in k.runs]) for k in kinds}
-    scored = {title: v for title, v in scores.items() if v is not None}
     lines = []
-    if scored:
-        lines.append(_best("reaches the highest", "reach the highest", scored, by, word(by)))
-    low = {k.title: mean([_lowest(r) for r in k.runs]) for k in kinds}
+    for answer in found.answers[:_MOST_SETTINGS]:
+        before = f"{answer.setting}: " if answer.setting else ""
+        lines += [f"{before}{text}" for text in answer.sentences]
+    if more := len(found.answers) - _MOST_SETTINGS:
+        lines += [f"The table has {more} more settings."] if more > 0 else []
+    low = {k.title: mean([_lowest(r) for r in k.runs]) for k in kinds if not k.reference}
     lowest = {title: v for title, v in low.items() if v is not None}
-    if len(lowest) > 1:
-        text = _best("has the best worst client", "have the best worst clients", lowest, by, "")
-        several = any(len(k.runs) > 1 for k in kinds)
-        lines.append(f"{text[:-1]} (means over seeds)." if several else text)
-    lines += _cheapest(kinds, scores, by) + _fastest(kinds)
+    if len(lowest) > 1 and len(found.blocks) == 1:
+        text = _best("has the best worst client", "have the best worst clients", lowest, found.by)
+        if note := one_sample(found.rows, found.by):
+            text += f" {note[:1].upper()}{note[1:]}."
+        lines.append(text)
+    lines += _cheapest(kinds, found.by) + _fastest(kinds)
     lines += _caution(readings, runs, kinds)
     return lines
 
@@ -51,24 +58,20 @@ def _lowest(reading: Reading) -> float | None:
     return None if lowest is None else lowest[1]
 
 
-def _best(does: str, do: str, scores: Mapping[str, float], by: str, what: str) -> str:
+def _best(does: str, do: str, scores: Mapping[str, float], by: str) -> str:
     top = max(scores.values())
     first = [title for title, v in scores.items() if top - v < _TIE]
-    scored = f"{what}, {value(top, by)}" if what else f"with {value(top, by)}"
     rest = {t: v for t, v in scores.items() if t not in first}
     if not rest:
-        if len(scores) == 1:
-            return f"{first[0]} {does} {scored}."
-        return f"All {len(scores)} are equal: {value(top, by)}" + (
-            f" {what}." if what else " for the worst client."
-        )
+        return f"All {len(scores)} are equal for the worst client: {value(top, by)}."
     second = max(rest, key=lambda t: rest[t])
     after = f", followed by {second} with {value(rest[second], by)}"
     verb = does if len(first) == 1 else do
-    return f"{_and(first)} {verb} {scored}{after}."
+    return f"{listed(first)} {verb}, {value(top, by)}{after}."
 
 
-def _cheapest(kinds: Sequence[KindOfRun], scores: Mapping[str, float | None], by: str) -> list[str]:
+def _cheapest(kinds: Sequence[KindOfRun], by: str) -> list[str]:
+    scores = {k.title: mean([final(r) for r in k.runs]) for k in kinds}
     moved = {k.title: mean([amount_spent(r, at_bytes) for r in k.runs]) for k in kinds}
     known = {title: v for title, v in moved.items() if v is not None}
     sending = {title: v for title, v in known.items() if v > 0}
@@ -77,7 +80,7 @@ def _cheapest(kinds: Sequence[KindOfRun], scores: Mapping[str, float | None], by
     least, most = min(sending, key=lambda t: sending[t]), max(sending, key=lambda t: sending[t])
     nothing = [title for title, v in known.items() if v == 0]
     sends = "transfers" if len(nothing) == 1 else "transfer"
-    silent = f"{_and(nothing)} {sends} nothing; " if nothing else ""
+    silent = f"{listed(nothing)} {sends} nothing; " if nothing else ""
     if sending[most] < 1.02 * sending[least]:
         they = "the others" if nothing else "They"
         return [f"{silent}{they} transfer about the same, {size(sending[most])} each."]
@@ -109,26 +112,17 @@ def _caution(
 ) -> list[str]:
     """Sentences about what limits the comparison."""
     lines = []
-    seeds = {len(k.runs) for k in kinds}
-    if seeds == {1} and len(kinds) > 1:
-        one = runs[0].seed is not None and len({r.seed for r in runs}) == 1
-        what = "All runs have the same seed" if one else "No method was run with several seeds"
-        lines.append(f"{what}: small differences may be chance.")
-    elif len(kinds) > 1:
-        least, most = min(seeds), max(seeds)
-        each = f"{least} seeds" if least == most else f"{least} to {most} seeds"
-        lines.append(f"Scores are means over {each}.")
     others = [r.name for r in readings if not any(r is run for run in runs)]
     if others:
-        lines.append(f"Not compared, since they are judged by another score: {_and(others)}.")
+        lines.append(f"Not compared, since they are judged by another score: {listed(others)}.")
     if text := judged_after(kinds):
         lines.append(text)
     going = [r.name for r in runs if r.status == RUNNING]
     if going:
-        lines.append(f"Still running: {_and(going)}.")
+        lines.append(f"Still running: {listed(going)}.")
     stopped = [r.name for r in runs if r.status == STOPPED]
     if stopped:
-        lines.append(f"Not finished: {_and(stopped)}.")
+        lines.append(f"Not finished: {listed(stopped)}.")
     lengths = {len(r.rounds) for r in runs if r.status not in (RUNNING, STOPPED)}
     if len(lengths) > 1:
         lines.append(f"The runs had between {min(lengths)} and {max(lengths)} rounds.")
@@ -141,16 +135,4 @@ def judged_after(kinds: Sequence[KindOfRun]) -> str:
     if not adapting or len(adapting) == len(kinds):
         return ""
     their = "its worst client" if len(adapting) == 1 else "their worst clients"
-    return f"Judged after adapting, including {their}: {_and(adapting)}."
-
-
-def _and(names: Sequence[str], limit: int = 6) -> str:
-    """Names as a list in a sentence.
-
-    >>> _and(["a", "b", "c"])
-    'a, b and c'
-    """
-    shown = list(names[:limit])
-    if len(names) > limit:
-        return f"{', '.join(shown)} and {len(names) - limit} more"
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return f"Judged after adapting, including {their}: {listed(adapting)}."

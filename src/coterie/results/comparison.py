@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, CoterieError
 from coterie.lazy import named
+from coterie.results.differences import MARGIN
 from coterie.results.notebook import the_pandas
 from coterie.results.seeds import means_of
 
@@ -29,6 +30,7 @@ class Comparison:
     and, by row, those ``chosen`` on validation data; ``learning_rate`` is the one that all methods
     ran at, if they did without tuning. ``warnings`` are those of the runs of a row. ``left_out``,
     ``failed`` and ``stopped`` have the reason by the name of the run.
+    Scores that differ by no more than ``margin`` count as equal.
 
     >>> rows = [{"method": "fedavg", "seed": s, "received": 0.5 + s / 4} for s in (0, 1)]
     >>> Comparison(rows, "accuracy", swept=True).means[0]["received"]
@@ -48,11 +50,12 @@ class Comparison:
     learning_rate: float | None = None
     warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scratch: tempfile.TemporaryDirectory[str] | None = None  # of runs that are not kept
+    margin: float = MARGIN
 
     @cached_property
     def means(self) -> list[dict[str, Any]]:
         """A row for each method and setting: means over seeds, ``_std`` and ``_mark`` of scores."""
-        return means_of([{"seed": 0, **row} for row in self.rows], self.axes)
+        return means_of([{"seed": 0, **row} for row in self.rows], self.axes, self.margin)
 
     @property
     def seeds(self) -> list[int]:
@@ -63,6 +66,7 @@ class Comparison:
         """Everything, as ``comparison.json`` has it."""
         return {
             "judged_by": self.judged_by,
+            "margin": self.margin,
             **({"axes": list(self.axes)} if self.swept else {}),
             "rows": list(self.rows),
             **({"means": self.means} if self.swept else {}),

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.channel.exposure import server_sees
+from coterie.channel.exposure import alone_apart, server_sees
 from coterie.clustering import adjusted_rand
 from coterie.core.events import Event
 from coterie.errors import RunDirError
+from coterie.results.differences import SAME
 from coterie.results.findings import rested
 from coterie.results.rundir import RunDir, rounds_of
 
+POINT = 0.01  # of accuracy, or of R²
 KeptRun = tuple[dict[str, Any], list[dict[str, str]], list[Event]]
 
 
@@ -53,9 +55,7 @@ def row_of(
         "newcomers": summary.get("newcomers", {}).get("adapted", {}).get(by),
         "newcomers_received": summary.get("newcomers", {}).get("received", {}).get(by),
         "worst": summary[score].get("worst"),
-        "gain": sum(gains) / len(gains) if gains else None,
-        "better": sum(g > 0 for g in gains) if gains else None,
-        "compared": len(gains) if gains else None,
+        **gained(gains),
         "groups": summary["groups"],
         "agreement": agreement(clients),
         "bytes": summary["bytes"]["down"] + summary["bytes"]["up"],
@@ -66,10 +66,63 @@ def row_of(
         **_to_target(summary),
         **_private(summary),
         **in_full(rounds, by),
+        **near_the_end(rounds, score, by),
+        "test_least": _least_tested(clients),
         "seconds": summary["seconds"],
-        "sees": server_sees(summary),
+        **saw(summary),
         "headline": score,
     }
+
+
+def saw(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The most that the server saw, and what it saw but for clients alone in a group."""
+    found: dict[str, Any] = {"sees": server_sees(summary)}
+    if summary.get("exposure"):
+        mostly, clients, rounds = alone_apart(summary["exposure"])
+        found |= {"sees_mostly": mostly, "exposed": clients, "exposed_rounds": rounds}
+    return found
+
+
+def gained(gains: Sequence[float]) -> dict[str, Any]:
+    """The mean gain over training alone, and who gains and loses; None where it is not known.
+
+    >>> gained([0.25, 0.0, -0.5, -0.25])["largest_loss"]
+    0.5
+    """
+    if not gains:
+        keys = ("gain", "better", "as_good", "worse_off", "largest_loss", "compared")
+        return dict.fromkeys(keys)
+    better, worse = sum(g > SAME for g in gains), sum(g < -SAME for g in gains)
+    return {
+        "gain": sum(gains) / len(gains),
+        "better": better,
+        "as_good": len(gains) - better - worse,
+        "worse_off": worse,
+        "largest_loss": max(0.0, -min(gains)),
+        "compared": len(gains),
+    }
+
+
+def near_the_end(rounds: Sequence[Event], headline: str, judged_by: str) -> dict[str, Any]:
+    """The first round from which on the score was within a point of its last, and its bytes.
+
+    Empty where no round was scored.
+    """
+    scored = [(e, score) for e in rounds if (score := _score(e, headline, judged_by)) is not None]
+    if not scored:
+        return {}
+    enough = scored[-1][1] - POINT
+    below = [place for place, (_, score) in enumerate(scored) if score < enough - SAME]
+    first = scored[below[-1] + 1 if below else 0][0]
+    total = first.get("total_bytes")
+    moved = total["down"] + total["up"] if total else None
+    return {"near_round": first["round"], "near_bytes": moved}
+
+
+def _score(event: Event, headline: str, judged_by: str) -> float | None:
+    scores = dict(event).get(headline)
+    found = scores.get(judged_by) if isinstance(scores, Mapping) else None
+    return float(found) if isinstance(found, int | float) else None
 
 
 def _clocked(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +197,12 @@ def _gains(
         if row.get("newcomer", "0") == "0"
     ]
     return [float(row) - float(row_alone) for row, row_alone in pairs if row and row_alone]
+
+
+def _least_tested(clients: Sequence[Mapping[str, str]]) -> int | None:
+    """The fewest test samples of a client that has any."""
+    counts = [int(float(c["test"])) for c in clients if c.get("test") not in (None, "")]
+    return min((n for n in counts if n > 0), default=None)
 
 
 def agreement(clients: Sequence[Mapping[str, str]]) -> float | None:

@@ -23,3 +23,17 @@ def place_of(title: str, settings: Mapping[str, Any]) -> str:
     """
     parts = (f"{key} {value_in_title(value)}" for key, value in settings.items())
     return ", ".join([title, *(text.removeprefix("partition ") for text in parts)])
+
+
+def reference_of(title: str) -> str:
+    """What a method is a reference line for: "ceiling", "alone", or "" for a usable method.
+
+    The oracle is told the true groups, which nobody knows, and training alone needs no federation.
+
+    >>> reference_of("oracle"), reference_of("local"), reference_of("ifca k=4")
+    ('ceiling', 'alone', '')
+    """
+    names = title.partition(" ")[0].split("+")
+    if "oracle" in names:
+        return "ceiling"
+    return "alone" if names == ["local"] else ""

@@ -555,16 +555,49 @@ def test_forty_runs_can_be_told_apart():
     assert len({palette.line_of(i) for i in range(40)}) == 40
 
 
-def test_the_same_clients_are_joined_by_lines():
-    found = {d.name: d for d in catalogue.compared([finished("a"), finished("b", config={})])}
-    with_lines = catalogue.compared([finished("a"), seeded("b", 7, 0.0)])
-    (figure,) = [d.figure for d in with_lines if d.name == "compare-clients"]
-    ways, first, *_ = figure.data
-    assert list(ways.x) == [x for v in SCORES[-1] for x in (v, v, None)]
-    assert list(first.x) == SCORES[-1]
-    assert list(figure.layout.yaxis.ticktext) == ["a", "b"]
-    unpaired = found["compare-clients"].figure  # of another seed, or of one that is not known
-    assert unpaired.data[0].mode == "markers"
+def test_clients_are_dots_in_rows_by_score():
+    found = catalogue.compared([finished("a"), seeded("b", 7, 0.6)])
+    (figure,) = [d.figure for d in found if d.name == "compare-clients"]
+    first, box, second, _ = figure.data  # no lines join the dots of different rows
+    assert (first.mode, second.mode, box.mode) == ("markers", "markers", "lines")
+    assert list(second.x) == SCORES[-1]
+    assert list(figure.layout.yaxis.ticktext) == ["b", "a"]
+    # Two clients of the same score stand one above the other.
+    assert len(set(zip(second.x, second.y, strict=True))) == 4
+
+
+def test_gains_are_over_the_run_of_local_with_the_same_clients():
+    """By hand: clients' scores are 0.9, 0.5, 0.7, 0.7 in all runs, and 0.1 less in local's."""
+    lone = seeded("local", 0, -0.1, "local")
+    lower = [str(v - 0.1) for v in SCORES[-1]]
+    rows = [{**row, "received_accuracy": v} for row, v in zip(lone.clients, lower, strict=True)]
+    runs = [seeded("ifca", 0, 0.0), replace(lone, clients=rows)]
+    found = {d.name: d for d in catalogue.compared(runs)}
+    gain = found["compare-gain"]
+    assert gain.figure.data[0].x == pytest.approx((0.1,) * 4)
+    assert list(gain.figure.layout.yaxis.ticktext) == ["ifca"]
+    assert "ifca: better 4, same 0, worse 0" in gain.words
+    other = [runs[0], replace(runs[1], config={**lone.config, "data": {"set": "x"}})]
+    unlike = {d.name: d for d in catalogue.compared(other)}["compare-gain"]
+    assert unlike.figure.data[0].x != gain.figure.data[0].x  # other clients: its own, alone
+
+
+def test_a_method_has_one_colour_everywhere():
+    runs = [seeded(m, 0, i / 10, m) for i, m in enumerate(("local", "ifca", "oracle", "fedavg"))]
+    found = {d.name: d.figure for d in catalogue.compared(runs)}
+
+    def colours(name, key):
+        return {
+            t.name: getattr(t, key).color
+            for t in found[name].data
+            if t.name and "median" not in t.name
+        }
+
+    by_round = colours("compare-accuracy", "line")
+    assert colours("compare-cost", "marker") == colours("compare-clients", "marker") == by_round
+    assert len(set(by_round.values())) == 4
+    assert (by_round["oracle (ceiling)"], by_round["local (alone)"]) == (palette.INK, palette.FAINT)
+    assert palette.BLUE not in (palette.INK, palette.FAINT)
 
 
 def test_cost_has_a_point_for_each_run_and_names_it():
@@ -1099,7 +1132,7 @@ def test_results_directories_and_readings_are_drawn_together(tmp_path):
     )
     given = [result, tmp_path / "kept", replace(finished("third"), path=None)]
     figure = catalogue.draw_compared("compare-accuracy", given)
-    assert {t.name for t in figure.data} == {"kept", "local", "third"}
+    assert {t.name for t in figure.data} == {"kept", "local (alone)", "third"}
     _, last = points(figure, "kept")[-1]
     assert last == pytest.approx(kept.accuracy, abs=1e-3)
 

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import TrainingError
-from coterie.report.comparison_sections import over_seeds, side_by_side
+from coterie.report.compared_runs import compared_runs
+from coterie.report.comparison_sections import each_run, standings
 from coterie.report.comparison_tables import sheet_of
 from coterie.report.table_formats import as_html, as_latex, as_markdown, as_rich, notes_of, tex
 from coterie.results.comparison import Comparison
@@ -60,14 +61,17 @@ def text_of(what, width=120, **options):
 def test_means_and_spread_by_hand():
     # local: 0.50 … 0.54, so 52.0 and sqrt((4 + 1 + 0 + 1 + 4) / 4) / 100 = 1.6 %
     shown = text_of(as_rich(sheet_of(swept())))
-    assert len(re.findall(r"^local +52\.0±1\.6= +52\.0±1\.6= +26\.0±0\.8= ", shown, re.M)) == 2
-    assert len(re.findall(r" 53\.4±2\.7\* +53\.4±2\.7\* +26\.7±1\.4\* ", shown)) == 2
+    # The differences are -3, 1, -3, 1, -3: mean -1.4, deviation √4.8, and Student's 2.776 of 4.
+    gap = r"-1\.4 \[-4\.1, \+1\.3\]~"
+    scores = r"52\.0±1\.6~ +" + gap + r" +52\.0±1\.6~ +26\.0±0\.8~ "
+    assert len(re.findall(rf"^local +{scores}", shown, re.M)) == 2
+    assert len(re.findall(r" 53\.4±2\.7\^ +– +53\.4±2\.7\^ +26\.7±1\.4\^ ", shown)) == 2
     assert [line for line in shown.splitlines() if line.startswith("part = ")] == [
         "part = a_b",
         "part = c",
     ]
     few = text_of(as_rich(sheet_of(swept(seeds=4))))
-    assert "=" not in few.replace("part = ", "")
+    assert not re.search("[=~?]", few.replace("part = ", ""))
 
 
 def test_a_sweep_fits_a_common_terminal():
@@ -82,7 +86,7 @@ def test_a_sweep_fits_a_common_terminal():
 
 def test_what_is_said_below():
     notes = sheet_of(swept(seeds=4)).notes
-    assert any("fewer than five seeds nothing is said about ties" in note for note in notes)
+    assert any("too few seeds to tell which differences are real" in note for note in notes)
     failed = {"local, part c, seed 9": TrainingError("diverged")}
     notes = sheet_of(swept(left_out={"x": "refused"}, failed=failed, stopped={"y": "asked"})).notes
     assert any("paired t-test" in note for note in notes_of(sheet_of(swept())))
@@ -102,11 +106,11 @@ def test_who_lacks_seeds_is_flagged_and_not_tested():
     )
     sheet = sheet_of(made)
     shown = text_of(as_rich(sheet))
-    assert re.search(r"^best +5 +90\.0±0\.0\* ", shown, re.M)
+    assert re.search(r"^best +5 +90\.0±0\.0\^ ", shown, re.M)
     assert re.search(r"^short +3/5 +-5\.0±100\.0\? ", shown, re.M)
-    assert "? not tested, for fewer than five seeds in common with it" in notes_of(sheet)[0]
+    assert "? too few seeds to tell: fewer than five in common with it" in notes_of(sheet)[0]
     assert "-5.0 ± 100.0 ? |" in as_markdown(sheet)
-    assert "bold: the best mean; ? not tested" in as_markdown(sheet)
+    assert "italic: the highest of the usable methods; ? too few seeds" in as_markdown(sheet)
     assert "100.0?" in as_latex(sheet)
     apart = Comparison(
         [row("a", 0, 0.5), *(row("b", s, 0.4) for s in (1, 2))], "accuracy", swept=True
@@ -169,16 +173,17 @@ def test_a_gain_of_nothing_has_one_sign():
     ]
     for swept in (False, True):
         shown = Comparison(rows, "accuracy", swept=swept).markdown()
-        assert shown.count("**+0.0**") == 2
+        assert shown.count("*+0.0*") == 2
         assert "-0.0" not in shown
 
 
 def test_who_is_alone_in_a_column_is_not_its_best():
-    rows = [row("local", s, 0.5) for s in range(2)] + [row("worse", s, 0.4) for s in range(2)]
+    rows = [row("better", s, 0.5, gain=None) for s in range(2)]
+    rows += [row("worse", s, 0.4) for s in range(2)]
     for made in (Comparison(rows[::2], "accuracy"), Comparison(rows, "accuracy", swept=True)):
         shown = text_of(as_rich(sheet_of(made)))
         assert " -10.0 " in shown
-        assert re.search(r"50\.0(±0\.0)?\*", shown)
+        assert re.search(r"50\.0(±0\.0)?\^", shown)
 
 
 def test_the_title_is_one_line():
@@ -192,21 +197,43 @@ def test_markdown_is_a_table_of_even_rows():
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in rows]
     assert len({len(own) for own in cells}) == 1
     assert [set(c) <= set("-:") for c in cells[1]] == [True] * len(cells[1])
-    assert rows[0].startswith("| method | received | adapted | worst client |")
-    assert "**53.4 ± 2.7**" in rows[3]  # of 53, 50, 55, 52, 57
+    assert rows[0].startswith(
+        r"| method | received | to the best \[95 %\] | adapted | worst client |"
+    )
+    assert "*53.4 ± 2.7*" in rows[3]  # of 53, 50, 55, 52, 57
     assert r"x\_a & 50 %" in rows[3]
     assert r"\|" in rows[3]
-    assert " = |" in rows[2]
+    assert " ~ |" in rows[2]
     assert "**part = a\\_b**" in lines
+
+
+def rows_of(body):
+    return [line for line in body if line.endswith(r"\\") and "multicolumn" not in line]
+
+
+def test_too_few_seeds_are_said_in_every_form():
+    few = swept(seeds=4)
+    (key,) = [line for line in few.latex().splitlines() if line.startswith(r"\par")]
+    assert "4 seeds: too few seeds to tell" in key
+    said = "4 seeds: too few seeds to tell"
+    assert said in few.markdown()
+    assert said in few._repr_html_()
+    assert any(said in note for note in notes_of(sheet_of(few)))
+    one = Comparison(few.rows[:1] + few.rows[4:5], "accuracy")
+    for text in (one.latex(), one.markdown(), one._repr_html_()):
+        assert "One seed: too few seeds to tell" in text
 
 
 def test_latex_is_whole_and_says_what_was_typed():
     text = swept().latex()
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert body[0].startswith(r"\begin{tabular}{lr")
-    assert body[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    assert body[-3:-1] == [r"\bottomrule", r"\end{tabular}"]
+    # What the marks mean stands in the paper, and not in a comment.
+    assert body[-1].startswith(r"\par\smallskip{\footnotesize italic: the highest of the usable")
+    assert r"$\sim$" in "\n".join(rows_of(body))
     columns = len(re.match(r"\\begin\{tabular\}\{(l?r*)\}", body[0])[1])
-    rows = [line for line in body if line.endswith(r"\\") and "multicolumn" not in line]
+    rows = rows_of(body)
     assert len(rows) == 1 + 2 * 2
     for line in rows:
         assert len(re.findall(r"(?<!\\)&", line)) == columns - 1
@@ -219,15 +246,22 @@ def test_latex_is_whole_and_says_what_was_typed():
     assert len(re.findall(r"(?<!\\)\$", plain)) % 2 == 0
     assert not re.search(r"(?<!\\)[_#%]", plain)
     assert r"x\_a \& 50 \% \#1 \{b\}" in plain + "\n".join(body)
-    assert r"\textbf{" in text
-    assert r"\underline{" in text
+    assert r"\emph{53.4" in text
+    proven = [row("a", s, 0.5) for s in range(5)] + [row("b", s, 0.9) for s in range(5)]
+    proven += [row("c", s, 0.9 - 0.001 * (s % 2)) for s in range(5)]
+    text = Comparison(proven, "accuracy", swept=True).latex()
+    assert r"\emph{90.0" in text  # c may be as good,
+    assert r"\underline{" in text  # and is equal
+    text = Comparison(proven[:10], "accuracy", swept=True).latex()
+    assert r"\textbf{90.0" in text
+    assert "all others are worse" in text
     assert "±" not in "\n".join(body)
     assert tex("-1 ± 2") == r"-1 $\pm$ 2"
 
 
 def test_names_are_no_markup_anywhere():
     made = swept()
-    assert "<i>" not in made._repr_html_()
+    assert r"<i>\o" not in made._repr_html_()
     assert "&lt;i&gt;" in as_html(sheet_of(made))
     assert "[bold]$" in text_of(as_rich(sheet_of(made)))
 
@@ -235,7 +269,8 @@ def test_names_are_no_markup_anywhere():
 def test_the_best_stands_out_and_a_single_seed_has_no_spread():
     one = Comparison([row("local", 0, 0.5), row("fedavg", 0, 0.75)], "accuracy", swept=True)
     shown = text_of(as_rich(sheet_of(one)), force_terminal=True)
-    assert re.search(r"\x1b\[1;32m *75\.0\x1b\[0m\*", shown)
+    assert re.search(r"\x1b\[1m *75\.0\x1b\[0m\^", shown)
+    assert "[1;32m" not in shown  # nothing is green for a difference that no test supports
     assert "±" not in shown
     told = " ".join(notes_of(sheet_of(one)))
     assert "seed 0: " in told
@@ -243,7 +278,12 @@ def test_the_best_stands_out_and_a_single_seed_has_no_spread():
     assert "same for all" not in told
     plain = Comparison([row("local", 0, 0.5), row("fedavg", 0, 0.75)], "accuracy")
     assert "server sees" in plain.markdown()
-    assert "**75.0**" in plain.markdown()
+    assert "*75.0*" in plain.markdown()
+    rows = [row(m, s, v) for m, v in (("fedavg", 0.75), ("ifca", 0.5)) for s in range(5)]
+    proven = text_of(
+        as_rich(sheet_of(Comparison(rows, "accuracy", swept=True))), force_terminal=True
+    )
+    assert re.search(r"\x1b\[1;32m *75\.0±0\.0\x1b\[0m\*", proven)
 
 
 def test_a_regression_is_not_in_per_cent():
@@ -273,13 +313,13 @@ BELOW = (
 def test_scores_of_a_round_in_which_layers_rested_have_a_dagger_and_the_full_round_below():
     rows = [row("slow", 0, 0.7, **RESTED), row("fast", 0, 0.5)]
     sheet = sheet_of(Comparison(rows, "accuracy"))
-    assert list(sheet.notes) == [f"{BELOW}slow 61.3 received and 65.5 adapted in round 9"]
+    assert list(sheet.notes[1:]) == [f"{BELOW}slow 61.3 received and 65.5 adapted in round 9"]
     shown = text_of(as_rich(sheet))
-    assert re.search(r"^slow +70\.0†\* +70\.0†\* +35\.0†\* +\+20\.0†\* ", shown, re.M)
+    assert re.search(r"^slow +70\.0†\^ +70\.0†\^ +35\.0†\^ +\+20\.0†\^ ", shown, re.M)
     assert re.search(r"^fast +50\.0   +50\.0   +25\.0   +\+0\.0  ", shown, re.M)
-    assert "| slow | **70.0**† | **70.0**† |" in as_markdown(sheet)
-    assert r"slow & \textbf{70.0}$^\dagger$ & \textbf{70.0}$^\dagger$ &" in as_latex(sheet)
-    assert "<b>70.0</b>†</td>" in as_html(sheet)
+    assert "| slow | *70.0*† | *70.0*† |" in as_markdown(sheet)
+    assert r"slow & \emph{70.0}$^\dagger$ & \emph{70.0}$^\dagger$ &" in as_latex(sheet)
+    assert "<i>70.0</i>†</td>" in as_html(sheet)
     for text in (as_markdown(sheet), as_latex(sheet)):
         assert f"{BELOW}slow 61.3 received" in text
     assert "clients&#39; own layers; the last full round had: slow 61.3" in as_html(sheet)
@@ -299,10 +339,10 @@ def test_over_seeds_the_full_rounds_are_averaged_too():
     sheet = sheet_of(
         Comparison([*rows, row("fast", 0, 0.5), row("fast", 1, 0.5)], "accuracy", swept=True)
     )
-    assert sheet.notes[0] == f"{BELOW}slow 65.0 received and 65.5 adapted in round 9"
-    assert re.search(r"^slow +70\.0±0\.0†\* ", text_of(as_rich(sheet)), re.M)
+    assert f"{BELOW}slow 65.0 received and 65.5 adapted in round 9" in sheet.notes
+    assert re.search(r"^slow +70\.0±0\.0†\^ ", text_of(as_rich(sheet)), re.M)
     never = [row("slow", 0, 0.7, rested=True, full_received=None), row("fast", 0, 0.5)]
-    assert sheet_of(Comparison(never, "accuracy")).notes[0] == f"{BELOW}none of slow was scored"
+    assert f"{BELOW}none of slow was scored" in sheet_of(Comparison(never, "accuracy")).notes
 
 
 def scored(number, score, due=None, quiet=("body",)):
@@ -335,9 +375,8 @@ def test_the_page_of_several_runs_has_the_dagger_too():
         config = {"method": {"name": name}, "run": {"seed": seed, "rounds": 2}}
         result = {"judged_by": "accuracy", "received": {"accuracy": 0.8, "worst": 0.7}}
         runs.append(finished(f"{name}-{seed}", events=told, config=config, result=result))
-    both = side_by_side(runs, "a")
-    assert (both.count("80.0†"), both.count("70.0†")) == (2, 2)
-    assert "the last full round had: slow-0 50.0 received in round 1; slow-1 50.0" in both
-    over = over_seeds(runs, "b", 2)
+    both = each_run(runs, "a", 2, str)
+    assert (both.count("80.0 %†"), both.count("70.0 %†")) == (2, 2)
+    over = standings(compared_runs(runs), "b", 2, str)
     assert "80.0 ± 0.0†" in over
     assert "the last full round had: slow 50.0 received in round 1" in over

@@ -32,6 +32,8 @@ ROW = {
     "worst": 0.25,
     "gain": -0.125,
     "better": 1,
+    "as_good": 1,
+    "worse_off": 2,
     "compared": 4,
     "groups": 2,
     "agreement": 0.75,
@@ -73,11 +75,12 @@ def test_a_round_on_a_line():
 
 def test_methods_side_by_side():
     other = {**ROW, "method": "x [bold]k[/]", "received": 0.75, "gain": None, "better": None}
+    other |= {"as_good": None, "worse_off": None}
     other["agreement"] = None
     shown = text_of(comparison([ROW, other], "accuracy"))
     first, second = (next(s for s in shown.splitlines() if s.startswith(n)) for n in ("fed", "x "))
-    assert first.split() == [  # * is the best of several
-        *["fedavg", "50.0", "62.5*", "25.0*", "-12.5", "1/4", "2", "0.75", "2.5", "MB", "1.2"],
+    assert first.split() == [  # ^ is the highest of several
+        *["fedavg", "50.0", "62.5^", "25.0^", "-12.5", "1/1/2", "2", "0.75", "2.5", "MB", "1.2"],
         "means",
     ]
     assert "[bold]k[/]" in second  # what a user typed is no markup
@@ -124,8 +127,8 @@ def test_a_run_of_an_older_version_says_nothing_of_it():
 def test_the_best_of_a_column_stands_out():
     worse = {**ROW, "method": "worse", "received": 0.25}
     shown = text_of(comparison([worse, ROW], "accuracy"), force_terminal=True)
-    assert re.search(r"\x1b\[1;32m *50\.0", shown)
-    assert not re.search(r"\x1b\[1;32m *25\.0\x1b[^\n]*62", shown.split("worse")[1].split("\n")[0])
+    assert re.search(r"\x1b\[1m *50\.0", shown)
+    assert not re.search(r"\x1b\[1m *25\.0\x1b[^\n]*62", shown.split("worse")[1].split("\n")[0])
 
 
 def test_the_comparison_fits_a_common_terminal():

@@ -339,19 +339,19 @@ def cells(text, id):
 def test_runs_side_by_side(folder, tmp_path):
     text = write_report(folder, tmp_path / "r.html").read_text()
     found = sound(text)
-    rows = cells(text, "compared-table")
-    assert [row[:3] for row in rows] == [
-        ["a1", "1", "50.0"],
-        ["a2", "2", "70.0 (best)"],
-        ["b1", "1", "60.0"],
-        ["b2", "2", "70.0 (best)"],
+    assert [row[:3] for row in cells(text, "each-run")] == [  # none is starred: of several seeds
+        ["a1", "1", "50.0 %"],
+        ["a2", "2", "70.0 %"],
+        ["b1", "1", "60.0 %"],
+        ["b2", "2", "70.0 %"],
     ]
     # Means 0.6 and 0.65; deviations 0.1·√2 and 0.05·√2.
-    over = cells(text, "over-seeds")
-    assert [row[:3] for row in over] == [
+    assert [row[:3] for row in cells(text, "compared-table")] == [
         ["a", "2", "60.0 ± 14.1"],
-        ["b", "2", "65.0 ± 7.1 (best)"],
+        ["b", "2", "65.0 ± 7.1 (highest)"],
     ]
+    assert 'class="number best"' not in text  # two seeds support no green
+    assert "2 seeds: too few seeds to tell" in found.words
     assert sorted(row[0] for row in cells(text, "settings")) == ["method.name", "run.seed"]
     assert "train.note" in found.words
     # Each in full, folded since there are many, reached from the contents.
@@ -368,7 +368,7 @@ def test_few_runs_are_not_folded(folder, tmp_path):
     assert [a for n, a in found.tags if n == "details" and a.get("class") == "run"] == []
     assert {"run-1", "run-2"} <= set(found.ids)  # the one named twice is there once
     assert "run-3" not in found.ids
-    assert "over-seeds" not in found.ids
+    assert "each-run" not in found.ids  # the methods are the runs
 
 
 @pytest.mark.skipif(threading.active_count() > 1, reason="children are for a single thread")
@@ -524,9 +524,9 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert [row[:2] for row in cells(text, "compared-table")] == [
         ["one/x/run", "25.0"],
         ["two/x/run", "50.0"],
-        ["two/y/run", "75.0 (best)"],
+        ["two/y/run", "75.0 (highest)"],
     ]
-    assert 'id="over-seeds"' not in text  # they have the same seed
+    assert 'id="each-run"' not in text  # they have the same seed
     legend = [t["name"] for t in Page(text).figures["data-compared-fig-compare-cost"]["data"]]
     assert legend == ["one/x/run", "two/x/run", "two/y/run"]
 
@@ -539,14 +539,14 @@ def test_results_in_memory_are_told_apart_and_no_seeds_are_made_up():
     made = [simulate(people, rounds=1, engine="loop", seed=seed, lr=lr) for seed, lr in ways]
     text = report(readings_of(made))
     found = sound(text)
-    assert [row[0] for row in cells(text, "compared-table")] == [
+    assert sorted(row[0] for row in cells(text, "compared-table")) == [
         *("fedavg", "fedavg (2)", "fedavg (3)"),
     ]
     assert cells(text, "settings") == [
         ["train.lr", "0.01", "0.5", "0.5"],
         ["run.seed", "3", "3", "4"],
     ]
-    assert "over-seeds" not in found.ids  # nobody knows whether they had the same clients
+    assert "each-run" not in found.ids  # nobody knows whether they had the same clients
     assert "coterie " in found.words.split("versions")[1][:20]
     assert "epochs 1, batch_size 32, lr 0.01" in found.words
 
@@ -556,10 +556,10 @@ def test_the_same_seed_twice_is_not_two_seeds(tmp_path):
         place = a_run(tmp_path, [a_round(1)], {**RESULT, "received": {"accuracy": accuracy}}, name)
         config = {"method": {"name": "m"}, "run": {"rounds": 1, "seed": seed}}
         RunDir(place).write_config(config)
-    over = cells(report(readings_of([tmp_path])), "over-seeds")
-    assert [row[:3] for row in over] == [
+    rows = cells(report(readings_of([tmp_path])), "compared-table")
+    assert [row[:3] for row in rows] == [
         ["fedavg", "2", "60.0 ± 14.1"],
-        ["fedavg (2)", "1", "90.0 (best)"],
+        ["c", "1", "90.0 (highest)"],
     ]
 
 
@@ -568,9 +568,11 @@ def test_scores_of_two_kinds_are_not_compared(tmp_path):
         told = {**RESULT, "judged_by": by, "received": {by: value}, "adapted": {by: value}}
         a_run(tmp_path, [a_round(1)], told, name)
     text = report(readings_of([tmp_path]))
-    rows = cells(text, "compared-table")
-    assert [row[:2] for row in rows] == [["a", "50.0 % (best)"], ["b", "0.750"], ["c", "25.0 %"]]
-    assert "judged after adapting, including the worst client: a, b, c" in Page(text).words
+    rows = cells(text, "each-run")
+    assert [row[:2] for row in rows] == [["a", "50.0 %"], ["b", "0.750"], ["c", "25.0 %"]]
+    compared = cells(text, "compared-table")
+    assert [row[:2] for row in compared] == [["a", "50.0 (highest)"], ["c", "25.0"]]
+    assert "judged after adapting, including the worst client: a, c" in Page(text).words
 
 
 def test_newcomers_are_not_left_behind_and_have_a_column(tmp_path):

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -118,11 +119,11 @@ def test_while_pictures_are_behind_the_state_says_so(tmp_path, monkeypatch):
         monkeypatch.setattr(watching, "_LONGEST", 2.0)
         with page.stream(f"/api/runs/a/events?since={told}") as stream:
             add_lines(run, round_of(4))
-            assert words(stream.next()).startswith("Stopped, round 4 of 10")
+            assert words(stream.next()).startswith("Stopped, or crashed, round 4 of 10")
             add_lines(run, round_of(5))
             found = stream.next()
             assert list(found["parts"]) == ["state"]
-            assert words(found).startswith("Stopped, round 5 of 10")
+            assert words(found).startswith("Stopped, or crashed, round 5 of 10")
             assert words(found).endswith(" %. The page below shows round 4.")
             found = stream.next()  # both at once
             assert list(found["parts"]) == ["state", "rounds"]
@@ -212,6 +213,56 @@ def test_the_list_shows_runs_that_come_and_go(tmp_path):
             found = stream.next()
             assert found["order"] == ["summary", row_id("sweep/new")]
         assert page.get("/run/old").status == 404
+
+
+def test_runs_of_a_comparison_are_folded_under_it_and_compared(tmp_path):
+    for name, rounds in (("sweep/a/seed-0", 3), ("sweep/b/seed-0", 2), ("other", 1)):
+        make_run(tmp_path / name, rounds)
+    (tmp_path / "sweep" / "comparison.toml").write_text("format = 2\n")
+    head = row_id("sweep", "comparison")
+    with served(tmp_path) as page:
+        text = page.get("/").text
+        ids = re.findall(r'<tr id="([^"]+)"', text)
+        members = {row_id("sweep/a/seed-0"), row_id("sweep/b/seed-0")}
+        place = ids.index(head)
+        assert set(ids[place + 1 : place + 3]) == members  # just below it
+        assert text.count(f'data-group="{head}"') == 2
+        assert "2 runs" in text
+        whole = page.get("/compare?comparison=sweep")
+        chosen = page.get("/compare?run=sweep%2Fa%2Fseed-0&run=other&run=nobody")
+        assert whole.status == chosen.status == 200
+        assert "2 runs side by side" in chosen.text
+        assert 'href="/run/other"' in chosen.text  # to its page, not to a part of this one
+        assert "/report.html?comparison=sweep" in whole.text
+        kept = page.get("/report.html?comparison=sweep")
+        assert kept.headers["content-disposition"] == 'attachment; filename="report.html"'
+        assert 'content="coterie report ' in kept.text
+        assert page.get("/compare?run=other").status == 404
+        assert page.get("/report.html?run=nobody").status == 404
+
+
+def test_a_row_has_the_data_the_curve_and_the_time_that_is_left(tmp_path):
+    place = make_run(tmp_path / "a", 4)
+    reading = read_run(place)
+    left = folders._left(reading)
+    assert left is None  # nobody works on it
+    running = replace(reading, status="running")
+    spent = sum(sum(e["seconds"].values()) for e in running.rounds) / 4
+    assert folders._left(running) == pytest.approx(spent * (running.planned - 4))
+    assert len(folders._curve(reading)) == 4
+
+
+def test_stopped_from_here_is_not_crashed(tmp_path):
+    controls = Controls()
+    place = make_run(tmp_path / "a", 2)
+    following = Following(tmp_path, controls.doing)
+    assert following.look()["a"].status == "stopped"
+    running = replace(following.look()["a"], status="running")
+    controls.stop(running)
+    assert following.look(search=True)["a"].status == "asked"
+    assert state(following.look()["a"])["words"].startswith("Stopped from this page, round 2")
+    assert state(following.look()["a"])["action"] == "resume"
+    assert RunDir(place).stop_pending()
 
 
 def test_finished_runs_are_not_read_again(tmp_path, monkeypatch):

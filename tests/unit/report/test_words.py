@@ -7,8 +7,10 @@ import pytest
 from coterie.report.captions import compared as captions_compared
 from coterie.report.captions import groups as captions_groups
 from coterie.report.captions import runs as captions
-from coterie.report.figures.compared import kinds_of
+from coterie.report.compared_runs import compared_runs
+from coterie.report.figures.compared import kinds_of, ranked
 from coterie.report.reading import Reading
+from coterie.report.what_was_run import what_was_run
 from coterie.report.words import outcome
 from coterie.report.words_compared import headline_compared
 from runs_by_hand import clients, finished, going, old, round_of
@@ -87,34 +89,131 @@ def scored(name, accuracy, moved, seed=0, method=None, status="finished"):
     return Reading(name, status, config=config, events=[event], result=result)
 
 
-def test_the_best_the_cheapest_and_that_it_was_one_seed():
+def test_the_highest_the_cheapest_and_that_it_was_one_seed():
     runs = [scored("a", 0.5, 1000), scored("b", 0.7, 3000), scored("c", 0.3, 0)]
     assert headline_compared(runs) == [
-        "b reaches the highest accuracy, 70.0 %, followed by a with 50.0 %.",
-        "b has the best worst client with 60.0 %, followed by a with 40.0 %.",
+        "b has the highest accuracy of the usable methods: 70.0 %. One seed: too few seeds to tell "
+        "which differences are real, five are needed.",
+        "b has the best worst client, 60.0 %, followed by a with 40.0 %.",
         "c transfers nothing; a transfers the least of the others, 1.00 kB for 50.0 %, and b the "
         "most, 3.00 kB.",
-        "All runs have the same seed: small differences may be chance.",
+    ]
+
+
+def test_reference_lines_are_named_and_never_the_best():
+    runs = [
+        scored("fedavg", 0.5, 2000),
+        scored("ifca-k=4", 0.7, 3000, method="ifca"),
+        scored("oracle", 0.75, 1000),
+        scored("local", 0.6, 0),
+    ]
+    said = headline_compared(runs)
+    assert said[0].startswith(
+        "ifca k=4 has the highest accuracy of the usable methods: 70.0 %, 10.0 points above "
+        "training alone, 5.0 points below the ceiling. One seed: too few"
+    )
+    assert said[1] == (
+        "By the mean, federating was worth it with ifca k=4, above training alone, but not with "
+        "fedavg (10.0 points below it)."
+    )
+    # By hand: both clients of ifca have 0.1 more than alone.
+    assert (
+        said[2]
+        == "With ifca k=4, 2 clients compared with training alone: better 2, same 0, worse 0."
+    )
+    assert [k.called for k in ranked(runs)] == [
+        *("oracle (ceiling)", "ifca k=4", "local (alone)", "fedavg"),
+    ]
+    only = headline_compared([runs[0], runs[3]])
+    assert only[0] == "fedavg is the only usable method: 50.0 %, 10.0 points below training alone."
+    assert only[1].startswith("By the mean, federating was not worth it with fedavg (10.0 points")
+
+
+def over_seeds(**scores):
+    return [
+        scored(f"{name}/seed-{s}", value, 100, s, name)
+        for name, own in scores.items()
+        for s, value in enumerate(own)
+    ]
+
+
+def test_with_five_seeds_the_test_speaks():
+    best = [0.90, 0.80, 0.85, 0.70, 0.95]
+    near = [0.91, 0.78, 0.86, 0.68, 0.95]
+    worse = [v - 0.2 - i / 1000 for i, v in enumerate(best)]
+    lone = [v - 0.1 + i / 1000 for i, v in enumerate(best)]
+    said = headline_compared(over_seeds(best=best, near=near, fedavg=worse, local=lone))
+    assert said[0].startswith("best has the highest accuracy of the usable methods: 84.0 %, 9.8 ")
+    assert "; not distinguished from near (about " in said[0]
+    assert said[1] == (
+        "Federating was worth it with best and near, above training alone, but not with fedavg "
+        "(10.4 points below it)."
+    )
+    proven = headline_compared(over_seeds(best=best, fedavg=worse))
+    assert proven[0] == (
+        "best is the best of the usable methods: 84.0 %; every other usable method is worse."
+    )
+    wavering = [v + (0.03, -0.03, 0.02, -0.02, 0.001)[i] for i, v in enumerate(best)]
+    told = headline_compared(over_seeds(fedavg=wavering, local=best))
+    assert told[1] == (
+        "It is not shown that federating was worth it: fedavg is not distinguished from training "
+        "alone (as high as it)."
+    )
+
+
+def test_what_no_other_method_beats_is_a_choice_with_its_reason():
+    runs = [scored("a", 0.7, 3000), scored("b", 0.6, 1000), scored("c", 0.5, 2000)]
+    runs = [replace(r, result={**r.result, "sees": sees}) for r, sees in
+            zip(runs, ("each", "means", "means"), strict=True)]  # fmt: skip
+    (answer,) = compared_runs([*runs, scored("oracle", 0.9, 10), scored("local", 0.65, 0)]).answers
+    assert answer.choices == [
+        ("a", "the highest accuracy, 70.0 %; 3.0 kB; the server saw single clients"),
+        (
+            "b",
+            "60.0 %, 10.0 points below the highest; the fewest bytes, 1.0 kB; the server saw means "
+            "at most",
+        ),
     ]
 
 
 def test_ties_are_ties():
-    runs = [scored("a", 0.7, 1000), scored("b", 0.7004, 1010), scored("c", 0.5, 1000)]
+    runs = [scored("a", 0.7, 1000), scored("b", 0.7, 1010), scored("c", 0.5, 1000)]
     said = headline_compared(runs)
-    assert said[0] == "a and b reach the highest accuracy, 70.0 %, followed by c with 50.0 %."
+    assert said[0].startswith("a and b have the highest accuracy of the usable methods: 70.0 %.")
     assert said[2] == "They transfer about the same, 1.01 kB each."
-    assert headline_compared(runs[:2])[0].startswith("All 2 are equal")
+    assert headline_compared(runs[:2])[0] == (
+        "All 2 usable methods have the same accuracy: 70.0 %."
+    )
 
 
 def test_seeds_are_averaged_and_what_is_unfinished_is_said():
     runs = [scored(f"a/seed={s}", 0.5 + s / 5, 100, s, "a") for s in (0, 1)]
     runs += [scored(f"b/seed={s}", 0.4, 100, s, "b") for s in (0, 1)]
     said = headline_compared(runs)
-    assert said[0] == "a reaches the highest accuracy, 60.0 %, followed by b with 40.0 %."
-    assert "Scores are means over 2 seeds." in said
+    assert said[0].startswith(
+        "a has the highest accuracy of the usable methods: 60.0 %. 2 seeds: too few seeds to tell "
+        "which differences are real; by their spread, about "
+    )
     going_on = headline_compared([*runs, scored("c", 0.1, 1, status="running")])
     assert "Still running: c." in going_on
     assert headline_compared([]) == []
+
+
+def test_what_was_run_is_one_line():
+    told = {
+        "data": {"set": "digits"},
+        "partition": {"name": "dirichlet", "alpha": 0.3},
+        "shift": {"name": "none"},
+        "model": {"name": "mlp", "init": "torch", "hidden": [64, 32]},
+    }
+    sessions = [{"at": "2026-01-02T00:00:00+00:00"}]
+    runs = [scored(f"a/seed={s}", 0.5, 100, s, "a") for s in range(3)]
+    runs = [replace(r, config={**r.config, **told}, sessions=sessions) for r in runs]
+    assert what_was_run(runs) == (
+        "digits · 4 clients · dirichlet alpha=0.3 · mlp hidden=64,32 · 1 round · 3 runs · "
+        "seeds 0 to 2 · 2 January 2026"
+    )
+    assert what_was_run([Reading("r", "running")]) == "0 rounds"
 
 
 def test_a_method_judged_after_adapting_is_said_to_be_also_while_it_runs():
@@ -125,7 +224,7 @@ def test_a_method_judged_after_adapting_is_said_to_be_also_while_it_runs():
     adapted = [e | {"adapted": {"accuracy": 0.9}} for e in scored("a", 0.2, 10).events]
     ours = replace(scored("a", 0.2, 10), result={}, events=adapted, sessions=sessions)
     said = headline_compared([ours, scored("b", 0.7, 20)])
-    assert said[0] == "a reaches the highest accuracy, 90.0 %, followed by b with 70.0 %."
+    assert said[0].startswith("a has the highest accuracy of the usable methods: 90.0 %.")
     assert "Judged after adapting, including its worst client: a." in said
     assert not [t for t in headline_compared([ours, replace(ours, name="c")]) if "adapting" in t]
 
@@ -191,19 +290,17 @@ def test_the_best_worst_client_is_by_means_over_seeds_everywhere():
 
     runs = [of("a", 0, 0.0), of("a", 1, 0.6), of("b", 0, 0.2), of("b", 1, 0.2)]
     assert headline_compared(runs)[1] == (
-        "a has the best worst client with 30.0 %, followed by b with 20.0 % (means over seeds)."
+        "a has the best worst client, 30.0 %, followed by b with 20.0 %."
     )
     assert captions_compared.clients(runs).endswith(
-        "By the score of the worst client (means over seeds): a 30.0 % to 80.0 %, median 55.0 %; "
-        "b 20.0 % to 80.0 %, median 50.0 %."
+        "By the lowest dot: b 20.0 % to 80.0 %, median 50.0 %; a 0.0 % to 80.0 %, median 70.0 %."
     )
 
 
 def test_the_same_seed_twice_is_no_other_seed_and_no_name_hides_another():
     runs = [scored("a", score, 100, 1) for score in (0.2, 0.4, 0.6)]
     said = headline_compared(runs)
-    assert said[0] == "a (3) reaches the highest accuracy, 60.0 %, followed by a (2) with 40.0 %."
-    assert "All runs have the same seed: small differences may be chance." in said
+    assert said[0].startswith("a (3) has the highest accuracy of the usable methods: 60.0 %. One")
     assert [len(kind.runs) for kind in kinds_of(runs)] == [1, 1, 1]
     unsaid = [replace(r, config={"method": {"name": "a"}}) for r in runs[:2]]
-    assert "No method was run with several seeds" in " ".join(headline_compared(unsaid))
+    assert "One seed: too few seeds to tell" in " ".join(headline_compared(unsaid))

@@ -519,8 +519,20 @@ def _table(directory: Path, entries: Sequence[PlannedRun], unfilled: Comparison)
         axes=list(entries[0].settings),
         directory=directory,
     )
+    return _written(comparison)
+
+
+def with_margin(comparison: Comparison, margin: float) -> Comparison:
+    """A comparison with another margin within which scores are equal; its tables are rewritten."""
+    return _written(replace(comparison, margin=margin))
+
+
+def _written(comparison: Comparison) -> Comparison:
+    directory = comparison.directory
+    if directory is None:
+        return comparison
     write_json(directory / ROWS, comparison.to_dict())
-    texts = {TABLE: to_csv(_even(rows)), "comparison.md": comparison.markdown()}
+    texts = {TABLE: to_csv(_even(comparison.rows)), "comparison.md": comparison.markdown()}
     texts["comparison.tex"] = comparison.latex()
     if comparison.swept:
         texts[MEANS] = to_csv(_even(comparison.means))

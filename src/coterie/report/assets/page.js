@@ -10,6 +10,7 @@ window.coterie = (() => {
   const anyLight = new RegExp([...lowered.keys()].join("|"), "gi");
   const figures = new Map(); // JSON text by the id of the data
   const drawn = new Map(); // what a plot was drawn with, by its element
+  const PAPER = { whole: 650, half: 312 }; // pixels between the margins of A4 and Letter
   let printing = false;
 
   const isDark = () =>
@@ -41,10 +42,23 @@ window.coterie = (() => {
         if (width < 520) Object.assign(colorbar, { len: 0.9, x: 1, xanchor: "right", nticks: 4 });
       }
     }
+    if (layout.meta?.ends) { // names at the ends of lines, or where there is no room a legend
+      const room = width >= 560;
+      layout.showlegend = !room;
+      if (!room) {
+        delete layout.annotations;
+        margin.r = 12;
+      }
+    }
     const square = Object.values(layout).some((axis) => axis?.scaleanchor);
     if (square) height = Math.min(height, width - margin.l - margin.r + margin.t + margin.b + 24);
     layout.font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
     return { ...layout, margin, height: Math.round(height), width: undefined, autosize: true };
+  }
+
+  function widthOf(plot) {
+    if (printing) return plot.closest(".half") ? PAPER.half : PAPER.whole;
+    return plot.clientWidth;
   }
 
   function figureFor(plot) {
@@ -52,8 +66,12 @@ window.coterie = (() => {
     if (!text) return null;
     if (isDark()) text = text.replace(anyLight, (found) => lowered.get(found.toLowerCase()));
     const figure = JSON.parse(text);
-    const width = plot.clientWidth || 800;
+    const width = widthOf(plot) || 800;
     const layout = fitted(figure, width);
+    if (printing) {
+      Object.assign(layout, { width, autosize: false });
+      layout.height = Math.min(layout.height, Math.max(300, 0.7 * width));
+    }
     layout.uirevision = plot.id; // what a reader zoomed into stays so when more is drawn
     if (coarse.matches) layout.dragmode = false; // a finger scrolls the page
     plot.style.minHeight = `${layout.height}px`;
@@ -64,7 +82,7 @@ window.coterie = (() => {
     const text = textOf(plot.dataset.plot);
     const dark = isDark();
     const before = drawn.get(plot);
-    const wide = plot.clientWidth;
+    const wide = widthOf(plot);
     if (before && before.text === text && before.dark === dark && before.wide === wide) {
       return before.done;
     }
@@ -235,7 +253,7 @@ window.coterie = (() => {
 
   function showTheme() {
     const button = document.getElementById("theme");
-    if (button) button.setAttribute("aria-pressed", String(isDark()));
+    if (button) button.textContent = isDark() ? "Light" : "Dark"; // what it changes the page to
     redraw();
   }
 
@@ -289,16 +307,16 @@ window.coterie = (() => {
     hidden?.scrollIntoView();
   }
 
-  // On paper everything is open, drawn and light.
+  // On paper everything is open, drawn and light, but for runs that are folded.
   const opened = [];
   function beforePrint() {
     printing = true;
-    for (const each of document.querySelectorAll("details:not([open])")) {
+    for (const each of document.querySelectorAll("details:not([open], .run, .glossary, [data-keep=shared])")) {
       each.open = true;
       opened.push(each);
     }
     for (const panel of document.querySelectorAll('[role="tabpanel"]')) panel.hidden = false;
-    plots().forEach(drawPlot);
+    plots().filter((plot) => !plot.closest("details:not([open])")).forEach(drawPlot);
   }
 
   function afterPrint() {

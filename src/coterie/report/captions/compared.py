@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from coterie.report.answers import gainers
 from coterie.report.figures.clients import quarters, scores_of
-from coterie.report.figures.compared import KindOfRun, alike, amount_spent, final, kinds_of
+from coterie.report.figures.compared import (
+    KindOfRun,
+    alike,
+    amount_spent,
+    final,
+    gains_of,
+    ranked,
+)
 from coterie.report.figures.compared_bars import TimedScores, full_score, timed_scores, varied
 from coterie.report.figures.scores import AXES
 from coterie.report.reading import Reading
@@ -13,6 +21,7 @@ from coterie.report.tables import size
 from coterie.report.words import count, duration, value, word
 from coterie.report.words_compared import mean
 from coterie.results.findings import rested
+from coterie.results.rows import gained
 
 MOST = 6  # runs whose numbers are given; pictures and tables have the rest
 
@@ -20,7 +29,7 @@ MOST = 6  # runs whose numbers are given; pictures and tables have the rest
 def lines(readings: Sequence[Reading], against: str = "rounds") -> str:
     """The caption of the score against rounds, bytes or seconds: each run's last score."""
     by, runs = alike(readings)
-    kinds = kinds_of(runs)
+    kinds = ranked(runs)
     ends = {k.title: mean([final(r) for r in k.runs]) for k in kinds}
     scored = {title: v for title, v in ends.items() if v is not None}
     best = sorted(scored, key=lambda t: -scored[t])
@@ -58,34 +67,60 @@ def _with_all_layers(kinds: Sequence[KindOfRun], by: str) -> str:
 def clients(readings: Sequence[Reading]) -> str:
     """The caption of clients side by side: each run's worst, best and median client."""
     by, runs = alike(readings)
-    kinds = kinds_of(runs)
+    kinds = ranked(runs)
     entries = []
     for kind in kinds:
-        scores = [[v for _, v in scores_of(r, r.headline)] for r in kind.runs]
-        ends = [(min(own), max(own), quarters(own)[1]) for own in scores if own]
-        if ends:
-            low, high, middle = (sum(each) / len(ends) for each in zip(*ends, strict=True))
+        scores = [v for r in kind.runs for _, v in scores_of(r, r.headline)]
+        if scores:
+            low, high, middle = min(scores), max(scores), quarters(scores)[1]
             text = f"{kind.title} {value(low, by)} to {value(high, by)}, median {value(middle, by)}"
             entries.append((low, text))
     entries.sort(key=lambda pair: -pair[0])
-    several = " (means over seeds)" if any(len(k.runs) > 1 for k in kinds) else ""
     return (
-        "Each dot is a client; the box covers the middle half, and its line is the median. "
-        f"By the score of the worst client{several}: {_first([text for _, text in entries], '; ')}."
+        f"{_dots(kinds)}; the box covers the middle half, and its line is the median. "
+        f"By the lowest dot: {_first([text for _, text in entries], '; ')}."
+    )
+
+
+def _dots(kinds: Sequence[KindOfRun]) -> str:
+    """What a dot is: with several seeds, there is one for each client of each seed."""
+    most = max((len(k.runs) for k in kinds), default=1)
+    if most == 1:
+        return "Each dot is a client"
+    return f"Each dot is a client in one of {most} seeds, which have different clients"
+
+
+def gains(readings: Sequence[Reading]) -> str:
+    """The caption of gains over training alone: who gains and loses by each method."""
+    by = alike(readings)[0]
+    rows = gains_of(readings)
+    entries = []
+    for kind, dots in rows:
+        row, runs = gained([gain for *_, gain in dots]), len(kind.runs)
+        for key in ("better", "as_good", "worse_off"):
+            row[key] /= runs
+        entries.append(f"{kind.title}: {gainers(row, by)}")
+    several = any(len(kind.runs) > 1 for kind, _ in rows)
+    means = " (numbers of clients are means over seeds)" * several
+    return (
+        f"{_dots([kind for kind, _ in rows])}: right of the line it is better off than if it had "
+        f"trained alone, left of it worse. {_first(entries, '; ')}{means}."
     )
 
 
 def cost(readings: Sequence[Reading]) -> str:
     """The caption of score against bytes: the runs that no other beats in both."""
     by, runs = alike(readings)
-    kinds, points = kinds_of(runs), []
-    for kind in kinds:
+    kinds, points = ranked(runs), []
+    for kind in [k for k in kinds if not k.reference]:
         moved, score = (
             mean([amount_spent(r, AXES["bytes"][0]) for r in kind.runs]),
             mean([final(r) for r in kind.runs]),
         )
         if moved is not None and score is not None:
             points.append((moved, score, kind.title))
+    if not points:
+        return "Up and to the left is better."
     front = [
         point
         for point in sorted(points)
@@ -93,7 +128,7 @@ def cost(readings: Sequence[Reading]) -> str:
     ]
     entries = [f"{title} ({value(score, by)} for {size(moved)})" for moved, score, title in front]
     return (
-        "Up and to the left is better. No other run is both better and cheaper than "
+        "Up and to the left is better. No other usable method is both better and cheaper than "
         f"{_first(entries)}.{_with_all_layers(kinds, by)}"
     )
 

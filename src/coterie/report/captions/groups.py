@@ -64,7 +64,8 @@ def groups(reading: Reading) -> str:
     if not flow.changes:
         return f"{first.capitalize()} {begin}; no client ever changed groups."
     text = (
-        f"{first.capitalize()} {begin}, {last} {end}; memberships changed {_times(flow.changes)}."
+        f"{first.capitalize()} {begin}, {last} {end}; clients changed groups in "
+        f"{count(flow.changes, 'round')}."
     )
     hidden = flow.changes - (len(flow.rounds) - 1)
     if hidden > 0:
@@ -100,7 +101,7 @@ def groups_by_client(reading: Reading) -> str:
     return (
         "Each row is a client and each colour a group, followed through the rounds; a client "
         "alone "
-        f"is grey. {moved} of {count(len(there), 'client')} changed groups."
+        f"is grey. {moved} of {count(len(there), 'client')} changed groups at some time."
     )
 
 
@@ -223,7 +224,11 @@ def similarity(reading: Reading) -> str:
                 continue
             (inside if groups[a] == groups[b] else between).append(distance)
     when = "before round 1" if not pairs.round else f"in round {pairs.round}"
-    text = f"The {pairs.what} of each pair of {len(pairs.clients)} clients, {when}"
+    near = "alike" if pairs.alike else "near"
+    text = (
+        f"The {pairs.what} of each pair of {len(pairs.clients)} clients, {when}; strong colours "
+        f"are {near}, faint ones {'unlike' if pairs.alike else 'far apart'}"
+    )
     if inside and between:
         text += (
             f": {_mean(inside):.3g} on average inside the final groups, "
@@ -244,7 +249,8 @@ def divergence(reading: Reading, groups: Sequence[Any]) -> str:
     text = (
         f"Each point is a pair of {size} clients: the symmetric Kullback-Leibler divergence of "
         "their "
-        f"labels, and their distance as the method measures it. Pearson's correlation over "
+        f"labels, and their distance as the method measures it. Strong colours in the matrices are "
+        f"near, faint ones far apart. Pearson's correlation over "
         f"{count(pairs, 'pair')}: {', '.join(correlations)}."
     )
     if compared.pairs(compared.together(groups)).any():

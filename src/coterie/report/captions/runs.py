@@ -184,7 +184,7 @@ def bytes_by_client(reading: Reading) -> str:
             f"{_name(reading, ranked[0][0])} transferred {size(most)}, downloads and uploads "
             "together."
         )
-    if most - least < 0.01 * most:
+    if most - least < 0.03 * most:
         return (
             f"Every client transferred about the same, {size(most)}, downloads and uploads "
             "together."

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coterie.errors import ConfigError
-from coterie.report.figures.clients import jitter, quarters, scores_of
+from coterie.report.figures.clients import quarters, scores_of
 from coterie.report.figures.scores import AXES, Place, curve, finish, said, x_axis
 from coterie.report.figures.sketch import Sketch
 from coterie.report.figures.style import (
@@ -27,9 +29,11 @@ from coterie.report.figures.style import (
 from coterie.report.palette import FAINT, INK, line_of
 from coterie.report.reading import Reading, number
 from coterie.results.findings import rested
+from coterie.results.titles import reference_of
 
-MOST_PAIRED = 3000  # clients times runs: with more lines the picture is a cloud
 _SEED = re.compile(r"[-_/, ]*\bseed[=_ -]?\d+", re.IGNORECASE)
+_PARAMETERS = re.compile(r"[a-z_.]+=[^/]+")
+CEILING, ALONE = "ceiling", "alone"
 _SAME = {  # settings that do not change the set-up
     "run": (
         "seed",
@@ -49,11 +53,32 @@ _SAME = {  # settings that do not change the set-up
 class KindOfRun:
     """Runs that differ only in their seed, and the title that they share.
 
-    No two kinds have the same title.
+    No two kinds have the same title. ``place`` is the kind's place among the usable ones, which
+    chooses its colour in all pictures; reference lines have neutral colours.
     """
 
     title: str
     runs: Sequence[Reading]
+    place: int = 0
+
+    @property
+    def reference(self) -> str:
+        """What it is a reference line for: "ceiling", "alone", or "" for a usable method."""
+        return reference_of(self.runs[0].method)
+
+    @property
+    def called(self) -> str:
+        """The title, with what it is a reference line for."""
+        return f"{self.title} ({self.reference})" if self.reference else self.title
+
+    @property
+    def style(self) -> tuple[str, str, str]:
+        """The colour, the dashes and the symbol of this kind in all pictures."""
+        if self.reference:
+            return {CEILING: (INK, "dash", "circle-open"), ALONE: (FAINT, "dot", "diamond-open")}[
+                self.reference
+            ]
+        return (*line_of(self.place), symbol_of(self.place + self.place // 8))
 
 
 def kinds_of(readings: Sequence[Reading]) -> list[KindOfRun]:
@@ -74,7 +99,19 @@ def kinds_of(readings: Sequence[Reading]) -> list[KindOfRun]:
         runs[0].name if titles.count(title) > 1 else title
         for title, runs in zip(titles, found.values(), strict=True)
     ]
-    return [KindOfRun(*pair) for pair in zip(told_apart(own), found.values(), strict=True)]
+    kinds, place = [], 0
+    for title, runs in zip(told_apart(own), found.values(), strict=True):
+        kinds.append(KindOfRun(title, runs, place))
+        place += not kinds[-1].reference
+    return kinds
+
+
+def ranked(readings: Sequence[Reading]) -> list[KindOfRun]:
+    """The kinds of runs by their score, the highest first; those without a score come last."""
+    kinds = kinds_of(readings)
+    ends = {k.title: [v for v in map(final, k.runs) if v is not None] for k in kinds}
+    mean = {title: sum(own) / len(own) for title, own in ends.items() if own}
+    return sorted(kinds, key=lambda k: -mean.get(k.title, -math.inf))
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
@@ -114,9 +151,23 @@ def defining_tables(reading: Reading) -> dict[str, dict[str, Any]]:
 
 
 def _title(runs: Sequence[Reading]) -> str:
-    if len(runs) == 1:
-        return runs[0].name
-    return _SEED.sub("", runs[0].name).strip("/-_ ") or runs[0].method
+    name, method = runs[0].name, runs[0].method
+    if len(runs) > 1:
+        names = {_SEED.sub("", r.name).strip("/-_ ") for r in runs}
+        name = names.pop() if len(names) == 1 else ""
+    return _spaced(name or method, method)
+
+
+def _spaced(name: str, method: str) -> str:
+    """The title of a method whose folder was named after it.
+
+    >>> _spaced("ifca-k=4", "ifca"), _spaced("user-centric", "user-centric")
+    ('ifca k=4', 'user-centric')
+    """
+    parameters = name.removeprefix(f"{method}-")
+    if parameters == name or not _PARAMETERS.fullmatch(parameters):
+        return name
+    return " ".join([method, *re.split(r"-(?=[a-z_.]+=)", parameters)])
 
 
 def alike(readings: Sequence[Reading]) -> tuple[str, list[Reading]]:
@@ -148,7 +199,7 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
     """
     by, runs = alike(readings)
     place, title, kind = AXES[against]
-    kinds = kinds_of(runs)
+    kinds = ranked(runs)
     resting = [resting_rounds(each, by) for each in kinds]
     curves = [
         [
@@ -162,15 +213,44 @@ def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:
         _together([curve(_in(r, rest, True), r.headline, by, place) for r in each.runs])[0]
         for each, rest in zip(kinds, resting, strict=True)
     ]
-    traces += _aside(aside)
+    traces += _aside(kinds, aside)
     if not traces:
         raise ConfigError(f"no run has scores against {against}")
     if against == "bytes" and not any(x for trace in traces for x in trace["x"]):
         raise ConfigError("no run sent anything")
-    figure = figure_of(traces)
+    figure = figure_of(traces, hovermode="x unified" if against == "rounds" else "closest")
     x_axis(figure, title, kind)
     score_axis(figure.y, by)
+    _name_ends(figure, kinds, curves)
     return styled(figure, f"{said(by)} against {against}", 460)
+
+
+MOST_NAMED = 8  # lines with their names at their ends
+
+
+def _name_ends(
+    figure: Sketch,
+    kinds: Sequence[KindOfRun],
+    curves: Sequence[Sequence[Sequence[tuple[float, float]]]],
+) -> None:
+    """The name of each line at its end, in its colour, unless there are too many."""
+    means = [_together(own)[0] for own in curves]
+    ends = [(mean[-1], kind) for mean, kind in zip(means, kinds, strict=True) if mean]
+    if not 1 < len(ends) <= MOST_NAMED or any(len(mean) == 1 for mean in means):
+        return
+    points = [point for mean in means for point in mean]
+    least, most = min(y for _, y in points), max(y for _, y in points)
+    apart = 0.05 * ((most - least) or 1.0)
+    notes, longest, below = list[dict[str, Any]](), 0, math.inf
+    for (_, y), kind in sorted(ends, key=lambda end: -end[0][1]):
+        below = min(y, below - apart)
+        font = {"size": 11, "color": kind.style[0]}
+        at = {"xref": "paper", "x": 1, "y": below, "xanchor": "left", "xshift": 4}
+        text = short(kind.called, 24)
+        longest = max(longest, len(text))
+        notes.append({**at, "text": text, "font": font, "showarrow": False})
+    figure.layout["annotations"] = notes
+    figure.layout["meta"] = {"ends": 14 + 6 * longest}  # their width; narrow pages have a legend
 
 
 def resting_rounds(kind: KindOfRun, by: str) -> frozenset[int]:
@@ -191,12 +271,14 @@ def _in(reading: Reading, numbers: Collection[int], inside: bool) -> list[Event]
     return [e for e in reading.rounds if (e["round"] in numbers) == inside]
 
 
-def _aside(points: Sequence[Sequence[tuple[float, float]]]) -> list[Any]:
+def _aside(
+    kinds: Sequence[KindOfRun], points: Sequence[Sequence[tuple[float, float]]]
+) -> list[Any]:
     """The scores of rounds in which layers rested, in the colour of each kind's line."""
     traces: list[Any] = []
-    for i, points_of_kind in enumerate(points):
+    for kind, points_of_kind in zip(kinds, points, strict=True):
         if points_of_kind:
-            marks = dots(points_of_kind, "layers at rest", line_of(i)[0], "circle-open")
+            marks = dots(points_of_kind, "layers at rest", kind.style[0], "circle-open")
             marks["marker"] |= {"size": 6}
             traces.append(marks | {"showlegend": not traces, "hoverinfo": "skip"})
     return traces
@@ -209,20 +291,20 @@ def kind_lines(
 ) -> list[Any]:
     """A line for each kind of run: the mean of its runs' curves, with a band around it."""
     traces: list[Any] = []
-    for i, (each, curves_of_kind) in enumerate(zip(kinds, curves, strict=True)):
-        colour, dash = line_of(i)
+    for each, curves_of_kind in zip(kinds, curves, strict=True):
+        colour, dash, symbol = each.style
         mean, low, high = _together(curves_of_kind)
         if not mean:
             continue
         several = len(curves_of_kind) > 1
-        name = short(each.title, 32) + (f", mean of {len(curves_of_kind)}" if several else "")
+        name = short(each.called, 32) + (f", mean of {len(curves_of_kind)}" if several else "")
         if several and len(mean) > 1:
             more = {"showlegend": False, "legendgroup": name, "opacity": 0.13}
             traces.append(band(low, high, name, colour, **more))
         hover_text = f"{name}<br>{hover}<br>%{{y}}<extra></extra>"
         drawn = line(mean, name, colour, dash, hovertemplate=hover_text, legendgroup=name)
         size = 6 if len(mean) > 1 else 10
-        traces.append(drawn | {"marker": {"size": size, "symbol": symbol_of(i + i // 8)}})
+        traces.append(drawn | {"marker": {"size": size, "symbol": symbol}})
     return traces
 
 
@@ -255,89 +337,139 @@ def score_axis(update: Any, by: str) -> None:
 
 
 def clients(readings: Sequence[Reading]) -> Sketch:
-    """Each client's headline score at the end: a row for each run, lines joining the same clients.
+    """Each client's headline score at the end: a row for each kind of run, the best first.
 
-    Runs that differ only in their seed share a row.
+    Runs that differ only in their seed share a row, with a dot for each client of each seed.
     """
     by, runs = alike(readings)
     rows = []
-    for kind in kinds_of(runs):
-        own = [_by_client(r) for r in kind.runs]
-        if any(v is not None for scores in own for v in scores):
-            rows.append((kind, own))
+    for kind in ranked(runs):
+        own = [(r, scores_of(r, r.headline)) for r in kind.runs]
+        if any(scores for _, scores in own):
+            rows.append((kind, [(r, c, v) for r, scores in own for c, v in scores]))
     if not rows:
         raise ConfigError("no run has scores of single clients")
+    figure = _swarms(rows)
+    score_axis(figure.x, by)
+    figure.x(nticks=7)
+    return styled(figure, "Scores of clients at the end", _height_of(figure, rows))
+
+
+Dots = Sequence[tuple[Reading, int, float]]  # the run, the client and its value
+
+
+def gains_of(
+    readings: Sequence[Reading],
+) -> list[tuple[KindOfRun, list[tuple[Reading, int, float]]]]:
+    """Each client's difference to training alone by kind of run, the best first.
+
+    Clients trained alone in the run of ``local`` on the same clients, or else in the run itself.
+    """
+    _, runs = alike(readings)
+    alone: dict[tuple[str, int | None], dict[int, float]] = {
+        (_clients_of(r), r.seed): dict(scores_of(r, "received"))
+        for r in reversed(runs)
+        if reference_of(r.method) == ALONE
+    }
+    rows = []
+    for kind in ranked(runs):
+        gained: list[tuple[Reading, int, float]] = []
+        for r in kind.runs if kind.reference != ALONE else ():
+            lone = alone.get((_clients_of(r), r.seed)) or dict(scores_of(r, "alone"))
+            gained += [(r, c, v - lone[c]) for c, v in scores_of(r, r.headline) if c in lone]
+        if gained:
+            rows.append((kind, gained))
+    return rows
+
+
+def _clients_of(reading: Reading) -> str:
+    """What makes the clients of a run: two runs with the same have the same clients."""
+    tables = {name: reading.settings(name) for name in ("data", "partition", "shift")}
+    return json.dumps(tables, sort_keys=True, default=str)
+
+
+def gains(readings: Sequence[Reading]) -> Sketch:
+    """Each client's difference to training alone: a row for each kind of run, the best first."""
+    by = alike(readings)[0]
+    rows = gains_of(readings)
+    if not rows:
+        raise ConfigError("no client trained alone: add local to the methods, or run with --alone")
+    figure = _swarms(rows)
+    percent = {"tickformat": "+.0%", "hoverformat": "+.1%"} if by == "accuracy" else {}
+    figure.x(percent, title="difference to training alone", nticks=9)
+    edge = {"color": INK, "width": 1.5}
+    ends = [len(rows) - 0.45, -0.55]
+    figure.layout["shapes"] = [
+        {"type": "line", "x0": 0, "x1": 0, "y0": ends[0], "y1": ends[1], "line": edge}
+    ]
+    values = [value for _, own in rows for *_, value in own]
+    for sign, text, anchor in ((-1, "worse than alone", "right"), (1, "better", "left")):
+        if any(sign * value > 0 for value in values):
+            at = {"x": 0, "y": 1, "yref": "paper", "xanchor": anchor, "yanchor": "bottom"}
+            note = {**at, "text": text, "xshift": 6 * sign, "showarrow": False}
+            figure.layout.setdefault("annotations", []).append(note)
+    return styled(figure, "Who gains, who loses", _height_of(figure, rows))
+
+
+def _height_of(figure: Sketch, rows: Sequence[Any]) -> float:
+    """The height of rows of dots: as much as the longest column of dots needs."""
+    columns = Counter((t["x"][i], t["name"]) for t in figure.data[::2] for i in range(len(t["x"])))
+    row = min(80, max(36, 12 + 5.5 * max(columns.values())))
+    return 150 + min(1000, row * len(rows))
+
+
+def _swarms(rows: Sequence[tuple[KindOfRun, Dots]]) -> Sketch:
+    """Rows of dots, one row for each kind of run; dots of about the same value are stacked."""
+    values = [value for _, own in rows for *_, value in own]
+    wide = ((max(values) - min(values)) or 1.0) / 70
     traces: list[Any] = []
-    pairs = _pairs(rows)
-    if pairs:
-        traces.append(pairs)
-    for i, (kind, own) in enumerate(rows):
-        traces += _row(i, kind, own)
+    for place, (kind, own) in enumerate(rows):
+        traces += _swarm(place, kind, own, wide)
     figure = figure_of(traces, showlegend=False)
     figure.y(
         tickvals=list(range(len(rows))),
-        ticktext=[short(kind.title, 20) for kind, _ in rows],
+        ticktext=[short(kind.called, 24) for kind, _ in rows],
         range=[len(rows) - 0.45, -0.55],
         showgrid=False,
     )
-    score_axis(figure.x, by)
-    figure.x(nticks=7)
-    return styled(figure, "Scores of clients at the end", 150 + min(900, 52 * len(rows)))
+    return figure
 
 
-def _by_client(reading: Reading) -> list[float | None]:
-    scores = dict(scores_of(reading, reading.headline))
-    return [scores.get(c) for c in range(max(scores, default=-1) + 1)]
+def beeswarm(values: Sequence[float], wide: float, room: float = 0.4) -> list[float]:
+    """Offsets of dots from their row, so that dots within a width do not cover each other.
+
+    >>> beeswarm([0.5, 0.5, 0.5, 0.9], 0.1, room=0.2)
+    [0.0, -0.1, 0.1, 0.0]
+    """
+    columns: dict[int, list[int]] = {}
+    for i, value in enumerate(values):
+        columns.setdefault(round(value / wide), []).append(i)
+    most = max(map(len, columns.values()), default=1)
+    step = min(0.1, 2 * room / max(1, most - 1))
+    offsets = [0.0] * len(values)
+    for members in columns.values():
+        for rank, i in enumerate(members):
+            offsets[i] = step * ((rank + 1) // 2) * (1 if rank % 2 == 0 else -1) if rank else 0.0
+    return [round(each, 4) for each in offsets]
 
 
-def _pairs(rows: Sequence[tuple[KindOfRun, Sequence[Sequence[float | None]]]]) -> Any:
-    """Lines from a client's score in one run to the same client's score in the next."""
-    firsts = [kind.runs[0] for kind, _ in rows]
-    same = all(len(kind.runs) == 1 for kind, _ in rows) and all(
-        r.names == firsts[0].names and r.seed == firsts[0].seed for r in firsts
-    )
-    columns = [own[0] for _, own in rows]
-    if not same or len(rows) < 2 or len({len(c) for c in columns}) > 1:
-        return None
-    if len(columns) * len(columns[0]) > MOST_PAIRED:
-        return None
-    xs: list[float | None] = []
-    ys: list[float | None] = []
-    places = jitter(len(columns[0]))
-    for client, values in enumerate(zip(*columns, strict=True)):
-        xs += [*clear(values), None]
-        ys += [*clear([i + places[client] for i in range(len(values))], 4), None]
-    style = {"color": FAINT, "width": 0.7}
-    return {
-        "type": "scatter",
-        "x": xs,
-        "y": ys,
-        "mode": "lines",
-        "line": style,
-        "opacity": 0.35,
-        "hoverinfo": "skip",
-    }
-
-
-def _row(place: int, kind: KindOfRun, scores_by_run: Sequence[Sequence[float | None]]) -> list[Any]:
-    colour, _ = line_of(place)
-    xs, ys, hovers = [], [], []
-    for run, scores in zip(kind.runs, scores_by_run, strict=True):
-        names = run.names
-        for c, (value, at) in enumerate(zip(scores, jitter(len(scores)), strict=True)):
-            if value is not None:
-                xs.append(value)
-                ys.append(place + at)
-                hovers.append(short(names[c], 24) if c < len(names) else f"client {c}")
-    marker = {"color": colour, "symbol": symbol_of(place + place // 8), "size": 6, "opacity": 0.7}
-    title = short(kind.title, 32)
+def _swarm(place: int, kind: KindOfRun, own: Dots, wide: float) -> list[Any]:
+    colour, _, symbol = kind.style
+    several = len(kind.runs) > 1
+    hovers = []
+    for run, client, _ in own:
+        name = short(run.names[client], 24) if client < len(run.names) else f"client {client}"
+        hovers.append(f"{name}, seed {run.seed}" if several else name)
+    xs = [value for *_, value in own]
+    marker = {"color": colour, "symbol": symbol, "size": 5, "opacity": 0.8}
+    title = short(kind.called, 32)
     low, middle, high = quarters(xs)
-    top, bottom = place - 0.28, place + 0.28
+    top, bottom = place - 0.44, place + 0.44
     return [
         {
             "type": "scatter",
             "x": clear(xs),
-            "y": clear(ys, 4),
+            "y": clear([place + at for at in beeswarm(xs, wide)], 4),
             "mode": "markers",
             "marker": marker,
             "hovertext": hovers,
@@ -349,8 +481,8 @@ def _row(place: int, kind: KindOfRun, scores_by_run: Sequence[Sequence[float | N
             "x": clear([middle, middle, None, low, high, high, low, low]),
             "y": [top, bottom, None, top, top, bottom, bottom, top],
             "mode": "lines",
-            "line": {"color": INK, "width": 1.5},
-            "opacity": 0.8,
+            "line": {"color": INK, "width": 1.2},
+            "opacity": 0.7,
             "hovertemplate": f"{title}: median and quarters of clients, %{{x}}<extra></extra>",
             "name": f"{title}: median and quarters",
         },
@@ -366,16 +498,16 @@ def cost(readings: Sequence[Reading]) -> Sketch:
     place, title, _ = AXES["bytes"]
     traces: list[Any] = []
     labels: list[tuple[float, float, str]] = []
-    for i, kind in enumerate(kinds_of(runs)):
+    for kind in ranked(runs):
         pairs = [(amount_spent(r, place), final(r)) for r in kind.runs]
         points = [(x, y) for x, y in pairs if x is not None and y is not None]
         if not points:
             continue
-        colour, _ = line_of(i)
-        name = short(kind.title, 32)
+        colour, _, symbol = kind.style
+        name = short(kind.called, 32)
         marker = {
             "color": colour,
-            "symbol": symbol_of(i + i // 8),
+            "symbol": symbol,
             "size": 11 if len(points) == 1 else 8,
         }
         traces.append(
@@ -390,7 +522,7 @@ def cost(readings: Sequence[Reading]) -> Sketch:
             }
         )
         middle = [sum(v) / len(points) for v in zip(*points, strict=True)]
-        labels.append((middle[0], middle[1], short(kind.title, 16)))
+        labels.append((middle[0], middle[1], short(kind.called, 20)))
     if not traces:
         raise ConfigError("no run has both a score and bytes")
     if not any(x for x, *_ in labels):

@@ -16,7 +16,7 @@ from coterie.report.figures.compared import (
     alike,
     defining_tables,
     final,
-    kinds_of,
+    ranked,
     score_axis,
 )
 from coterie.report.figures.cost import TIMES, time_keys, time_parts
@@ -82,7 +82,7 @@ def timed_scores(readings: Sequence[Reading]) -> tuple[str, list[TimedScores]]:
     clocked = all(any(isinstance(e.get("clock"), Mapping) for e in r.rounds) for r in runs)
     source = "clock" if clocked else "seconds"
     title, found = "", []
-    for kind in kinds_of(runs):
+    for kind in ranked(runs):
         scores = [v for v in map(final, kind.runs) if v is not None]
         full = [v for v in map(full_score, kind.runs) if v is not None]
         try:
@@ -131,7 +131,7 @@ def seconds(readings: Sequence[Reading]) -> Sketch:
     """
     by = alike(readings)[0]
     title, rows = timed_scores(readings)
-    names = [short(row.kind.title, 20) for row in rows]
+    names = [short(row.kind.called, 24) for row in rows]
     high = 200 + 2 * min(450, 34 * len(rows))
     figure = tiles([1, 1], gap=75 / high)
     ends = [(i, row.scores) for i, row in enumerate(rows)]

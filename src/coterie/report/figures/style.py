@@ -222,7 +222,7 @@ def styled(figure: Sketch, title: str, height: float, *subtitle: str) -> Sketch:
         "subtitle": {"text": "; ".join(subtitle), "font": {"size": 13, "color": INK}},
     }
     layout["height"] = round(height)
-    layout["margin"] = {"l": 60, "r": 24, "t": top, "b": 50}
+    layout["margin"] = {"l": 60, "r": layout.get("meta", {}).get("ends", 24), "t": top, "b": 50}
     layout["legend"] = {**legend, "yanchor": "bottom", "entrywidth": entry}
     axes = [layout.get(f"xaxis{at.x}", {}) for at in figure.panels]
     if "round" in [axis.get("title", {}).get("text") for axis in axes]:
@@ -260,7 +260,8 @@ def untitled(figure: Sketch) -> Sketch:
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
     for bar in bars:
         layout["title"] = _bar_title(bar)
-    layout["margin"] = {"l": 48, "r": 12, "t": 62 if bars else 16, "b": 52}
+    right = layout.get("meta", {}).get("ends", 12)  # the room for names at the ends of lines
+    layout["margin"] = {"l": 48, "r": right, "t": 62 if bars else 16, "b": 52}
     layout["height"] = round(layout["height"] - spared / 2)
     return figure
 

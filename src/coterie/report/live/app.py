@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from coterie.errors import CoterieError
 from coterie.report import page
+from coterie.report.html import report
 from coterie.report.live import rows
 from coterie.report.live.folders import Glance
 from coterie.report.live.guarding import RequestGuard
@@ -25,8 +26,13 @@ from coterie.report.live.watching import Watching
 from coterie.report.page import Block
 from coterie.report.reading import Reading
 from coterie.report.rendering import render
+from coterie.report.what_was_run import what_was_run
 
 _FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
+_AS_FILE = {
+    "content-disposition": 'attachment; filename="report.html"',
+    "cache-control": "no-store",
+}
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -48,6 +54,8 @@ def live_app(watching: Watching, token: str, hosts: Collection[str], port: int) 
         routes=[
             Route("/", routes.list),
             Route("/run/{name:path}", routes.run),
+            Route("/compare", routes.compare),
+            Route("/report.html", routes.report),
             Route("/api/events", routes.list_events),
             Route("/api/runs/{name:path}/events", routes.run_events),
             Route("/api/runs/{name:path}/stop", routes.stop, methods=["POST"]),
@@ -83,6 +91,28 @@ class _Routes:
             return _no_such_run()
         blocks, feed = found
         return HTMLResponse(run_page(name, blocks, feed.present))
+
+    async def compare(self, request: Request) -> Response:
+        """The runs that were ticked, or those of a comparison, side by side as they are now."""
+        readings, query = await self._chosen(request)
+        if len(readings) < 2:
+            return PlainTextResponse("choose two runs or more", 404)
+        link = rows.address_of  # to the runs' pages, and not to parts of this one
+        blocks = await asyncio.to_thread(page.compared_blocks, readings, link_of=link)
+        return HTMLResponse(compare_page(readings, blocks, query))
+
+    async def report(self, request: Request) -> Response:
+        """The report about these runs, as a file to keep."""
+        readings, _ = await self._chosen(request)
+        if not readings:
+            return _no_such_run()
+        text = await asyncio.to_thread(report, readings)
+        return HTMLResponse(text, headers=_AS_FILE)
+
+    async def _chosen(self, request: Request) -> tuple[Sequence[Reading], str]:
+        names, comparison = request.query_params.getlist("run"), request.query_params
+        found = await self.watching.compared(names, comparison.get("comparison", ""))
+        return found, request.url.query
 
     async def list_events(self, request: Request) -> Response:
         """The stream of changes of the list."""
@@ -136,11 +166,11 @@ def _stream(events: AsyncIterator[str]) -> Response:
 
 def list_page(watching: Watching) -> str:
     """The list of runs as HTML."""
-    runs = rows.newest_first(watching.following.glances().values())
+    runs = list(watching.following.glances().values())
     summary = rows.summary(runs, watching.title)
     blocks = [
         Block("summary", render("live/summary.html", text=summary)),
-        Block("runs", render("live/list.html", rows=[rows.row(run) for run in runs])),
+        Block("runs", render("live/list.html", rows=[html for _, html in rows.in_order(runs)])),
     ]
     about = {"events": "/api/events", "since": watching.list.present}
     return _document("Runs", blocks, about, plotly=False)
@@ -153,18 +183,30 @@ def run_page(name: str, blocks: Sequence[Block], version: str) -> str:
     return _document(name, blocks, about)
 
 
+def compare_page(readings: Sequence[Reading], blocks: Sequence[Block], query: str) -> str:
+    """Several runs side by side as HTML; the page does not follow them."""
+    links = render("live/compare.html", report=f"/report.html?{query}")
+    names = [reading.name for reading in readings]
+    title = f"{len(names)} runs side by side"
+    return _document(title, [Block("links", links), *blocks], {}, about_runs=what_was_run(readings))
+
+
 def welcome_page() -> str:
     """The page that asks for the token, as HTML."""
     return _document("Coterie", [Block("welcome", render("live/welcome.html"))], {}, plotly=False)
 
 
 def _document(
-    title: str, blocks: Sequence[Block], about: dict[str, str], plotly: bool = True
+    title: str,
+    blocks: Sequence[Block],
+    about: dict[str, str],
+    plotly: bool = True,
+    about_runs: str = "",
 ) -> str:
     header = render(
         "live/header.html",
         style=address("live.css"),
-        is_run="api" in about,
+        is_run="api" in about or bool(about_runs),
         about=json.dumps(about, separators=(",", ":")),
     )
     return page.document(
@@ -174,6 +216,7 @@ def _document(
         plotly=address("plotly.js") if plotly else "",
         policy=None,
         header=header,
+        about=about_runs,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coterie.errors import RunDirError
 from coterie.registry import TRACKERS
-from coterie.report.live.folders import STARTING, STOPPING, WAITING, Glance
+from coterie.report.live.folders import ASKED, STARTING, STOPPING, WAITING, Glance
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
 from coterie.report.repeating import command, given_for
 from coterie.results.rundir import RunDir, open_plain
@@ -21,7 +21,7 @@ LOG = "resumed.log"  # the output of a process that was started from here
 _UP = 3  # levels above a run at which a comparison may be at work on it
 _ENDED_WELL = (0, 130)  # finished, or stopped by a user
 _LONGEST = 400  # characters of an error that are shown
-_STOPS, _RESUMES = (RUNNING, WAITING), (STOPPED,)
+_STOPS, _RESUMES = (RUNNING, WAITING), (STOPPED, ASKED)
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Controls:
     def __init__(self) -> None:
         self._started: dict[Path, _Started] = {}
         self._failed: dict[Path, str] = {}
+        self._asked: set[Path] = set()  # runs that were asked to stop from here
         self._lock = threading.Lock()
 
     def stop(self, run: Glance) -> None:
@@ -45,6 +46,7 @@ class Controls:
                 raise RunDirError(_no_stop(run))
             try:
                 RunDir(run.path).ask_to_stop()
+                self._asked.add(run.path)
             except OSError as error:
                 raise RunDirError(f"{run.name} cannot be stopped: {error.strerror}") from None
 
@@ -58,6 +60,7 @@ class Controls:
             with self._lock:
                 self._check_resumable(run)  # another user may have been faster
                 self._failed.pop(run.path, None)
+                self._asked.discard(run.path)
                 before = _size(RunDir(run.path).sessions)
                 process = _start([*words, *_tracking(words, reading)], folder, log)
                 self._started[run.path] = _Started(process, before)
@@ -75,11 +78,12 @@ class Controls:
     def doing(self, path: Path) -> str:
         """What a process that was started here does before and after it works on its run.
 
-        "starting" before, "stopping" afterwards, and "" if there is no such process.
+        "starting" before, "stopping" afterwards; without such a process "asked" if it was asked to
+        stop from here, else "".
         """
         started = self._started.get(path)
         if started is None or started.process.poll() is not None:
-            return ""
+            return ASKED if path in self._asked else ""
         return STARTING if _size(RunDir(path).sessions) == started.sessions else STOPPING
 
     def failure(self, path: Path) -> str:

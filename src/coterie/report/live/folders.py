@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunDirError
+from coterie.report.figures.scores import curve
 from coterie.report.reading import (
     FINISHED,
     RUNNING,
@@ -24,6 +25,8 @@ from coterie.report.reading import (
 from coterie.results.rundir import ENGINE, RunDir
 
 WAITING, STOPPING, STARTING, UNREADABLE = "waiting", "stopping", "starting", "unreadable"
+ASKED = "asked"  # stopped, as somebody had asked for on this page
+PLAN = "comparison.toml"  # the file that makes a folder that of a comparison
 # The files of a reading: when one of them changes, the run is read again.
 _FILES = (
     *("events.jsonl", "result.json", "config.toml", "sessions.jsonl", "data.json"),
@@ -41,7 +44,9 @@ class Glance:
     """A run as the list shows it; ``problem`` says why parts are missing.
 
     ``status`` is that of a reading, or "waiting" (a federation, for its clients), "stopping" (after
-    the present round), "starting" (resumed from here a moment ago), "unreadable".
+    the present round), "starting" (resumed from here a moment ago), "asked" (stopped from here),
+    "unreadable". ``comparison`` is the name of the comparison's folder to which it belongs,
+    ``curve`` its score by round, and ``left`` the seconds that its other rounds would take.
     """
 
     name: str
@@ -54,10 +59,14 @@ class Glance:
     judged_by: str = "accuracy"
     headline: str = "received"
     groups: int = 0
-    bytes: int = 0
+    bytes: int | None = None
     begun: str = ""  # when, in an order of letters
     changed: float = 0.0
     problem: str = ""
+    data: str = ""
+    comparison: str = ""
+    curve: tuple[float, ...] = ()
+    left: float | None = None
 
 
 @dataclass
@@ -181,10 +190,21 @@ class Following:
         """Read a run; its row in the list is then from the same moment."""
         seen.reading = reading = read_run(seen.path, name)
         found = _glance_at(reading, seen.path, name, stamp)
+        found = replace(found, comparison=self._comparison_of(seen.path))
         if seen.glance is not None and seen.stamp and reading.status == seen.basis:
             found = replace(found, status=seen.glance.status)  # what is known here in addition
         seen.changes += (stamp, reading.status) != (seen.stamp, seen.basis)
         seen.glance, seen.stamp, seen.basis = found, stamp, reading.status
+
+    def _comparison_of(self, path: Path) -> str:
+        """The folder of the comparison above a run, below the folder that is watched."""
+        above = [p for p in path.parents if p == self.folder or self.folder in p.parents]
+        found = next((p for p in above if os.path.isfile(p / PLAN)), None)
+        if found is None:
+            return ""
+        return name_as_text(
+            found.name if found == self.folder else str(found.relative_to(self.folder))
+        )
 
     def _going_on(self, path: Path) -> tuple[str, str]:
         """The row of a run in the list, from its reading and what is known here in addition."""
@@ -255,11 +275,34 @@ def _glance_at(reading: Reading, path: Path, name: str, stamp: Stamp) -> Glance:
         judged_by=reading.judged_by,
         headline=reading.headline,
         groups=len({g for g in reading.groups if g is not None}),
-        bytes=int(sum(number(v) or 0 for v in moved.values())),
+        bytes=int(sum(number(v) or 0 for v in moved.values())) if moved else None,
         begun=str(reading.sessions[0].get("at", "")) if reading.sessions else "",
         changed=max((s[2] for s in stamp if s), default=0) / 1e9,
         problem=" ".join(f"{p}." for p in reading.problems),
+        data=str(reading.settings("data").get("set") or ""),
+        curve=_curve(reading),
+        left=_left(reading),
     )
+
+
+_POINTS = 24  # of the small curve in a row
+_RECENT = 5  # rounds by which the time left is estimated
+
+
+def _curve(reading: Reading) -> tuple[float, ...]:
+    """The score by round, at a few rounds."""
+    points = [y for _, y in curve(reading.rounds, reading.headline, reading.judged_by)]
+    step = max(1, -(-len(points) // _POINTS))
+    return tuple(round(y, 4) for y in [*points[:-1:step], *points[-1:]])
+
+
+def _left(reading: Reading) -> float | None:
+    """The seconds that the rounds to come would take, by the last ones; None if none is to come."""
+    recent = [_table(e.get("seconds")) for e in reading.rounds[-_RECENT:]]
+    rounds = reading.planned - last_round(reading)
+    if not recent or rounds <= 0 or reading.status != RUNNING:
+        return None
+    return rounds * sum(number(v) or 0.0 for each in recent for v in each.values()) / len(recent)
 
 
 def last_round(reading: Reading) -> int:

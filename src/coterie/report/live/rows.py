@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +12,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from coterie.report.live.folders import (
+    ASKED,
     STARTING,
     STOPPING,
     UNREADABLE,
@@ -22,17 +23,20 @@ from coterie.report.page import Block
 from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
 from coterie.report.rendering import render
 from coterie.report.tables import score, size
+from coterie.report.words import count, duration
+from coterie.results.titles import reference_of
 
 WORDS = {
     FINISHED: "finished",
     RUNNING: "running",
-    STOPPED: "stopped",
+    STOPPED: "stopped, or crashed",
+    ASKED: "stopped from this page",
     WAITING: "waiting for clients",
     STOPPING: "stops after this round",
     STARTING: "starting",
     UNREADABLE: "cannot be read",
 }
-_ACTIONS = {RUNNING: "stop", WAITING: "stop", STOPPED: "resume"}
+_ACTIONS = {RUNNING: "stop", WAITING: "stop", STOPPED: "resume", ASKED: "resume"}
 _SHOWN = 20  # clients of a federation that are named at most
 
 
@@ -45,9 +49,9 @@ def address_of(name: str) -> str:
     return f"/run/{quote(name)}"
 
 
-def row_id(name: str) -> str:
-    """The id of a run's row in the list."""
-    return f"run-{hashlib.blake2b(name.encode(), digest_size=6).hexdigest()}"
+def row_id(name: str, kind: str = "run") -> str:
+    """The id of a run's row in the list, or of a comparison's."""
+    return f"{kind}-{hashlib.blake2b(name.encode(), digest_size=6).hexdigest()}"
 
 
 def summary(runs: Iterable[Glance], folder: str) -> str:
@@ -86,9 +90,94 @@ def row(run: Glance) -> Markup:
         score=f"{score(run.score, run.judged_by)}{' %' * (scored and accuracy)}",
         score_name=(run.headline if accuracy else f"{run.headline} R²") if scored else "",
         groups=run.groups or "–",
-        bytes=size(run.bytes) if run.bytes else "–",
+        bytes="–" if run.bytes is None else size(run.bytes),
         changed=datetime.fromtimestamp(run.changed, UTC) if run.changed else None,
+        name=run.name,
+        group=row_id(run.comparison, "comparison") if run.comparison else "",
+        data=run.data or "–",
+        curve=sparkline(run.curve),
+        left=f"{duration(run.left)} left" if run.left is not None else "",
+        sort={
+            "score": run.score,
+            "bytes": run.bytes,
+            "round": run.round,
+            "changed": run.changed or None,
+        },
     )
+
+
+def comparisons(runs: Iterable[Glance]) -> dict[str, list[Glance]]:
+    """The runs that belong to a comparison, by the name of its folder."""
+    found: dict[str, list[Glance]] = {}
+    for run in runs:
+        if run.comparison:
+            found.setdefault(run.comparison, []).append(run)
+    return found
+
+
+def in_order(runs: Iterable[Glance]) -> list[tuple[str, Markup]]:
+    """The rows of the list by id: the newest first, runs of a comparison below its own row."""
+    newest = newest_first(runs)
+    groups = comparisons(newest)
+    rows: list[tuple[str, Markup]] = []
+    shown: set[str] = set()
+    for run in newest:
+        if not run.comparison:
+            rows.append((row_id(run.name), row(run)))
+        elif run.comparison not in shown:
+            shown.add(run.comparison)
+            members = groups[run.comparison]
+            rows.append(
+                (row_id(run.comparison, "comparison"), comparison_row(run.comparison, members))
+            )
+            rows += [(row_id(each.name), row(each)) for each in members]
+    return rows
+
+
+def comparison_row(name: str, runs: Sequence[Glance]) -> Markup:
+    """The row of a comparison, under which its runs are folded."""
+    done, planned = sum(run.round for run in runs), sum(run.planned for run in runs)
+    methods, states = len({run.method for run in runs}), dict[str, int]()
+    for run in runs:
+        states[WORDS[run.status]] = states.get(WORDS[run.status], 0) + 1
+    scored = [run for run in runs if run.score is not None and not reference_of(run.method)]
+    best = max(scored, key=lambda run: run.score or 0.0, default=None)
+    left = [run.left for run in runs if run.left is not None]
+    return render(
+        "live/comparison.html",
+        id=row_id(name, "comparison"),
+        name=name,
+        runs=f"{count(methods, 'method')}, {count(len(runs), 'run')}",
+        states=", ".join(f"{number} {state}" for state, number in states.items()),
+        data=" or ".join(dict.fromkeys(run.data for run in runs if run.data)) or "–",
+        round=done,
+        planned=planned,
+        best="" if best is None else f"{best.method}: {_with_unit(best)}",
+        left=f"{duration(max(left))} left at least" if left else "",
+        bytes=size(sum(run.bytes or 0 for run in runs)),
+        address=f"/compare?comparison={quote(name, safe='')}",
+    )
+
+
+def _with_unit(run: Glance) -> str:
+    return f"{score(run.score, run.judged_by)}{' %' * (run.judged_by == 'accuracy')}"
+
+
+_WIDE, _HIGH = 80, 20  # of the small curve, in pixels
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The points of a small curve as SVG's ``polyline`` has them; "" for fewer than two values.
+
+    >>> sparkline([0.5, 1.0, 0.75])
+    '1.0,19.0 40.0,1.0 79.0,10.0'
+    """
+    if len(values) < 2:
+        return ""
+    low, span = min(values), (max(values) - min(values)) or 1.0
+    across, up = (_WIDE - 2) / (len(values) - 1), (_HIGH - 2) / span
+    points = ((1 + i * across, _HIGH - 1 - (v - low) * up) for i, v in enumerate(values))
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 # --- one run --------------------------------------------------------------------------------------
@@ -171,6 +260,6 @@ def block_part(block: Block) -> str:
     return json.dumps({"html": block.html, **figure})
 
 
-def row_part(run: Glance) -> str:
+def row_part(html: Markup) -> str:
     """A row of the list as the JSON that pages get."""
-    return json.dumps({"html": row(run), "row": True})
+    return json.dumps({"html": html, "row": True})

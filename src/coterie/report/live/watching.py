@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,19 @@ class Watching:
                 await self.list.tell()
 
     def _list(self, search: bool = False) -> dict[str, str]:
-        runs = rows.newest_first(self.following.look(search).values())
+        runs = list(self.following.look(search).values())
         summary = rows.summary(runs, self.title)
         parts = {"summary": json.dumps({"text": summary})}
-        return parts | {rows.row_id(run.name): rows.row_part(run) for run in runs}
+        return parts | {id: rows.row_part(html) for id, html in rows.in_order(runs)}
+
+    async def compared(self, names: Sequence[str], comparison: str) -> list[Reading]:
+        """The readings of these runs, and of those of a comparison; unknown names are left out."""
+        await self.look()
+        runs = self.following.glances()
+        chosen = [n for n, run in runs.items() if comparison and run.comparison == comparison]
+        chosen += [n for n in dict.fromkeys(names) if n in runs and n not in chosen]
+        found = await asyncio.to_thread(lambda: [self.following.reading(n) for n in chosen])
+        return [reading for reading in found if reading is not None]
 
     async def page(self, name: str) -> tuple[list[Block], Feed] | None:
         """A run's present blocks and the feed of their changes; None if there is no such run."""

@@ -166,6 +166,49 @@
     });
     showContents();
     showTimes();
+    arrange();
+  }
+
+  // --- the list: comparisons are folded, ticked runs can be compared ----------------------------
+
+  const unfolded = new Set();
+  const ticked = new Set();
+
+  // Runs of a comparison stand below it, in the order in which they were sorted.
+  function arrange() {
+    const body = at("rows");
+    if (!body) return;
+    for (const head of body.querySelectorAll("tr.comparison")) {
+      const open = unfolded.has(head.id);
+      head.querySelector(".fold").setAttribute("aria-expanded", String(open));
+      let last = head;
+      for (const member of [...body.querySelectorAll(`tr[data-group="${head.id}"]`)]) {
+        if (last.nextElementSibling !== member) last.after(member);
+        last = member;
+        if (member.hidden !== !open) member.hidden = !open;
+      }
+    }
+    for (const box of body.querySelectorAll("[data-tick]")) {
+      box.checked = ticked.has(box.dataset.tick);
+    }
+    at("side-by-side").disabled = ticked.size < 2;
+  }
+
+  function onList(event) {
+    const fold = event.target.closest?.("[data-fold]");
+    if (fold) {
+      if (!unfolded.delete(fold.dataset.fold)) unfolded.add(fold.dataset.fold);
+      arrange();
+    } else if (event.target.matches?.("[data-tick]")) {
+      const { checked, dataset } = event.target;
+      if (checked) ticked.add(dataset.tick);
+      else ticked.delete(dataset.tick);
+      arrange();
+    } else if (event.target.closest?.(".runs .sort")) {
+      arrange();
+    } else if (event.target.id === "side-by-side") {
+      location.href = `/compare?${new URLSearchParams([...ticked].map((name) => ["run", name]))}`;
+    }
   }
 
   // Sections appear as a run gets something to show in them.
@@ -241,6 +284,7 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest?.("[data-action]");
     if (button && !asking) act(button);
+    onList(event);
   });
   findToken();
   if (at("welcome")) {
@@ -249,6 +293,8 @@
   }
   allow();
   showTimes();
+  arrange();
+  if (!about.events) return; // runs side by side, as they were
   setInterval(showTimes, 5000);
   document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
   addEventListener("pagehide", disconnect);
