@@ -11,15 +11,21 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test coverage test-e2e check pages docs build bench-methods setup clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# What the demo needs: Coterie itself and its own dependencies.
+$(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,flower,live,notebook,privacy,ray,tracking]'
 	touch $@
 
 setup: $(VENV)/.installed
 
-demo: setup
+demo: $(VENV)/.core
+	$(BIN)/coterie groups examples/demo.toml
 	$(BIN)/coterie compare examples/demo.toml --methods local,fedavg,fedper,ifca:k=4,fedclust,user-centric:streams=auto,oracle --dir $(DEMO_DIR)
 
 # All tests but the long ones. Each worker takes whole files, or the groups of tests/conftest.py;

@@ -96,17 +96,15 @@ def unknown(what: str, name: object, known: Iterable[object]) -> str:
     >>> unknown("method", "fedagv", ["fedavg", "local"])
     "unknown method 'fedagv'; did you mean 'fedavg'? Known: fedavg, local"
     >>> unknown("number", "twelv", ["one", "two", "twelve", *map(str, range(20))])
-    "unknown number 'twelv'; did you mean 'twelve'? There are 23, such as twelve, two and one"
+    "unknown number 'twelv'; did you mean 'twelve'? The nearest of 23: twelve, two"
     """
     names = sorted(str(k) for k in known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else "."
-    if len(names) <= _LISTED:
+    nearest = difflib.get_close_matches(str(name), names, n=3, cutoff=0.4)
+    if len(names) <= _LISTED or not nearest:
         return f"unknown {what} '{name}'{hint} Known: {', '.join(names)}"
-    nearest = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
-    *first, last = nearest
-    such = f"{', '.join(first)} and {last}"
-    return f"unknown {what} '{name}'{hint} There are {len(names)}, such as {such}"
+    return f"unknown {what} '{name}'{hint} The nearest of {len(names)}: {', '.join(nearest)}"
 
 
 def error_named(name: str) -> type[CoterieError]:

@@ -371,7 +371,13 @@ def _print(comparison: Comparison, directory: Path, form: TableFormat) -> None:
         show(as_rich(sheet))
         for line in notes_of(sheet):
             out.print(escape(line), highlight=False, soft_wrap=True)
+        for row, sentence in comparison.groupings.items() if not comparison.swept else ():
+            out.print(
+                f"[bold]{escape(row)}[/]: {escape(sentence)}", highlight=False, soft_wrap=True
+            )
         out.print(f"kept in {escape(str(directory))}", soft_wrap=True)
+        command = f"coterie report {shlex.quote(str(directory))}"
+        out.print(f"all figures: {escape(command)}", highlight=False, soft_wrap=True)
         return
     texts: dict[TableFormat, Callable[[], str]] = {
         TableFormat.MARKDOWN: comparison.markdown,

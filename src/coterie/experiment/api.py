@@ -310,6 +310,18 @@ _TABLES = {
 }
 
 
+# What other libraries call these settings.
+_ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "eta", "client_lr"), "lr"),
+    **dict.fromkeys(("local_epochs", "num_epochs", "n_epochs"), "epochs"),
+    **dict.fromkeys(("num_rounds", "n_rounds", "global_rounds", "global_epochs"), "rounds"),
+    **dict.fromkeys(("fraction", "fraction_fit", "join_ratio", "participation"), "cohort"),
+    **dict.fromkeys(("random_state", "random_seed"), "seed"),
+    **dict.fromkeys(("num_workers", "n_jobs"), "workers"),
+    **dict.fromkeys(("optim", "optimiser"), "optimizer"),
+}
+
+
 def settings_tree(settings: Mapping[str, Any], preset: str | None = None) -> dict[str, Any]:
     """The tables of a configuration that plain settings such as ``lr=0.1`` stand for."""
     paths = {"evaluate_every": "evaluation.every", "evaluate_clients": "evaluation.clients"}
@@ -324,6 +336,8 @@ def settings_tree(settings: Mapping[str, Any], preset: str | None = None) -> dic
             tree[name] = dict(value)
         elif name in tables:
             raise ConfigError(f"{name} must be a dict, as in {_TABLES[name]}, not {value!r}")
+        elif name in _ELSEWHERE:
+            raise ConfigError(f"unknown setting '{name}': it is called {_ELSEWHERE[name]} here")
         elif name not in paths:
             raise ConfigError(unknown("setting", name, [*paths, *tables]))
         else:

@@ -28,9 +28,10 @@ class Comparison:
     row that distinguish settings, and ``means`` has a row for each method and setting. ``papers``
     are a scenario's figures, by method and setting. ``tuning`` has the ``values`` that were tried
     and, by row, those ``chosen`` on validation data; ``learning_rate`` is the one that all methods
-    ran at, if they did without tuning. ``warnings`` are those of the runs of a row. ``left_out``,
-    ``failed`` and ``stopped`` have the reason by the name of the run.
-    Scores that differ by no more than ``margin`` count as equal.
+    ran at, if they did without tuning. ``warnings`` are those of the runs of a row, and
+    ``groupings`` say where the groups of its first run come from. ``left_out``, ``failed`` and
+    ``stopped`` have the reason by the name of the run. Scores that differ by no more than ``margin``
+    count as equal.
 
     >>> rows = [{"method": "fedavg", "seed": s, "received": 0.5 + s / 4} for s in (0, 1)]
     >>> Comparison(rows, "accuracy", swept=True).means[0]["received"]
@@ -49,6 +50,7 @@ class Comparison:
     tuning: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None
     warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    groupings: Mapping[str, str] = field(default_factory=dict)
     scratch: tempfile.TemporaryDirectory[str] | None = None  # of runs that are not kept
     margin: float = MARGIN
 

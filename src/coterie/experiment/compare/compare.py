@@ -507,13 +507,17 @@ def _table(directory: Path, entries: Sequence[PlannedRun], unfilled: Comparison)
         key = {} if e.seed is None else {"seed": e.seed, **e.settings}
         rows.append({"method": e.title, **key, **row})
     warnings: dict[str, list[str]] = {}
+    groupings: dict[str, str] = {}
     for e in entries:
+        if sentence := (kept[e.name][0].get("grouping") or {}).get("sentence"):
+            groupings.setdefault(e.row, str(sentence))
         known = warnings.setdefault(e.row, [])
         known += [t for t in kept[e.name][0].get("warnings") or () if t not in known]
     comparison = replace(
         unfilled,
         rows=rows,
         warnings={row: texts for row, texts in warnings.items() if texts},
+        groupings=groupings,
         judged_by=str(kept[entries[0].name][0]["judged_by"]),
         swept=entries[0].seed is not None,
         axes=list(entries[0].settings),
