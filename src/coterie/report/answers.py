@@ -350,12 +350,17 @@ def _seen(line: Row) -> int:
 
 
 def choices(block: Block) -> list[tuple[str, str]]:
-    """The usable methods that no other one beats in score, bytes and what the server sees."""
+    """The usable methods that nothing else beats in score, bytes and what the server sees.
+
+    Training alone counts among the others: a method below it is no choice, however little it sends.
+    """
     known = [line for line in block.usable if line.get("bytes") is not None]
+    alone = block.line_of(ALONE)
+    others = known if alone is None or alone.get("bytes") is None else [*known, alone]
     kept = [
         line
         for line in known
-        if not any(_beats(other, line) for other in known if other is not line)
+        if not any(_beats(other, line) for other in others if other is not line)
     ]
     if not kept:
         return []

@@ -30,8 +30,8 @@ class Comparison:
     and, by row, those ``chosen`` on validation data; ``learning_rate`` is the one that all methods
     ran at, if they did without tuning. ``warnings`` are those of the runs of a row, and
     ``groupings`` say where the groups of its first run come from. ``left_out``, ``failed`` and
-    ``stopped`` have the reason by the name of the run. Scores that differ by no more than ``margin``
-    count as equal.
+    ``stopped`` have the reason by the name of the run. Scores that differ by no more than
+    ``margin`` count as equal.
 
     >>> rows = [{"method": "fedavg", "seed": s, "received": 0.5 + s / 4} for s in (0, 1)]
     >>> Comparison(rows, "accuracy", swept=True).means[0]["received"]

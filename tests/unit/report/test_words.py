@@ -165,7 +165,7 @@ def test_what_no_other_method_beats_is_a_choice_with_its_reason():
     runs = [scored("a", 0.7, 3000), scored("b", 0.6, 1000), scored("c", 0.5, 2000)]
     runs = [replace(r, result={**r.result, "sees": sees}) for r, sees in
             zip(runs, ("each", "means", "means"), strict=True)]  # fmt: skip
-    (answer,) = compared_runs([*runs, scored("oracle", 0.9, 10), scored("local", 0.65, 0)]).answers
+    (answer,) = compared_runs([*runs, scored("oracle", 0.9, 10), scored("local", 0.55, 0)]).answers
     assert answer.choices == [
         ("a", "the highest accuracy, 70.0 %; 3.0 kB; the server saw single clients"),
         (
@@ -174,6 +174,13 @@ def test_what_no_other_method_beats_is_a_choice_with_its_reason():
             "at most",
         ),
     ]
+
+
+def test_a_method_below_training_alone_is_no_choice():
+    runs = [scored("a", 0.7, 3000), scored("b", 0.6, 1000), scored("local", 0.65, 0)]
+    runs[2] = replace(runs[2], result={**runs[2].result, "sees": "nothing"})
+    (answer,) = compared_runs(runs).answers
+    assert [name for name, _ in answer.choices] == ["a"]
 
 
 def test_ties_are_ties():
