@@ -115,6 +115,7 @@ class Trouble(Observer):
         groups = [p for p in parts if METHODS.index.get(p, {}).get("family") == "clustered"]
         given = method.source.parameters if method.source else {}
         asked_for_one = any(given.get(key) == 1 for key in ("k", "clusters"))
+        asked_for_one |= given.get("eps1") == 0  # CFL that never splits
         if not groups or asked_for_one or groups[0] in _GIVEN or len(self.session.members) < 2:
             return ""
         if noted([*run.events, {"round": 0, "notes": dict(run.state.notes)}], WARNING_AT_END):
