@@ -46,7 +46,7 @@ def test_what_is_not_run_is_known_and_made_of_commands_that_exist():
     for words in given:
         check_command(words)
     targets = (ROOT / "Makefile").read_text()
-    assert "\ndemo: setup\n" in targets
+    assert "\ndemo: $(VENV)/.core\n" in targets
     assert "\ntest: setup\n" in targets
     for block in left:  # who runs it instead is there
         named = [word.strip(",;") for word in (block.reason or "").split() if "tests/" in word]

@@ -270,7 +270,7 @@ def test_predictions_on_texts(cli):
 
 def test_lists(cli):
     for words, names in (
-        (["methods"], ["fedavg", "ifca", "mu=0.1"]),
+        (["methods"], ["fedavg", "ifca", "clustered"]),
         (["data"], ["digits", "fashion-mnist", "label"]),
         (["partitions"], ["dirichlet", "alpha", "rotation"]),
         (["models"], ["resnet18", "hidden=(64,)"]),

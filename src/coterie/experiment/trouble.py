@@ -115,6 +115,7 @@ class Trouble(Observer):
         groups = [p for p in parts if METHODS.index.get(p, {}).get("family") == "clustered"]
         given = method.source.parameters if method.source else {}
         asked_for_one = any(given.get(key) == 1 for key in ("k", "clusters"))
+        asked_for_one |= given.get("eps1") == 0  # CFL that never splits
         if not groups or asked_for_one or groups[0] in _GIVEN or len(self.session.members) < 2:
             return ""
         if noted([*run.events, {"round": 0, "notes": dict(run.state.notes)}], WARNING_AT_END):
@@ -184,7 +185,7 @@ def is_at_chance(
             f"constant answer: the learning rate ({rate:g}) is far too low, or so high that the "
             f"model died in round 1; {check}"
         )
-    if last > lowest * (1 + STILL):
+    if last > 1.1 * lowest:  # it jumps about; less may be noise
         return (
             f"{when} the {shown}, and the loss does not fall ({_short(last)} after "
             f"{_short(lowest)}): the learning rate ({rate:g}) is far too high, or the loss does "
