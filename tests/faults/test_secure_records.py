@@ -386,7 +386,7 @@ def test_who_is_late_by_a_real_clock_leaves_the_others_time_to_unmask_in(tmp_pat
                 now[0] += 100.0
                 yield STRAGGLER, slow
 
-    for module in ("arrivals", "timing"):
+    for module in ("channel", "timing"):
         clock = SimpleNamespace(monotonic=lambda: now[0])
         monkeypatch.setattr(f"coterie.channel.{module}.time", clock)
     made = secured(coterie.fedavg(), settings={"rounds": 2, "real_deadline": 5.0})
