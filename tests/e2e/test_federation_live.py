@@ -38,7 +38,7 @@ def test_a_federation_waits_is_stopped_and_resumed(tmp_path):
         done = len(rounds(place))
         assert 0 < done < ROUNDS
 
-        says(f"Stopped, round {done} of {ROUNDS}")
+        says(f"Stopped from this page, round {done} of {ROUNDS}")
         assert page.post("/api/runs/served/resume").status == 204
         until(lambda: read_run(place).status == FINISHED, "a result")
         until(lambda: not RunDir(place / ENGINE).at_work(), "the end of what was resumed")

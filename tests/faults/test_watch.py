@@ -116,7 +116,7 @@ def test_stopped_resumed_killed_and_resumed_as_if_never_touched(tmp_path, begin)
     said, _ = going.communicate(timeout=PATIENCE)
     assert going.returncode == 130
     assert "Finished rounds are saved" in said
-    page.is_so("r", "stopped")
+    page.is_so("r", "asked")  # stopped from the page
     done = rounds_of(run)
     assert 1 <= done < ROUNDS
     assert last_checkpoint(run)[0] == f"round-{done:06d}.json"

@@ -369,7 +369,7 @@ def test_groups_of_one_kind_of_everything():
         == "3 clients, each in a group of its own, after round 1; no client ever changed groups."
     )
     assert words([0, 0], [0, 0, 0]).startswith("1 group after round 1, 1 group after round 2; ")
-    assert "memberships changed once." in words([None, 0], [0, 0])
+    assert "clients changed groups in 1 round." in words([None, 0], [0, 0])
     assert "changed once." in words(list(range(100)), [c % 20 for c in range(100)])
 
 

@@ -224,17 +224,14 @@ def similarity(reading: Reading) -> str:
                 continue
             (inside if groups[a] == groups[b] else between).append(distance)
     when = "before round 1" if not pairs.round else f"in round {pairs.round}"
-    near = "alike" if pairs.alike else "near"
-    text = (
-        f"The {pairs.what} of each pair of {len(pairs.clients)} clients, {when}; strong colours "
-        f"are {near}, faint ones {'unlike' if pairs.alike else 'far apart'}"
-    )
+    text = f"The {pairs.what} of each pair of {len(pairs.clients)} clients, {when}"
     if inside and between:
         text += (
             f": {_mean(inside):.3g} on average inside the final groups, "
             f"{_mean(between):.3g} between them"
         )
-    return f"{text}."
+    ends = ("alike", "unlike") if pairs.alike else ("near", "far apart")
+    return f"{text}. Strong colours are {ends[0]}, faint ones {ends[1]}."
 
 
 def divergence(reading: Reading, groups: Sequence[Any]) -> str:
