@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,8 @@ from coterie.channel.piggyback import ClientPiggyback
 from coterie.channel.tasks import SCORE
 from coterie.channel.wire import Message
 from coterie.client.client import Client
-from coterie.client.fit import outputs
 from coterie.client.metrics import scores
+from coterie.client.together import OutputsCall
 from coterie.core.messages import ClientId, Upload
 from coterie.core.weights import Weights
 
@@ -33,17 +34,12 @@ class Scoring:
 
     def answer(self, orders: Sequence[tuple[ClientId, Mapping[str, Any]]]) -> list[Message]:
         """Score clients; those that use the same weights share one pass over their data."""
-        answers: dict[int, Message] = {}
-        by_model: dict[int, list[tuple[int, Client, Weights]]] = {}
-        for index, (id, body) in enumerate(orders):
-            prepared = self.runtime.guarded(id, body, self._model, id, body)
-            if isinstance(prepared, Message):
-                answers[index] = prepared
-            else:
-                address = prepared[1].vector.data_ptr()
-                by_model.setdefault(address, []).append((index, *prepared))
-        for clients in by_model.values():
-            answers |= self._score_together(clients)
+        together = self.runtime.context.together
+        tasks = [partial(self.runtime.guarded, id, o, self._model, id, o) for id, o in orders]
+        models = [task() for task in tasks] if together is None else together.run(tasks)
+        answers = {i: model for i, model in enumerate(models) if isinstance(model, Message)}
+        ready = {i: model for i, model in enumerate(models) if not isinstance(model, Message)}
+        answers |= self._score_together(ready)
         return [answers[index] for index in range(len(orders))]
 
     def beside(self, id: ClientId, body: Mapping[str, Any]) -> ReplyBody:
@@ -70,25 +66,25 @@ class Scoring:
             model = (adapt or Client.adapt)(client, model, epochs)
         return client, model
 
-    def _score_together(self, clients: Sequence[tuple[int, Client, Weights]]) -> dict[int, Message]:
-        """Score clients that use the same model, in one pass."""
-        runtime, (_, first, model) = self.runtime, clients[0]
-        data = [runtime.plan.population.clients[client.id] for _, client, _ in clients]
-        parts = [s for d in data for s in (d.val, d.test)]
-
-        def forward() -> Tensor:
-            return outputs(runtime.context.model, model, torch.cat([s.x for s in parts]))
-
-        out = runtime.guarded(first.id, _ORDER, forward)
-        if isinstance(out, Message):
-            return {index: out for index, _, _ in clients}
-        pieces = iter(torch.split(out, [len(s) for s in parts]))
-        return {
-            index: runtime.guarded(
-                client.id, _ORDER, self._reply, client, {"val": next(pieces), "test": next(pieces)}
-            )
-            for index, client, _ in clients
-        }
+    def _score_together(self, models: Mapping[int, tuple[Client, Weights]]) -> dict[int, Message]:
+        """Score clients with their models; one that several use takes one pass over their data."""
+        if not models:
+            return {}
+        runtime, first = self.runtime, next(iter(models.values()))[0]
+        data = [runtime.plan.population.clients[client.id] for client, _ in models.values()]
+        parts = [(c.val, c.test) for c in data]
+        calls = [
+            OutputsCall(model, torch.cat([val.x, test.x]))
+            for (_, model), (val, test) in zip(models.values(), parts, strict=True)
+        ]
+        outs = runtime.guarded(first.id, _ORDER, runtime.context.outputs_of, calls)
+        if isinstance(outs, Message):
+            return dict.fromkeys(models, outs)
+        replies = {}
+        for (index, (client, _)), (val, _), out in zip(models.items(), parts, outs, strict=True):
+            by_split = {"val": out[: len(val)], "test": out[len(val) :]}
+            replies[index] = runtime.guarded(client.id, _ORDER, self._reply, client, by_split)
+        return replies
 
     def _reply(self, client: Client, outputs: Mapping[str, Tensor]) -> Message:
         """The reply with one client's scores, from its model's outputs on each split."""
