@@ -44,18 +44,20 @@ _IGNORED = -100  # the class that cross-entropy leaves out: that of padding
 
 
 def size_of_stacks(parameters: int, batch_size: int, cohort: int) -> int:
-    """How many clients "auto" stacks: a quarter of a cohort at most, so that four cores have work.
+    """How many clients "auto" stacks: a quarter of a cohort, so that four cores have work.
 
-    1 if there is nothing to gain: large models and batches keep a core busy anyway.
+    Of a small cohort it stacks half, so that two cores have work. 1 if there is nothing to gain:
+    large models and batches keep a core busy anyway.
 
     >>> [size_of_stacks(n, 10, 100) for n in (7850, 50_890, 80_000, 200_000)]
     [25, 25, 25, 1]
-    >>> [size_of_stacks(7850, 10, cohort) for cohort in (8, 16, 1000)]
-    [1, 4, 32]
+    >>> [size_of_stacks(7850, 10, cohort) for cohort in (7, 10, 16, 40, 1000)]
+    [1, 5, 5, 10, 32]
     """
     if parameters * batch_size > _IN_A_STEP:
         return 1
-    size = min(cohort // 4, _MOST, _IN_A_STACK // max(1, parameters))
+    wanted = max(cohort // 4, min(_LEAST + 1, cohort // 2))
+    size = min(wanted, _MOST, _IN_A_STACK // max(1, parameters))
     return size if size >= _LEAST else 1
 
 

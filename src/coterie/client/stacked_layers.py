@@ -20,7 +20,17 @@ from coterie.core.weights import Layout
 
 # Layers that treat each sample by itself, and draw no random numbers.
 _PLAIN = (
-    *(nn.Flatten, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU),
+    *(
+        nn.Flatten,
+        nn.Unflatten,
+        nn.Identity,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.LeakyReLU,
+        nn.Tanh,
+        nn.Sigmoid,
+        nn.GELU,
+    ),
     *(nn.SiLU, nn.ELU, nn.SELU, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d),
     *(nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
@@ -108,6 +118,11 @@ def why_no_layers(module: nn.Module) -> str:
 def _unsupported(layer: nn.Module) -> str:
     if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq):
         return "max_norm and scale_grad_by_freq look at all samples"
+    if isinstance(layer, nn.Conv2d) and (layer.padding_mode, type(layer.padding)) != (
+        "zeros",
+        tuple,
+    ):
+        return "its padding is not a number of zeros"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.momentum is None:
         return "its statistics are averages over all batches (momentum=None)"
     return ""
@@ -243,6 +258,56 @@ class _Lookups(torch.autograd.Function):
         return None, None, None, None
 
 
+class _Convolution(_Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        """Each row's convolution, one after another: only what is between them gains."""
+        layer, into = self.template, (self.gradients.get("weight"), self.gradients.get("bias"))
+        tensors = self.tensors["weight"], self.tensors.get("bias")
+        if torch.is_autocast_enabled(x.device.type):
+            weights, bias = self.parameter("weight"), self.parameter("bias")
+            assert weights is not None
+            biases = (None,) * self.rows if bias is None else bias
+            rows = zip(divided(x, self.rows), weights, biases, strict=True)
+            return torch.cat([layer._conv_forward(*row) for row in rows])  # type: ignore[operator]
+        out: Tensor = _Filters.apply(divided(x, self.rows), *tensors, *into, layer)  # type: ignore[no-untyped-call]
+        return out.flatten(0, 1)
+
+
+class _Filters(torch.autograd.Function):
+    """A convolution for each row, whose gradients are added in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        of_weight: Tensor | None,
+        of_bias: Tensor | None,
+        layer: nn.Conv2d,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.gradients, ctx.layer = (of_weight, of_bias), layer
+        biases = (None,) * len(x) if bias is None else bias
+        settings = layer.stride, layer.padding, layer.dilation, layer.groups
+        rows = zip(x, weight, biases, strict=True)
+        return torch.stack([torch.conv2d(r, w, b, *settings) for r, w, b in rows])  # type: ignore[arg-type]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        layer, into = ctx.layer, ctx.gradients
+        asked = [ctx.needs_input_grad[0], *(g is not None for g in into)]
+        settings = layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups
+        of_x = torch.zeros_like(x) if asked[0] else None
+        for row, (g, r, w) in enumerate(zip(gradient, x, weight, strict=True)):
+            found = torch.ops.aten.convolution_backward(g, r, w, [len(w)], *settings, asked)
+            for target, value in zip((of_x, *into), found, strict=True):
+                if target is not None:
+                    target[row] += value
+        return of_x, None, None, None, None, None
+
+
 class _Norm(_Layer):
     """Layer and group normalisation: each sample by itself, then the row's scale and shift."""
 
@@ -307,6 +372,7 @@ class _Dropout(_Layer):
 
 _STACKED: Mapping[type[nn.Module], Callable[[nn.Module, str], _Layer]] = {
     nn.Linear: _Linear,
+    nn.Conv2d: _Convolution,
     nn.Embedding: _Embedding,
     nn.LayerNorm: _Norm,
     nn.GroupNorm: _Norm,
