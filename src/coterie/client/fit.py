@@ -149,7 +149,8 @@ class FitCall:
         shapes = x.shape[1:], x.dtype, y.shape[1:], y.dtype
         part = None if self.part is None else self.part.names
         terms = [term.kind for term in self.objective.terms]
-        return repr(self.schedule), part, len(self.objective.penalties), *terms, *shapes
+        schedule = vars(self.schedule) | {"options": repr(self.schedule.options)}
+        return *schedule.values(), part, len(self.objective.penalties), *terms, *shapes
 
 
 def fit(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:

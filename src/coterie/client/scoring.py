@@ -19,6 +19,7 @@ from coterie.client.metrics import scores
 from coterie.client.together import OutputsCall
 from coterie.core.messages import ClientId, Upload
 from coterie.core.weights import Weights
+from coterie.data.population import Split
 
 if TYPE_CHECKING:
     from coterie.client.runtime import ClientRuntime
@@ -77,25 +78,42 @@ class Scoring:
             OutputsCall(model, torch.cat([val.x, test.x]))
             for (_, model), (val, test) in zip(models.values(), parts, strict=True)
         ]
-        outs = runtime.guarded(first.id, _ORDER, runtime.context.outputs_of, calls)
-        if isinstance(outs, Message):
-            return dict.fromkeys(models, outs)
-        replies = {}
-        for (index, (client, _)), (val, _), out in zip(models.items(), parts, outs, strict=True):
-            by_split = {"val": out[: len(val)], "test": out[len(val) :]}
-            replies[index] = runtime.guarded(client.id, _ORDER, self._reply, client, by_split)
-        return replies
+        tables = runtime.guarded(first.id, _ORDER, self._tables, calls, parts)
+        if isinstance(tables, Message):
+            return dict.fromkeys(models, tables)
+        return {
+            index: runtime.guarded(client.id, _ORDER, self._reply, client, *tables[row])
+            for row, (index, (client, _)) in enumerate(models.items())
+        }
 
-    def _reply(self, client: Client, outputs: Mapping[str, Tensor]) -> Message:
-        """The reply with one client's scores, from its model's outputs on each split."""
-        plan, metrics = self.runtime.plan, dict[str, float]()
-        data, classes = plan.population.clients[client.id], plan.population.classes
+    def _tables(
+        self, calls: Sequence[OutputsCall], parts: Sequence[tuple[Split, Split]]
+    ) -> list[tuple[dict[str, Tensor], dict[str, float]]]:
+        """Each client's outputs on both splits, and the scores of them."""
+        plan, outs = self.runtime.plan, self.runtime.context.outputs_of(calls)
+        classes = plan.population.classes
+        number = None if classes is None else len(classes)
+        val = [out[: len(v)] for out, (v, _) in zip(outs, parts, strict=True)]
+        test = [out[len(v) :] for out, (v, _) in zip(outs, parts, strict=True)]
+        tables: list[tuple[dict[str, Tensor], dict[str, float]]] = [
+            ({"val": v, "test": t}, {}) for v, t in zip(val, test, strict=True)
+        ]
+        for place, (split, out) in enumerate({"val": val, "test": test}.items()):
+            labels = [pair[place].y for pair in parts]
+            for table, values in zip(
+                tables, scores(out, labels, plan.training.criterion, number), strict=True
+            ):
+                table[1].update({f"{split}_{name}": value for name, value in values.items()})
+        return tables
+
+    def _reply(
+        self, client: Client, outputs: Mapping[str, Tensor], metrics: dict[str, float]
+    ) -> Message:
+        """The reply with one client's scores, those by metrics of one's own added."""
+        plan = self.runtime.plan
+        data = plan.population.clients[client.id]
         for split, out in outputs.items():
             y = getattr(data, split).y
-            values = scores(
-                out, y, plan.training.criterion, None if classes is None else len(classes)
-            )
-            if len(y):
-                values |= {name: float(f(out, y)) for name, f in plan.training.metrics.items()}
-            metrics |= {f"{split}_{name}": value for name, value in values.items()}
+            for name, metric in plan.training.metrics.items() if len(y) else ():
+                metrics[f"{split}_{name}"] = float(metric(out, y))
         return self.runtime.reply(len(client.train), Upload(metrics=metrics))

@@ -70,8 +70,8 @@ def why_not_stacked(
 ) -> str:
     """Why models of this kind are not stacked; empty if they can be.
 
-    Layers are looked at first. A module may still branch on its data, which shows on a device that
-    has no values; or mix samples, so one step of a few clients is compared with one of each alone.
+    Layers are looked at first. A module may still branch on its data, which ``vmap`` refuses; or
+    mix samples, so one step of a few clients is compared with one of each alone.
     """
     if reason := why_no_layers(model.module):
         return reason
@@ -79,17 +79,21 @@ def why_not_stacked(
     trainings = [
         FitCall(start, data, Objective(), one_step, i, i) for i, data in enumerate(clients)
     ]
+    if not trainings:
+        return "no client has data to try it with"
     return _branching(model, clients) or _disagreement(model, trainings, criterion)
 
 
 def _branching(model: FlatModel, clients: Sequence[Split]) -> str:
-    """Why a module needs the values of a batch for what it computes; empty if it does not."""
-    if not clients:
-        return "no client has data to try it with"
+    """Why a module needs the values of a batch for what it computes; empty if it does not.
+
+    Under ``vmap`` no single value can be looked at.
+    """
+    batches = [decode(data.x[:2]) for data in clients if len(data) > 1][:2]
+    module = copy.deepcopy(model.module).eval()
     try:
-        module, x = copy.deepcopy(model.module).to("meta"), decode(clients[0].x[:2]).to("meta")
-        with torch.device("meta"):
-            module(x)
+        with torch.no_grad():
+            torch.vmap(module)(torch.stack(batches).to(model.device))
     except Exception as error:  # whatever a module of one's own may raise
         first = (str(error).splitlines() or [""])[0]
         return f"what the model computes depends on its data ({type(error).__name__}: {first})"
@@ -240,18 +244,20 @@ class _Training:
             self.gradient.mul_(torch.clamp(self.schedule.clip / (norms + 1e-12), max=1.0))
 
     def _results(self, first: int, end: int) -> list[Fit | Diverged]:
-        """The results of the trainings in these rows, once their last steps are done."""
+        """The results of the trainings in these rows, which have made their last step."""
         if first == end:
             return []
+        steps = self.steps[first]
         vectors = self.vectors[first:end].to("cpu", copy=True)
+        losses = self.losses[:steps, first:end].mean(0).tolist()
+        sums = vectors.sum(1).tolist()
         results: list[Fit | Diverged] = []
-        for row, vector in zip(range(first, end), vectors, strict=True):
-            training, steps = self.trainings[row], self.steps[row]
-            loss = float(self.losses[:steps, row].mean())
-            if not (math.isfinite(loss) and all_finite(vector)):
+        for row, vector, loss, total in zip(range(first, end), vectors, losses, sums, strict=True):
+            # Finite numbers may have a sum that is not.
+            if not (math.isfinite(loss) and (math.isfinite(total) or all_finite(vector))):
                 results.append(Diverged("the training loss or the weights are no longer finite"))
                 continue
-            trained = Weights(self.layout, vector)
+            training, trained = self.trainings[row], Weights(self.layout, vector)
             weights = trained.part(self.part).onto(training.start) if self.part else trained
             results.append(Fit(weights, steps, loss, self.batches.samples(row)))
         return results
