@@ -1,10 +1,10 @@
-"""How fast codecs encode and decode, and how short their payloads are, beside a copy of the memory.
+"""How fast codecs encode and decode, compared with copying memory, and how short payloads are.
 
-It uses one thread. In every repeat each codec encodes and decodes the same float32 numbers
+The script uses one thread. In every repeat each codec encodes and decodes the same float32 numbers
 (normally distributed, roughly like the changes of a model), in turn with a plain copy of them, so
-that a noisy machine disturbs all alike. MB are 10^6 bytes of float32 input. The first figure is the
-median by the clock, `min` the slowest repeat, `core` the median by the time for which the thread
-had a core.
+that a noisy machine affects all in the same way. MB are 10^6 bytes of float32 input. The first
+figure is the median by the clock, `min` the slowest repeat, `core` the median by the time for which
+the thread had a core.
 
     python benchmarks/codecs.py [--json FILE] [--megabytes 16] [--repeats 15] [--codecs raw qsgd …]
 """

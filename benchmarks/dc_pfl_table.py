@@ -266,9 +266,10 @@ def page(kept: Mapping[str, Any]) -> str:
     limit = kept["settings"]["rounds"]
     told = [
         f"- In brackets: {PAPER}.",
-        f"- † not converged within {limit} rounds in every run: its seconds are those of {limit}.",
+        f"- † Some runs did not converge within {limit} rounds; their seconds are those of {limit} "
+        "rounds.",
         "- Divergence: the mean over pairs of clients, in nats, of labels mixed with 0.1 % of the "
-        "uniform distribution; the paper's has another factor.",
+        "uniform distribution; the paper's is scaled by another factor.",
         f"- {', '.join(dict.fromkeys(row['method'] for row in kept['rows']))}; learning rate "
         f"{kept['settings']['lr']}",
         f"- seeds {', '.join(map(str, kept['seeds']))}; commit {', '.join(kept['commits'])}, "

@@ -77,7 +77,8 @@ def run(cell: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
         evaluate_every=rounds,
     )
     total = result.summary["bytes"]
-    noted = [e["notes"]["stages"] for e in result.history if "stages" in e["notes"]]
+    notes = [e.get("notes", {}) for e in result.history]
+    noted = [n["stages"] for n in notes if "stages" in n]
     return {
         **cell,
         "commit": commit(),

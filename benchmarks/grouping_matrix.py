@@ -1,4 +1,4 @@
-"""Are the groups right at the defaults, and do they pay off? Planted groups, on unused seeds.
+"""Are the groups found at the defaults right, and do they pay off? On seeds not used for tuning.
 
     python benchmarks/grouping_matrix.py                          # digits
     python benchmarks/grouping_matrix.py --set fashion-mnist --folder DATA
@@ -11,8 +11,9 @@ numbers of groups (2, 4, 8: k-means of the same directions of updates that fedcl
 the start).
 
 A cell is right if the adjusted Rand index is at least 0.9 (permutations, rotations, label sets) or
-if there is one group (IID, identical data); label sets also where one model was kept and lost less
-than a point. Exchanged pairs and Dirichlet sets have no right number and count under points lost:
+if there is one group (IID, identical data). With label sets, a single model is right, too, if it
+lost less than a point. Exchanged pairs and Dirichlet sets have no right number of groups; for them,
+only the points lost are reported:
 the received accuracy of the best of {FedAvg, local, 2, 4, 8 groups} minus the method's.
 ``flis`` gets a tenth of all images as public samples, of those that no client has.
 

@@ -130,14 +130,13 @@ def page(kept: Mapping[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     told = [
         f"- Mean ± standard deviation over seeds {', '.join(map(str, kept['seeds']))}.",
-        f"- FedAvg: {CLIENTS} clients alike, after {ROUNDS} rounds of one epoch, learning rate "
-        "0.05.",
-        f"- Weight of the own group: what clients give to their own of {GROUPS} permutations of "
-        f"the labels by user-centric's rule, with `variance_batch` as it is by default; "
-        f"{1 / GROUPS:.2f} separates nothing.",
+        f"- FedAvg: {CLIENTS} IID clients, after {ROUNDS} rounds of one epoch, learning rate 0.05.",
+        f"- Weight of the own group: the weight that user-centric's rule gives to a client's own "
+        f"group, of {GROUPS} groups with permuted labels, with the default `variance_batch`; "
+        f"{1 / GROUPS:.2f} means that groups are not separated.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
-    return as_page("First weights", dict(kept), lines, told)
+    return as_page("Initial weights", dict(kept), lines, told)
 
 
 def spread(values: Sequence[float], scale: float, digits: int) -> str:

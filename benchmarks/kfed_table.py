@@ -12,10 +12,11 @@ Each client runs k'-means and sends its centres in float32; the server seeds and
 (``coterie.clustering``, what method k-fed runs). A point's cluster is that of its client's centre.
 Accuracy is the share of all points in the right cluster under the best matching of clusters and
 components. For comparison: k-means on all points together, the best of three k-means++ starts. It
-sees all points, but can get stuck: a start may put two centres into one component, none in another.
+sees all points, but can end in a local optimum, with two centres in one component and none in
+another.
 
 The published figures are those of Dennis et al., ICML 2021, whose generator is not fully known;
-that ours are similar does not show that the two mixtures are equally hard.
+similar figures here do not show that the two mixtures are equally hard.
 """
 
 from __future__ import annotations

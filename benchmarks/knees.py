@@ -84,10 +84,10 @@ def page(kept: dict[str, Any]) -> str:
             "",
             f"```sh\n{kept['command']}\n```",
             "",
-            f"The first table gives in how many of {len(seeds)} draws the end is found in the "
-            f"round of the knee or in one of the {LATEST} after it, the second in how many an end "
-            "is found in 60 rounds of curves without a knee. Noise of 2 % of the whole fall, seeds "
-            f"{seeds[0]} to {seeds[-1]}. "
+            f"The first table has the number of draws, of {len(seeds)}, in which the end is found "
+            f"in the round of the knee or in one of the {LATEST} rounds after it; the second has "
+            "the number of draws in which an end is found within 60 rounds of a curve without a "
+            f"knee. The noise is 2 % of the whole fall; seeds {seeds[0]} to {seeds[-1]}. "
             f"Commit {kept['commit']}, {kept['date']}, {kept['machine']}.",
             "",
             *table(kept),

@@ -8,10 +8,10 @@ and with ``alpha=1`` (the paper's NoLA); with ``--shares`` by the paper's rule, 
 curve of accuracy against bytes. Bytes are all bytes sent, probe and trial included, divided by
 those of FedAvg in as many rounds.
 
-In a round in which layers rest (skip averaging), clients use their own layers and score higher.
+In a round in which layers skip averaging, clients use their own layers and score higher.
 Accuracies are therefore compared in rounds after which all clients have received all layers of
-their group's mean: the mean of the last three. All runs are scored in the same rounds, those with
-``alpha=1`` too: they would gain if their rounds were later. The other rounds are shown beside them.
+their group's mean: the mean of the last three. All runs, also those with ``alpha=1``, are scored in
+the same rounds, since later rounds have higher scores. The other rounds are shown beside them.
 
 Rows are appended to a file as they come; call the script again to continue after an interruption.
 The rule was chosen on seeds 0 and 1; those reported are others.
@@ -83,7 +83,9 @@ def run(cell: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - began
     one = simulate(method="fedavg", rounds=1, evaluate_every=0).summary["bytes"]
-    rounds = [(e["notes"].get("layers", {}).get("all_due", True), e) for e in result.history]
+    rounds = [
+        (e.get("notes", {}).get("layers", {}).get("all_due", True), e) for e in result.history
+    ]
     full = {e["round"]: e["received"]["accuracy"] for _, e in rounds if is_full(e["round"])}
     pairs = zip(result.history, rested(result.history), strict=True)
     rest = [e["received"]["accuracy"] for e, rests in pairs if rests]
@@ -97,7 +99,7 @@ def run(cell: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
         "full_rounds": list(full)[-LAST:],
         "resting": statistics.mean(rest[-LAST:]) if rest else None,
         "groups": len(set(result.groups.values())),
-        "split_rounds": [e["round"] for _, e in rounds if "verdict" in e["notes"]],
+        "split_rounds": [e["round"] for _, e in rounds if "verdict" in e.get("notes", {})],
         "seconds": round(seconds, 1),
     }
 
@@ -225,7 +227,7 @@ def page(kept: Mapping[str, Any]) -> str:
     seeds = sorted({r["seed"] for r in rows})
     return "\n".join(
         [
-            "# Layers at rest: what they save, what they cost",
+            "# Layer-wise aggregation: what it saves, and what it costs",
             "",
             f"```sh\n{kept['command']}\n```",
             "",

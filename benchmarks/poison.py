@@ -237,15 +237,16 @@ def page(kept: Mapping[str, Any]) -> str:
         f"- First table: received accuracy after {ROUNDS} rounds, in per cent, mean of seeds "
         f"{', '.join(map(str, SEEDS))}; {CLIENTS} clients of {SAMPLES} digits, IID, "
         f"{SCHEDULE['epochs']} epochs, batches of {SCHEDULE['batch_size']}, learning rate "
-        f'{SCHEDULE["lr"]}. Client {BAD} attacks in every round. "reject" leaves out what is not '
-        f"finite or longer than {limit(CLIENTS):,.0f} times the median (for clients of the same "
-        f'size), "clip" shortens to {BOUND:g} times. '
-        "In brackets: rounds, of all seeds together, in which the client was left out.",
+        f'{SCHEDULE["lr"]}. Client {BAD} attacks in every round. "reject" leaves out updates '
+        f"that are not finite or longer than {limit(CLIENTS):,.0f} times the median (for clients "
+        f'of the same size), "clip" shortens updates to {BOUND:g} times the median. '
+        "In brackets: the number of rounds, of all seeds together, in which the client was left "
+        "out.",
         "- A length says nothing about a direction: a change below the limit passes "
         '"reject", and "clip" bounds how far it moves the mean, but not in which direction.',
         "- Second table: the longest change of an honest client divided by its limit, over the "
-        "same seeds; above 1 it would be left out. *: training diverged, whatever is left out, and "
-        "the run ended.",
+        "same seeds; above 1 it would be left out. *: training diverged, no matter what was left "
+        "out, and the run ended.",
         f"- commit {kept['commit']}, {kept['date']}, torch {kept['torch']}",
     ]
     return as_page("Poisoned updates", dict(kept), lines, told)

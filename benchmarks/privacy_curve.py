@@ -143,7 +143,7 @@ def page(kept: Mapping[str, Any]) -> str:
     """The table as Markdown."""
     seeds = ", ".join(map(str, kept["seeds"]))
     lines = [
-        f"| asked ε | ε reported | noise multiplier z | accuracy % | seeds {seeds} |",
+        f"| ε requested | ε reported | noise multiplier z | accuracy % | seeds {seeds} |",
         "|---|---:|---:|---:|---:|",
     ]
     for row in kept["rows"]:
@@ -160,10 +160,10 @@ def page(kept: Mapping[str, Any]) -> str:
         f"{own['delta']:.3g}; add or remove one client.",
         f"- Changes are clipped to {own['clip']:g}, chosen on {own['tuning']}. That choice is not "
         "covered by ε.",
-        f"- ∞ clips and adds noise of multiplier {UNNOISED:g}, which hides nothing; none is FedAvg "
-        "with neither.",
-        "- Scores and the choice of settings look at test and validation images without noise; "
-        "the noise is simulated, its seed is known: these runs protect no one.",
+        f"- ∞: clipping, and noise with a multiplier of {UNNOISED:g}, which hides nothing. none: "
+        "FedAvg without clipping and noise.",
+        "- Scores, and the choice of settings, use test and validation images without noise. The "
+        "noise is simulated from a known seed, so these runs protect no one.",
         "",
         "![accuracy against ε](privacy_curve.svg)",
         "",

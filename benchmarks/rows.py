@@ -50,11 +50,17 @@ def carried_out(
     missing = [c for c in cells if key_of(c) not in done]
     print(f"{len(missing)} runs to do, {len(cells) - len(missing)} done", flush=True)
     place.parent.mkdir(parents=True, exist_ok=True)
+    failed: BaseException | None = None
     with ProcessPoolExecutor(jobs) as pool, place.open("a") as file:
         for future in as_completed([pool.submit(run, c) for c in missing]):
+            if (failure := future.exception()) is not None:
+                failed = failed or failure  # the other runs are kept all the same
+                continue
             row = future.result()
             done[key_of(row)] = row
             file.write(json.dumps(row) + "\n")
             file.flush()
             print(json.dumps(row), flush=True)
+    if failed is not None:
+        raise failed
     return [done[key_of(c)] for c in cells]

@@ -161,8 +161,9 @@ def page(kept: Mapping[str, Any]) -> str:
             f"```sh\n{kept['command']}\n```",
             "",
             f"Digits, {CLIENTS} clients, Dirichlet {ALPHA}, an MLP, {ROUNDS} rounds of 2 epochs. "
-            "Numbers are rounds. Last column: in which rounds the paper's rule sees an end in the "
-            f"same losses. {commits(kept['rows'])}, {kept['date']}, {kept['machine']}.",
+            "The columns between seed and groups have rounds; so has the last column: those in "
+            "which the paper's rule detects the end of a rapid decrease in the same losses. "
+            f"{commits(kept['rows'])}, {kept['date']}, {kept['machine']}.",
             "",
             "![Losses and splits](split_rounds.svg)",
             "",

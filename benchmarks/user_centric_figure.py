@@ -4,7 +4,7 @@
 
 Label and covariate shift, a smaller version of the scenario ``user-centric/covariate``: 20 users
 with 1,000 samples each instead of 100 users, in four groups whose images are rotated by different
-multiples of 90°; 60 rounds; Fashion-MNIST, which is available more often than EMNIST and about as
+multiples of 90°; 60 rounds; Fashion-MNIST, which is more often available than EMNIST and about as
 hard. LeNet-5, with initial weights as the authors' (the scenario's ``model.init``), batches of 64,
 one epoch, momentum 0.9; a learning rate of 0.05 instead of 0.01, so that 60 rounds are enough to
 learn: on seed 7, which is not shown, and with PyTorch's initial weights it had the better
@@ -193,11 +193,11 @@ def page(kept: Mapping[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     told = [
         *(f"- {line}" for line in kept["standing"]),
-        "- Accuracies in per cent, the mean over users' own test data; those of the paper are of "
-        f"EMNIST and 100 users ({SCENARIO.paper}, table I), this is {kept['settings']['data']} "
-        f"with {USERS}.",
-        "- round: what the last one takes, in T_dl. half, end: the accuracy by the time at which "
-        "FedAvg has done half of its rounds, and all.",
+        "- Accuracies are in per cent, means over users' own test data. The paper's are for EMNIST "
+        f"and 100 users ({SCENARIO.paper}, table I), these for {kept['settings']['data']} and "
+        f"{USERS} users.",
+        "- round: the duration of the last round, in units of T_dl. half, end: the accuracy at the "
+        "time when FedAvg has finished half of its rounds, and all of them.",
         f"- learning rate {kept['settings']['lr']}, {kept['settings']['rounds']} rounds",
         f"- seed {kept['seed']}; commit {', '.join(kept['commits'])}, {kept['date']}, torch "
         f"{kept['torch']}",

@@ -64,7 +64,7 @@ class _NotLoaded:
 
 
 @dataclass(frozen=True)
-class Own:
+class UserFunction:
     """A user's own function: its location, and the SHA-256 of the file that defines it."""
 
     place: str
@@ -83,7 +83,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self, kind: str, group: str, given: Sequence[str] = (), values: bool = True
     ) -> None:
         self.kind, self.group, self.given, self.values_checked = kind, group, tuple(given), values
-        self.own: dict[str, Own] = {}  # the users' own functions, by name
+        self.own: dict[str, UserFunction] = {}  # the users' own functions, by name
         self.registered: dict[str, tuple[str, str]] = {}  # module and description, by name
         self._things: dict[str, T | _NotLoaded] = {}
         for name, row in self.index.items():
@@ -222,12 +222,15 @@ class Registry(MutableMapping[str, T], Generic[T]):
         current = digest_of(location, option)
         if digest is not None and digest != current:
             raise ConfigError(
-                f"{location.rpartition(':')[0]} has changed since this began (its SHA-256 was "
-                f"{digest[:12]}…, and is {current[:12]}…): restore the file, or start again"
+                f"{location.rpartition(':')[0]} has changed since the run began (its SHA-256 was "
+                f"{digest[:12]}… and is now {current[:12]}…): restore the file, or start a new run"
             )
-        if self.own.get(location) != Own(location, current) or location not in self._things:
+        if (
+            self.own.get(location) != UserFunction(location, current)
+            or location not in self._things
+        ):
             self._things[location] = cast(T, function_at(location, option))
-            self.own[location] = Own(location, current)
+            self.own[location] = UserFunction(location, current)
         return location
 
     def split(self, text: str) -> tuple[str, str]:
@@ -244,14 +247,14 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def know(self, name: str, location: str) -> None:
         """Load a user's own function under the name that it has in the sending process."""
         self._things[name] = cast(T, function_at(location, self.kind))
-        self.own[name] = Own(location, digest_of(location, self.kind))
+        self.own[name] = UserFunction(location, digest_of(location, self.kind))
 
     def map(self, text: str, option: str) -> str:
         """Register a user's own function by ``NAME=FILE.py:FUNCTION``, and return the name."""
         name, equals, location = (part.strip() for part in text.partition("="))
         if not equals or not name or not location or any(sign in name for sign in ":/\\.+"):
             raise ConfigError(
-                f"{option} {text}: write NAME=FILE.py:FUNCTION, as in mine=mine.py:mine"
+                f"{option} {text}: write NAME=FILE.py:FUNCTION, as in lenet=networks.py:lenet"
             )
         if name in self.index:
             raise ConfigError(f"{option} {text}: '{name}' is built in: choose another name")
@@ -262,7 +265,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         location = absolute(location)
         digest = digest_of(location, option)
         self._things[name] = cast(T, function_at(location, option))
-        self.own[name] = Own(location, digest)
+        self.own[name] = UserFunction(location, digest)
         return name
 
 
@@ -407,7 +410,7 @@ def function_at(location: str, option: str) -> Callable[..., Any]:
     except Exception as error:  # the user's module may raise anything on import
         raise ConfigError(f"{option} {location}: {type(error).__name__}: {error}") from None
     if not callable(attribute):
-        raise ConfigError(f"{option} {location}: this is not a function")
+        raise ConfigError(f"{option} {location}: '{function}' is not a function")
     loaded: Callable[..., Any] = attribute
     return loaded
 

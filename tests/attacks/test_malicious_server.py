@@ -96,7 +96,7 @@ def test_members_take_no_changes_of_models_that_may_differ(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("privacy", "says"),
     [
-        ({}, "takes part in runs with secure sums only"),
+        ({}, "takes part only in runs with secure sums"),
         ({**SECURE, "same_orders": False}, "only if all its members are sent the same order"),
     ],
 )

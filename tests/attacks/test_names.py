@@ -219,7 +219,7 @@ def test_a_place_is_refused_even_if_this_process_has_loaded_it(lying_about):
         place = MODELS.admit("lying_about.py:net", "--model")
         assert MODELS.knows(place)
         with pytest.raises(WireError, match=r"names the model '.*lying_about\.py:net', which"):
-            names.asked({"model": {"name": place}}, simulated=False)
+            names.checked_config({"model": {"name": place}}, simulated=False)
 
 
 def test_a_method_that_a_members_own_command_line_maps(lying_about, tmp_path):
@@ -278,7 +278,7 @@ def test_a_run_does_not_get_other_code_under_way(lying_about, tmp_path):
         ("mynet=mine", "write package.module:function or FILE.py:function"),
         ("mynet=nowhere.py:net", "FileNotFoundError"),
         ("mynet=lying_about.py:other", "AttributeError"),
-        ("mynet=lying_about:__name__", "this is not a function"),
+        ("mynet=lying_about:__name__", "is not a function"),
         ("mlp=lying_about.py:net", "'mlp' is built in"),
     ],
 )
@@ -305,4 +305,4 @@ def test_a_file_may_use_what_lies_beside_it(tmp_path, monkeypatch):
 
 def test_a_configuration_that_makes_no_sense_is_a_sentence():
     with pytest.raises(WireError, match=r"configuration is wrong: unknown key 'data.nam'"):
-        names.asked({"data": {"nam": 1}, "model": {"name": 3}}, simulated=False)
+        names.checked_config({"data": {"nam": 1}, "model": {"name": 3}}, simulated=False)

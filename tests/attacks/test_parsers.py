@@ -36,7 +36,7 @@ from coterie.channel.wire import Message, Wire, content_of, digest_of
 from coterie.client.runtime import ClientRuntime
 from coterie.core.messages import Order
 from coterie.core.weights import Layout, Weights
-from coterie.deploy.allowed_names import asked
+from coterie.deploy.allowed_names import checked_config
 from coterie.deploy.terms import Described, in_common, seen_from_server, shell, unlike
 from coterie.engines.flower.gate import Gate, Limits, signed_by
 from coterie.engines.flower.keys import make_federation, make_request, read_server
@@ -303,7 +303,7 @@ def test_configurations_that_a_server_sends():
     def parse(told):
         if not isinstance(told, dict):
             return  # the member looks into it
-        made = asked(travelling(told), simulated=True)
+        made = checked_config(travelling(told), simulated=True)
         assert isinstance(made, Config)
         assert made.data.folder is None
         assert made.model.start is None

@@ -426,5 +426,5 @@ def test_what_a_client_holds_for_later_has_a_bound(tmp_path, monkeypatch):
     member = server.fed.grid.members[VICTIM]
     for value in range(30):
         server.ask(VICTIM, SCORE, {"0": server.model(float(value))})
-        assert sum(map(len, member._has.values())) <= 20_000 + 4 * server.start.layout.size
+        assert sum(map(len, member._held.values())) <= 20_000 + 4 * server.start.layout.size
     assert server.sum({"0": server.start}) is not None

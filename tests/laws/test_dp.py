@@ -529,7 +529,7 @@ def test_a_budget_with_no_room_for_a_round_is_refused():
 
 
 EACH = "groups or mixes clients by what each of them sent"
-HALVES = "not in the calibration of the noise"
+HALVES = "the noise is not calibrated for these uploads"
 NOTHING = "is not a change of anything it received"
 RESTING = "skips layers according to numbers that clients report"
 REFUSED = {

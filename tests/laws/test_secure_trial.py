@@ -96,7 +96,7 @@ def test_methods_that_look_at_whole_models_are_refused(method):
     "privacy", [{"noise": 1.0}, {"noise": 1.0, "mechanism": "local"}], ids=["central", "local"]
 )
 def test_noise_and_evidence_exclude_each_other(privacy):
-    with pytest.raises(ConfigError, match=r"not in the calibration|has no noise"):
+    with pytest.raises(ConfigError, match=r"not calibrated for these uploads|has no noise"):
         run(coterie.fedclust(), **privacy)
 
 

@@ -19,8 +19,8 @@ from coterie.registry import (
     METHODS,
     MODELS,
     REGISTRIES,
-    Own,
     Registry,
+    UserFunction,
     absolute,
     checked,
     function_at,
@@ -241,7 +241,7 @@ def test_a_file_is_loaded_once_and_again_when_it_has_changed(tmp_path):
     assert MODELS.admit("mine.py:net", "--model") == name
     assert MODELS.make(name, {}, shape=(4,), outputs=2).out_features == 3
     assert MODELS.own[name].digest != digest
-    with pytest.raises(ConfigError, match=r"mine\.py has changed since this began"):
+    with pytest.raises(ConfigError, match=r"mine\.py has changed since the run began"):
         MODELS.admit("mine.py:net", "--model", digest)
 
 
@@ -268,7 +268,7 @@ def test_another_process_imports_a_file_by_the_name_of_its_module(tmp_path):
         ("nowhere.py:net", "FileNotFoundError"),
         ("nowhere:net", "ModuleNotFoundError"),
         ("mine.py:other", "AttributeError"),
-        ("mine.py:nn", "this is not a function"),
+        ("mine.py:nn", "is not a function"),
         ("sys:exit", "no file of source code"),
         ("broken.py:net", "ZeroDivisionError"),
     ],
@@ -313,7 +313,9 @@ def test_a_server_calls_its_own_functions_by_their_names(tmp_path):
     tree = admitted({"method": {"name": "mine.py:my_method"}})
     assert by_name(tree, said.append) == {"method": {"name": "my-method"}}
     assert "coterie join --method my-method=FILE.py:FUNCTION" in said[0]
-    assert METHODS.own["my-method"] == Own(tree["method"]["name"], METHODS.own["my-method"].digest)
+    assert METHODS.own["my-method"] == UserFunction(
+        tree["method"]["name"], METHODS.own["my-method"].digest
+    )
     with pytest.raises(ConfigError, match="'ditto' is built in: choose another name"):
         by_name(admitted({"method": {"name": "mine.py:ditto"}}), said.append)
     with pytest.raises(ConfigError, match=r"entry point coterie\.codecs"):

@@ -25,8 +25,8 @@ _COLUMNS = 4096  # in a block of a matrix product
 _MANY = 200  # with more clients, numbers of groups far above the best one are not tried
 ONE_GROUP = "no grouping predicts the clients' other halves better than one mean"
 NO_SIGNAL = (
-    "too little data to tell: the two halves of a client have no more in common than nothing "
-    "at all would have"
+    "too little data to tell: what the two halves of a client's data show has no more in common "
+    "than by chance"
 )
 TOO_FEW = "too little data to tell: fewer than two clients have enough samples for two halves"
 
@@ -44,8 +44,8 @@ class Evidence:
         kappa: for every number of groups from 2, the reproducibility: Cohen's κ between the
             group of a client and the group that its other half is closest to.
         certainty: for each client, how much nearer its other half is to its own group than to
-            the nearest other group, from −1 to 1; 1 if there is only one group. Where it is
-            below 0, the client is between two groups.
+            the nearest other group, from −1 to 1; 1 if there is only one group. If it is below
+            0, the other half is nearer to another group.
         why: one sentence that says why this number of groups was chosen.
         enough: whether there was enough data to tell.
         tree: Ward's tree of the means of both halves; None for more than a thousand clients.

@@ -50,21 +50,21 @@ class Resource:
     worst_step: float = 0.0
     worst_exchange: float = 0.0
 
-    def most(self) -> float:
+    def most_steps(self) -> float:
         """The most steps that the next round can afford, reserving one step and an aggregation."""
-        step, exchange = self._dear
+        step, exchange = self._highest_costs
         room = self.budget - self.spent - 2 * exchange
         if room < 0 or self.spent >= self.budget:
             return 0
         return max(0, math.floor(room / step) - 1) if step > 0 else math.inf
 
-    def short(self, steps: int) -> bool:
+    def runs_short(self, steps: int) -> bool:
         """Whether a round of this many steps may leave too little for another round."""
-        step, exchange = self._dear
+        step, exchange = self._highest_costs
         return self.spent + step * (steps + 1) + 2 * exchange >= self.budget
 
     @property
-    def _dear(self) -> tuple[float, float]:
+    def _highest_costs(self) -> tuple[float, float]:
         return max(self.step, self.worst_step), max(self.exchange, self.worst_exchange)
 
 
@@ -229,18 +229,18 @@ def adaptive_steps(
             lr, most = control.lr * control.decay**info.number, min(gamma * steps, tau_max)
             weight, _ = weight_of(phi, next(iter(state.models.values())).layout)
             steps = best_steps(most, lr, weight, control.seen, resources)
-        short = [r for r in resources if r.short(steps)]
-        steps = int(min([steps, *[r.most() for r in short]]))
+        short = [r for r in resources if r.runs_short(steps)]
+        steps = int(min([steps, *[r.most_steps() for r in short]]))
         if not steps:
             affordable = all(r.spent + r.exchange + r.step <= r.budget for r in resources)
             evaluating = fed if affordable and control.costs.rounds else None
             return _ended(evaluating, inner, state, info, control, short[0])
-        asking = _Asking(fed, steps)
-        after = inner.round(asking, state, info)
-        measured = Measured.of(asking.means)
+        measuring = _MeasuringFederation(fed, steps)
+        after = inner.round(measuring, state, info)
+        measured = Measured.of(measuring.means)
         # The costs of a round with evidence or a trial are not typical of the rounds to come.
-        known = None if asking.unhurried else info.spent
-        control = control.moved(steps, known, measured, state)
+        cost_so_far = None if measuring.unhurried else info.spent
+        control = control.moved(steps, cost_so_far, measured, state)
         after = replace(_remembering(after, control), notes={**after.notes, **control.notes})
         if short and fed.min_group == 1:
             return _ended(fed, inner, after, info, control, short[0])
@@ -262,14 +262,15 @@ def adaptive_steps(
         return Upload({KEY: torch.tensor([loss_value], dtype=torch.float64)})
 
     tasks = {**inner.tasks, "train": _measuring(inner.tasks["train"], sample), LOSS: loss}
-    known = {"phi": phi, "gamma": gamma, "tau_max": tau_max, "sample": sample}
+    settings = {"phi": phi, "gamma": gamma, "tau_max": tau_max, "sample": sample}
     return replace(
         inner,
         init=init,
         round=round,
         tasks=tasks,
         check=check,
-        source=inner.source and Source(__name__, "again", {"inner": asdict(inner.source), **known}),
+        source=inner.source
+        and Source(__name__, "rebuild", {"inner": asdict(inner.source), **settings}),
         pieces=None,
         needs_all_layers="measures the gradient of every layer in each round",
         no_step="ends with the best models seen, which a step would move",
@@ -279,9 +280,9 @@ def adaptive_steps(
     )
 
 
-def again(inner: Mapping[str, Any], **known: Any) -> Method:
+def rebuild(inner: Mapping[str, Any], **settings: Any) -> Method:
     """Rebuild the method from the source of the inner one, so that it can be sent by name."""
-    return adaptive_steps(Source(**inner).make(), **known)
+    return adaptive_steps(Source(**inner).make(), **settings)
 
 
 def _unfit(inner: Method) -> str:
@@ -299,12 +300,12 @@ def _unfit(inner: Method) -> str:
     return ""
 
 
-_PLAIN = {"train", "pick", "size"}  # training, and questions that need no training
+_PLAIN = {"train", "pick", "size"}  # training, and tasks without training
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The means of what a round's clients measured at the models that they received.
+    """Means of the measurements that a round's clients made at the models that they received.
 
     ``known`` is the share of clients, by samples, that had an earlier model to compare with;
     ``rho`` and ``beta`` are means over these. ``work`` is the share of training in clients'
@@ -450,7 +451,7 @@ def _ended(
             control = control.kept(float(mean.arrays[KEY]), state)  # type: ignore[arg-type]
     reason, best = f"the budget of {short.name} has no room for another round", control.best
     if best:
-        # Clients that have joined a group of the best models since then stay in it.
+        # Clients that have joined one of the best models' groups since then stay in it.
         joined = {c: s for c, s in state.groups.items() if s in best["models"]}
         # Clients' own state is not rolled back, so neither is the server's mean of it.
         memory = best["memory"] | {name: state.memory[name] for name in inner.mirrors}
@@ -462,7 +463,7 @@ def _ended(
 
 
 @dataclass
-class _Asking:
+class _MeasuringFederation:
     """A federation that adds a number of steps to training orders, and requests measurements."""
 
     fed: Federation
@@ -557,8 +558,8 @@ def _measuring(task: Task, sample: int) -> Task:
 def _rows(client: Client, sample: int) -> Tensor | None:
     """The training rows that the client measures on, the same in every round; None for all rows.
 
-    Different rows would change the loss more than a round of training does, and the best model
-    would be the one with the luckiest rows.
+    Different rows would change the loss more than a round of training does, so which model has the
+    lowest loss would depend on chance.
     """
     if not 0 < sample < len(client.train):
         return None
@@ -573,10 +574,10 @@ def measured(
 ) -> tuple[Tensor, Tensor]:
     """Measure six numbers, and the gradient of the shared parameters, at the received model.
 
-    The numbers are: 1 if the client sent different parameters before (otherwise, this and the next
-    two are 0), ρ_i, β_i, the loss, ‖gradient‖², and a placeholder for the share of training in the
-    client's computations. Both models have the buffers and the unshared layers of ``full``;
-    ``shared`` is its shared part.
+    The numbers are: 1 if the client sent different parameters before (otherwise, this number and
+    the next two are 0), ρ_i, β_i, the loss, ‖gradient‖², and a placeholder for the share of
+    training in the client's computations. Both models have the buffers and the unshared layers of
+    ``full``; ``shared`` is its shared part.
     """
     numbers = torch.zeros(6, dtype=torch.float64)
     if not len(client.train):

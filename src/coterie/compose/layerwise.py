@@ -34,7 +34,7 @@ from coterie.errors import ConfigError
 KEY = "layer-wise"  # the key in the server's memory, client state, orders and metrics
 ROUND = f"{KEY}.round"  # the round of a client's last upload
 SLOT = f"{KEY}.slot"  # the slot of a client's last upload, if the task has one
-RESTS = "lets layers rest already"  # why layer-wise aggregation cannot be applied twice
+RESTS = "skips layers in some rounds already"  # why layer-wise aggregation cannot be applied twice
 _ROUNDING = 1e-9  # relative differences between discrepancies below this are ignored
 AT_REST = (
     "in the last round some layers were not averaged, and clients were scored with their own; to "
@@ -75,22 +75,24 @@ def layer_wise(
     def round(fed: Federation, state: State, info: Round) -> State:
         all_due = info.number < start or (info.number - start) % alpha == alpha - 1
         rule = partial(quiet_layers, share=share)
-        proxy = _LayerwiseFederation(fed, Pace.remembered(state), info.number, all_due, rule)
-        resting = not all_due and any(proxy.pace.quiet.values())
+        proxy = _LayerwiseFederation(fed, LayerRecord.remembered(state), info.number, all_due, rule)
+        resting = not all_due and any(proxy.record.quiet.values())
         after = inner.round(proxy, state, info)
         # A model that is not one of this round's means was uploaded by no client: send all of it.
         unchanged = {str(s) for s, m in after.models.items() if m is state.models.get(s)}
-        proxy.pace.forget_all_but(unchanged | proxy.averaged & {str(s) for s in after.models})
-        quiet = {slot: sorted(layers) for slot, layers in proxy.pace.quiet.items()}
+        proxy.record.forget_all_but(unchanged | proxy.averaged & {str(s) for s in after.models})
+        quiet = {slot: sorted(layers) for slot, layers in proxy.record.quiet.items()}
         notes: dict[str, Any] = {"all_due": all_due, "quiet": quiet}
         at_end: dict[str, Any] = dict(after.notes.get("warning_at_end", {}))
         at_end["layers"] = AT_REST if resting else ""
         if proxy.measured:
             notes["discrepancy"] = proxy.measured
-            at_end[name] = "" if share == "auto" else never_quiet(name, share, proxy.pace.smallest)
+            at_end[name] = (
+                "" if share == "auto" else never_quiet(name, share, proxy.record.smallest)
+            )
         return replace(
             after,
-            memory={**after.memory, KEY: proxy.pace.to_tree()},
+            memory={**after.memory, KEY: proxy.record.to_tree()},
             notes={
                 **after.notes,
                 "layers": notes,
@@ -99,14 +101,16 @@ def layer_wise(
         )
 
     def sends(state: State, client: ClientId) -> Mapping[str, Array]:
-        return Pace.remembered(state).lacking(client, inner.sends(state, client))
+        return LayerRecord.remembered(state).lacking(client, inner.sends(state, client))
 
     def assemble(client: Client, arrays: Mapping[str, Array]) -> Weights:
         return inner.assemble(client, _completed(client, arrays))
 
     tasks = {name: _layerwise_task(task) for name, task in inner.tasks.items()}
     settings = {"alpha": alpha, "share": share, "start": start}
-    source = inner.source and Source(__name__, "paced", {"inner": asdict(inner.source), **settings})
+    source = inner.source and Source(
+        __name__, "rebuild", {"inner": asdict(inner.source), **settings}
+    )
     return replace(
         inner,
         round=round,
@@ -116,17 +120,17 @@ def layer_wise(
         source=source,
         pieces=None,
         needs_all_layers=RESTS,
-        no_step="lets layers rest, which a step would move unseen",
+        no_step="skips layers in some rounds, which an optimizer's step would change",
     )
 
 
-def paced(inner: Mapping[str, Any], **pace: Any) -> Method:
+def rebuild(inner: Mapping[str, Any], **settings: Any) -> Method:
     """Rebuild the method from the source of the inner one, so that it can be sent by name."""
-    return layer_wise(Source(**inner).make(), **pace)
+    return layer_wise(Source(**inner).make(), **settings)
 
 
 @dataclass
-class Pace:
+class LayerRecord:
     """The server's record of layers: when each was last averaged, and which clients have it.
 
     ``had[client]`` is the slot and the round of the client's last upload, ``fresh[slot][layer]``
@@ -141,10 +145,10 @@ class Pace:
     smallest: float = math.inf
 
     @staticmethod
-    def remembered(state: State) -> Pace:
+    def remembered(state: State) -> LayerRecord:
         """Restore a copy from the server's memory."""
         memory = state.memory.get(KEY, {})
-        return Pace(
+        return LayerRecord(
             dict(memory.get("had", {})),
             {slot: dict(rounds) for slot, rounds in memory.get("fresh", {}).items()},
             dict(memory.get("quiet", {})),
@@ -153,8 +157,8 @@ class Pace:
 
     def to_tree(self) -> dict[str, Any]:
         """The record as a tree for the server's memory."""
-        known = {"smallest": self.smallest} if math.isfinite(self.smallest) else {}
-        return {"had": self.had, "fresh": self.fresh, "quiet": self.quiet, **known}
+        smallest = {"smallest": self.smallest} if math.isfinite(self.smallest) else {}
+        return {"had": self.had, "fresh": self.fresh, "quiet": self.quiet, **smallest}
 
     def forget_all_but(self, slots: set[str]) -> None:
         """Drop the records of models that no longer exist."""
@@ -188,7 +192,7 @@ class _LayerwiseFederation:
     """A federation that exchanges only the layers that are due."""
 
     fed: Federation
-    pace: Pace
+    record: LayerRecord
     round: int
     whole: bool
     rule: Callable[[Mapping[str, float], Mapping[str, int], list[str] | None], list[str] | None]
@@ -239,9 +243,9 @@ class _LayerwiseFederation:
         return self.fed.average(replies, into, by_examples)
 
     def _order(self, order: Order, into: Mixing) -> Order:
-        arrays = self.pace.lacking(order.client, order.arrays)
+        arrays = self.record.lacking(order.client, order.arrays)
         slots = order.arrays if isinstance(into, Chosen) else into.get(order.client, {})
-        quiet = [set(self.pace.quiet.get(str(s), [])) for s in slots]
+        quiet = [set(self.record.quiet.get(str(s), [])) for s in slots]
         resting = set.intersection(*quiet) if quiet else set()
         if self.whole or order.config.get(WHOLE) or not resting:
             return replace(order, arrays=arrays)
@@ -249,8 +253,8 @@ class _LayerwiseFederation:
         return replace(order, arrays=arrays, config=config)
 
     def _averaged(self, slot: str, layout: Layout, clients: Sequence[ClientId]) -> None:
-        self.pace.fresh.setdefault(slot, {}).update(dict.fromkeys(layers_of(layout), self.round))
-        self.pace.had.update(dict.fromkeys(clients, (slot, self.round)))
+        self.record.fresh.setdefault(slot, {}).update(dict.fromkeys(layers_of(layout), self.round))
+        self.record.had.update(dict.fromkeys(clients, (slot, self.round)))
         self.averaged.add(slot)
 
     def _judge(self, slot: str, metrics: Mapping[str, float], sizes: Mapping[str, int]) -> None:
@@ -261,24 +265,24 @@ class _LayerwiseFederation:
         }
         if discrepancies:
             mean = sum(discrepancies.values()) / len(discrepancies)
-            quiet = self.rule(discrepancies, sizes, self.pace.quiet.get(slot))
-            self.pace.quiet |= {} if quiet is None else {slot: quiet}
+            quiet = self.rule(discrepancies, sizes, self.record.quiet.get(slot))
+            self.record.quiet |= {} if quiet is None else {slot: quiet}
             self.measured[slot] = discrepancies
             if mean:
-                self.pace.smallest = min(self.pace.smallest, min(discrepancies.values()) / mean)
+                self.record.smallest = min(self.record.smallest, min(discrepancies.values()) / mean)
 
 
 def quiet_layers(
     gaps: Mapping[str, float],
     sizes: Mapping[str, int],
-    known: list[str] | None,
+    before: list[str] | None,
     share: float | Literal["auto"],
 ) -> list[str] | None:
     """Find the quiet layers by their discrepancies per parameter, which are given in ``gaps``.
 
-    ``known`` are the quiet layers so far. "auto" keeps them: they have had longer to drift apart
-    than the others, so their discrepancies are not comparable any more. The result is None, for
-    undecided, if all discrepancies are zero, as in a mean of a single client.
+    ``before`` are the layers that have been quiet until now. "auto" keeps them: they have had
+    longer to drift apart than the others, so their discrepancies are not comparable any more. The
+    result is None, for undecided, if all discrepancies are zero, as in a mean of a single client.
 
     >>> gaps, sizes = {"a": 0.1, "b": 0.4, "c": 0.3}, {"a": 10, "b": 80, "c": 10}
     >>> quiet_layers(gaps, sizes, None, 0.9), quiet_layers(gaps, sizes, None, "auto")
@@ -289,8 +293,8 @@ def quiet_layers(
     if share != "auto":
         mean = sum(gaps.values()) / len(gaps)
         return [y for y, gap in gaps.items() if gap < share * mean]
-    if known is not None or not any(gaps.values()):
-        return known
+    if before is not None or not any(gaps.values()):
+        return before
     if len(gaps) == 1 or max(gaps.values()) <= min(gaps.values()) * (1 + _ROUNDING):
         return []
     small = [y for y in gaps if 2 * sizes[y] <= sum(sizes[z] for z in gaps)]
@@ -314,7 +318,7 @@ def never_quiet(word: str, share: float, smallest: float) -> str:
     if not share or smallest < share or smallest == math.inf:
         return ""
     return (
-        f"{word} = {share:g} never bound: the layer in which clients differed least had "
+        f"{word} = {share:g} had no effect: the layer in which clients differed least had "
         f"{smallest:.3g} of the mean discrepancy, so no layer was ever quiet"
     )
 

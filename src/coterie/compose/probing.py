@@ -38,11 +38,11 @@ Matrix = np.ndarray[Any, Any]
 By = Literal["final-layer", "model", "gradient", "labels", "data"]
 View = Callable[[Weights], Matrix]  # what the server compares of a client's model
 STEPS = (25, 50, 100, 200, 300)
-FALLEN = 0.2  # of the initial loss: below this, a client has learnt the structure of its data
+FALLEN = 0.2  # of the initial loss: below this, training has shown what is typical of a client
 TOO_SHORT = (
     "too little training to tell: after {steps} steps the loss of most clients is still above a "
-    "fifth of its start. Choose another learning rate (train.lr): usually a higher one, a lower "
-    "one if losses grow"
+    "fifth of its initial value. Choose another learning rate (train.lr): usually a higher one, or "
+    "a lower one if losses grow"
 )
 KEPT = "probe"  # the client state that holds the model to train
 HALVES = ("first", "second")
@@ -57,7 +57,7 @@ class NobodyAnswered(TrainingError):
 
 @dataclass(frozen=True)
 class Probe:
-    """How clients represent themselves.
+    """What each client sends as a representation of itself, so that clients can be compared.
 
     ``by`` is what is compared: the change of the "final-layer" or of the whole "model" after some
     local steps, the "gradient" at the start, the frequencies of "labels", or the subspace of the
@@ -318,10 +318,10 @@ def _compare(replies: Sequence[Reply], memory: dict[str, Tree], view: View | Non
 def layers_apart(
     replies: Sequence[Reply], memory: Mapping[str, Tree]
 ) -> dict[str, list[list[float]]]:
-    """The distances between clients' changes in each layer; row i has those to clients before i.
+    """The distances between clients' changes in each layer; row i has those to earlier clients.
 
     They are Euclidean distances between the means of both halves. The result is empty if clients
-    sent fewer than two layers, or if there are too many clients for anyone to read the distances.
+    sent fewer than two layers, or if there are more than ``MOST_BY_LAYER`` clients.
     """
     if not 2 <= len(replies) <= MOST_BY_LAYER or memory["by"] not in ("final-layer", "model"):
         return {}
@@ -434,7 +434,7 @@ def final_layer(layout: Layout) -> Layout:
 
 
 def count_steps(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-    """Count the steps on the first half until the client's loss is below a fifth of its start."""
+    """Count the steps on the first half until the loss is below a fifth of its initial value."""
     client.round = int(config["round"])  # a newcomer repeats what the others did in that round
     rows, _ = _halves(client, config)
     if config["keep"]:

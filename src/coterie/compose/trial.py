@@ -1,4 +1,4 @@
-"""Trials: does it pay to split the clients of one model into groups, and into how many?
+"""Trials: is it worth splitting the clients of one model into groups, and into how many?
 
 All clients first train one model for a while. In a trial they train it once more, and the same
 uploads are averaged for every candidate grouping, a cut of a cluster tree: from one model for all
@@ -8,7 +8,7 @@ continue from the models that were just averaged.
 
 To be scored, each client trains a second copy of the model for as many steps as it takes to tell
 clients apart. The groups continue from models of an ordinary round, so that a trial changes which
-clients train together, but not how long anybody trains.
+clients train together, but not for how long they train.
 
 If the evidence has already decided for a grouping, finer cuts are judged by how well a client's
 group does without the client's own update.
@@ -38,7 +38,7 @@ from coterie.errors import TrainingError
 KEPT = "trial"  # the client state that holds a trained model until it has been scored
 KEPT_IN = "trial_round"  # the client state that holds the round of that model
 STEPS = "trial_steps"  # in a training order: the minimum number of steps before a model is scored
-ALL_CLIENTS = "everybody"  # the slot of the sum of all scores
+ALL_CLIENTS = "everybody"  # the name of the slot for the sum of all scores
 TWICE = "sends, in a trial, a model and a copy of it that may have made more steps"  # secure sums
 SCORED = "scored"  # in an upload: the longer-trained copy, to be averaged and scored
 SUFFICIENT_GAIN = 0.9  # a coarser cut is good enough with this share of the best gain
@@ -109,7 +109,7 @@ def candidates(evidence: Evidence, min_group: int = 1) -> list[Labels]:
     """
     clients = len(evidence.labels)
     tree = evidence.tree or Dendrogram(clients, np.empty((0, 4)))
-    counts = _ladder(clients) if evidence.tree is not None else [1]
+    counts = _group_counts(clients) if evidence.tree is not None else [1]
     cuts = [tree.cut_count(k) for k in counts] if counts != [1] else [np.zeros(clients, np.int64)]
     single, *finer = cuts  # a single group is always a candidate, however few clients it has
     cuts = [single, *(c for c in finer if np.bincount(c).min() >= min_group)]
@@ -120,7 +120,7 @@ def candidates(evidence: Evidence, min_group: int = 1) -> list[Labels]:
     return sorted(cuts, key=lambda c: int(c.max()))
 
 
-def _ladder(clients: int) -> list[int]:
+def _group_counts(clients: int) -> list[int]:
     """Numbers of groups: all up to 16, then in steps of a quarter up to one group per client."""
     counts = list(range(1, min(clients, EVERY_UP_TO) + 1))
     while counts[-1] < clients:
@@ -198,7 +198,7 @@ def score_cuts(
     and, for every pair of cuts, the squared difference of their losses and the variance of that
     difference due to the limited validation data. A verdict needs no more than sums of such rows.
     Differences are sent instead of losses because they keep their precision when rows are averaged,
-    and are exactly zero for equal models.
+    and are exactly zero if two models are equal.
     """
     names, on = str(config["cuts"]).split(), str(config.get("on", "val"))
     if len(names) > MOST_CUTS:
@@ -558,7 +558,7 @@ def _conclude(
     return state.joined({}, trial=later)
 
 
-NOBODY = "no client has validation data: there is no way to tell whether groups pay"
+NOBODY = "no client has validation data, so nothing can tell whether training in groups helps"
 
 
 def no_candidates(groups: int, min_group: int) -> str:

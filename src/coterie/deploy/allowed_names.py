@@ -33,7 +33,7 @@ PLACES = ("cache", "mirror")  # options that name a folder or an address
 OPTIONS: dict[str, Registry[Any]] = {"--method": METHODS, "--model": MODELS}
 
 
-def asked(tree: Mapping[str, Any], simulated: bool) -> Config:
+def checked_config(tree: Mapping[str, Any], simulated: bool) -> Config:
     """Check a server's configuration; WireError if it uses a name that this client does not allow.
 
     ``simulated`` says whether the client uses its part of the experiment's own data. Only then are

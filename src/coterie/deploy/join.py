@@ -30,7 +30,7 @@ _POLL = 0.2  # seconds between two checks of the processes
 _PAUSE = 5.0  # seconds before a SuperNode that ended is started again
 DONE = 70  # the worker's exit code when one run was enough and is over
 _LONG = 300.0  # seconds; a worker that ran longer did not fail because of its settings
-_LAST = 20.0  # seconds for the last answer to reach the server
+_LAST_ANSWER = 20.0  # seconds for the last answer to reach the server
 _CONNECTED = ("SuperNode ID", "Connection successful", "Received successfully")
 Tell = Callable[[str], None]
 
@@ -124,7 +124,10 @@ class _Processes:
                 time.sleep(_POLL)
         finally:
             self._show_worker_log()
-            for child in (self.worker, self.node):  # the node last: it signs off at the server
+            for child in (
+                self.worker,
+                self.node,
+            ):  # the node last, because it logs out at the server
                 if child is not None:
                     child.stop(10)
 
@@ -194,7 +197,7 @@ class _Processes:
         """Whether the worker ended because its one run is over; waits for the last answer."""
         if worker.ended != DONE or self.node is None:
             return False
-        until = time.monotonic() + _LAST
+        until = time.monotonic() + _LAST_ANSWER
         while time.monotonic() < until and self.node.alive and not _sent(self.node.log):
             time.sleep(_POLL)
         return True

@@ -23,7 +23,7 @@ from coterie.core.messages import ClientId
 from coterie.core.schema import Schedule
 from coterie.core.tree import to_safetensors, write_atomic
 from coterie.core.weights import Weights
-from coterie.deploy.allowed_names import asked, check_code
+from coterie.deploy.allowed_names import check_code, checked_config
 from coterie.deploy.data import MemberData
 from coterie.deploy.terms import (
     Described,
@@ -117,20 +117,20 @@ class FederationMember:
         reveal: str = "",
     ) -> None:
         self.folder, self.source, self.who, self.device = folder, source, who, device
-        self.secure = secure  # whether only runs with secure sums will do
-        self.reveal = reveal  # what its owner lets through secure sums
-        self.kept: Path | None = None  # where its model is, once a run is over
+        self.secure = secure  # whether it takes part only in runs with secure sums
+        self.reveal = reveal  # what its owner allows it to reveal in spite of secure sums
+        self.kept: Path | None = None  # the file of its model, once a run is over
         self._tell = tell
         self._run, self._runtime = "", None  # type: tuple[str, ClientRuntime | None]
         self._model: dict[str, Any] = {}  # its name and parameters
-        self._own: tuple[str, Any] = ("", None)  # the data as read, and for which settings
-        self._has = dict[str, Payload]()
+        self._data_read: tuple[str, Any] = ("", None)  # the data as read, and for which settings
+        self._held = dict[str, Payload]()
         self._stage: object = None
 
     def answer(self, content: Any) -> Any:
         """Answer the content of a message; errors become answers as well."""
         try:
-            packet, came = opened(content, self._has)
+            packet, received = opened(content, self._held)
         except KeyError:
             return self._sealed(MISSING)
         except WireError as error:
@@ -140,11 +140,11 @@ class FederationMember:
             if packet.kind not in work:
                 raise WireError(f"an order of an unknown kind: '{packet.kind}'")
             with one_thread():
-                return work[packet.kind](packet, came)
-        except Exception as error:  # whatever a server may have sent
-            known = isinstance(error, CoterieError)
-            self._tell(f"refused: {error if known else repr(error)}")
-            # What went wrong with a client's data is written in its own log, and nowhere else.
+                return work[packet.kind](packet, received)
+        except Exception as error:  # a server may send anything
+            expected = isinstance(error, CoterieError)
+            self._tell(f"refused: {error if expected else repr(error)}")
+            # Details of errors in a client's data are written only to its own log.
             text = f"{type(error).__name__}; its log says more"
             if isinstance(error, DataError):
                 text = "its data cannot be read, or does not fit; its log says more"
@@ -157,15 +157,15 @@ class FederationMember:
 
     # --- before the training --------------------------------------------------------------------
 
-    def _describe(self, packet: Packet, came: Mapping[str, Payload]) -> Any:
-        told = json.loads(packet.told["json"])
-        if told["version"] != __version__:
+    def _describe(self, packet: Packet, received: Mapping[str, Payload]) -> Any:
+        question = json.loads(packet.told["json"])
+        if question["version"] != __version__:
             raise WireError(
-                f"the server runs Coterie {told['version']}, client {self.who.id} {__version__}: "
-                "install the same version"
+                f"the server runs Coterie {question['version']}, client {self.who.id} "
+                f"{__version__}: install the same version"
             )
-        population, place = self._data(travelling(told["config"]))
-        described = replace(Described.of(population, place), name=self.who.name)
+        population, index = self._data(travelling(question["config"]))
+        described = replace(Described.of(population, index), name=self.who.name)
         about = {"client": self.who.id, "data": described.to_json()}
         return self._sealed(DESCRIBE, packet.run, json=json.dumps(about))
 
@@ -173,51 +173,53 @@ class FederationMember:
         key = json.dumps(
             [tree.get(k) for k in ("data", "partition", "shift", "run")], sort_keys=True
         )
-        if self._own[0] != key:
-            self._own = key, self.source.read(asked(tree, self.source.simulated), self.who.id)
-        return self._own[1]
+        if self._data_read[0] != key:
+            self._data_read = (
+                key,
+                self.source.read(checked_config(tree, self.source.simulated), self.who.id),
+            )
+        return self._data_read[1]
 
-    def _enrol(self, packet: Packet, came: Mapping[str, Payload]) -> Any:
-        terms = packet.told["json"]
-        folder, told = self._place(packet.run), json.loads(terms)
+    def _enrol(self, packet: Packet, received: Mapping[str, Payload]) -> Any:
+        folder, terms = self._folder_of(packet.run), json.loads(packet.told["json"])
         agreed = folder / "agreed.json"
-        if agreed.exists():  # a run does not become another under way, say without secure sums
+        if agreed.exists():  # the terms may not change during a run, for example to plain sums
             before = read_json(agreed, _AGREE_AGAIN)
-            if any(before.get(key) != told.get(key) for key in ("config", "start", "code")):
+            if any(before.get(key) != terms.get(key) for key in ("config", "start", "code")):
                 raise WireError("these are not the terms that this run began with")
-        given = folder / "start.safetensors"
-        if came:
-            (vector,) = came.values()
+        start_file = folder / "start.safetensors"
+        if received:
+            (vector,) = received.values()
             values = torch.frombuffer(bytearray(vector), dtype=torch.float32)
-            write_atomic(given, to_safetensors({"start": values}, {}), durable=True)
-        runtime = self._runtime_of(packet.run, told)
+            write_atomic(start_file, to_safetensors({"start": values}, {}), durable=True)
+        runtime = self._runtime_of(packet.run, terms)
         if runtime is None:
             return self._sealed("start", packet.run)
-        write_atomic(agreed, to_json(told).encode(), durable=True)
+        write_atomic(agreed, to_json(terms).encode(), durable=True)
         self._tell(f"enrolled as client {self.who.id} for run {packet.run[:8]}")
         return self._sealed(ENROL, packet.run)
 
     def _runtime_of(self, run: str, terms: Mapping[str, Any]) -> ClientRuntime | None:
         """The client runtime for a run; None if its initial weights differ from the terms'."""
-        tree = travelling(terms["config"])  # no path of the server's means anything here
-        folder, config = self._place(run), asked(tree, self.source.simulated)
+        tree = travelling(terms["config"])  # without the server's paths, which mean nothing here
+        folder, config = self._folder_of(run), checked_config(tree, self.source.simulated)
         check_code(tree, terms.get("code", {}))
-        own, place = self._data(tree)
+        own, index = self._data(tree)
         like = Described.from_json(terms["like"])
         population = seen_from_client(
-            like, own, place, self.who.id, int(terms["clients"]), int(terms["least"])
+            like, own, index, self.who.id, int(terms["clients"]), int(terms["least"])
         )
         experiment = experiment_of(config, population, whole=False)
         plan = replace(experiment.client_plan(folder / "states"), device=self.device)
-        given = folder / "start.safetensors"
-        if digest_of_start(plan.start) != terms["start"] and given.exists():
+        start_file = folder / "start.safetensors"
+        if digest_of_start(plan.start) != terms["start"] and start_file.exists():
             from safetensors.torch import load_file
 
-            plan = replace(plan, start=Weights(plan.start.layout, load_file(given)["start"]))
+            plan = replace(plan, start=Weights(plan.start.layout, load_file(start_file)["start"]))
         if digest_of_start(plan.start) != terms["start"]:
             return None
         if self.secure and not plan.privacy.secure:
-            raise WireError("this client takes part in runs with secure sums only")
+            raise WireError("this client takes part only in runs with secure sums")
         if self.secure and not plan.privacy.same_orders:
             raise WireError(
                 "this client takes part in a secure sum only if all its members are sent the same "
@@ -245,11 +247,13 @@ class FederationMember:
             try:
                 experiment.check_privacy(plan.start.layout)
             except ConfigError as why:
-                raise WireError(str(why)) from None  # it is about the server's own settings
-        if plan.privacy != experiment.settings.privacy:  # it would follow from how many clients
+                raise WireError(
+                    str(why)
+                ) from None  # the message is about the server's own settings
+        if plan.privacy != experiment.settings.privacy:  # the number of clients would change it
             raise WireError(
-                "these terms do not say how much noise there is (privacy.noise, privacy.delta), "
-                "only what it follows from, which may change during the run"
+                "these terms do not state the noise (privacy.noise, privacy.delta), only settings "
+                "from which it is computed, and its value may change during the run"
             )
         if plan.privacy.on and plan.privacy.randomness != "system":
             raise WireError(
@@ -268,7 +272,7 @@ class FederationMember:
             plan = replace(plan, secrets=ClientSecrets(salts, self.who.record.path, agreement))
         self._runtime, self._run = ClientRuntime(plan, self._keep, self._tell), run
         self._model = {"name": config.model.name, **config.model.parameters}
-        self._has.clear()
+        self._held.clear()
         return self._runtime
 
     def _write_identities(self, folder: Path) -> None:
@@ -279,25 +283,25 @@ class FederationMember:
             write_atomic(place / f"{client}.pub", public, durable=True)
         write_secret(place / f"{self.who.id}.key", self.who.secret)
 
-    def _place(self, run: str) -> Path:
+    def _folder_of(self, run: str) -> Path:
         if not run or not run.isalnum():
             raise WireError(f"'{run}' is not a valid name of a run")
-        place = self.folder / "runs" / run
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return place
+        folder = self.folder / "runs" / run
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
 
-    # --- while it goes on -----------------------------------------------------------------------
+    # --- during the run -------------------------------------------------------------------------
 
-    def _order(self, packet: Packet, came: dict[str, Payload]) -> Any:
+    def _order(self, packet: Packet, received: dict[str, Payload]) -> Any:
         runtime = self._runtime if self._run == packet.run else self._recall(packet.run)
         if runtime is None:
             return self._sealed(STRANGER, packet.run)
         if self._stage != (packet.run, packet.told.get("stage")):
             self._stage = packet.run, packet.told.get("stage")
-            self._has.clear()
-        if sum(map(len, self._has.values())) > HELD_MOST:
-            self._has.clear()  # what is missing then is sent again
-        self._has |= came
+            self._held.clear()
+        if sum(map(len, self._held.values())) > HELD_MOST:
+            self._held.clear()  # missing arrays are then sent again
+        self._held |= received
         try:
             (answer,) = runtime.answer([(self.who.id, packet.message)])
         finally:
@@ -308,18 +312,18 @@ class FederationMember:
 
     def _recall(self, run: str) -> ClientRuntime | None:
         """The runtime for a run that was agreed before this client was restarted."""
-        path = self._place(run) / "agreed.json"
+        path = self._folder_of(run) / "agreed.json"
         if not path.exists():
             return None
-        self._tell(f"going on with run {run[:8]} where it stopped")
+        self._tell(f"continuing run {run[:8]} where it stopped")
         return self._runtime_of(run, read_json(path, _AGREE_AGAIN))
 
     def _keep(self, id: ClientId, model: Weights, about: Mapping[str, Any]) -> None:
-        """Write the client's final model, once the run is over."""
+        """Write the client's final model when the run is over."""
         runtime = self._runtime
         assert runtime is not None
         population = runtime.plan.population
-        own, _ = self._own[1]
+        own, _ = self._data_read[1]
         described = {
             **about,
             "run": self._run,
@@ -339,7 +343,7 @@ class FederationMember:
         weights = to_safetensors(model.tensors(), metadata)
         text = json.dumps(described, indent=2).encode()
         try:
-            for folder in (self._place(self._run), self.folder):
+            for folder in (self._folder_of(self._run), self.folder):
                 write_atomic(folder / "model.safetensors", weights, durable=True)
                 write_atomic(folder / "model.json", text, durable=True)
         except OSError as error:

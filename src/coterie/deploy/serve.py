@@ -56,11 +56,11 @@ from coterie.results.rundir import ENGINE, RunDir
 if TYPE_CHECKING:
     from coterie.tracking import Tracking
 
-_LOOK = 1.0  # seconds between two checks for clients
-_AGAIN = 30.0  # seconds before a client that could not take part is asked again
-_BACK = 90.0  # seconds for clients to return: one that lost its SuperLink is refused for sixty
-_SOON = 20.0  # seconds for clients that come during the run; those that need more are asked again
-_AGREE = 300.0  # seconds for clients to read their data and answer
+_POLL = 1.0  # seconds between two checks for clients
+_RETRY = 30.0  # seconds before a client that could not take part is asked again
+_RETURN = 90.0  # seconds for clients to return: after losing its SuperLink, one is refused for 60
+_SHORT = 20.0  # seconds for clients that join during the run; slower ones are asked again
+_LONG = 300.0  # seconds for clients to read their data and answer
 
 
 Show = Callable[[str], AbstractContextManager[Watch]]
@@ -120,7 +120,7 @@ class Served(Flower):
         self.directory: Path | None = None  # the run directory, in which a stop can be requested
         self._folder, self._settings = Path(), dict[str, Any]()
         self._enrolled: set[ClientId] = set()
-        self._refused: dict[ClientId, float] = {}  # and until when
+        self._refused: dict[ClientId, float] = {}  # refused clients, and until when
         self._tries: dict[ClientId, int] = {}
         self._told: set[str] = set()
         self._keys_read = 0.0
@@ -163,7 +163,7 @@ class Served(Flower):
         return seen_from_server(self.like, self.described, count)
 
     def look(self) -> set[ClientId]:
-        """The connected clients; where there are no keys, new nodes are asked who they are."""
+        """The connected clients; without keys, new nodes are first asked for their client ids."""
         if self._keys is None:
             self._identify()
         elif time.monotonic() > self._keys_read + 5:
@@ -179,19 +179,19 @@ class Served(Flower):
         return self.present()
 
     def _identify(self) -> None:
-        known = set(self.nodes.values())
+        identified = set(self.nodes.values())
         for node in self._persistently(lambda grid: list(grid.get_node_ids())):
-            if node in known or -1 - node in self.refused:
+            if node in identified or -1 - node in self.refused:
                 continue
             temporary = -1 - node  # an id until the node has said which client it is
             self.nodes[temporary] = node
-            described = self.describe([temporary], _AGREE if self.like is None else _SOON)
+            described = self.describe([temporary], _LONG if self.like is None else _SHORT)
             del self.nodes[temporary]
             for client, description in described.items():
                 self.nodes[client], self.described[client] = node, description
 
     def describe(
-        self, clients: Sequence[ClientId], seconds: float = _AGREE
+        self, clients: Sequence[ClientId], seconds: float = _LONG
     ) -> dict[ClientId, Described]:
         """Ask clients about their data; return the valid descriptions."""
         question = json.dumps({"version": __version__, "config": self.config})
@@ -211,14 +211,14 @@ class Served(Flower):
     def _answers(
         self, packets: Mapping[ClientId, Packet], seconds: float
     ) -> Iterator[tuple[ClientId, Packet]]:
-        """Yield the answers that come in time; clients that do not answer are refused a while."""
+        """Yield the answers that arrive in time; other clients are refused for a while."""
         for client, packet in self.ask(packets, time.monotonic() + seconds):
             if packet is None:
                 self._refuse(client, "it does not answer")
             else:
                 yield client, packet
 
-    def enrol(self, clients: Sequence[ClientId], seconds: float = _AGREE) -> set[ClientId]:
+    def enrol(self, clients: Sequence[ClientId], seconds: float = _LONG) -> set[ClientId]:
         """Send clients the terms of the experiment; return those that are ready for it."""
         ready, terms = set(), json.dumps(self.terms)
         packets = {c: Packet(ENROL, self.run, Message(b"{}", ()), {"json": terms}) for c in clients}
@@ -231,7 +231,7 @@ class Served(Flower):
         # Clients whose own initial weights differ are sent the server's.
         message = Message(b"{}", (self.start,))
         packets = {c: Packet(ENROL, self.run, message, {"json": terms}) for c in without_start}
-        for client, packet in self._answers(packets, _AGREE) if packets else ():
+        for client, packet in self._answers(packets, _LONG) if packets else ():
             if self.agreed(client, packet, ENROL):
                 ready.add(client)
         self._enrolled |= ready
@@ -249,26 +249,26 @@ class Served(Flower):
 
     def arrivals(self, members: Sequence[ClientId], least: int, closed: str) -> list[ClientId]:
         """Wait until ``least`` members are connected; return newcomers that are ready to join."""
-        present, told = self.look(), False
+        present, announced = self.look(), False
         while len(present & set(members)) < least:
-            if not told:
+            if not announced:
                 count = len(present & set(members))
                 self._tell(f"{count} of at least {least} clients are connected")
-                told = True
+                announced = True
             self.pause()
             present = self.look()
         again = sorted((present & set(members)) - self._enrolled - self.refused)
         if again:
-            for client, description in self.describe(again, _SOON).items():  # data may have grown
+            for client, description in self.describe(again, _SHORT).items():  # data may have grown
                 if not self._misfit(description):
                     self.described[client] = description
-            self.enrol(again, _SOON)
+            self.enrol(again, _SHORT)
         newcomers = sorted(present - set(members) - self.refused)
         for client in newcomers if closed else ():
             self._refuse(client, f"it came late, and {closed}")
         if not newcomers or closed:
             return []
-        described = self.describe(newcomers, _SOON)
+        described = self.describe(newcomers, _SHORT)
         for client in newcomers:  # earlier descriptions may be out of date
             self.described.pop(client, None)
         for client, description in described.items():
@@ -278,7 +278,7 @@ class Served(Flower):
                 self.described[client] = description
         self.terms["clients"] = len(self.population.clients)
         self._write()
-        return sorted(self.enrol([c for c in newcomers if c in self.described], _SOON))
+        return sorted(self.enrol([c for c in newcomers if c in self.described], _SHORT))
 
     def pause(self) -> None:
         """Wait a moment for clients; Interrupted if a file in the run directory asks to stop."""
@@ -286,7 +286,7 @@ class Served(Flower):
             raise Interrupted(
                 f"stopped while waiting for clients, as a file in {self.directory} asked"
             )
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
 
     def _misfit(self, data: Described) -> str:
         """Why a client's data does not fit the federation; empty if it does."""
@@ -312,7 +312,7 @@ class Served(Flower):
         return answers
 
     def agreed(self, client: ClientId, packet: Packet, kind: str) -> bool:
-        """Whether a packet is an answer of this kind; notes clients that must be enrolled again."""
+        """Whether an answer is of this kind; also records clients that must be enrolled again."""
         if packet.kind == STRANGER:
             self._enrolled.discard(client)
         elif packet.kind == REFUSED:
@@ -320,7 +320,7 @@ class Served(Flower):
         return packet.kind == kind
 
     def doubt(self, clients: Collection[ClientId]) -> None:
-        """Describe and enrol these clients again, since their answers could not be used."""
+        """Have these clients described and enrolled again: their answers could not be used."""
         self._enrolled -= set(clients)
 
     def turn_away(self, clients: Collection[ClientId], why: str) -> None:
@@ -335,7 +335,7 @@ class Served(Flower):
 
     def _refuse(self, client: ClientId, why: str) -> None:
         self._tries[client] = min(self._tries.get(client, 0) + 1, 5)
-        self._refused[client] = time.monotonic() + _AGAIN * 2 ** (self._tries[client] - 1)
+        self._refused[client] = time.monotonic() + _RETRY * 2 ** (self._tries[client] - 1)
         who = f"client {client}" if client >= 0 else "a client"
         self._tell_once(f"{who} cannot take part: {printable(why)}")
 
@@ -444,8 +444,7 @@ def _check(config: Config) -> None:
     ):
         if name != simulated:
             raise ConfigError(
-                f"{table}.name = {name} simulates what a real federation has by itself: leave it "
-                "out"
+                f"{table}.name = {name} simulates what is real in this federation: leave it out"
             )
     if config.run.holdout:
         raise ConfigError(
@@ -472,7 +471,7 @@ def _refuse_column(groups: Any) -> None:
 
 def _gather(engine: Served, expected: int, tell: Tell) -> None:
     """Wait until the expected clients are connected, and find the common form of their data."""
-    told: set[ClientId] | None = None
+    ready_before: set[ClientId] | None = None
     while True:
         present = engine.look() - engine.refused
         unknown = sorted(present - engine.described.keys())
@@ -487,8 +486,8 @@ def _gather(engine: Served, expected: int, tell: Tell) -> None:
             if not odd:
                 break
             continue
-        if ready != told:
-            told = set(ready)
+        if ready != ready_before:
+            ready_before = set(ready)
             missing = sorted(engine.nodes.keys() - ready)
             who = f" (waiting for {', '.join(map(engine.called, missing))})" if missing else ""
             tell(f"{len(ready)} of {expected} clients are connected{who}")
@@ -500,7 +499,7 @@ def _gather_again(engine: Served, tell: Tell) -> None:
     """Give the members of a resumed federation time to return; all of them stay members."""
     members = sorted(engine.described)
     tell(f"continuing; waiting for {', '.join(map(engine.called, members))}")
-    until = time.monotonic() + _BACK
+    until = time.monotonic() + _RETURN
     while time.monotonic() < until and not set(members) <= engine.look():
         engine.pause()
 

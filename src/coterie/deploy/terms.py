@@ -118,9 +118,9 @@ def unlike(own: Described, other: Described) -> str:
         if getattr(own, key) != getattr(other, key):
             return f"its data is of {key} {getattr(own, key)}, not {getattr(other, key)}"
     if (own.classes is None) != (other.classes is None):
-        return "it has numbers to predict where the others have classes, or the other way round"
+        return "it predicts numbers where the other clients predict classes, or the reverse"
     if own.classes is None and own.targets != other.targets:
-        return f"it has {own.targets} numbers to predict, not {other.targets}"
+        return f"it predicts {own.targets} numbers, not {other.targets}"
     return ""
 
 
@@ -151,7 +151,7 @@ def in_common(
 
 
 def shell(like: Described, sizes: Sequence[int], name: str = "") -> ClientData:
-    """Stand-in data for a client of which only the numbers of samples are known."""
+    """Placeholder data for a client of which only the numbers of samples are known."""
 
     def part(count: int) -> Split:
         x = torch.zeros(1, dtype=getattr(torch, like.samples))
@@ -187,11 +187,11 @@ def seen_from_server(
 
 
 def seen_from_client(
-    like: Described, own: Population, place: int, id: ClientId, count: int, least: int
+    like: Described, own: Population, index: int, id: ClientId, count: int, least: int
 ) -> Population:
     """The population as one client knows it: its own data, with the federation's class numbers.
 
-    The client is the one at index ``place`` of ``own``. Of the others it only knows that there are
+    The client is the one at index ``index`` of ``own``. Of the others it only knows that there are
     ``count`` clients in all, with at least ``least`` samples each.
     """
     if not id < count <= _CLIENTS or not 0 <= least <= _SAMPLES:
@@ -199,7 +199,7 @@ def seen_from_client(
             f"the server's terms are for {count} clients with at least {least} samples each, which "
             f"is impossible: this is client {id}, and there can be at most {_CLIENTS}"
         )
-    data = own.clients[place]
+    data = own.clients[index]
     if own.classes is not None and own.classes != like.classes:
         assert like.classes is not None
         unknown = set(own.classes) - set(like.classes)

@@ -97,15 +97,15 @@ def shared_out(
     """The parameters of each part: those written ``part.key``, and those that only it has."""
     by_part: dict[str, dict[str, Any]] = {part: {} for part in factories}
     title = f"method {name}"
-    known = {part: list(signature(f).parameters) for part, f in factories.items()}
+    keys_of = {part: list(signature(f).parameters) for part, f in factories.items()}
     for key, value in parameters.items():
         part, dot, name_in_part = key.partition(".")
         if part in by_part and (dot or isinstance(value, Mapping)):
             by_part[part] |= {name_in_part: value} if dot else dict(value)
             continue
-        owners = [p for p, keys in known.items() if key in keys]
+        owners = [p for p, keys in keys_of.items() if key in keys]
         if not owners:
-            every = [k for keys in known.values() for k in keys]
+            every = [k for keys in keys_of.values() for k in keys]
             raise ConfigError(unknown(f"parameter of {title}", key, every or ["(it takes none)"]))
         if len(owners) > 1:
             ways = " or ".join(f"{p}.{key}" for p in owners)

@@ -30,9 +30,9 @@ def adaptive_tau(
     be the cost of a step and b that of an aggregation, in units of a budget R (seconds, bytes or
     both), A = max (cτ+b)/(R'τ) with R' = R−b−c, and h = δ/β·((ηβ+1)^τ − 1) − ηδτ. The next τ
     minimises A/(2ηφ) + √(A²/(4η²φ²) + ρh/(ηφτ)) + ρh over 1 to γ times the last τ. The first τ is
-    1. When the cost so far + c(τ+1) + 2b reaches R, τ is reduced to what fits and the round is the
-    last; the server asks for the loss of the last model, and the models with the lowest F so far
-    are the result.
+    1. When the cost so far + c(τ+1) + 2b reaches R, τ is reduced to what the budget allows and the
+    round is the last; the server asks for the loss of the last model, and the result is the models
+    with the lowest F so far.
     Args:
         phi: φ, which weighs the gain of more steps against the drift that they cause, above 0; a
             larger φ makes fewer steps. "auto" is the authors' choice for the kind of model: 0.025
@@ -43,7 +43,7 @@ def adaptive_tau(
             to the bit.
         sample: the number of training samples on which a client measures, drawn once, 0 or more; 0
             is all.
-    Server sees: means; also of losses and gradients.
+    Server sees: means of models, losses and gradients.
     Travels: 1 model down, 1 up and with it its gradient, as large as a model without its buffers,
     and six numbers; at the end 1 model down, 1 number up.
     Newcomers: get the model.
@@ -53,9 +53,10 @@ def adaptive_tau(
     weighted by samples. b also includes what clients compute besides their steps, such as these
     measurements. Momentum and a method's own learning rates are not part of η, which is the run's
     decayed learning rate. If the run's rounds end before the budget, the result is the last model.
-    What clients keep for themselves, and the server's mean of it, stays as it is even if earlier
-    models turn out best. What fits is judged by the most expensive round so far: the first round,
-    or one with slower clients than any before, can exceed the budget.
+    If earlier models turn out best, what clients keep for themselves is not set back to that round,
+    and neither is the server's mean of it. Whether another round fits is judged by the most
+    expensive round so far, so the first round, or one with slower clients than any before, can
+    exceed the budget.
     Reference: Wang et al., Adaptive Federated Learning in Resource Constrained Edge Computing
     Systems, IEEE JSAC 2019.
     """

@@ -1,4 +1,4 @@
-"""Groups by evidence, confirmed by a trial: shared by all methods that find their own groups."""
+"""Groups by evidence, confirmed by a trial: used by all methods that find their own groups."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from coterie.core.method import Public, Round, Setup, State, matrix
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError
 
-Try = Literal["auto", "always", "off"]
+TrialMode = Literal["auto", "always", "off"]
 Views = Callable[[Public | None], View]
 NO_NOISE = (
-    "finds groups by comparing two halves of each client's data: these uploads, and those of a "
-    "trial, are not in the calibration of the noise. If you know the groups, use method "
-    "known-groups"
+    "finds groups by comparing two halves of each client's data, and the noise is not calibrated "
+    "for these uploads and those of a trial. If you know the groups, use method known-groups"
 )
 ROOT = 0  # the group in which all clients begin
 FIRST = 0  # rounds with one model before a trial, if the evidence is decisive
@@ -31,7 +30,7 @@ LATER = 5  # the same if it is not: early on, every finer grouping looks better
 
 
 @dataclass(frozen=True)
-class Evidenced:
+class EvidenceRule:
     """How a method finds its groups: what the probe compares, and when a trial takes place.
 
     ``tries``: "auto" makes a trial if the evidence finds more than one group, "always" makes one in
@@ -43,7 +42,7 @@ class Evidenced:
     """
 
     probe: Probe = field(default_factory=Probe)
-    tries: Try = "auto"
+    tries: TrialMode = "auto"
     rounds: int = 1
     first: int = FIRST
     later: int = LATER
@@ -57,7 +56,7 @@ class Evidenced:
 
     @property
     def same_steps(self) -> str:
-        """What of a client's training goes into two sums, as in ``Method``."""
+        """Why two sums could reveal a client that makes more steps, as in ``Method.same_steps``."""
         return "" if self.tries == "off" else trial.TWICE
 
     def probed(
@@ -160,7 +159,7 @@ def with_split(state: State, slot: Slot, plan: Mapping[str, Any]) -> State:
 
 
 def by_evidence(
-    how: Evidenced,
+    how: EvidenceRule,
     probes: Callable[[Federation, State, Round], State] | None = None,
     check: Check | None = None,
     tasks: Mapping[str, Task] | None = None,
@@ -206,7 +205,7 @@ def one_group(setup: Setup) -> State:
     return State(models, dict.fromkeys(setup.clients, ROOT))
 
 
-def once_after(how: Evidenced, rounds: int) -> Callable[[Federation, State, Round], State]:
+def once_after(how: EvidenceRule, rounds: int) -> Callable[[Federation, State, Round], State]:
     """Gather the evidence once, after this many rounds."""
 
     def probes(fed: Federation, state: State, info: Round) -> State:
@@ -218,7 +217,7 @@ def once_after(how: Evidenced, rounds: int) -> Callable[[Federation, State, Roun
     return probes
 
 
-def while_one(how: Evidenced, every: int) -> Callable[[Federation, State, Round], State]:
+def while_one(how: EvidenceRule, every: int) -> Callable[[Federation, State, Round], State]:
     """Gather the evidence before the first round, and again as long as there is one group.
 
     It is gathered again after ``every`` rounds, then after twice as many, and so on, because

@@ -30,14 +30,15 @@ from coterie.core.method import (
     method,
 )
 from coterie.core.weights import Weights
-from coterie.methods.by_evidence import Evidenced, Try, by_evidence
+from coterie.methods.by_evidence import EvidenceRule, TrialMode, by_evidence
 
 ROOT = "0"  # the group in which all clients begin; each part of a group adds a digit to its name
 WHOLE = "compares whole updates in each round"
-AT_REST = 2.0  # times the noise; a shorter mean update no longer has a direction
+AT_REST = 2.0  # times the noise: clients no longer agree on the direction of a shorter mean update
 NOT_AT_REST = (
-    "clients still pull in one direction, so they were not asked for evidence: their mean update "
-    "is {:.2f} times as long as noise alone would be, and a group is asked only below {:.0f} times"
+    "clients still pull in one direction, so the evidence was not gathered: their mean update is "
+    "{:.2f} times as long as noise alone would make it, and evidence is gathered only below {:.0f} "
+    "times"
 )
 TOO_FEW_UPDATES = "fewer than two clients sent an update in the last round, so there was no test"
 NO_CHANGE = "no client changed the model in the last round, so there was nothing to compare"
@@ -49,7 +50,7 @@ def cfl(
     eps2: Bound = 0.6,
     relative: bool = True,
     gamma: NonNegative | None = None,
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups that split in two when their clients pull in different directions.
@@ -69,8 +70,8 @@ def cfl(
     on validation data decides whether the groups are used. A group that stays together is tested
     again after twice as many rounds.
     Args:
-        eps1: ε1, the norm of the mean update below which a group is at rest, 0 or more; 0 is FedAvg
-            to the bit. "auto" is evidence and trial.
+        eps1: ε1, the norm of the mean update below which a group may split, 0 or more; with 0, CFL
+            is FedAvg to the bit. "auto" uses evidence and a trial instead.
         eps2: ε2, the norm that the largest client update must exceed, 0 or more; like ``relative``
             and ``gamma``, only with a given ε1.
         relative: whether ε1 is a share of the largest mean update, and ε2 of the largest client
@@ -87,20 +88,20 @@ def cfl(
     Newcomers: walk down the tree of splits. At each split they train the model that was split,
     once, and send the result (with "auto" two, from two halves of their data); they join the part
     whose mean direction is nearer. This takes 1 model down and 1 (2) up for each split.
-    Departs: "auto" is ours: with fixed shares of the largest norms (0.1 and 0.6) no group was ever
-    split, because the noise of 20 clients alone keeps the mean update above a fifth of theirs.
-    Relative thresholds are ours, because absolute ones depend on the learning rate, the steps and
-    the size of the model (the paper's code has 0.4 and 1.6, FedClust's runs 0.4 and 0.6). The
-    condition ``gamma`` is the paper's; it is off by default because it needs a bound on the noise
-    that few users know. A member that does not answer when its group is split is admitted like a
-    newcomer the next time it is selected. Newcomers train on the plain loss, whatever CFL is
-    combined with.
+    Departs: "auto" is not from the paper: with fixed shares of the largest norms (0.1 and 0.6) no
+    group was ever split, because with 20 clients noise alone keeps the mean update longer than a
+    fifth of a client's update. Unlike in the paper, thresholds are relative by default, because
+    absolute ones depend on the learning rate, the steps and the size of the model (the paper's code
+    has 0.4 and 1.6, FedClust's runs 0.4 and 0.6). The condition ``gamma`` is the paper's; it is off
+    by default because it needs a bound on the noise, which few users know. A member that does not
+    answer when its group is split is admitted like a newcomer the next time it is selected.
+    Newcomers train on the plain loss, even if CFL is combined with another objective.
     Reference: Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multitask
     Optimization Under Privacy Constraints, IEEE TNNLS 2021.
     """
 
     if eps1 == "auto":
-        how = Evidenced(Probe("model"), trial, trial_rounds, first=0, later=0, again=False)
+        how = EvidenceRule(Probe("model"), trial, trial_rounds, first=0, later=0, again=False)
         return grouped("cfl", replace(at_rest(how), needs_all_layers=WHOLE))
     share = eps1
 
@@ -155,18 +156,18 @@ def never_at_rest(eps1: float, calmest: float, relative: bool) -> str:
     """A warning that no mean update was ever below ε1; "" if one was.
 
     >>> never_at_rest(0.1, 0.34, relative=True)
-    'eps1 = 0.1 never bound: the smallest mean update was 0.34 of the largest, so no group split'
+    'eps1 = 0.1 had no effect: the smallest mean update was 0.34 of the largest, so no group split'
     """
     if calmest < eps1:
         return ""
     smallest = f"{calmest:.3g} of the largest" if relative else f"{calmest:.3g}"
     return (
-        f"eps1 = {eps1:g} never bound: the smallest mean update was {smallest}, so no group split"
+        f"eps1 = {eps1:g} had no effect: the smallest mean update was {smallest}, so no group split"
     )
 
 
-def at_rest(how: Evidenced) -> Assign:
-    """Groups that are probed when their mean update is hardly longer than noise would make it."""
+def at_rest(how: EvidenceRule) -> Assign:
+    """The rule by which a group is probed once its mean update is hardly longer than noise."""
 
     def probes(fed: Federation, state: State, info: Round) -> State:
         if "trial" in state.memory or not state.memory.get("resting"):
@@ -207,7 +208,7 @@ def at_rest(how: Evidenced) -> Assign:
 
 @dataclass(frozen=True)
 class Updates:
-    """How clients changed the parameters of the model that they received, one row per client."""
+    """How clients changed the parameters of the model that they received: one row per client."""
 
     before: Weights
     clients: list[ClientId]

@@ -1,4 +1,4 @@
-"""DC-PFL: one group that splits during training, and layers that are averaged at their own pace."""
+"""DC-PFL: one group that splits during training; some layers are averaged less often."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.client import Client
 from coterie.clustering import agglomerate, manhattan, scaled_l1, with_most
 from coterie.compose import probing
 from coterie.compose import trial as trials
-from coterie.compose.layerwise import WHOLE, Pace, layer_wise
+from coterie.compose.layerwise import WHOLE, LayerRecord, layer_wise
 from coterie.core.federation import Federation
 from coterie.core.messages import Array, ClientId, Mean, Order, Reply, Scalar, Slot, Upload
 from coterie.core.method import (
@@ -71,16 +71,16 @@ def dc_pfl(
     Rule: over the first ``start`` rounds, the server averages the distances between clients'
     models, D_ij = ‖S(w_i) − S(w_j)‖₁/d, where S scales a model to [0, 1], and builds a tree from
     them by average linkage. Clients report the loss of the model that they receive. When the mean
-    loss clearly falls more slowly than before (``bend``), the rapid decrease has ended and finer
-    groups are tried (after two rounds already if the evidence is decisive). First, all clients
-    train θ⁰ once on two halves of their data: a group is tried only if dividing it lets one half
-    predict the other better. Its members train their model once more, the server averages the same
-    uploads for every cut of their tree, and each member scores the models of its nested groups on
-    validation data. The coarsest cut whose loss is within one standard error of the lowest is
-    adopted, and its groups continue from the models just made. If no group splits, monitoring
-    pauses for ``sleep`` rounds. Groups split but never merge. A client alone in its group trains by
-    itself and reports only its loss. Layers that hardly differ within a group (quiet layers) rest:
-    they are averaged only every ``alpha`` rounds.
+    loss clearly falls more slowly than before (``bend``), its rapid decrease has ended and finer
+    groups are tried (already after two rounds if the evidence is decisive). First, all clients
+    train θ⁰ once on each of two halves of their data: a group is tried only if dividing it lets one
+    half predict the other better. The group's members train its model once more, the server
+    averages the same uploads for every cut of their tree, and each member scores the models of its
+    nested groups on validation data. The coarsest cut whose loss is within one standard error of
+    the lowest is adopted, and its groups continue from the models just averaged. If no group
+    splits, monitoring pauses for ``sleep`` rounds. Groups split but never merge. A client alone in
+    its group trains by itself and reports only its loss. Layers that hardly differ within a group
+    (quiet layers) are averaged only every ``alpha`` rounds.
     Args:
         alpha: rounds between two averages of quiet layers, 1 or more; 1 always averages all layers
             (the paper's NoLA).
@@ -92,18 +92,19 @@ def dc_pfl(
             a layer that holds more than half of the bytes; decided once for each group. A number
             from 0 to 1: the layers whose discrepancy is below this share of the mean over layers,
             which is the paper's rule (with 0.1).
-        levels: which cuts of the tree are tried: "tree", every merge of it and the groups of the
-            evidence, or only γ̃ in steps of this number, above 0 to 1 (the paper's 0.2).
-        trial: "cuts", as above, or "two-models", the paper's trial: γ̃ goes down by one level,
-            there is one round with all layers, then clients train the model of both their old and
-            their new group, and the groups change if the mean loss of the new ones is lower. It
-            uses no evidence.
+        levels: which cuts of the tree are tried: "tree", those at every merge and the groups of the
+            evidence, or only those at γ̃ in steps of this number, above 0 to 1 (the paper's 0.2).
+        trial: "cuts" tries the groups that the evidence divides, with every cut of the tree in a
+            single round; "two-models" is the paper's trial, which uses no evidence: γ̃ is lowered
+            by one level, there is one round with all layers, then clients train the models of both
+            their old and their new group, and the groups change if the mean loss of the new ones is
+            lower.
         trial_on: the data on which a trial measures the loss: "validation", where finer groups must
             be better by more than one standard error, or "training", as in the paper's text, where
             finer groups nearly always win.
-        early: whether a group is tried as early as after two rounds if the evidence for splitting
-            it is decisive (fewer groups and more both predict clearly worse), and not only after
-            the rapid decrease: the loss of one model for clients that contradict each other may
+        early: whether a group is already tried after two rounds if the evidence for splitting it is
+            decisive (fewer groups and more both predict clearly worse), and not only after the
+            rapid decrease, since the loss of one model for clients that contradict each other may
             never decrease rapidly. The tree is then built from these two rounds; if some clients
             have not taken part together by then, the method waits for the tree of the first
             ``start`` rounds.
@@ -116,34 +117,34 @@ def dc_pfl(
         smooth: rounds over which the loss is averaged to compute a radius, 1 or more.
         observe: rounds that must confirm the smallest radius, 1 or more.
         sleep: rounds without monitoring after a trial that changed nothing, 0 or more.
-        start: rounds before the tree is built and before quiet layers rest, 1 or more.
+        start: rounds before the tree is built and before quiet layers are skipped, 1 or more.
     Server sees: each client's model in the first ``start`` rounds, or in two where the evidence is
     decisive, and once two models that each client trained from θ⁰ on halves of its data; then
-    means, among them the last model of a client that is about to be alone.
-    Travels: 1 model down, 1 up; less when layers rest, and none for a client alone in its group.
-    For the evidence, once, 1 model down and 2 up. In a trial, 1 more model up, and down, at half
-    precision, the models of all groups that a client could be in.
-    Newcomers: train each group's model for a round and join the group whose model this changes
-    least, with the same S. Groups of one client are left out unless there are no others, because
-    the server has only the model from which that client went on alone. When its group splits, a
-    newcomer goes with most of it.
-    Departs: the defaults of ``share``, ``levels``, ``trial``, ``trial_on`` and ``bend`` are ours.
-    With the paper's, splits came in rounds 11, 22, 33 and 44 of every run, whatever the loss did,
-    clients with identical data were split, and no layer was ever quiet. Two clients that never took
-    part in the same round get the average distance. A client that does not answer the probe is
-    asked up to three times and then goes with most of its group. With more than 16 groups, not
-    every cut is tried: each is a quarter finer than the one before. If no client has validation
-    data, the groups of the evidence are used without a trial. In a trial of two models, a client
-    without a reply follows the majority's decision; with partial participation, only the clients
-    that take part in the trial are asked.
+    means; the last model that a client sends before it trains alone is such a mean, of one client.
+    Travels: 1 model down, 1 up; less when layers are skipped, and none for a client that is alone
+    in its group. For the evidence, once, 1 model down and 2 up. In a trial, 1 more model up, and
+    the models of all groups that a client could be in down, at half precision.
+    Newcomers: train each group's model for a round and join the group whose model changes least,
+    measured with the same S. Groups of one client are left out unless there are no others, because
+    the server has only the model from which that client continued alone. When the group of a
+    newcomer splits, the newcomer joins the part to which most members go.
+    Departs: the defaults of ``share``, ``levels``, ``trial``, ``trial_on`` and ``bend`` are not
+    from the paper. With the paper's, splits came in rounds 11, 22, 33 and 44 of every run, whatever
+    the loss did, clients with identical data were split, and no layer was ever quiet. Two clients
+    that never took part in the same round get the average distance. A client that does not answer
+    the probe is asked up to three times and then joins the part of its group to which most members
+    go. Above 16 groups, not every cut is tried: each has a quarter more groups than the one before.
+    If no client has validation data, the groups of the evidence are used without a trial. In a
+    trial of two models, a client without a reply follows the majority's decision; with partial
+    participation, only the clients that take part in the trial are asked.
     Reference: Liu et al., Dynamic Clustering for Personalized Federated Learning on Heterogeneous
     Edge Devices (DC-PFL).
     """
     on = {"validation": "val", "training": "train"}[trial_on]
-    ladder = Levels(gamma, levels)
-    splitting = Splitting(ladder, on, sleep)
-    course = Course(
-        ladder, splitting, trial, on, dynamic, early, bend, smooth, observe, sleep, start
+    tree_levels = Levels(gamma, levels)
+    splitting = Splitting(tree_levels, on, sleep)
+    server = DcPflServer(
+        tree_levels, splitting, trial, on, dynamic, early, bend, smooth, observe, sleep, start
     )
     tasks = {
         "train": train,
@@ -153,16 +154,16 @@ def dc_pfl(
         "score-cuts": score_cuts,
         **probing.TASKS,
     }
-    inner = Method("dc-pfl", init, course.take_round, sends, tasks, assemble, admit, sees="each")
+    inner = Method("dc-pfl", init, server.take_round, sends, tasks, assemble, admit, sees="each")
     if dynamic and trial == "cuts":
         inner = replace(inner, no_noise=NO_NOISE)
-    paced = layer_wise(inner, alpha, share, start)
-    return replace(paced, needs_all_layers="lets layers rest by itself (method.alpha)")
+    layered = layer_wise(inner, alpha, share, start)
+    return replace(layered, needs_all_layers="skips layers by itself (method.alpha)")
 
 
 @dataclass(frozen=True)
-class Course:
-    """A run of DC-PFL on the server: rounds of training, and what follows from the loss."""
+class DcPflServer:
+    """DC-PFL's part on the server: rounds of training, and trials when the loss calls for them."""
 
     levels: Levels
     splitting: Splitting
@@ -181,13 +182,13 @@ class Course:
         return has_ended(losses, self.bend, self.smooth, self.observe, rounds)
 
     def groups_at(self, state: State, level: int) -> dict[ClientId, Slot]:
-        """The groups at a level; newcomers go with most of their group."""
+        """The groups at a level of the tree; a newcomer joins the part with most of its group."""
         labels = self.levels.labels(tree_of(state.memory), level)
         names = {c: f"{level}/{g}" for c, g in zip(state.memory["clients"], labels, strict=True)}
         return with_most(state.groups, names)
 
     def finer(self, state: State) -> dict[str, Any]:
-        """What to do at the end of a rapid decrease."""
+        """The changes of the memory at the end of a rapid decrease: finer groups are tried next."""
         if self.trial == "cuts":
             return ask_for_trial(early=False)
         now = len(set(state.groups.values()))
@@ -198,7 +199,7 @@ class Course:
         return {"phase": "done"}
 
     def take_round(self, fed: Federation, state: State, info: Round) -> State:
-        """One round: of training, or with a trial."""
+        """Carry out one round, of training or with a trial."""
         if state.memory["phase"] == "trial":
             return self.tried_two(fed, state, info)
         if self.tries_early and info.number == EARLY and ready(state.memory):
@@ -221,7 +222,7 @@ class Course:
         return self.early and self.dynamic and self.trial == "cuts"
 
     def with_early_trial(self, fed: Federation, state: State) -> State:
-        """With decisive evidence: the state with a tree of the rounds so far, and trials next."""
+        """If the evidence is decisive, build the tree from the rounds so far and plan trials."""
         state, complete = with_answers(fed, state)
         if not (complete and self.splitting.divided(state, early=True)):
             return state
@@ -254,10 +255,10 @@ class Course:
         return moved(state, orders, means), mean_loss(state.groups, means)
 
     def watched(self, state: State, loss: Sequence[float], mixed: bool, info: Round) -> State:
-        """The state with this round's loss, and with what follows from it.
+        """The state with this round's loss, and with the phase that follows from it.
 
-        Where clients use layers of their own, the loss is lower and does not count, except in the
-        paper's rule to the letter. A radius is noted only if the losses behind it are from
+        If clients use layers of their own, the loss is lower and does not count, except with
+        ``bend`` "absolute". A radius is noted only if the losses behind it are from
         consecutive rounds.
         """
         memory = {**state.memory}
@@ -320,7 +321,7 @@ class Course:
 
 
 def init(fed: Federation, setup: Setup) -> State:
-    """One group of all clients, of which nothing is known yet."""
+    """The initial state: one group of all clients, without distances."""
     pairs = torch.zeros(2, len(setup.clients), len(setup.clients), dtype=torch.float64)
     memory = {"clients": list(setup.clients), "pairs": pairs, "alone": []}
     memory |= {"losses": [], "rounds": [], "level": 0, "phase": "watch", "start": setup.start}
@@ -330,7 +331,7 @@ def init(fed: Federation, setup: Setup) -> State:
 
 
 def admit(fed: Federation, state: State, info: Round) -> State:
-    """A newcomer joins the group whose model changes least in a round of its training."""
+    """Assign newcomers to the group whose model changes least when they train it for a round."""
     lone = {state.groups[c] for c in state.memory["alone"]}
     slots = [s for s in state.models if s not in lone] or list(state.models)
     offer = SHARING.offer(state.models, slots)
@@ -341,14 +342,14 @@ def admit(fed: Federation, state: State, info: Round) -> State:
 def regrouped(
     state: State, new: Mapping[ClientId, Slot], level: int, memory: Mapping[str, Any]
 ) -> State:
-    """The finer groups instead of the old ones; a new one starts from its parent's model."""
+    """The state with finer groups; the model of a new group starts from its parent's."""
     models = {s: state.models.get(s, state.models[state.groups[c]]) for c, s in new.items()}
     memory = {**memory, "level": level, "phase": "watch"}
     return replace(state, models={**state.models, **models}, groups=new, memory=memory)
 
 
 def order(state: State, client: ClientId, whole: bool = False) -> Order:
-    """Train the group's model; a client alone in its group keeps the result and sends no model."""
+    """The order to train the group's model; a client alone in its group sends no model back."""
     config: dict[str, Scalar] = {WHOLE: True} if whole else {}
     if list(state.groups.values()).count(state.groups[client]) == 1:
         config["alone"] = True
@@ -356,7 +357,7 @@ def order(state: State, client: ClientId, whole: bool = False) -> Order:
 
 
 def verdict(state: State, client: ClientId, take: str) -> Order:
-    """Send the model that the trial decided for."""
+    """The order to send the model that the trial decided for."""
     training = order(state, client, whole=True)
     return replace(training, task="settle", arrays={}, config={**training.config, "take": take})
 
@@ -369,7 +370,7 @@ def sends(state: State, client: ClientId) -> Mapping[str, Array]:
 
 
 def moved(state: State, orders: Sequence[Order], means: Mapping[Slot, Mean]) -> State:
-    """The state with the means as models, new slots included; clients that went alone are noted."""
+    """The state with the means as models, and with the clients that train alone from now on."""
     models = dict(state.models)
     base = next(iter(models.values()))
     for slot, mean in means.items():
@@ -387,8 +388,9 @@ def compared(state: State, replies: Sequence[Reply]) -> State:
 
     The distances of the unscaled models are summed as well, where there are few enough to note.
     """
-    known = set(state.memory["clients"])  # newcomers are in no tree
-    sent = [r for r in replies if isinstance(r.arrays.get("model"), Weights) and r.client in known]
+    in_tree = set(state.memory["clients"])  # newcomers are not
+    models = [r for r in replies if isinstance(r.arrays.get("model"), Weights)]
+    sent = [r for r in models if r.client in in_tree]
     if len(sent) < 2:
         return state
     rows = np.stack([r.arrays["model"].parameters.numpy() for r in sent])  # type: ignore[union-attr]
@@ -419,9 +421,9 @@ def with_hierarchy(state: State) -> State:
 
 def rests(state: State, cohort: Sequence[ClientId]) -> bool:
     """Whether one of these clients is about to use layers of its own in its group's model."""
-    pace, alone = Pace.remembered(state), set(state.memory["alone"])
+    record, alone = LayerRecord.remembered(state), set(state.memory["alone"])
     places = ((c, state.groups[c]) for c in cohort if c not in alone)
-    return any(pace.rests(c, s, state.models[s].layout) for c, s in places)
+    return any(record.rests(c, s, state.models[s].layout) for c, s in places)
 
 
 def mean_loss(groups: Mapping[ClientId, Slot], means: Mapping[Slot, Mean]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The end of a rapid decrease of the loss: DC-PFL's sign that it is time to try finer groups."""
+"""Detect the end of a rapid decrease of the loss, after which DC-PFL tries finer groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.clustering.arrays import Array
 Bend = Literal["slope", "convex", "absolute"]
 BEFORE, AFTER = 18, 7  # rounds of the line before a bend, at most, and of the line after it
 FEWEST, LEAST_STEPS = 6, 3  # rounds before the bend; steps from loss to loss on either side
-SLOWER = 0.6  # a decrease is no longer rapid below this share of the slope before
+SLOWER = 0.6  # a decrease is no longer rapid below this share of the earlier slope
 SIGNIFICANT = 4.0  # standard errors; a noisy straight line then has a bend in 2 of 100 runs
 _ROUNDING = 1e-9  # of the level; a smaller fall is rounding error
 

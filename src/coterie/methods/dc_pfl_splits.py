@@ -1,4 +1,4 @@
-"""When DC-PFL tries to split groups, and which: evidence first, then a trial of every cut."""
+"""Which groups DC-PFL tries to split: those with evidence, by a trial of every cut."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Splitting:
         return after if "trial" in after.memory else self.concluded(after, info, state)
 
     def concluded(self, state: State, info: Round, before: State | None = None) -> State:
-        """After a trial, or when there is none to make: go on to the next, or end the trials."""
+        """Continue with the next trial, or end the trials if none is left."""
         memory = dict(state.memory)
         if before is not None:
             changed = set(state.groups.values()) != set(before.groups.values())
@@ -179,7 +179,7 @@ def without_rivals(cuts: Sequence[Labels], evidence: Evidence) -> list[Labels]:
 
 
 def ask_for_trial(early: bool) -> dict[str, Any]:
-    """What is remembered when finer groups should be tried."""
+    """The changes of the memory that make the next rounds try finer groups."""
     return {"phase": "ask", "early": early, "queue": None}
 
 
@@ -189,20 +189,20 @@ def with_answers(fed: Federation, state: State) -> tuple[State, bool]:
     Clients whose answer is lost are asked again in the next rounds, ``TIMES`` times in all: without
     an answer, a client can only follow the others of its group.
     """
-    start, known = state.memory["start"], state.memory.get("answers")
-    heard = known["heard"] if known else []
+    start, earlier = state.memory["start"], state.memory.get("answers")
+    heard = earlier["heard"] if earlier else []
     missing = [c for c in state.memory["clients"] if c in fed.clients and c not in heard]
     try:
-        if known is None:
+        if earlier is None:
             answer = probing.ask(fed, Probe("model"), start, missing)
-        elif missing and known["times"] < TIMES:
-            answer = probing.ask_again(fed, {**known["probe"], "start": start}, missing)
+        elif missing and earlier["times"] < TIMES:
+            answer = probing.ask_again(fed, {**earlier["probe"], "start": start}, missing)
         else:
             return state, True
     except NobodyAnswered:
-        if known is None:
+        if earlier is None:
             return state, False  # all are asked again in the next round
-        answers = {**known, "times": known["times"] + 1}
+        answers = {**earlier, "times": earlier["times"] + 1}
         return state.joined({}, answers=answers), answers["times"] >= TIMES
     answers = {
         "clients": answer.clients,
@@ -214,28 +214,28 @@ def with_answers(fed: Federation, state: State) -> tuple[State, bool]:
         "times": 1,
     }
     notes = dict(state.notes)
-    if known is None:
+    if earlier is None:
         notes |= {"evidence": answer.notes, "why": answer.evidence.why, **answer.layer_notes}
     else:
-        answers = _merged(known, answers)
+        answers = _merged(earlier, answers)
     state = replace(state.joined({}, answers=answers), notes=notes)
     return state, len(answers["heard"]) == len(heard) + len(missing) or answers["times"] >= TIMES
 
 
-def _merged(known: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the answers of two exchanges, in the order of clients."""
-    clients = [*known["clients"], *later["clients"]]
+    clients = [*earlier["clients"], *later["clients"]]
     order = sorted(range(len(clients)), key=clients.__getitem__)
-    counts = [*known["counts"], *later["counts"]]
-    halves = [side for side in (known["halves"], later["halves"]) if side.numel()]
+    counts = [*earlier["counts"], *later["counts"]]
+    halves = [side for side in (earlier["halves"], later["halves"]) if side.numel()]
     return {
         "clients": [clients[i] for i in order],
-        "halves": torch.cat(halves, 1)[:, order] if halves else known["halves"],
+        "halves": torch.cat(halves, 1)[:, order] if halves else earlier["halves"],
         "counts": [counts[i] for i in order],
-        "heard": [*known["heard"], *later["heard"]],
-        "validated": known["validated"] or later["validated"],
-        "probe": known["probe"],
-        "times": known["times"] + 1,
+        "heard": [*earlier["heard"], *later["heard"]],
+        "validated": earlier["validated"] or later["validated"],
+        "probe": earlier["probe"],
+        "times": earlier["times"] + 1,
     }
 
 
@@ -247,12 +247,12 @@ def ready(memory: Mapping[str, Any]) -> bool:
 
 
 def mean_distances(memory: Mapping[str, Any]) -> Array:
-    """The mean distances between clients; a pair that never met gets the average."""
+    """The mean distances between clients; a pair that was never compared gets the average."""
     return mean_of_pairs(*memory["pairs"].numpy())
 
 
 def mean_of_pairs(sums: Array, counts: Array) -> Array:
-    """Means from sums and counts; pairs that never met get the mean of all others."""
+    """Means from sums and counts; pairs that were never compared get the mean of all others."""
     met = (counts > 0) & ~np.eye(len(counts), dtype=bool)
     mean: Array = sums / np.maximum(counts, 1)
     mean[~met] = mean[met].mean() if met.any() else 0.0

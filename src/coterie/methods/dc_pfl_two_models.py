@@ -19,7 +19,7 @@ ALONE = Sharing(no_layer)
 
 
 def tries(state: State, new: Mapping[ClientId, Slot], client: ClientId, on: str) -> Order:
-    """Train the models of the old and the new group; only one if the group stays the same."""
+    """The order to train the old and the new group's model; one model if they are the same."""
     old, arrays = state.groups[client], dict[str, Array]()
     members = [{c for c in g if g[c] == g[client]} for g in (state.groups, new)]
     if client not in state.memory["alone"]:
@@ -32,8 +32,8 @@ def tries(state: State, new: Mapping[ClientId, Slot], client: ClientId, on: str)
 def is_better(tried: Mean, on: str) -> bool:
     """Whether the new groups' loss is lower: on validation data, by more than one standard error.
 
-    It is the error of a mean of differences over clients. It combines how much clients differ with
-    the uncertainty of each client's own difference, which comes from few samples.
+    The standard error is that of the mean difference over clients. It combines the variance between
+    clients with the variance due to each client's few validation samples.
     """
     means = tried.metrics
     if on == "train":

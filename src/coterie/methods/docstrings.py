@@ -13,7 +13,7 @@ SECTIONS = {
     "Rule": "Rule",
     "Args": "Parameters",
     "Server sees": "The server sees",
-    "Travels": "Travels, for each client of a round",
+    "Travels": "Communication, for each client of a round",
     "Newcomers": "Newcomers",
     "Departs": "Where it departs from its paper",
     "Notes": "Notes",

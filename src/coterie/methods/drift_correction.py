@@ -1,8 +1,8 @@
-"""Methods that correct client drift by what each client keeps: control variates, and duals.
+"""Methods that correct client drift by a vector that each client keeps: SCAFFOLD and FedDyn.
 
 The clients' corrections start at zero, and the server's is the mean over all of them. Only
-parameters that travel are corrected; local parameters are not, and buffers are plain means by
-samples.
+parameters that are shared are corrected; local parameters are not, and buffers are means weighted
+by samples.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_CLIPPING = (
     "updates before clipping"
 )
 NEEDS_EXACT = (
-    "computes the mean of its clients' duals from the models that travel, which must arrive as "
+    "computes the mean of its clients' duals from the models that they send, which must arrive as "
     "they were sent"
 )
 
@@ -58,7 +58,8 @@ def scaffold(server_lr: Positive = 1.0, weights: Literal["uniform", "n"] = "unif
     Server sees: means.
     Travels: 2 models down, 2 up. With weights ``n``, a client also reports its number of samples
     once, before the first round.
-    Newcomers: get the model; their c_i is 0, so c shrinks by the share of the earlier clients.
+    Newcomers: get the model; their c_i is 0, so c is multiplied by the share of the earlier
+    clients.
     Departs: the local learning rate is that of the round, decayed. Buffers of batch normalisation
     are means by samples, or with secure sums weighted as the models are. Momentum and optimisers
     other than SGD are refused, and so are robust means (``median``, ``trimmed-mean``, ``krum``) and
@@ -133,10 +134,11 @@ def feddyn(alpha: Positive = 0.1) -> Method:
     that h is always the mean of the g_i; θ ← mean_S(θ_i) − h/α. All clients count equally, and all
     g_i start at 0.
     Args:
-        alpha: strength α of the pull and of its correction, above 0.
+        alpha: α, the strength of the proximal term and of its correction, above 0.
     Server sees: means.
     Travels: 1 model down, 1 up.
-    Newcomers: get the model; their g_i is 0, so h shrinks by the share of the earlier clients.
+    Newcomers: get the model; their g_i is 0, so h is multiplied by the share of the earlier
+    clients.
     Departs: the local optimum is approximated by the run's epochs, not exact. Buffers of batch
     normalisation are means by samples, or with secure sums of equal weights. Robust means
     (``median``, ``trimmed-mean``, ``krum``), clipping (``run.outliers``) and lossy codecs are
@@ -191,7 +193,7 @@ def _received(client: Client, arrays: Mapping[str, Any]) -> Weights:
 
 
 def _shared(weights: Weights) -> Tensor:
-    """The parameters that travel."""
+    """The shared parameters."""
     return weights.part(SHARING.travelling(weights.layout)).parameters
 
 
@@ -202,7 +204,7 @@ def _kept(client: Client, like: Tensor) -> Tensor:
 
 
 def _tilt(start: Weights, slope: Tensor) -> Objective:
-    """⟨slope, θ⟩ over the parameters that travel."""
+    """The objective term ⟨slope, θ⟩ over the shared parameters."""
     travels = SHARING.travelling(start.layout)
     vector = torch.zeros(travels.size)
     vector[: travels.trainable] = slope
@@ -220,8 +222,8 @@ def _upload(
     """What the client sends.
 
     If all clients count equally, buffers are multiplied by the client's number of samples: the mean
-    of these products over the mean of the numbers is the mean by samples. In secure sums they are
-    not, because clients count in one way there.
+    of these products divided by the mean of the numbers is the mean by samples. In secure sums they
+    are not multiplied, because there all values of a client have the same weight.
     """
     equal = by_examples or client.hidden
     travels, count = SHARING.keep(client, trained), 1.0 if equal else float(client.weight)

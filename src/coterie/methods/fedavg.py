@@ -18,7 +18,7 @@ def local() -> Method:
     Rule: a client of the cohort continues to train its own model; nothing is shared.
     Server sees: nothing.
     Travels: nothing. In a simulation, the orders that start the training are counted separately.
-    Newcomers: each trains alone too, from θ⁰.
+    Newcomers: train alone, too, from θ⁰.
     Departs: there is no paper; this is the lower bound of every comparison.
     Reference: none.
     """
@@ -47,8 +47,8 @@ def fedprox(mu: NonNegative = 0.1) -> Method:
     """FedAvg with a proximal term: clients stay near the model that they received.
 
     Family: global.
-    Rule: a client minimises its loss + μ/2·‖θ − θ_t‖², where θ_t is the model received; then as
-    FedAvg. The term leaves buffers of batch normalisation alone.
+    Rule: a client minimises its loss + μ/2·‖θ − θ_t‖², where θ_t is the model received; the rest is
+    as in FedAvg. The term does not affect buffers of batch normalisation.
     Args:
         mu: strength μ of the proximal term, 0 or more; 0 is FedAvg to the bit.
     Server sees: means.

@@ -18,7 +18,7 @@ from coterie.core.messages import ClientId, Order, Scalar, Upload
 from coterie.core.method import Bound, Count, Method, Round, Setup, State, exclusive, method
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
-from coterie.methods.by_evidence import Evidenced, Try, by_evidence
+from coterie.methods.by_evidence import EvidenceRule, TrialMode, by_evidence
 from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 
@@ -33,7 +33,7 @@ def fedclust(
     warmup_epochs: Count | None = None,
     fallback: bool = True,
     start: Literal["one", "zero"] | None = None,
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups clients once, by their final layer after a short training; FedAvg inside each group.
@@ -48,8 +48,8 @@ def fedclust(
     clients train in groups, and in which: in the first round if the evidence is decisive, otherwise
     after some rounds with one model for all.
     Args:
-        threshold: the height λ at which the tree is cut, 0 or more (inf is FedAvg, 0 is every
-            client alone), or "auto": evidence and trial.
+        threshold: the height λ at which the tree is cut, 0 or more (inf is FedAvg, with 0 every
+            client is alone), or "auto", which uses evidence and a trial instead.
         clusters: the number of groups instead of a threshold, 1 or more.
         linkage: how the distance between two groups is computed from the distances between their
             clients; only with a given threshold or number of groups.
@@ -73,17 +73,17 @@ def fedclust(
     client's candidate groups down.
     Newcomers: do the same short training from θ⁰, send their final layer and join the group whose
     mean final layer is nearest; with "auto", the group whose mean direction is nearest.
-    Departs: "auto" is ours: the paper leaves the choice of λ open. A client whose first reply was
-    lost is admitted like a newcomer the next time it is selected; with "auto", so is a client that
-    has too few samples to halve. Without validation data there is no trial: the groups are those of
-    the evidence, from θ⁰.
+    Departs: "auto" is not from the paper: the paper leaves the choice of λ open. A client whose
+    first reply was lost is admitted like a newcomer the next time it is selected; with "auto", so
+    is a client that has too few samples to halve. Without validation data there is no trial: the
+    groups are those of the evidence, from θ⁰.
     Reference: Islam et al., FedClust: Tackling Data Heterogeneity in Federated Learning through
     Weight-Driven Client Clustering, ICPP 2024.
     """
     if threshold == "auto" and clusters is None:
         probe = Probe("final-layer", warmup_steps, warmup_epochs, fallback)
-        tries: Try = "off" if start == "zero" else trial
-        return grouped("fedclust", by_evidence(Evidenced(probe, tries, trial_rounds)))
+        tries: TrialMode = "off" if start == "zero" else trial
+        return grouped("fedclust", by_evidence(EvidenceRule(probe, tries, trial_rounds)))
     if start == "one":
         raise ConfigError(
             "method fedclust: start = 'one' needs a trial, and with a given threshold or number of "

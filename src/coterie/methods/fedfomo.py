@@ -41,7 +41,7 @@ def fedfomo(m: Count = 5, epsilon: Share = 0.3, decay: NonNegative = 0.05) -> Me
     Server sees: each client's model, and its weights.
     Travels: M models down, one up; in the first round none down. Before the first round, each
     client is asked whether it has validation data.
-    Newcomers: begin with θ⁰ and are sent M models at random.
+    Newcomers: begin with θ⁰ and receive M randomly chosen models.
     Departs: only the models of others are weighed, each against the client's own newest model, or
     θ⁰ if it has not trained yet. A model at distance 0 has weight 0. Ties between affinities are
     broken at random. Statistics of batch normalisation are mixed like parameters. A client is

@@ -68,7 +68,7 @@ def fednova() -> Method:
         tasks={"train": train},
         check=lambda setup: sgd_only("fednova", setup),
         pieces=None,
-        needs_all_layers="averages directions, in which no layer can rest",
+        needs_all_layers="averages directions, of which no layer can be skipped",
     )
 
 

@@ -73,10 +73,10 @@ def fedtsdp(
     cluster of its own. By default, a stage takes the groups that the evidence finds: the clients
     repeat this round's training on each half of their data, and the groups are those whose mean
     outputs (or weights) on one half best predict those on the other. This happens at the first
-    clustering, and again after twice as many rounds. The samples of the batch then become likelier
-    to be drawn again, and if the clusters have changed, the number of shared layers is multiplied
-    by ``shrink``. Otherwise the clusters stay. The shared layers are the first ones, counted in
-    half layers (a layer's weight, then its other tensors).
+    clustering, and again after twice as many rounds. Whenever clients are clustered, the samples of
+    the batch become more likely to be drawn again, and if the clusters have changed, the number of
+    shared layers is multiplied by ``shrink``. Otherwise the clusters stay. The shared layers are
+    the first ones, counted in half layers (a layer's weight, then its other tensors).
     Args:
         stages: "both" stages, or only the "first" (outputs) or the "second" (weights).
         hopkins: the value of the statistic above which clients are clustered, 0 or more.
@@ -93,14 +93,14 @@ def fedtsdp(
         weight_step: what is added to the sampling weights of a batch that showed clusters, 0 or
             more; when not given, the number of public samples divided by the batch size, as in the
             paper. This puts nearly all weight on the first such batches.
-    Server sees: each client's whole model, every round; now and then two more.
-    Travels: the shared layers down, 1 model up; 2 more up when the halves are compared.
+    Server sees: each client's whole model, every round; in some rounds two more.
+    Travels: the shared layers down, 1 model up; 2 more up when halves are compared.
     Newcomers: train θ⁰ for a round and join the cluster whose model has the most similar outputs on
     public samples; they receive that model whole.
-    Departs: the batch size, "auto" and ``shrink_at`` = "change" are ours: with the paper's radii,
-    no clients were separated by weights, and most were left alone by outputs. The constant in the
-    paper's distance of weights is added symmetrically. With partial participation, the clients that
-    take part are clustered, and the others stay with most of their former cluster.
+    Departs: the batch size, "auto" and ``shrink_at`` = "change" are not from the paper: with the
+    paper's radii, weights separated no clients, and by outputs most clients were alone. The
+    constant in the paper's distance of weights is added symmetrically. With partial participation,
+    the clients that take part are clustered, and the others stay with most of their former cluster.
     Reference: Zhu et al., Federated Two Stage Decoupling With Adaptive Personalization Layers,
     Complex & Intelligent Systems 2024.
     """
@@ -189,7 +189,7 @@ def uniform(count: int) -> Tensor:
 
 
 def drawn(memory: Mapping[str, Any], round: int, size: int) -> Tensor:
-    """The round's batch of public samples, by their sampling weights."""
+    """Draw the round's batch of public samples by their sampling weights."""
     weights = memory["weights"].numpy()
     generator = numpy_generator(seed_for(memory["seed"], "public-batch", round))
     count = min(size, int(np.count_nonzero(weights)))
@@ -220,7 +220,7 @@ class ClusteringStages:
     min_points: int
 
     def due(self, memory: Mapping[str, Any], number: int) -> bool:
-        """Whether clients can be clustered in this round: with "auto", only now and then."""
+        """Whether clients can be clustered in this round: with "auto", only in some rounds."""
         return not self.asks or number >= memory.get("asks", 0)
 
     @property
@@ -247,9 +247,9 @@ class ClusteringStages:
             return {}, dict(memory), {}
         rows = [list(models).index(c) for c in clients]
         compared = distances([models[c] for c in clients], outputs[rows])
-        labels, known, notes = self.clustered(compared, halves, memory)
+        labels, memory, notes = self.clustered(compared, halves, memory)
         notes |= {"clients": clients, "divergence": matrix(compared["eps_outputs"])}
-        return dict(zip(clients, labels.tolist(), strict=True)), known, notes
+        return dict(zip(clients, labels.tolist(), strict=True)), memory, notes
 
     def clustered(
         self, compared: Mapping[str, Matrix], halves: Halves, memory: Mapping[str, Any]
@@ -377,18 +377,18 @@ def never_between(word: str, eps: float, span: tuple[float, float]) -> str:
     """A warning that all distances were on one side of a radius; "" if they were not.
 
     >>> never_between("eps_weights", 3.5, (0.2, 1.5))
-    'eps_weights = 3.5 never bound: the largest distance was 1.5, so it separated no clients'
+    'eps_weights = 3.5 had no effect: the largest distance was 1.5, so it separated no clients'
     """
     low, high = span
     if high <= eps:
         return (
-            f"{word} = {eps:g} never bound: the largest distance was {high:.3g}, so it separated "
+            f"{word} = {eps:g} had no effect: the largest distance was {high:.3g}, so it separated "
             "no clients"
         )
     if low > eps:
         return (
-            f"{word} = {eps:g} never bound: the smallest distance was {low:.3g}, so it left every "
-            "client alone"
+            f"{word} = {eps:g} was too small: the smallest distance was {low:.3g}, so every client "
+            "was alone in its cluster"
         )
     return ""
 
@@ -413,7 +413,7 @@ def never_reached(hopkins: float, largest: float) -> str:
 def followed(
     before: Mapping[ClientId, Slot], present: Mapping[ClientId, int]
 ) -> dict[ClientId, Slot]:
-    """The new clusters; an absent client goes where most of its old cluster went.
+    """The new clusters; an absent client joins the one to which most of its old cluster moved.
 
     A cluster of which no client is present stays together under a new number.
     """
@@ -448,12 +448,12 @@ def sends(state: State, client: ClientId) -> Mapping[str, Array]:
 
 
 def received(client: Client, arrays: Mapping[str, Array]) -> Weights:
-    """The received layers over the client's own model."""
+    """The client's own model with the received layers put into it."""
     return _NOTHING_SHARED.received(client, arrays)[1]
 
 
 def train(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-    """Train what was received over the client's own layers; keep it, and send what may travel."""
+    """Train the received layers with the client's own; keep the model, and send what is shared."""
     begin = received(client, arrays)
     weights = client.fit(begin).weights
     _NOTHING_SHARED.keep(client, weights)

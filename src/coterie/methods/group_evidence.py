@@ -1,4 +1,4 @@
-"""Whether there are groups, how sure that is, and whether they help: no full training run."""
+"""Find out whether there are groups, how certain that is, and whether training in groups helps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coterie.core.federation import Federation
 from coterie.core.messages import ClientId, Order, Scalar, Upload
 from coterie.core.method import Count, Method, Setup, State, method
 from coterie.errors import ConfigError
-from coterie.methods.by_evidence import NO_NOISE, ROOT, Evidenced, Try, one_group
+from coterie.methods.by_evidence import NO_NOISE, ROOT, EvidenceRule, TrialMode, one_group
 
 NAME = "group-evidence"
 Asked = Literal["final-layer", "model", "gradient", "labels", "data", "all"]
@@ -44,7 +44,7 @@ def group_evidence(
     by: Asked = "final-layer",
     seeds: Count = 3,
     steps: Count | Literal["auto"] = "auto",
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
 ) -> Method:
     """Which clients belong together, how sure that is, and whether training in groups helps.
 
@@ -70,13 +70,13 @@ def group_evidence(
     model down, 1 up; in a trial at most one more model up, and the models of all a client's
     candidate groups down.
     Newcomers: are probed in the same way and join the group whose mean direction is nearest.
-    Departs: there is no paper; this is what methods such as fedclust do with "auto", as a question
-    of its own.
+    Departs: there is no paper. The method runs only the evidence and the trial of methods such as
+    fedclust, which use them with "auto".
     Reference: none.
     """
     first: By = EVERY[0] if by == "all" else by
     probe = Probe(first, steps, fallback=by == "final-layer")
-    how = Evidenced(probe, trial, first=BEFORE, later=BEFORE, again=False)
+    how = EvidenceRule(probe, trial, first=BEFORE, later=BEFORE, again=False)
 
     def check(setup: Setup) -> None:
         if len(setup.clients) < 2:
@@ -132,7 +132,7 @@ def kinds_of_data(
 
 @dataclass(frozen=True, eq=False)
 class _Outcome:
-    """The answer that counts, and what the other representations cost and showed."""
+    """The answer that is used, and the samples and notes of the other representations."""
 
     answer: ProbeAnswer
     other_samples: float = 0.0
@@ -140,7 +140,7 @@ class _Outcome:
 
 
 def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Outcome:
-    """Try every representation in turn; the first that finds groups counts."""
+    """TrialMode every representation in turn; the first that finds groups counts."""
     replies = fed.gather([Order(c, "kinds") for c in setup.clients])
     possible = {k: all(r.metrics[k] for r in replies) for k in IMPOSSIBLE}
     answers: dict[str, ProbeAnswer] = {}
@@ -171,7 +171,7 @@ def _ask_everything(fed: Federation, probe: Probe, setup: Setup) -> _Outcome:
 def _drawn_again(
     fed: Federation, answer: ProbeAnswer, setup: Setup, seeds: int
 ) -> list[ProbeAnswer]:
-    """Ask the same question about other halves of the data, with as many steps."""
+    """Repeat the probe with other halves of the data, and the same number of steps."""
     probe = Probe(answer.memory["by"], answer.memory["steps"] or "auto", fallback=False)  # 0: none
     probes = [replace(probe, draw=draw) for draw in range(1, seeds)]
     return [probing.ask(fed, again, setup.start, setup.clients) for again in probes]
@@ -220,9 +220,9 @@ def _on_common_clients(answers: Sequence[ProbeAnswer]) -> list[list[int]]:
 
 
 def meaning(groupings: Mapping[str, Sequence[int]]) -> str:
-    """What groups by several representations say about how clients differ, as sentences.
+    """Explain in a sentence how clients differ, from the groups that each representation gives.
 
-    >>> meaning({"model": [0, 0, 1, 1], "labels": [0, 0, 0, 0], "data": [0, 0, 0, 0]})[:43]
+
     'Models differ by group, and inputs and freq'
     """
     several = {by: list(g) for by, g in groupings.items() if len(set(g)) > 1}

@@ -44,8 +44,8 @@ def k_fed(k: Count, local: Count | None = None) -> Method:
     each as long as a sample, and k' counts.
     Newcomers: send their centres, which are assigned in the same way, and join the group that holds
     most of their points among the groups that have a model.
-    Departs: nothing is random. The server starts with the client that sent the most centres, in a
-    tie with the one whose centres are farthest apart (in the paper, with any client), and k'-means
+    Departs: nothing is random. The server starts with the client that sent the most centres or, in
+    a tie, the one whose centres are farthest apart (the paper starts with any client), and k'-means
     starts farthest-first. The last steps of the paper's local clustering (Lloyd's algorithm, from
     the points that are three times nearer to one centre than to all others) are left out.
     Reference: Dennis et al., Heterogeneity for the Win: One-Shot Federated Clustering, ICML 2021.

@@ -50,10 +50,10 @@ def given_groups(groups: Groups) -> Assign:
         if not isinstance(groups, str):
             return by_client(groups, setup.names, "method.groups")
         if groups not in setup.metadata:
-            known = ", ".join(sorted(setup.metadata)) or "none"
+            columns = ", ".join(sorted(setup.metadata)) or "none"
             raise ConfigError(
-                f"method {NAME}: there is no metadata column '{groups}' (known: {known}). Name the "
-                "column in data.metadata, or give a file with the group of each client, as in "
+                f"method {NAME}: there is no metadata column '{groups}' (known: {columns}). Name "
+                "the column in data.metadata, or give a file with the group of each client, as in "
                 "--set method.groups=groups.json"
             )
         return dict(setup.metadata[groups])
@@ -77,10 +77,10 @@ def given_groups(groups: Groups) -> Assign:
 
     def admit(_: Federation, state: State, info: Round) -> State:
         group_of = {**state.memory["home"], **info.metadata.get(column, {})}
-        known = {c: group_of[c] for c in info.cohort if group_of.get(c) in state.models}
-        if not known:  # in a real federation, an unknown client does not keep others out
+        joining = {c: group_of[c] for c in info.cohort if group_of.get(c) in state.models}
+        if not joining:  # in a real federation, an unknown client does not keep others out
             raise ConfigError(_refusal(info.cohort[0], group_of, state, column))
-        return state.joined(known)
+        return state.joined(joining)
 
     public = (
         f"the metadata column '{column}', which method {NAME} takes as public knowledge: if it was "
@@ -94,15 +94,15 @@ def given_groups(groups: Groups) -> Assign:
 
 def _refusal(client: ClientId, group_of: Mapping[ClientId, str], state: State, column: str) -> str:
     """Why a newcomer cannot join, and what to do."""
-    known = ", ".join(map(str, state.models))
+    groups = ", ".join(map(str, state.models))
     if client in group_of:
         return (
             f"method {NAME} cannot admit client {client}: there is no trained model for its group "
-            f"'{group_of[client]}' (known: {known}). Give it one of these, or start a new run"
+            f"'{group_of[client]}' (known: {groups}). Give it one of these, or start a new run"
         )
     return (
         f"method {NAME} cannot admit client {client}: its group is not known. Give it with "
-        f"--metadata {column}=NAME (known: {known}) in coterie admit, or list the client when a "
+        f"--metadata {column}=NAME (known: {groups}) in coterie admit, or list the client when a "
         "run begins"
     )
 

@@ -1,4 +1,4 @@
-"""Methods whose clients follow gradients of their own: after an inner step, or of a mixture."""
+"""Methods whose clients compute a special gradient: after an inner step, or of a mixture."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def per_fedavg(
 
     Family: personalised.
     Rule: on one batch w' = w − α∇f(w), on another d = ∇f(w'). "first": w ← w − βd. "hessian-free":
-    with a third batch, w ← w − β[d − α(∇f(w+δd) − ∇f(w−δd))/2δ]. Then as FedAvg. A client adapts
-    the model that it receives by one step of size α on one batch of its training data.
+    with a third batch, w ← w − β[d − α(∇f(w+δd) − ∇f(w−δd))/2δ]. The rest is as in FedAvg. A client
+    adapts the model that it receives by one step of size α on one batch of its training data.
     Args:
         order: "first" leaves out second derivatives; "hessian-free" approximates them by
             differences.
@@ -42,12 +42,12 @@ def per_fedavg(
     Server sees: means.
     Travels: one model down, one up.
     Newcomers: get the model, and adapt it by one step.
-    Departs: the paper's β is 1e-3, for thousands of steps; in 20 rounds it learns next to nothing,
-    so the default is the run's learning rate. Each kind of batch comes from its own shuffle of all
-    the client's samples, so clients with few samples train too. Statistics of batch normalisation
-    are those of the passes at w; the effects of other passes on them are undone. Dropout is the
-    same on both sides of a difference. The run's momentum and weight decay act on the outer step
-    only.
+    Departs: the paper's β is 1e-3, for thousands of steps; in 20 rounds it hardly learns anything,
+    so the default is the run's learning rate. The batches of each gradient come from a separate
+    shuffle of all the client's samples, so that clients with few samples train, too. Statistics of
+    batch normalisation are those of the passes at w; the effects of other passes on them are
+    undone. Dropout is the same on both sides of a difference. The run's momentum and weight decay
+    act on the outer step only.
     Reference: Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A
     Model-Agnostic Meta-Learning Approach, NeurIPS 2020.
     """

@@ -19,11 +19,12 @@ def moon(mu: NonNegative = 1.0, temperature: Positive = 0.5) -> Method:
     Family: global.
     Rule: a client minimises its loss + μ·−log[exp(cos(z, z₊)/T) / (exp(cos(z, z₊)/T) + exp(cos(z,
     z₋)/T))], averaged over the batch, where z is the input of the last layer, z₊ is that of the
-    model received, and z₋ is that of the client's own model of its last round; then as FedAvg. In a
-    client's first round z₋ = z₊, so the term is constant and is left out.
+    model received, and z₋ is that of the client's own model of its last round; the rest is as in
+    FedAvg. In a client's first round z₋ = z₊, so the term is constant and is left out.
     Args:
         mu: strength μ of the term, 0 or more; 0 is FedAvg to the bit.
-        temperature: T, above 0; the smaller, the sharper.
+        temperature: T, above 0; a smaller value makes differences between the similarities count
+            more.
     Server sees: means.
     Travels: 1 model down, 1 up.
     Newcomers: get the model.

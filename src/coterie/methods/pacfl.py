@@ -22,7 +22,7 @@ from coterie.core.messages import ClientId, Order, Scalar, Slot, Upload
 from coterie.core.method import Bound, Count, Method, Round, Setup, State, exclusive, method
 from coterie.core.weights import Weights
 from coterie.errors import TrainingError
-from coterie.methods.by_evidence import Evidenced, Try, by_evidence
+from coterie.methods.by_evidence import EvidenceRule, TrialMode, by_evidence
 from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 Matrix = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ def pacfl(
     p: Count = 3,
     measure: Literal["smallest", "sum"] = "smallest",
     linkage: Linkage = "average",
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the angles between subspaces of the clients' data, found once; FedAvg inside each.
@@ -52,9 +52,9 @@ def pacfl(
     the projections of the other. All clients first train one model; a trial on validation data
     decides whether the groups are used, and they continue from this model.
     Args:
-        threshold: the height of the cut in degrees, 0 or more, or "auto": evidence and trial.
-            Differences in the labels alone, such as exchanged classes, do not show in the angles
-            between inputs.
+        threshold: the height of the cut in degrees, 0 or more, or "auto", which uses evidence and a
+            trial instead. Differences in the labels alone, such as exchanged classes, do not show
+            in the angles between inputs.
         clusters: the number of groups instead of a threshold, 1 to the number of clients.
         p: singular vectors of each client, 1 or more; a client whose data have a lower rank (or
             fewer samples) sends fewer.
@@ -72,15 +72,15 @@ def pacfl(
     the models of all a client's candidate groups down.
     Newcomers: send their vectors and join the group whose first members are at the smallest mean
     angle (with "auto", the group whose mean projection is nearest); existing groups do not change.
-    Departs: "auto" is ours. The vectors are those of all data, as in the paper; its published code
-    uses vectors of each class and does not orthonormalise them. If two clients sent different
-    numbers of vectors, "sum" is scaled up from the pairs that both have. Inputs that are all zero
-    span nothing and count as orthogonal to all others.
+    Departs: "auto" is not from the paper. The vectors are those of all data, as in the paper; its
+    published code uses vectors of each class and does not orthonormalise them. If two clients sent
+    different numbers of vectors, "sum" is scaled up from the pairs that both have. Inputs that are
+    all zero span nothing and count as orthogonal to all others.
     Reference: Vahidian et al., Efficient Distribution Similarity Identification in Clustered
     Federated Learning via Principal Angles Between Client Data Subspaces, AAAI 2023.
     """
     if threshold == "auto" and clusters is None:
-        how = Evidenced(Probe("data", vectors=p), trial, trial_rounds)
+        how = EvidenceRule(Probe("data", vectors=p), trial, trial_rounds)
         return grouped("pacfl", by_evidence(how))
 
     def span(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:

@@ -1,4 +1,4 @@
-"""Methods whose server compares clients' models now and then and regroups the clients."""
+"""Methods whose server compares clients' models in some rounds and regroups the clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from coterie.core.method import (
 )
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
-from coterie.methods.by_evidence import Evidenced, Try, by_evidence, once_after, while_one
+from coterie.methods.by_evidence import EvidenceRule, TrialMode, by_evidence, once_after, while_one
 from coterie.methods.tree_cuts import Linkage, cut_tree, no_more
 
 Matrix = np.ndarray[Any, Any]
@@ -55,7 +55,7 @@ def fl_hc(
     clusters: Count | None = None,
     metric: Literal["l1", "l2", "cosine"] = "l2",
     linkage: Linkage = "average",
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """FedAvg for some rounds, then groups by the clients' updates, found once; FedAvg inside each.
@@ -72,7 +72,7 @@ def fl_hc(
         rounds: rounds of FedAvg before the clustering, 0 or more; a run that ends before it is
             FedAvg.
         threshold: the height at which the tree is cut, 0 or more, in units of ``metric`` (inf is
-            one group), or "auto": evidence and trial.
+            one group), or "auto", which uses evidence and a trial instead.
         clusters: the number of groups instead of a threshold, 1 to the number of clients.
         metric: the distance between two updates: "l1", "l2" or "cosine", which is 1 − cos; only
             with a given threshold or number of groups.
@@ -88,14 +88,15 @@ def fl_hc(
     Newcomers: get every group's model and join the group with the lowest loss on their training
     data. With "auto", they train the same model as the others did for the clustering and join the
     group whose mean direction is nearest.
-    Departs: "auto" is ours. The training for the clustering counts as a round; if all clients take
-    part in every round, it combines the paper's clustering with the first round after it. A client
-    whose reply is lost in that round joins like a newcomer the next time it is selected.
+    Departs: "auto" is not from the paper. The training for the clustering counts as a round; if all
+    clients take part in every round, it combines the paper's clustering with the first round after
+    it. A client whose reply is lost in that round joins like a newcomer the next time it is
+    selected.
     Reference: Briggs et al., Federated Learning with Hierarchical Clustering of Local Updates to
     Improve Training on Non-IID Data, IJCNN 2020.
     """
     if threshold == "auto" and clusters is None:
-        how = Evidenced(Probe("model"), trial, trial_rounds, first=rounds, later=rounds)
+        how = EvidenceRule(Probe("model"), trial, trial_rounds, first=rounds, later=rounds)
         rule = by_evidence(how, once_after(how, rounds), why=not_yet(rounds))
         return grouped("fl-hc", rule)
     height = threshold
@@ -113,7 +114,7 @@ def flis(
     threshold: Share | Literal["auto"] = "auto",
     graph: Literal["hierarchical", "threshold"] = "hierarchical",
     every: Natural = 0,
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the outputs of clients' models on the server's public samples; FedAvg inside each.
@@ -127,14 +128,13 @@ def flis(
     their data. The evidence is the grouping whose mean outputs on one half best predict the outputs
     on the other, and a trial on validation data decides whether the groups are used.
     Args:
-        threshold: the similarity at which clients are grouped, 0 to 1 (0 is one group), or "auto":
-            evidence and trial.
+        threshold: the similarity at which clients are grouped, 0 to 1 (0 is one group), or "auto",
+            which uses evidence and a trial instead.
         graph: "hierarchical" merges groups as long as the mean similarity between their clients is
             at least the threshold; "threshold" links clients of at least this similarity and groups
             clients that are linked, directly or through others.
         every: rounds from one clustering to the next, 0 or more; 0 clusters once. With "auto",
-            clients are asked again only as long as the evidence finds one group, and less and less
-            often.
+            evidence is gathered again only as long as it finds one group, and less and less often.
         trial: "auto" makes a trial if the evidence finds groups, "always" makes one in any case,
             "off" uses the groups of the evidence.
         trial_rounds: rounds that a trial takes, 1 or more.
@@ -145,10 +145,10 @@ def flis(
     Newcomers: get every group's model and join the group with the lowest loss on their training
     data. With "auto", they train θ⁰ as the others did and join the group whose mean outputs are
     nearest.
-    Departs: "auto" is ours. The paper compares predicted labels, this implementation probabilities.
-    The training for the clustering counts as a round. When the server runs a model, layers that do
-    not travel are those of θ⁰. A client whose reply is lost in such a round joins like a newcomer
-    the next time it is selected.
+    Departs: "auto" is not from the paper. The paper compares predicted labels, this implementation
+    probabilities. The training for the clustering counts as a round. When the server runs a model,
+    layers that clients do not send are those of θ⁰. A client whose reply is lost in such a round
+    joins like a newcomer the next time it is selected.
     Reference: Morafah et al., FLIS: Clustered Federated Learning via Inference Similarity for
     Non-IID Data Distribution, IEEE OJCS 2023.
     """
@@ -158,7 +158,7 @@ def flis(
         answers(setup.public, setup.start)
 
     if threshold == "auto":
-        how = Evidenced(
+        how = EvidenceRule(
             Probe("model"), trial, trial_rounds, views=lambda public: partial(answers, public)
         )
         rule = by_evidence(how, while_one(how, every), check)
@@ -178,7 +178,7 @@ def flis(
 def adaptive(
     threshold: Annotated[float, Field(ge=-1, le=1)] | Literal["auto"] = "auto",
     every: Count = 5,
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Groups by the direction of updates, found repeatedly; smaller clients train for fewer epochs.
@@ -194,30 +194,33 @@ def adaptive(
     directions on the other, and a trial on validation data decides whether the groups are used.
     Args:
         threshold: T, the mean similarity down to which groups merge, -1 to 1; -1 is one group, and
-            FedAvg to the bit if all clients have the same size. "auto" is evidence and trial.
-        every: rounds from one clustering to the next, 1 or more. With "auto", clients are asked
-            again only as long as the evidence finds one group: after ``every`` rounds, then after
-            twice as many, and so on.
+            FedAvg to the bit if all clients have equally many samples. "auto" uses evidence and a
+            trial instead.
+        every: rounds from one clustering to the next, 1 or more. With "auto", evidence is gathered
+            again only as long as it finds one group: after ``every`` rounds, then after twice as
+            many, and so on.
         trial: "auto" makes a trial if the evidence finds groups, "always" makes one in any case,
             "off" uses the groups of the evidence.
         trial_rounds: rounds that a trial takes, 1 or more.
     Server sees: each client's number of samples before the first round, its model in every
     clustering; otherwise means.
     Travels: 1 model down, 1 up; in a round with a clustering, for all clients. Before the first
-    round a question and a number. With "auto", also a model down and two up for the evidence, and
-    in a trial one more model up and the models of all a client's candidate groups down.
+    round a short message down and a number up. With "auto", also a model down and two up for the
+    evidence, and in a trial one more model up and the models of all a client's candidate groups
+    down.
     Newcomers: get every group's model and join the group with the lowest loss on their training
     data; one with more samples than any client at the start trains for E epochs. With "auto", they
     train as the others did and join the group whose mean direction is nearest.
-    Departs: "auto" is ours, because a T that is right for one data set divides identical clients of
-    another (0.35 does on digits). With a given T and several groups, updates are measured from a
-    point of our choice: the mean of the groups' models, weighted by their numbers of clients.
-    Measured from their own group's model, clients of groups that have learnt differ only by noise.
-    With one group the point is its model; if all clients are alike, a late clustering then has only
-    noise to go by and divides them. The paper instead adds up votes over several rounds. The
-    training for the clustering counts as a round. A client whose reply is lost in such a round
-    joins like a newcomer the next time it is selected. In a combination with a method that says how
-    clients train, only the grouping is used.
+    Departs: "auto" is not from the paper, because a T that is right for one data set can divide
+    identical clients of another (as 0.35 does on digits). With a given T and several groups,
+    updates are measured from a point of our choice: the mean of the groups' models, weighted by
+    their numbers of clients. Measured from their own group's model, the updates of clients whose
+    group is well trained differ only by noise. With one group the point is its model; if all
+    clients are alike, updates of a late clustering contain only noise, which then divides the
+    clients. The paper instead adds up votes over several rounds. The training for the clustering
+    counts as a round. A client whose reply is lost in such a round joins like a newcomer the next
+    time it is selected. In a combination with a method that says how clients train, only the
+    grouping is used.
     Reference: Gong et al., Adaptive Client Clustering for Efficient Federated Learning over Non-IID
     and Imbalanced Data, IEEE Transactions on Big Data 2024.
     """
@@ -229,7 +232,7 @@ def adaptive(
         return everyone().start(fed, setup).joined({}, largest=max(r.examples for r in replies))
 
     if threshold == "auto":
-        how = Evidenced(Probe("model"), trial, trial_rounds)
+        how = EvidenceRule(Probe("model"), trial, trial_rounds)
         rule = by_evidence(how, while_one(how, every))
     else:
         similarity = threshold
@@ -275,8 +278,8 @@ def clusterfl(k: Count, alpha: NonNegative = 0.1, every: Count = 5) -> Method:
     Newcomers: get every group's mean and join the group with the lowest loss on their training
     data; they use this mean until they have trained.
     Departs: this is the k-means form of the paper's multi-task objective; groups are found at
-    intervals, not in every iteration, and the paper's dropping of stragglers and of weakly related
-    clients is left out. A client whose reply is lost in a round with a clustering joins like a
+    intervals, not in every iteration, and, unlike in the paper, no stragglers or weakly related
+    clients are dropped. A client whose reply is lost in a round with a clustering joins like a
     newcomer the next time it is selected, with the model that it had.
     Reference: Ouyang et al., ClusterFL: A Similarity-Aware Federated Learning System for Human
     Activity Recognition, MobiSys 2021.
@@ -317,7 +320,7 @@ def once_from(number: int) -> Due:
 
 
 def not_yet(rounds: int) -> str:
-    """Why there is one group if clients are compared only after so many rounds.
+    """Why there is one group, if clients are compared only after this many rounds.
 
     >>> not_yet(5), not_yet(0)
     ('clients are compared in round 6, after 5 rounds with one model', '')
@@ -330,8 +333,8 @@ def regrouped(due: Due, label: Label, check: Check | None = None, why: str = "")
     """One group at first; in each round that is ``due``, all clients train and are regrouped.
 
     Until the first such round, ``why`` says why there is one group.
-    This training is the round's training: each new group's model is the mean of its members'
-    uploads. Groups get new names, so that whatever else is kept for a group's model starts afresh.
+    This is the training of that round: each new group's model is the mean of its members'
+    uploads. Groups get new names, so that other state kept for a group's model starts anew.
     A client that does not answer has no group until the next time it is selected.
     """
 
@@ -349,7 +352,7 @@ def regrouped(due: Due, label: Label, check: Check | None = None, why: str = "")
         groups: dict[ClientId, Slot] = {
             c: f"{info.number + 1}/{g}" for c, g in zip(sent, labels, strict=True)
         }
-        # Layers that do not travel are the same in every model.
+        # Layers that clients do not send are the same in every model.
         models = dict.fromkeys(groups.values(), next(iter(state.models.values())))
         return State(models, groups, state.memory, notes), replies
 

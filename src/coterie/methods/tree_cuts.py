@@ -43,7 +43,7 @@ def cut_tree(
     elif threshold != "auto":
         height = threshold if least_similarity is None else 1 - threshold
         labels, why = tree.cut(height), "the threshold was given"
-        if text := cannot_bind(tree, threshold, least_similarity):
+        if text := without_effect(tree, threshold, least_similarity):
             warning = {"warning": {"threshold": text}}
     return labels, {
         "clients": list(clients),
@@ -57,15 +57,17 @@ def cut_tree(
     }
 
 
-def cannot_bind(tree: Dendrogram, threshold: float, least_similarity: float | None = None) -> str:
+def without_effect(
+    tree: Dendrogram, threshold: float, least_similarity: float | None = None
+) -> str:
     """A warning if all merges of the tree lie on one side of the threshold; "" otherwise.
 
     Both ends of the scale are taken as intended: all clients together, or every client alone.
 
     >>> tree = Dendrogram(3, np.array([[0, 1, 0.25, 2], [2, 3, 0.5, 3]]))
-    >>> cannot_bind(tree, 4.0)
-    'threshold = 4 cannot bind: the last groups merge at 0.5, so all clients are together; ...'
-    >>> cannot_bind(tree, 0.3), cannot_bind(tree, math.inf)
+    >>> without_effect(tree, 4.0)
+    'threshold = 4 has no effect: the last groups merge at 0.5, so all clients are in one ...'
+    >>> without_effect(tree, 0.3), without_effect(tree, math.inf)
     ('', '')
     """
     if len(tree.merges) < 2:
@@ -78,14 +80,14 @@ def cannot_bind(tree: Dendrogram, threshold: float, least_similarity: float | No
             return ""
         at, change = (1 - last, "raise") if as_similarity else (last, "lower")
         return (
-            f"threshold = {threshold:g} cannot bind: the last groups merge at {at:.4g}, so all "
-            f"clients are together; {change} it, or leave it out"
+            f"threshold = {threshold:g} has no effect: the last groups merge at {at:.4g}, so all "
+            f"clients are in one group; {change} it, or leave it out"
         )
     if 0 < height < first:
         at, change = (1 - first, "lower") if as_similarity else (first, "raise")
         return (
-            f"threshold = {threshold:g} cannot bind: the first clients merge at {at:.4g}, so "
-            f"every client is alone; {change} it, or leave it out"
+            f"threshold = {threshold:g} has no effect: the first clients merge at {at:.4g}, so "
+            f"every client is alone in its group; {change} it, or leave it out"
         )
     return ""
 
@@ -93,9 +95,9 @@ def cannot_bind(tree: Dendrogram, threshold: float, least_similarity: float | No
 def chosen_because(best: Cut) -> str:
     """Why the automatic cut is where it is.
 
-    A cut counts only if its mean silhouette is above 0.1 both over clients (as drawn) and over
-    groups. So a cut with a higher silhouette over clients than the chosen one was too low over
-    groups.
+    A cut counts only if its mean silhouette is above 0.1 both over clients (which figures show) and
+    over groups. So if a cut has a higher silhouette over clients than the chosen one, its
+    silhouette over groups was too low.
     """
     if not best.scores:
         return "one group: no cut has a silhouette, as fewer than three clients differ"

@@ -24,13 +24,13 @@ from coterie.core.messages import ClientId, Order, Reply, Scalar, Slot, Upload
 from coterie.core.method import Count, Method, NonNegative, Round, Setup, State, matrix, method
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError, TrainingError
-from coterie.methods.by_evidence import NO_NOISE, ROOT, Evidenced, Try, one_group, shown
+from coterie.methods.by_evidence import NO_NOISE, ROOT, EvidenceRule, TrialMode, one_group, shown
 from coterie.methods.tree_cuts import no_more
 
 Matrix = np.ndarray[Any, Any]
 Probed = tuple[Tensor, float, int]  # gradient or direction, its variance, samples
-_UNRELIABLE = 0.05  # the least reliability of a direction, as distances are divided by it
-_FLOOR = 1e-3  # the least σ, as a share of the mean: with one sample σ is 0, and it divides
+_UNRELIABLE = 0.05  # the lowest reliability of a direction, since distances are divided by it
+_FLOOR = 1e-3  # the lowest σ, as a share of the mean: with one sample σ is 0, and it is a divisor
 _SHARPER = 0.25  # σ² of a direction as a share of its halves' spread: chosen on digits, seed 0
 _MOST_SCORED = 100  # clients; with more, k-means for every number of streams takes seconds
 softmax = partial(scipy_softmax, axis=1)
@@ -52,7 +52,7 @@ def user_centric(
     select: Literal["evidence", "silhouette"] | None = None,
     penalty: NonNegative = 0.0,
     steps: Count | Literal["auto"] = "auto",
-    trial: Try = "auto",
+    trial: TrialMode = "auto",
     trial_rounds: Count = 1,
 ) -> Method:
     """Each client's model is its own weighted mean of all clients' models.
@@ -78,9 +78,10 @@ def user_centric(
             "update". When not given: "update" with "auto" streams, "gradient" otherwise.
         variance_batch: batch size for σ², 1 or more; a third of the client's samples when not given
             (the paper uses 100 for label shift). There are always at least two batches.
-        select: how "auto" chooses the number of streams: "evidence", as above, or "silhouette", the
-            paper's rule: the number k with the highest silhouette − penalty·k, one if no silhouette
-            is above 0.1, and no trial. When not given: "evidence", unless ``probe`` is "gradient".
+        select: how "auto" chooses the number of streams: "evidence", as described for ``streams``,
+            or "silhouette", the paper's rule: the number k with the highest silhouette − penalty·k,
+            one if no silhouette is above 0.1, and no trial. When not given: "evidence", unless
+            ``probe`` is "gradient".
         penalty: how much silhouette each further stream must add, 0 or more.
         steps: steps of the short training of "update", 1 or more, or "auto": as many as the median
             client needs to bring its loss down to a fifth.
@@ -93,12 +94,13 @@ def user_centric(
     Travels: 1 model down, 1 up; with ``parallel``, as many as there are streams, both ways. Before
     the first round θ⁰ down and a gradient (or two updates) up; in a trial at most one more model
     up, and the models of all a client's candidate groups down.
-    Newcomers: send the same and get their own row ("all") or join the stream with the nearest row;
-    with "update", the stream with the nearest mean direction.
-    Departs: "update", the evidence and the trial are ours; with "auto", there is one stream until
-    the trial. σ is at least 0.001 of its mean over clients, because it is 0 for a client with too
-    few samples. A client whose first reply was lost is admitted like a newcomer the next time it is
-    selected.
+    Newcomers: send what the other clients sent before the first round, and get their own row
+    ("all") or join the stream with the nearest row; with "auto" streams, the stream with the
+    nearest mean direction.
+    Departs: "update", the evidence and the trial are not from the paper; with "auto", there is one
+    stream until the trial. σ is at least 0.001 of its mean over clients, because it is 0 for a
+    client with too few samples. A client whose first reply was lost is admitted like a newcomer the
+    next time it is selected.
     Reference: Mestoukirdi et al., User-Centric Federated Learning: Trading off Wireless Resources
     for Personalization, IEEE TMLCN 2023.
     """
@@ -110,7 +112,7 @@ def user_centric(
             "select = 'silhouette' to compare gradients"
         )
     by_evidence = streams == "auto" and rule == "evidence"
-    how = Evidenced(Probe("model", steps), trial if by_evidence else "off", trial_rounds)
+    how = EvidenceRule(Probe("model", steps), trial if by_evidence else "off", trial_rounds)
     weighing = Weighing(streams, compared == "update", by_evidence, how, penalty)
     assign = Assign(
         weighing.start,
@@ -139,7 +141,7 @@ class Weighing:
     streams: int | str
     updates: bool
     by_evidence: bool
-    how: Evidenced
+    how: EvidenceRule
     penalty: float
 
     def start(self, fed: Federation, setup: Setup) -> State:
@@ -149,7 +151,7 @@ class Weighing:
             probed = gradients_of(fed, setup.start, {}, setup.clients)
             if not probed:
                 raise TrainingError(
-                    "user-centric: no client sent its gradient, so there are no weights"
+                    "user-centric: no client sent its gradient, so no weights can be computed"
                 )
             return self.weighed(state.joined({}, start=setup.start), probed)
         if self.by_evidence:
@@ -193,7 +195,7 @@ class Weighing:
         return mixed(state, probed, rows)
 
     def admit(self, fed: Federation, state: State, info: Round) -> State:
-        """Newcomers send the same as the others did, and get a row or a stream."""
+        """Ask newcomers what the other clients were asked, and give them a row or a stream."""
         memory, probed = state.memory, dict[ClientId, Probed](state.memory["seen"])
         if self.updates:
             answers = probed | probing.directions_of(fed, memory["probe"], info.cohort)
@@ -202,13 +204,13 @@ class Weighing:
             probed = gradients_of(fed, memory["start"], probed, info.cohort)
         squares, clients = squared_distances(probed, self.updates), list(probed)
         logs = log_weights(probed, squares, self.updates)
-        known = [i for i, c in enumerate(clients) if c in state.groups]
+        placed = [i for i, c in enumerate(clients) if c in state.groups]
         models, groups = dict(state.models), dict(state.groups)
-        for i in sorted(set(range(len(clients))) - set(known)):
-            row = softmax(logs[[i]][:, known])
+        for i in sorted(set(range(len(clients))) - set(placed)):
+            row = softmax(logs[[i]][:, placed])
             if self.streams == "all":
                 groups[clients[i]] = clients[i]
-                models[clients[i]] = blend(row[0], [state.models[clients[j]] for j in known])
+                models[clients[i]] = blend(row[0], [state.models[clients[j]] for j in placed])
             elif self.by_evidence:
                 groups[clients[i]] = nearest_part(state, probed[clients[i]][0])
             else:
@@ -218,7 +220,7 @@ class Weighing:
         return mixed(state, probed, Rows(softmax(logs), squares))
 
     def regrouped(self, before: State, after: State) -> State:
-        """After a trial: the rows of the new streams."""
+        """Compute the rows of the new streams after a trial."""
         after = self.how.after_trial(before, after)
         probed = {c: v for c, v in after.memory["seen"].items() if c in after.groups}
         return mixed(after, probed, self.rows(probed))
@@ -294,7 +296,7 @@ def terms_of(
 
 
 def probed_in(answer: ProbeAnswer) -> dict[ClientId, Probed]:
-    """What a probe says about each client: its direction, its halves' spread, its samples."""
+    """Each client's direction, the spread of its two halves, and its number of samples."""
     values = zip(answer.places, answer.spreads, answer.examples, strict=True)
     return dict(zip(answer.clients, values, strict=True))
 
@@ -302,7 +304,7 @@ def probed_in(answer: ProbeAnswer) -> dict[ClientId, Probed]:
 def gradients_of(
     fed: Federation, start: Weights, probed: Mapping[ClientId, Probed], clients: Sequence[ClientId]
 ) -> dict[ClientId, Probed]:
-    """The answers of all clients asked so far, these included, in the order of client ids."""
+    """Ask these clients for gradients; all answers so far, in the order of client ids."""
     model, answers = start.only(start.layout.shareable), dict(probed)
     for reply in fed.gather([Order(c, "gradient", {"model": model}) for c in clients]):
         gradient = reply.arrays["gradient"]

@@ -1,7 +1,7 @@
 """Tracking: send the events of a run to TensorBoard, MLflow or your own tracker.
 
-Trackers run in their own threads. One that fails or is slow loses its own records, but never delays
-or ends the run.
+Each tracker runs in its own thread. If it fails or is slow, its records are incomplete, but it
+never delays or ends the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from coterie.errors import ConfigError, Interrupted
 from coterie.registry import TRACKERS
-from coterie.tracking.courier import Courier
+from coterie.tracking.tracker_thread import TrackerThread
 
 Tell = Callable[[str], None]
 
@@ -124,30 +124,30 @@ class Tracking:
     """All trackers of one run; as a context manager it ends them and reports what they missed."""
 
     def __init__(self, trackers: Iterable[tuple[str, Tracker]], tell: Tell) -> None:
-        self._couriers = [Courier(name, tracker, tell) for name, tracker in trackers]
+        self._threads = [TrackerThread(name, tracker, tell) for name, tracker in trackers]
         self._tell = tell
         self._about: Mapping[str, Any] | None = None  # not yet sent
         self._summary: Mapping[str, Any] = {}
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Start the run for the trackers, which they learn with its first event.
+        """Keep the description of the run, which trackers receive just before its first event.
 
-        Before that the method may still refuse its set-up, and the run directory be removed.
+        Until then the method may still refuse the set-up, and the run directory may be removed.
         """
         self._about = about
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Send a copy of an event; scores that come later are another event."""
         self._begin()
-        for courier in self._couriers:
-            courier.send("event", dict(event))
+        for thread in self._threads:
+            thread.send("event", dict(event))
 
     def _begin(self) -> None:
         if self._about is None:
             return
-        for courier in self._couriers:
-            courier.start()
-            courier.send("begin", self._about)
+        for thread in self._threads:
+            thread.start()
+            thread.send("begin", self._about)
         self._about = None
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -169,8 +169,8 @@ class Tracking:
         if error is not None:
             stopped = isinstance(error, KeyboardInterrupt | Interrupted)
             status = "stopped" if stopped else "failed"
-        for courier in self._couriers:
-            courier.send("end", status, {} if error is not None else self._summary)
-        for courier in self._couriers:
-            if missed := courier.stop(_PATIENCE[status]):
+        for thread in self._threads:
+            thread.send("end", status, {} if error is not None else self._summary)
+        for thread in self._threads:
+            if missed := thread.stop(_PATIENCE[status]):
                 self._tell(missed)

@@ -167,7 +167,7 @@ def test_a_client_that_wants_secure_sums_takes_part_in_nothing_else(tmp_path):
     fed.grid.members[1].secure = True
     result = fed.serve()
     assert result.summary["kept"] == [0, 2]
-    assert any("runs with secure sums only" in text for text in fed.said)
+    assert any("only in runs with secure sums" in text for text in fed.said)
     said = {read(p.answer)["kind"] for p in fed.grid.posts if p.client == 1}
     assert said == {"describe", "refused", "stranger", "missing"}  # no answer to an order
 

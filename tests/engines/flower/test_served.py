@@ -250,7 +250,7 @@ def test_a_member_started_anew_in_a_round_is_sent_in_full_what_it_should_have(tm
     kept = [p for p in fed.grid.posts if p.order == "final.1" and p.client == 2]
     assert [p.size > 0 for p in kept] == [False, True]
     assert read(kept[0].answer)["kind"] == MISSING
-    assert any("going on with run" in text for text in fed.heard)
+    assert any("continuing run" in text for text in fed.heard)
 
 
 def test_one_that_misses_arrays_for_ever_is_given_up(tmp_path):

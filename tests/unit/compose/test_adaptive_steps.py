@@ -20,8 +20,8 @@ from coterie.compose.adaptive_steps import (
     Estimates,
     Measured,
     Resource,
-    _Asking,
     _ended,
+    _MeasuringFederation,
     adaptive_steps,
     best_steps,
     bound,
@@ -146,14 +146,14 @@ def test_a_budget_smaller_than_a_round_leaves_one_step():
 def test_what_still_fits_by_hand():
     # 100 s, 80 spent, 2 a step, 3 an aggregation: 80 + 2(τ+1) + 6 ≤ 100 up to τ = 6.
     resource = Resource("s", 100.0, 80.0, 2.0, 3.0)
-    assert resource.most() == 6
-    assert not resource.short(5)  # 98
-    assert resource.short(6)  # 100: nothing will be left
-    assert Resource("s", 100.0, 91.0, 2.0, 3.0).most() == 0
-    assert Resource("s", 100.0, 95.0, 2.0, 3.0).most() == 0
-    assert Resource("bytes", 100.0, 94.0, 0.0, 3.0).most() == math.inf
-    assert Resource("bytes", 100.0, 95.0, 0.0, 3.0).most() == 0
-    assert Resource("bytes", 100.0, 100.0, 0.0, 0.0).most() == 0
+    assert resource.most_steps() == 6
+    assert not resource.runs_short(5)  # 98
+    assert resource.runs_short(6)  # 100: nothing will be left
+    assert Resource("s", 100.0, 91.0, 2.0, 3.0).most_steps() == 0
+    assert Resource("s", 100.0, 95.0, 2.0, 3.0).most_steps() == 0
+    assert Resource("bytes", 100.0, 94.0, 0.0, 3.0).most_steps() == math.inf
+    assert Resource("bytes", 100.0, 95.0, 0.0, 3.0).most_steps() == 0
+    assert Resource("bytes", 100.0, 100.0, 0.0, 0.0).most_steps() == 0
 
 
 def test_costs_are_means_over_rounds():
@@ -217,7 +217,7 @@ def upload(value, extra=True, **metrics):
 
 def test_those_who_train_are_told_the_steps_and_others_are_not():
     fed = Scripted(lambda o: upload(1, o.task == "train"), range(2))
-    asking = _Asking(fed, 7)
+    asking = _MeasuringFederation(fed, 7)
     orders = [Order(0, "train", {"0": weights(LINE, 0, 0)}, {"mine": 3}), Order(1, "warm-up")]
     asking.gather(orders)
     (_, asked, _) = fed.asked[0]
@@ -228,15 +228,15 @@ def test_those_who_train_are_told_the_steps_and_others_are_not():
 
 def test_the_method_does_not_see_what_was_measured():
     fed = Scripted(lambda o: upload(o.client), range(4))
-    asking = _Asking(fed, 1)
+    asking = _MeasuringFederation(fed, 1)
     model = weights(LINE, 0, 0)
     orders = [Order(c, "train", {str(c // 2): model}) for c in range(4)]
     means = asking.reduce(orders, {c: {c // 2: 1.0} for c in range(4)})
     assert all(set(m.arrays) == {"model"} for m in means.values())
     assert [float(m.arrays[KEY][0]) for m in asking.means] == [0.5, 2.5]
-    replies = _Asking(fed, 1).gather(orders)
+    replies = _MeasuringFederation(fed, 1).gather(orders)
     assert all(set(r.arrays) == {"model"} for r in replies)
-    looking = _Asking(fed, 1)
+    looking = _MeasuringFederation(fed, 1)
     looking.gather(orders)  # by the model that each was offered
     assert [float(m.arrays[KEY][0]) for m in looking.means] == [0.5, 2.5]
 
@@ -244,7 +244,7 @@ def test_the_method_does_not_see_what_was_measured():
 def test_single_replies_of_clients_that_pick_go_by_their_pick():
     fed = Scripted(lambda o: upload(o.client, slot=float(o.client % 2)), range(4))
     model = weights(LINE, 0, 0)
-    asking = _Asking(fed, 1)
+    asking = _MeasuringFederation(fed, 1)
     asking.gather([Order(c, "train", {"0": model, "1": model}) for c in range(4)])
     assert [float(m.arrays[KEY][0]) for m in asking.means] == [1.0, 2.0]
     means = asking.average([Reply(0, 1, {"model": model}, {})], {0: {0: 1.0}})
@@ -263,7 +263,7 @@ def test_single_replies_of_clients_that_pick_go_by_their_pick():
         (lambda: coterie.dc_pfl(alpha=1), "exchange of its own"),
         (coterie.dc_pfl, "dc-pfl"),
         (coterie.fedtsdp, "fedtsdp"),
-        (lambda: coterie.layer_wise(coterie.fedavg(), 2), "lets layers rest"),
+        (lambda: coterie.layer_wise(coterie.fedavg(), 2), "skips layers in some rounds"),
         (adaptive_tau, "best models seen"),
     ],
 )

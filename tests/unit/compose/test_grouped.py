@@ -88,7 +88,7 @@ def test_a_joined_method_travels_by_name():
         ("local+krum", {}, "shares nothing: no robust mean"),
         ("local+fedavgm", {}, "shares nothing: no server optimizer"),
         ("fedtsdp+fedavgm", {}, "renumbers its clusters"),
-        ("dc-pfl+fedadam", {}, "lets layers rest, which a step would move"),
+        ("dc-pfl+fedadam", {}, "skips layers in some rounds, which an optimizer's step would"),
         ("ditto", {"lam": float("inf")}, "lam = inf: must be a finite number"),
         ("dc-pfl+fedprox", {}, "dc-pfl has an exchange of its own"),
         ("dc-pfl+fedtsdp", {}, "exchange of its own"),

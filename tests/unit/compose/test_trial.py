@@ -25,7 +25,7 @@ from coterie.core.weights import Weights
 from coterie.data import Split
 from coterie.experiment.experiment import execute
 from coterie.methods import make
-from coterie.methods.by_evidence import Evidenced
+from coterie.methods.by_evidence import EvidenceRule
 from scripted import Scripted, Spy, halves, linears, opened, setup, weights
 from scripted import steps as steps_
 from support import (
@@ -189,7 +189,7 @@ def test_groups_have_at_least_so_many_members_and_coarser_ones_are_sums():
 @pytest.mark.parametrize(
     ("clients", "last"), [(16, [14, 15, 16]), (17, [15, 16, 17]), (30, [16, 20, 25, 30])]
 )
-def test_of_many_groups_a_ladder_is_tried(clients, last):
+def test_of_many_groups_a_group_counts_is_tried(clients, last):
     first, second = np.random.default_rng(0).normal(size=(2, clients, 4))
     evidence = find_evidence(first, second, np.ones(clients))
     tried = counts(candidates(evidence))
@@ -395,7 +395,7 @@ def test_a_trial_trains_as_long_as_the_probe_or_asks_how_long_that_must_be(steps
     answer = ProbeAnswer(IDS, [1] * 6, evidence, torch.eye(6), [0.0] * 6, memory, notes)
     state = State({0: weights(PLANE, 0, 0)}, dict.fromkeys(IDS, 0))
     fed = Scripted(lambda order: steps_(50, samples=2.0), IDS)
-    after = Evidenced().decided(fed, state, answer)
+    after = EvidenceRule().decided(fed, state, answer)
     assert after.memory["trial"]["steps"] == (steps or 50)
     asked = [order for _, orders, _ in fed.asked for order in orders.values()]
     assert [(o.client, o.task, o.config["keep"]) for o in asked] == [

@@ -102,7 +102,7 @@ def test_a_function_of_the_user_in_the_folder_one_is_in(tmp_path):
         ("loading_one", "write package.module:function"),
         ("loading_nowhere:read", "No module named 'loading_nowhere'"),
         ("loading_one:write", "write"),
-        ("loading_one:NUMBER", "this is not a function"),
+        ("loading_one:NUMBER", "is not a function"),
         ("loading_wrong:read", "SyntaxError"),
         ("loading_raises:read", "RuntimeError: no licence"),
     ],

@@ -147,7 +147,7 @@ ODD = [
     ({"samples": "uint8"}, "its data is of samples uint8, not float32"),
     ({"labels": "float32"}, "its data is of labels float32"),
     ({"width": (2,)}, "its data is of width (2,)"),
-    ({"classes": None}, "it has numbers to predict where the others have classes"),
+    ({"classes": None}, "it predicts numbers where the other clients predict classes"),
 ]
 
 
@@ -166,7 +166,7 @@ def test_who_does_not_fit_most_is_named_and_the_others_go_on(change, told, place
 
 def test_numbers_to_predict_are_as_many():
     two, three = (described(None, targets=n, labels="float32") for n in (2, 3))
-    assert unlike(two, three) == "it has 2 numbers to predict, not 3"
+    assert unlike(two, three) == "it predicts 2 numbers, not 3"
     assert unlike(two, replace(two, sizes=(1, 1, 1), name="x", vocabulary=4, groups=2)) == ""
 
 

@@ -315,7 +315,7 @@ def test_a_group_is_probed_when_its_mean_update_is_little_more_than_noise():
         parted = {3: "1/0", 8: "1/0", 20: "1/0", 7: "1/1", 11: "1/1", 12: "1/1"}
         assert state.groups == (parted if at_rest else dict.fromkeys(IDS, 0))
         # Who was never asked is told why: the mean is √6·cos 35° = 2.01 times the noise.
-        said = "is 2.01 times as long as noise alone would be, and a group is asked only below 2"
+        said = "is 2.01 times as long as noise alone would make it, and evidence is gathered only"
         assert (said in state.notes.get("why", "")) == (not at_rest)
 
 

@@ -233,7 +233,7 @@ def test_a_run_goes_on_from_the_same_file_only(tmp_path, says):
     for words in (["run", "--resume", "a", "--rounds", "4"], ["export", "a", "--client", "0"]):
         code, text = says(*words)
         assert code == 2
-        assert f"{file} has changed since this began" in text
+        assert f"{file} has changed since the run began" in text
         assert "restore the file, or start again" in text
     file.unlink()
     code, text = says("run", "--resume", "a", "--rounds", "4")
@@ -249,7 +249,7 @@ def test_a_comparison_goes_on_from_the_same_file_only(tmp_path, says):
     cli("compare", "--resume", "c", "--quiet")
     file.write_text(METHOD.replace("0.1", "0.2"))
     code, text = says("compare", "--resume", "c")
-    assert (code, "has changed since this began" in text) == (2, True)
+    assert (code, "has changed since the run began" in text) == (2, True)
 
 
 def test_a_place_where_nothing_is_is_a_sentence(says):

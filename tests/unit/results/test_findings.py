@@ -38,7 +38,9 @@ REJECTED = {
     "chosen": 1,
     "why": "no grouping is better than one model on validation data (loss 2.000)",
 }
-NOBODY = {"why": "no client has validation data: there is no way to tell whether groups pay"}
+NOBODY = {
+    "why": "no client has validation data, so nothing can tell whether training in groups helps"
+}
 
 
 def at(number, **notes):
@@ -361,10 +363,13 @@ def test_the_card_has_the_sentence_once():
 
 
 def test_warnings_stand_at_the_top():
-    told = {**finished().events[0]["notes"], "warning": {"threshold": "threshold = 9 cannot bind"}}
+    told = {
+        **finished().events[0]["notes"],
+        "warning": {"threshold": "threshold = 9 has no effect"},
+    }
     run = finished()
     run = replace(run, events=[{**run.events[0], "notes": told}, *run.events[1:]])
-    assert outcome(run)[1] == "Warning: threshold = 9 cannot bind."
+    assert outcome(run)[1] == "Warning: threshold = 9 has no effect."
     assert "Warning: threshold = 9" in html(run)["headline"]
 
 

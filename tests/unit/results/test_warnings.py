@@ -1,4 +1,4 @@
-"""Thresholds that cannot bind: each warns once, with the value that it would have had to meet."""
+"""Thresholds without an effect: each warns once, with the value that it would have had to meet."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from coterie.clustering import Dendrogram
 from coterie.compose.layerwise import AT_REST, never_quiet
 from coterie.experiment.experiment import execute
 from coterie.methods.fedtsdp import ClusteringStages, Halves
-from coterie.methods.tree_cuts import cannot_bind, cut_tree
+from coterie.methods.tree_cuts import cut_tree, without_effect
 from coterie.report.progress import progress, saying
 from coterie.report.reading import read_run
 from coterie.report.tables import print_summary
@@ -26,7 +26,7 @@ DISTANCES = np.array([[0.0, 1.0, 4.0], [1.0, 0.0, 4.0], [4.0, 4.0, 0.0]])
 
 
 def warns(threshold, **options):
-    return cannot_bind(THREE, threshold, **options)
+    return without_effect(THREE, threshold, **options)
 
 
 # --- trees ----------------------------------------------------------------------------------------
@@ -35,8 +35,8 @@ def warns(threshold, **options):
 def test_a_height_above_the_last_merge_or_below_the_first():
     assert "the last groups merge at 0.5" in warns(0.5)  # at the height itself they merge
     assert "the first clients merge at 0.25" in warns(0.2)
-    assert "so every client is alone; raise it" in warns(0.2)
-    assert "so all clients are together; lower it" in warns(9.0)
+    assert "so every client is alone in its group; raise it" in warns(0.2)
+    assert "so all clients are in one group; lower it" in warns(9.0)
     assert warns(0.25) == warns(0.4) == ""
 
 
@@ -49,15 +49,15 @@ def test_the_ends_of_the_scale_are_meant():
 
 def test_similarities_are_said_as_similarities():
     assert "the last groups merge at 0.5" in warns(0.3, least_similarity=0.0)
-    assert "so all clients are together; raise it" in warns(0.3, least_similarity=0.0)
+    assert "so all clients are in one group; raise it" in warns(0.3, least_similarity=0.0)
     assert "the first clients merge at 0.75" in warns(0.9, least_similarity=0.0)
-    assert "so every client is alone; lower it" in warns(0.9, least_similarity=0.0)
+    assert "so every client is alone in its group; lower it" in warns(0.9, least_similarity=0.0)
     assert warns(0.6, least_similarity=0.0) == ""
 
 
 def test_two_clients_are_together_or_apart_and_both_is_an_answer():
     two = Dendrogram(2, np.array([[0, 1, 0.5, 2]]))
-    assert cannot_bind(two, 9.0) == cannot_bind(two, 0.1) == ""
+    assert without_effect(two, 9.0) == without_effect(two, 0.1) == ""
 
 
 def test_only_a_given_threshold_warns():
@@ -85,7 +85,8 @@ def test_cfl_says_at_the_end_how_small_the_mean_update_was():
     made = on_quadratics(coterie.methods.cfl(eps1=0.1), [[1.0], [3.0]], settings={"rounds": 2})
     (told,) = execute(made).summary["warnings"]
     assert told == (
-        "eps1 = 0.1 never bound: the smallest mean update was 0.8 of the largest, so no group split"
+        "eps1 = 0.1 had no effect: the smallest mean update was 0.8 of the largest, so no group "
+        "split"
     )
     absolute = coterie.methods.cfl(eps1=0.1, relative=False)
     made = on_quadratics(absolute, [[1.0], [3.0]], settings={"rounds": 2})
@@ -132,9 +133,9 @@ def test_a_radius_that_all_distances_are_within_or_beyond():
     assert notes["stages"] == {"eps_outputs": 2, "eps_weights": 3}
     assert notes["warning_at_end"]["eps_outputs"] == ""
     said = notes["warning_at_end"]["eps_weights"]
-    assert "the smallest distance was 10, so it left every client alone" in said
+    assert "the smallest distance was 10, so every client was alone in its cluster" in said
     said = told(4.0, 10.0)[2]["warning_at_end"]["eps_outputs"]
-    assert "eps_outputs = 4 never bound: the largest distance was 4" in said
+    assert "eps_outputs = 4 had no effect: the largest distance was 4" in said
     # What an earlier clustering saw stays.
     later = told(2.0, 3.5, spans={"eps_outputs": (0.5, 3.0)})[1]["spans"]
     assert later["eps_outputs"] == (0.5, 4.0)
@@ -166,7 +167,7 @@ def test_a_stage_that_told_nobody_apart_says_so():
 
 
 def test_a_share_below_which_no_layer_ever_was():
-    assert "share = 0.1 never bound" in never_quiet("share", 0.1, 0.34)
+    assert "share = 0.1 had no effect" in never_quiet("share", 0.1, 0.34)
     assert "had 0.34 of the mean discrepancy" in never_quiet("share", 0.1, 0.34)
     assert never_quiet("share", 0.1, 0.05) == never_quiet("share", 0.0, 0.3) == ""
     assert never_quiet("share", 0.1, math.inf) == ""  # nothing was measured
@@ -181,7 +182,7 @@ def test_dc_pfl_says_how_much_the_quietest_layer_differed(tmp_path):
         for gaps in event["notes"]["layers"].get("discrepancy", {}).values():
             shares.append(min(gaps.values()) / (sum(gaps.values()) / len(gaps)))
     assert (
-        "share = 0.001 never bound: the layer in which clients differed least had "
+        "share = 0.001 had no effect: the layer in which clients differed least had "
         f"{min(shares):.3g} of the mean" in told
     )
     for rounds in (4, 5):
@@ -195,7 +196,7 @@ def test_dc_pfl_says_how_much_the_quietest_layer_differed(tmp_path):
 
 
 def far(rounds, **settings):
-    """A run of a method that clusters in every round and is never bound by its threshold."""
+    """A run of a method that clusters in every round and is never reaches its threshold."""
     method = coterie.methods.adaptive(threshold=-0.5, every=1)
     people = quadratics([[1.0], [1.1], [1.3], [1.2]])
     return on_quadratics(method, [], population=people, settings={"rounds": rounds, **settings})

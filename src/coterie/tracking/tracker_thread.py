@@ -1,4 +1,4 @@
-"""Deliver the calls of a run to a tracker in a thread, so that the run never waits or fails."""
+"""Call a tracker in a thread of its own, so that it can neither delay a run nor end it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LENGTH = 160  # characters of the reason of a failure
 _SHORT = 5.0  # seconds to wait for a tracker whose last call failed
 
 
-class Courier:
+class TrackerThread:
     """One tracker and the thread that calls it, in order."""
 
     def __init__(self, name: str, tracker: Tracker, tell: Callable[[str], None]) -> None:
         self._name, self._tracker, self._tell = name, tracker, tell
         self._calls: SimpleQueue[tuple[str, tuple[Any, ...]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._sent = self._brought = 0  # rounds
+        self._sent = self._delivered = 0  # rounds
         self._failures = 0  # in a row
         self._begun = self._ended = self._warned = False
         self._over = False  # skip the remaining calls
@@ -42,13 +42,13 @@ class Courier:
         self._calls.put((call, arguments))
 
     def stop(self, seconds: float) -> str:
-        """Wait at most ``seconds`` for queued calls; return in words what was missed."""
+        """Wait at most ``seconds`` for queued calls; return a message about what was missed."""
         if self._thread is None:
             return ""
         self._calls.put(None)
         self._thread.join(min(seconds, _SHORT) if self._failures else seconds)
         self._over = True
-        missed = self._sent - self._brought
+        missed = self._sent - self._delivered
         if missed:
             rounds = "round was" if self._sent == 1 else "rounds were"
             return f"{self._name}: {missed} of {self._sent} {rounds} not tracked"
@@ -66,7 +66,7 @@ class Courier:
             else:
                 self._failures = 0
                 self._begun |= call == "begin"
-                self._brought += _is_round(call, arguments)
+                self._delivered += _is_round(call, arguments)
                 self._ended |= call == "end"
 
     def _wanted(self, call: str) -> bool:
