@@ -64,7 +64,8 @@ def _means(values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np
     ends = np.cumsum(counts)
     # Not reduceat, which adds in another order than the mean of a row alone.
     rows = zip((ends - counts).tolist(), ends.tolist(), strict=True)
-    return np.array([np.add.reduce(values[first:end]) for first, end in rows]) / counts
+    sums: NDArray[np.float64] = np.array([np.add.reduce(values[a:b]) for a, b in rows])
+    return sums / counts
 
 
 def _regression(outputs: Tensor, y: Tensor) -> dict[str, float]:
