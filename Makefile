@@ -6,6 +6,9 @@ WORKERS ?= 2
 SIDE_BY_SIDE := -m "not e2e" -p no:cacheprovider -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 DEMO_DIR ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
+# Tests start many processes, each of which would compile all of the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test coverage test-e2e check pages docs build bench-methods setup clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt

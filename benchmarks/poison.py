@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 import coterie
-from coterie.channel import channel
+from coterie.channel import outliers
 from coterie.channel.outliers import BOUND, LEAST, MOVES, OUTLIERS, lengths, limit
 from coterie.core.weights import Weights
 from coterie.errors import TrainingError
@@ -177,7 +177,7 @@ def longest(kind: str, name: str, seed: int) -> dict[str, Any]:
     case = dict(HONEST[kind])
     clients = people(case.pop("sizes"), seed, case.pop("odd", False))
     worst: list[tuple[float, str]] = [(0.0, "")]
-    judge = channel.too_long
+    judge = outliers.too_long
 
     def measured(orders: Any, received: Any, sent: Any, examples: Any) -> dict[int, str]:
         for each in lengths(orders, received, sent, examples):
@@ -188,7 +188,7 @@ def longest(kind: str, name: str, seed: int) -> dict[str, Any]:
     if name == "scaffold":
         case.pop("momentum", None)
         case["lr"] = min(case.get("lr", 0.05), 0.05)  # above, it diverges by itself
-    channel.too_long = measured
+    outliers.too_long = measured
     try:
         coterie.simulate(
             clients,
@@ -203,7 +203,7 @@ def longest(kind: str, name: str, seed: int) -> dict[str, Any]:
     except TrainingError as error:
         ended = str(error)
     finally:
-        channel.too_long = judge
+        outliers.too_long = judge
     ratio, what = worst[0]
     return {
         "kind": kind,

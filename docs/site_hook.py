@@ -3,13 +3,16 @@
 The pages are read in the repository, too, so their links are those of the repository. What they
 name outside ``docs`` is put into the site under ``repository/``: a Markdown file as a page, a
 folder as a list of its files, anything else as it is. A folder in the navigation stands for its
-front page and the pages that it names, in its order and under its headings.
+front page and the pages that it names, in its order and under its headings. Pages of methods have
+the methods' real names in the navigation, and their rules as formulas (``methods/formulas.toml``),
+which the KaTeX in ``assets`` renders: no request leaves the reader's machine.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from mkdocs.structure.pages import Page
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 BESIDE = "repository"
+METHODS = tomllib.loads((DOCS / "methods" / "formulas.toml").read_text(encoding="utf-8"))
 IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md")
 FENCED = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\(|(?:src|srcset|href)=\")([^)\"#\s]+)")
@@ -56,7 +60,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn the links of the repository into those of the site."""
+    """Turn the links of the repository into those of the site, and add formulas."""
+    folder, _, name = page.file.src_uri.rpartition("/")
+    formula = METHODS["formulas"].get(name.removesuffix(".md")) if folder == "methods" else None
+    if formula:
+        markdown = _with_formula(markdown, formula)
     here = posixpath.dirname(page.file.src_uri)
 
     def turned(found: re.Match[str]) -> str:
@@ -67,6 +75,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return found[1] + posixpath.relpath(file, here)
 
     return _outside_code(LINK, turned, markdown)
+
+
+def _with_formula(markdown: str, formula: str) -> str:
+    """The page with a formula at the head of its rule, or below its title."""
+    safe = formula.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    place = re.search(r"^## (?:Rule|The rule|The method).*$", markdown, re.MULTILINE)
+    place = place or re.search(r"^# .*$", markdown, re.MULTILINE)
+    assert place is not None
+    block = f'\n\n<div class="formula">{safe}</div>\n'
+    return markdown[: place.end()] + block + markdown[place.end() :]
 
 
 def _spread(entry: Any) -> Any:
@@ -85,8 +103,12 @@ def _spread(entry: Any) -> Any:
             under.pop(named[1], None)  # the last list that has a page is its place
             under[named[1]] = heading
     found: list[Any] = [f"{entry}README.md"]
+    names = METHODS["names"] if entry == "methods/" else {}
     for title in dict.fromkeys(under.values()):
-        pages = [f"{entry}{page}" for page, place in under.items() if place == title]
+        pages: list[Any] = []
+        for page in (page for page, place in under.items() if place == title):
+            name = names.get(page.removesuffix(".md"))
+            pages.append({name: f"{entry}{page}"} if name else f"{entry}{page}")
         found += [{title: pages}] if title else pages
     return found
 

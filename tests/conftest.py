@@ -1,8 +1,10 @@
 """Settings of all tests."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +38,33 @@ LONGEST = (
 )
 
 
-def place(item: pytest.Item) -> str:
-    return item.path.relative_to(ROOT).as_posix()
+@cache  # there are thousands of tests in hundreds of files
+def standing(file: Path) -> tuple[int, str]:
+    """Where in ``LONGEST`` a file stands, and what one worker takes as a whole.
 
-
-def rank(item: pytest.Item) -> int:
-    """Where in ``LONGEST`` the item's file stands; those that are not there come last."""
-    matches = (n for n, start in enumerate(LONGEST) if place(item).startswith(start))
-    return next(matches, len(LONGEST))
-
-
-def group(item: pytest.Item) -> str:
-    """What one worker takes as a whole: a group of ``TOGETHER``, or else a file."""
-    matches = (name for name, starts in TOGETHER.items() if place(item).startswith(starts))
-    return next(matches, place(item))
+    That is a group of ``TOGETHER``, or else the file. Files that are not in ``LONGEST`` come last.
+    """
+    place = file.relative_to(ROOT).as_posix()
+    ranks = (n for n, start in enumerate(LONGEST) if place.startswith(start))
+    groups = (name for name, starts in TOGETHER.items() if place.startswith(starts))
+    return next(ranks, len(LONGEST)), next(groups, place)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=rank)
+    items.sort(key=lambda item: standing(item.path)[0])
     if config.pluginmanager.hasplugin("xdist"):  # or else there is no such mark
         for item in items:
-            item.add_marker(pytest.mark.xdist_group(group(item)))
+            item.add_marker(pytest.mark.xdist_group(standing(item.path)[1]))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage away from what is there until the end: thousands of tests.
+
+    A process that a test forks would touch, and so copy, all of it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -87,16 +87,26 @@ class Interrupted(CoterieError):
     exit_code = 130
 
 
+_LISTED = 16  # names that an error lists; of more it gives the nearest
+
+
 def unknown(what: str, name: object, known: Iterable[object]) -> str:
-    """A sentence about an unknown name that suggests the closest known one.
+    """A sentence about an unknown name that suggests the closest known ones, or lists a few.
 
     >>> unknown("method", "fedagv", ["fedavg", "local"])
     "unknown method 'fedagv'; did you mean 'fedavg'? Known: fedavg, local"
+    >>> unknown("number", "twelv", ["one", "two", "twelve", *map(str, range(20))])
+    "unknown number 'twelv'; did you mean 'twelve'? There are 23, such as twelve, two and one"
     """
     names = sorted(str(k) for k in known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else "."
-    return f"unknown {what} '{name}'{hint} Known: {', '.join(names)}"
+    if len(names) <= _LISTED:
+        return f"unknown {what} '{name}'{hint} Known: {', '.join(names)}"
+    nearest = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
+    *first, last = nearest
+    such = f"{', '.join(first)} and {last}"
+    return f"unknown {what} '{name}'{hint} There are {len(names)}, such as {such}"
 
 
 def error_named(name: str) -> type[CoterieError]:

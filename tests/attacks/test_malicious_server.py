@@ -134,10 +134,12 @@ def test_no_metric_leaves_a_member_as_the_name_of_its_slot(name, tmp_path, monke
 
 
 def test_a_slot_that_is_chosen_is_one_of_those_offered(tmp_path, monkeypatch):
-    from coterie.channel.privacy.client import ClientPrivacy
+    from coterie.channel.privacy.client import ClientTerms
+    from coterie.channel.privacy.client_sums import ClientSums
+    from coterie.methods.clustered import ifca
 
     def chosen(value, offered):
-        sealing = ClientPrivacy(None, 0, tmp_path, None, None, "ifca", 1, "slot")
+        sealing = ClientSums(ClientTerms(None, 0, tmp_path, None, None, ifca(k=3)))
         upload = type("Upload", (), {"metrics": {"slot": value}})
         return sealing._chosen(0, upload, dict.fromkeys(map(str, range(offered))), "slot")
 

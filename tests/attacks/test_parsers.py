@@ -24,8 +24,7 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from aggregating import MESSAGES, SESSION, Play, vectors
-from coterie.channel.arrivals import answers
-from coterie.channel.channel import Channel
+from coterie.channel.channel import Channel, answers
 from coterie.channel.checks import vet, vet_message
 from coterie.channel.compression.codecs import codec
 from coterie.channel.compression.coding import decode

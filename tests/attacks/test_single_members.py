@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
-from coterie.channel.privacy import client as client_half
+from coterie.channel.privacy import client_sums as client_half
 from coterie.channel.privacy.secagg.ring import from_ring
 from coterie.channel.privacy.secure_sums import Secure
 from coterie.channel.tasks import SCORE

@@ -15,7 +15,7 @@ import coterie
 pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.channel.privacy import secure_sums as secure
-from coterie.channel.privacy.client import ClientPrivacy
+from coterie.channel.privacy.client import ClientPrivacy, ClientTerms
 from coterie.channel.privacy.record import Part
 from coterie.channel.privacy.secagg import Rejected
 from coterie.channel.privacy.settings import Privacy
@@ -304,22 +304,27 @@ def test_a_metric_that_is_no_number_is_in_no_sum(tmp_path, monkeypatch):
 # --- what is refused before anything is done ------------------------------------------------------
 
 
+def alone(folder, privacy, shows):
+    """A client of a method that declares what single clients may answer."""
+    return ClientPrivacy(
+        ClientTerms(
+            privacy, 0, folder, None, None, replace(coterie.fedavg(), name="mine", shows=shows)
+        )
+    )
+
+
 def test_a_task_that_is_not_declared_is_refused_before_it_is_begun(tmp_path):
     """Else whether it fails would tell something, as often as it is asked."""
-    sealing = ClientPrivacy(
-        Privacy(secure=True), 0, tmp_path, None, None, "mine", shows={"size": ()}
-    )
+    sealing = alone(tmp_path, Privacy(secure=True), {"size": ()})
     sealing.begin(0, {"task": "size"})
     sealing.begin(0, {"task": "train", "beside": {"slot": 0}})
     with pytest.raises(ConfigError, match="asks each client by itself"):
         sealing.begin(0, {"task": "train"})
-    ClientPrivacy(Privacy(), 0, tmp_path, None, None, "mine").begin(0, {"task": "train"})
+    alone(tmp_path, Privacy(), {}).begin(0, {"task": "train"})
 
 
 def test_a_number_that_is_not_declared_is_not_shown_whatever_the_task_makes(tmp_path):
-    sealing = ClientPrivacy(
-        Privacy(secure=True), 0, tmp_path, None, None, "mine", shows={"size": ("n",)}
-    )
+    sealing = alone(tmp_path, Privacy(secure=True), {"size": ("n",)})
     sealing.may_show(0, Upload(metrics={"n": 1.0}), "size", "an order")
     for task, metrics in (("size", {"n": 1.0, "loss": 0.5}), ("other", {"n": 1.0})):
         with pytest.raises(ConfigError, match="which it does not declare as shown"):

@@ -1,16 +1,18 @@
 """The report in a real browser: drawn, silent, self-contained, usable by keyboard, accessible."""
 
+from itertools import product
+
 import pytest
 
 from browsing import DESKTOP, PHONE, opened
 from coterie.report.html import write_report
 
-# Light and dark, desktop and phone: two of the four cover all of these.
+SIZES = {"desktop": DESKTOP, "phone": PHONE}
+# Reports of one run and of several, light and dark, desktop and phone: two cover all of these.
+COVERING = (("single", "light", "desktop"), ("several", "dark", "phone"))
 VIEWS = [
-    pytest.param(False, DESKTOP, id="light-desktop"),
-    pytest.param(False, PHONE, id="light-phone", marks=pytest.mark.e2e),
-    pytest.param(True, DESKTOP, id="dark-desktop", marks=pytest.mark.e2e),
-    pytest.param(True, PHONE, id="dark-phone"),
+    view if view in COVERING else pytest.param(*view, marks=pytest.mark.e2e)
+    for view in product(("single", "several"), ("light", "dark"), SIZES)
 ]
 # How much of each picture is on the page: all its traces, in a drawing that has a size.
 DRAWN = """() => [...document.querySelectorAll("[data-plot]")].map((plot) => ({
@@ -43,20 +45,25 @@ def drawn_all(seen):
     return seen.page.evaluate(DRAWN)
 
 
-@pytest.mark.parametrize("which", ["single", "several"])
-def test_every_figure_is_drawn_and_nothing_is_asked_of_anybody(which, browser, request):
-    path = request.getfixturevalue(which)
-    with opened(browser, path.as_uri()) as seen:
+@pytest.mark.parametrize(("which", "shade", "screen"), VIEWS)
+def test_every_figure_is_drawn_accessible_and_nothing_is_asked_of_anybody(
+    which, shade, screen, browser, request
+):
+    path, size = request.getfixturevalue(which), SIZES[screen]
+    with opened(browser, path.as_uri(), shade == "dark", size) as seen:
         figures = drawn_all(seen)
         assert len(figures) >= (14 if which == "single" else 30)
         for figure in figures:
             assert figure["drawn"], figure
             assert figure["traces"] == figure["asked"] > 0, figure
             assert figure["wide"] > 100, figure
-        assert seen.errors == []
         assert [url for url in seen.requests if not url.startswith(("data:", "blob:"))] == [
             path.as_uri()
         ]
+        wide = seen.page.evaluate("() => document.documentElement.scrollWidth")
+        assert wide <= size["width"]  # one scrolls down only
+        assert seen.axe() == []
+        assert seen.errors == []
 
 
 def test_figures_are_drawn_as_one_scrolls_to_them(single, browser):
@@ -68,30 +75,6 @@ def test_figures_are_drawn_as_one_scrolls_to_them(single, browser):
             "(id) => document.getElementById(id).hasAttribute('data-drawn')",
             arg=last.get_attribute("id"),
         )
-
-
-@pytest.mark.parametrize(("dark", "size"), VIEWS)
-def test_axe_finds_nothing(dark, size, single, browser):
-    with opened(browser, single.as_uri(), dark, size) as seen:
-        drawn_all(seen)
-        assert seen.axe() == []
-        assert seen.errors == []
-
-
-@pytest.mark.parametrize(("dark", "size"), VIEWS[2:])
-def test_axe_finds_nothing_in_several_runs(dark, size, several, browser):
-    with opened(browser, several.as_uri(), dark, size) as seen:
-        drawn_all(seen)
-        assert seen.axe() == []
-        assert seen.errors == []
-
-
-@pytest.mark.parametrize("which", ["single", "several"])
-def test_a_phone_scrolls_down_only(which, browser, request):
-    with opened(browser, request.getfixturevalue(which).as_uri(), size=PHONE) as seen:
-        drawn_all(seen)
-        wide = seen.page.evaluate("() => document.documentElement.scrollWidth")
-        assert wide <= PHONE["width"]
 
 
 def focused(seen):

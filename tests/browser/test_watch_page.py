@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,12 @@ from processes import COTERIE
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 SLOW = ("--clients", "20", "--epochs", "10", "--rounds", "400", "--engine", "loop", "--quiet")
 PATIENCE = 60.0
-# Light and dark, desktop and phone: two of the four cover all of these.
+SIZES = {"desktop": DESKTOP, "phone": PHONE}
+# The list of runs and a run, light and dark, desktop and phone: two cover all of these.
+COVERING = (("", "light", "desktop"), ("fedclust", "dark", "phone"))
 VIEWS = [
-    pytest.param(False, DESKTOP, id="light-desktop"),
-    pytest.param(False, PHONE, id="light-phone", marks=pytest.mark.e2e),
-    pytest.param(True, DESKTOP, id="dark-desktop", marks=pytest.mark.e2e),
-    pytest.param(True, PHONE, id="dark-phone"),
+    view if view in COVERING else pytest.param(*view, marks=pytest.mark.e2e)
+    for view in product(("", "fedclust"), ("light", "dark"), SIZES)
 ]
 
 
@@ -65,10 +66,10 @@ def page_of(address, name=""):
     return f"{base}/{name and 'run/'}{name}#{token}"
 
 
-@pytest.mark.parametrize(("dark", "size"), VIEWS)
-@pytest.mark.parametrize("name", ["", "fedclust"])
-def test_axe_finds_nothing_and_nothing_leaves(name, dark, size, address, browser):
-    with opened(browser, page_of(address, name), dark, size) as seen:
+@pytest.mark.parametrize(("name", "shade", "screen"), VIEWS)
+def test_axe_finds_nothing_and_nothing_leaves(name, shade, screen, address, browser):
+    size = SIZES[screen]
+    with opened(browser, page_of(address, name), shade == "dark", size) as seen:
         if name:
             seen.page.evaluate("() => window.coterie.drawAll()")
             drawn = seen.page.locator("[data-plot][data-drawn]").count()

@@ -269,7 +269,7 @@ def _with_round(method, round):
     return replace(method, round=round)
 
 
-@every_method
+@each_kind_others_e2e  # every method's state comes back exactly: test_state_round_trips_exactly
 def test_resumed_is_as_if_never_stopped(name, tmp_path):
     made = experiment(ROWS[name](), settings=PARTIAL)
     whole = execute(made, tmp_path / "whole")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from fenced import ROOT
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -18,16 +16,7 @@ NUMBER = re.compile(r"\d+\.\d+")
 
 def printed(name: str, folder: Path) -> list[str]:
     """The lines that an example prints."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,  # a machine may be busy
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return forked.run(ROOT / "examples" / f"{name}.py", cwd=folder).stdout.splitlines()
 
 
 def numbers(line: str) -> list[float]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import forked
 from coterie.cli.app import all_commands
 from fenced import ROOT, blocks, check_command, close, commands, like, not_printed, run_page
 
@@ -37,8 +36,7 @@ def test_its_blocks_are_python_and_toml(page):
 
 def test_the_reference_is_that_of_the_code():
     script = ROOT / "docs" / "reference_pages.py"
-    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}: make pages"
+    forked.run(script, "--check")  # or else: make pages
 
 
 def test_the_reference_has_every_command_and_every_public_name():

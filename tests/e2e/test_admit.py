@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import coterie
+import forked
 from coterie.data import load
 from coterie.experiment.admit import admit_client, newcomer_data
 from coterie.experiment.export import reopen
@@ -140,7 +141,7 @@ def test_killed_and_resumed(cli, start):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not Path("parts/result.json").exists()
-    assert start("run", "--resume", "parts", "-q").wait() == 0  # by then the workers have left too
+    forked.run("run", "--resume", "parts", "-q")  # by then the workers have left, too
     assert settled("parts") == settled("whole")
     assert cli("run", "--resume", "parts", "-q").code == 0  # finished: newcomers join again
     assert settled("parts") == settled("whole")

@@ -84,7 +84,7 @@ def test_the_python_of_the_page_is_in_the_files():
 def test_the_sentences_of_the_troubleshooting_table_are_said():
     files = [
         p
-        for d in ("deploy", "engines/flower", "experiment", "experiment/observers", "results")
+        for d in ("deploy", "engines/flower", "experiment", "results")
         for p in (SOURCE / d).glob("*.py")
     ]
     source = "".join(path.read_text() for path in files)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import forked
 from coterie.experiment import config
 from coterie.experiment.export import reopen
 
@@ -186,12 +187,7 @@ def test_a_terminal_shows_scores_bytes_and_time_left(small):
 
 
 def test_no_terminal_no_control_codes(small):
-    ended = subprocess.run(
-        [sys.executable, "-m", "coterie", "run", *map(str, small), "--rounds", "2"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ended = forked.run("run", *small, "--rounds", 2)
     assert "\x1b" not in ended.stdout + ended.stderr
     assert "\r" not in ended.stderr
     lines = ended.stderr.splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from coterie.core.tree import same
 from coterie.experiment.export import reopen
 from coterie.results.rundir import RunDir
@@ -55,7 +56,7 @@ def test_killed_at_random_moments_and_resumed(times, tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(f"{CONFIG}rounds = {6 * times}\n")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert start(str(config), "--dir", str(whole)).wait() == 0
+    forked.run("run", config, "--dir", whole, "--quiet")
 
     moments = random.Random(3)
     kills = 0
@@ -77,9 +78,7 @@ def test_killed_at_random_moments_and_resumed(times, tmp_path):
         kills += 1
         arguments = ["--resume", str(parts)]
     assert kills == times
-    last = start("--resume", str(parts))
-    _, complaint = last.communicate()
-    assert last.returncode == 0, complaint
+    forked.run("run", "--resume", parts, "--quiet")
 
     assert events(parts) == events(whole)
     assert (parts / "clients.csv").read_text() == (whole / "clients.csv").read_text()

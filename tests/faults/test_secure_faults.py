@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import coterie
-from coterie.channel.privacy.client import GRAIN, SESSIONS, ClientPrivacy
+from coterie.channel.privacy.client import GRAIN, SESSIONS
+from coterie.channel.privacy.client_sums import ClientSums
 from coterie.client.store import Store
 from coterie.core.tree import same
 from coterie.engines.base import one_thread
@@ -196,7 +197,7 @@ def test_workers_killed_in_the_middle_of_a_sum_change_no_bit(
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    advertise, go_on = ClientPrivacy.advertise, ClientPrivacy.step
+    advertise, go_on = ClientSums.advertise, ClientSums.step
 
     def advertised(self, client, examples, upload, received, body):
         reply = advertise(self, client, examples, upload, received, body)
@@ -208,8 +209,8 @@ def test_workers_killed_in_the_middle_of_a_sum_change_no_bit(
         fatal(client, body["round"], body["beside"]["step"])
         return reply
 
-    monkeypatch.setattr(ClientPrivacy, "advertise", advertised)
-    monkeypatch.setattr(ClientPrivacy, "step", stepped)
+    monkeypatch.setattr(ClientSums, "advertise", advertised)
+    monkeypatch.setattr(ClientSums, "step", stepped)
     driven = Driven(made, tmp_path / "pool", lambda plan: Pool(plan, 2))
     try:
         found = driven.all().models

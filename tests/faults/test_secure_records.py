@@ -13,9 +13,11 @@ import coterie
 from coterie.channel.clocks import Seconds
 from coterie.channel.compression.coding import Coding
 from coterie.channel.exposure import sentences
-from coterie.channel.privacy.client import SESSIONS, ClientPrivacy
-from coterie.channel.privacy.secure_sums import Secure, _Turn
+from coterie.channel.privacy.client import SESSIONS
+from coterie.channel.privacy.client_sums import ClientSums
+from coterie.channel.privacy.secure_sums import Secure
 from coterie.channel.privacy.settings import Privacy
+from coterie.channel.privacy.sum_rules import Turn
 from coterie.channel.timing import Timing
 from coterie.core.messages import Order
 from coterie.engines.loop import Loop
@@ -63,7 +65,7 @@ class Asking(Driven):
     def total(self, people=EIGHT, weights=None, forgets=False, model=None, by_examples=False):
         """The sum of these clients' uploads to the very same order."""
         if forgets:  # what it asked before
-            self.fed.release._turn = _Turn()
+            self.fed.release._turn = Turn()
             round = self.channel.phase.round
             self.channel.begin(round, str(round + 1), people, len(people), 1)
         sends = {"0": model or self.state.models[0]}
@@ -141,7 +143,7 @@ def test_other_weights_in_the_same_round_are_refused(weight, tmp_path):
         driven.total(forgets=True, weights={0: weight})
     # Another slot is no way around it: who counts as before signs no other row.
     people = [Order(c, "train", {"0": driven.state.models[0]}) for c in EIGHT]
-    driven.fed.release._turn = _Turn()
+    driven.fed.release._turn = Turn()
     with pytest.raises(Abandoned):
         driven.fed.release.sums(people, {c: {1: weight if c == 0 else 1.0} for c in EIGHT}, False)
     assert len(driven.engine.refusals) == 8
@@ -184,7 +186,7 @@ def test_the_same_sum_again_has_the_same_noise(randomness, tmp_path):
     secure.most = 99
 
     def total(model):
-        secure._turn = _Turn()
+        secure._turn = Turn()
         orders = [Order(c, "train", {"0": model}) for c in EIGHT]
         return secure.sums(orders, {c: {0: 1.0} for c in EIGHT}, False, noise)[0].values
 
@@ -198,7 +200,7 @@ def test_the_same_sum_again_has_the_same_noise(randomness, tmp_path):
 def test_the_same_order_from_another_state_is_another_sum(tmp_path):
     """The server names the state that a client goes on from."""
     driven = Asking(tmp_path)
-    sealing, model = driven.engine._runtime.privacy, driven.state.models[0]
+    sealing, model = driven.engine._runtime.sums, driven.state.models[0]
     kept = {"slot": 0, "asked": "a", "arrays": {"model": model}, "metrics": {"loss": 1.0}}
     told = {"metrics": ["loss"]}
     names = {
@@ -216,7 +218,7 @@ def test_noise_of_another_size_is_other_noise(tmp_path):
     """The same one in two sizes would give itself away, and with it the upload."""
     privacy = replace(SECURE, randomness="system", noise=1.0, delta=0.01)
     driven = Asking(tmp_path, privacy)
-    sealing = driven.engine._runtime.privacy
+    sealing = driven.engine._runtime.sums
     kept, told = {"round": 0, "asked": "a"}, {"metrics": [], "noise": {}}
 
     def drawn(members):
@@ -293,7 +295,7 @@ def test_a_round_that_was_summed_before_a_crash_is_not_summed_again_without_one(
 def test_no_upload_is_left_in_a_session_once_it_is_masked(tmp_path, monkeypatch):
     """Whoever takes a client's files after that finds nothing that the sum should hide."""
     uploads, found = {}, {}
-    advertise = ClientPrivacy.advertise
+    advertise = ClientSums.advertise
 
     def seen(self, client, examples, upload, received, body):
         uploads[client] = upload.arrays["model"].vector.numpy().tobytes()
@@ -308,7 +310,7 @@ def test_no_upload_is_left_in_a_session_once_it_is_masked(tmp_path, monkeypatch)
                 kept = b"".join(p.read_bytes() for p in files)
                 found[order, client] = upload[:32] in kept
 
-    monkeypatch.setattr(ClientPrivacy, "advertise", seen)
+    monkeypatch.setattr(ClientSums, "advertise", seen)
     made = secured(coterie.fedavg(), settings={"rounds": 1})
     Driven(made, tmp_path, Reading).all()
     for client in range(6):

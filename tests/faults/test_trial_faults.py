@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from coterie.core.tree import same
 from coterie.experiment.export import reopen
 from coterie.results.rundir import RunDir
@@ -59,11 +60,6 @@ main()
 """
 
 
-def coterie(*arguments: str, script: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-    command = [sys.executable, *(script or ("-m", "coterie"))]
-    return subprocess.run([*command, *arguments, "--quiet"], capture_output=True, text=True)
-
-
 def events(folder: Path) -> list[dict]:
     found = RunDir(folder).read_events()
     return [{k: v for k, v in event.items() if k != "seconds"} for event in found]
@@ -73,8 +69,7 @@ def events(folder: Path) -> list[dict]:
 def whole(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     (folder / "config.toml").write_text(CONFIG)
-    done = coterie("run", str(folder / "config.toml"), "--dir", str(folder / "run"))
-    assert done.returncode == 0, done.stderr
+    forked.run("run", folder / "config.toml", "--dir", folder / "run", "--quiet")
     verdicts = [e for e in events(folder / "run") if "verdict" in e.get("notes", {})]
     assert verdicts, "there was no trial"
     return folder
@@ -83,11 +78,12 @@ def whole(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("moment", ["_first_round", "_further_round", "_scores"])
 def test_killed_inside_a_trial_and_resumed(moment, whole, tmp_path):
     parts, marks = tmp_path / "parts", tmp_path / "marks"
-    script = ("-c", DEADLY, moment, str(marks))
-    killed = coterie("run", str(whole / "config.toml"), "--dir", str(parts), script=script)
+    command = ["run", whole / "config.toml", "--dir", parts, "--quiet"]
+    killed = subprocess.run(
+        [sys.executable, "-c", DEADLY, moment, marks, *command], capture_output=True, text=True
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = coterie("run", "--resume", str(parts))
-    assert resumed.returncode == 0, resumed.stderr
+    forked.run("run", "--resume", parts, "--quiet")
     assert events(parts) == events(whole / "run")
     one, other = reopen(whole / "run"), reopen(parts)
     assert same(one.state.to_tree(), other.state.to_tree())

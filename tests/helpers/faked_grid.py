@@ -25,7 +25,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
-from coterie.channel import arrivals, timing
+from coterie.channel import channel, timing
 from coterie.channel.privacy.identity import training_salt
 from coterie.client.plan import ClientSecrets, Plan
 from coterie.data.population import Population
@@ -36,10 +36,9 @@ from coterie.engines.flower import engine
 from coterie.engines.flower.keys import make_federation, read_client
 from coterie.engines.flower.messages import HEAD
 from coterie.engines.flower.runtime import client_app
-from coterie.experiment import config
+from coterie.experiment import config, membership
 from coterie.experiment.config import experiment_of, parse
 from coterie.experiment.experiment import Experiment, execute
-from coterie.experiment.observers import membership
 from coterie.results.result import Result
 
 NODE = 1000  # the node of client 0; the others follow
@@ -329,7 +328,7 @@ class Federation:
 
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         with ExitStack() as stack:
-            for module in (serving, engine, arrivals, timing, membership):
+            for module in (serving, engine, channel, timing, membership):
                 stack.enter_context(patch.object(module, "time", self.clock))
             stack.enter_context(patch("os.fsync"))  # no power is cut here
             stack.enter_context(patch("coterie.deploy.data.population_of", population_of))

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import forked
 from processes import COTERIE
 
 CONFIG = """
@@ -157,7 +158,7 @@ class Federation:
         self.keys = root / "federation"
         clients = [part for name in names for part in ("--client", name)]
         command = ["keys", "make", "--host", "127.0.0.1", *clients, "--dir", self.keys]
-        subprocess.run([*COTERIE, *map(str, command)], check=True, capture_output=True)
+        forked.run(*command)
         self.running: list[Process] = []
 
     def serve(self, name: str, *more: Any, python: Sequence[str] = ()) -> Process:
@@ -188,7 +189,7 @@ class Federation:
         place = self.root / f"{name}-loop"
         alone = ["--engine", "loop", "--batch-clients", "1"]  # as each client trains
         command = ["run", self.config, *alone, "--dir", place, "--quiet", *more]
-        subprocess.run([*COTERIE, *map(str, command)], check=True, capture_output=True)
+        forked.run(*command)
         return place
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """The blocks of code of a page of documentation, and what happens when they are run.
 
-A page's blocks are run in their order in one folder. ``sh`` goes to ``bash -e``, ``python`` to one
-namespace; a block of either, or of ``toml``, whose first line is a comment with a file's name is
-written to that file. A block without a language is what the block before it prints: its lines are
-found there in their order. In such a line ``…`` stands for anything, and a number is the same if it
-is the printed one, rounded to as many decimals (``0.9…`` is how it begins). A block after
-``<!-- not run: reason -->`` is not run.
+A page's blocks are run in their order in one folder. ``sh`` goes to ``bash -e``, where ``coterie``
+is a forked process (``forked.py``), and ``python`` to one namespace; a block of either, or of
+``toml``, whose first line is a comment with a file's name is written to that file. A block without
+a language is what the block before it prints: its lines are found there in their order. In such a
+line ``…`` stands for anything, and a number is the same if it is the printed one, rounded to as
+many decimals (``0.9…`` is how it begins). A block after ``<!-- not run: reason -->`` is not run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import forked
 from coterie.cli.app import all_commands
 
 ROOT = Path(__file__).parents[2]
@@ -62,9 +64,8 @@ def run_page(page: Path, folder: Path, environment: dict[str, str] | None = None
     """Run a page's blocks in a folder; each one's output. Asserts what the page says it prints."""
     environment = {
         **os.environ,
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "120",
+        **forked.SETTINGS,
+        "PATH": os.pathsep.join([str(forked.commands()), str(BIN), os.environ["PATH"]]),
         **(environment or {}),
     }
     space: dict[str, Any] = {"__name__": "__main__"}
@@ -167,9 +168,14 @@ def commands(block: Block) -> list[list[str]]:
     return [words[1:] for words in found if words and words[0] == "coterie"]
 
 
+@cache
+def ours() -> Any:
+    return all_commands()
+
+
 def check_command(words: list[str]) -> None:
     """A command that exists, with options that it has and all that it needs."""
-    command: Any = all_commands()
+    command: Any = ours()
     rest = list(words)
     while hasattr(command, "commands"):
         name = rest.pop(0) if rest else ""

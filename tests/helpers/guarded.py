@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from coterie.channel.channel import Channel
-from coterie.channel.policy import least
-from coterie.channel.privacy.client import ClientPrivacy
+from coterie.channel.policy import counts
+from coterie.channel.privacy.client_sums import ClientSums
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.wire import Wire
 from coterie.core.aggregate import mix
@@ -76,9 +76,9 @@ class Driven:
 
     def round(self, number: int) -> None:
         """One round, counted from 0."""
-        settings, memory = self.made.settings, self.channel.state.memory()
+        settings = self.made.settings
         people = cohort(settings, number, self.made.members)
-        enough = least(settings.policy, len(self.made.members))
+        enough = counts(settings.policy, len(self.made.members)).least
         self.channel.begin(number, "", people, len(people), enough)
         info = Round(number, people, self.made.public, budget=settings.stop.budget)
         try:
@@ -86,7 +86,7 @@ class Driven:
             state = self.made.method.round(self.fed, self.state, info)
             self.state = replace(state, notes={})
         except Abandoned as why:
-            self.channel.state.go_back(memory)
+            self.channel.state.go_back()
             self.abandoned[number] = str(why)
         self.withheld[number] = self.guard.event().get("withheld", {})
 
@@ -143,13 +143,13 @@ class Witness:
 def witness(monkeypatch) -> Callable[[Any], Witness]:
     """Something to put around a federation, after which uploads are seen where they are made."""
     uploads: dict[int, Reply] = {}
-    advertise = ClientPrivacy.advertise
+    advertise = ClientSums.advertise
 
     def seen(self, client, examples, upload, received, body):
         uploads[client] = Reply(client, examples, dict(upload.arrays), dict(upload.metrics))
         return advertise(self, client, examples, upload, received, body)
 
-    monkeypatch.setattr(ClientPrivacy, "advertise", seen)
+    monkeypatch.setattr(ClientSums, "advertise", seen)
     return lambda fed: Witness(fed, uploads)
 
 

@@ -16,7 +16,7 @@ from coterie import Method, Order, State, Upload, Weights
 from coterie.channel.channel import Channel
 from coterie.channel.policy import Policy, select
 from coterie.channel.privacy import central_noise as dp
-from coterie.channel.privacy import client as client_side
+from coterie.channel.privacy import client_noise as client_side
 from coterie.channel.privacy import local_noise as local
 from coterie.channel.privacy.accounting import Mechanism, Sampling, epsilon, gaussian_epsilon
 from coterie.channel.privacy.noise import split_noise

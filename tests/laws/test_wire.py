@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import coterie
-from coterie.channel import arrivals, timing
+from coterie.channel import channel, timing
 from coterie.channel.compression.coding import Coding, encode
 from coterie.core.messages import Order
 from coterie.core.tree import same
@@ -291,7 +291,7 @@ def test_of_unhurried_work_not_only_the_first_reports_count():
 @pytest.mark.parametrize("waits", [True, False])
 def test_unhurried_work_is_no_part_of_a_real_deadline(waits, monkeypatch):
     now = [0.0]
-    for module in (arrivals, timing, loops):
+    for module in (channel, timing, loops):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     inner = coterie.fedavg()
     first = unhurried_first(inner)

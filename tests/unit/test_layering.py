@@ -3,6 +3,7 @@
 import ast
 import inspect
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,15 @@ def statements(tree):
             yield from statements(node)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def modules(path: Path) -> set[str]:
     """The modules of the package that a file imports."""
     names = set()
-    for node in statements(ast.parse(path.read_text())):
+    for node in statements(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
         elif isinstance(node, ast.Import):
@@ -106,7 +112,7 @@ def packages(nodes) -> set[str]:
 def test_ray_and_flower_are_imported_in_one_place_each(extra):
     for path in SRC.rglob("*.py"):
         inside = path.relative_to(SRC).as_posix().startswith(HOMES[extra])
-        assert inside or extra not in packages(ast.walk(ast.parse(path.read_text()))), path
+        assert inside or extra not in packages(ast.walk(parsed(path))), path
 
 
 def test_ray_is_imported_only_when_it_is_needed():

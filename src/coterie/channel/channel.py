@@ -1,26 +1,32 @@
 """The channel: the server's federation, over any engine.
 
 What a method asks for goes out as orders and comes back as replies or means; the stages in between
-are listed in ``stack``.
+are listed in ``stack``. This module has the exchange itself (``Channel``), the reading of replies
+(``Arrivals``) and what of them the method gets to see (``Release``).
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any, cast
 
-from coterie.channel.arrivals import Arrivals, answers
+from coterie.channel.checks import printable
+from coterie.channel.compression.coding import decode
 from coterie.channel.exchange import Answer, Exchange, Outgoing, Phase, Terms
-from coterie.channel.messages import OrderBody
-from coterie.channel.piggyback import Scores, Sends, scoring
+from coterie.channel.messages import OrderBody, ReplyBody
+from coterie.channel.piggyback import Piggyback, Scores, Sends, scoring
 from coterie.channel.policy import Selection
-from coterie.channel.release import Plain, Release
+from coterie.channel.records import Records
 from coterie.channel.stack import S, Stages
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import FETCH, kind_of
 from coterie.channel.timing import Timing
-from coterie.channel.wire import Wire
+from coterie.channel.wire import Message, Wire, content_of
+from coterie.core.aggregate import mix
 from coterie.core.engine import Engine, Request
 from coterie.core.messages import (
     Array,
@@ -31,14 +37,18 @@ from coterie.core.messages import (
     Reply,
     Scalar,
     Slot,
+    check_finite,
 )
 from coterie.core.tree import Tree
 from coterie.core.weights import Weights
 from coterie.errors import (
     CoterieError,
+    Diverged,
     EngineError,
     RunDirError,
     TrainingError,
+    WireError,
+    error_named,
 )
 
 Told = Mapping[ClientId, Mapping[str, Tree]]
@@ -75,6 +85,11 @@ class Channel:
         """The stage of this kind."""
         return self.stages.of(kind)
 
+    @property
+    def records(self) -> Records:
+        """The stage that records what came."""
+        return self.stages.records
+
     # --- what a method may use ------------------------------------------------------------------
 
     @property
@@ -95,7 +110,7 @@ class Channel:
     @property
     def exposed(self) -> set[str]:
         """In which ways vectors of single clients were seen: "each", or for their "means"."""
-        return self.stages.disclosure.exposed
+        return self.records.exposed
 
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself, in client-id order; lost ones are missing."""
@@ -129,7 +144,6 @@ class Channel:
         fewer than ``least`` the round is abandoned.
         """
         self.phase = Phase(round, stage or str(round + 1), cohort, enough, least)
-        self.phase.began = dict(self.state.versions) if cohort else {}
         self.phase.samples = self.samples
         self.state.begin(self.phase.moment)
         for begin in self.stages.begin:
@@ -138,13 +152,13 @@ class Channel:
     def open(self, number: int) -> Sequence[ClientId]:
         """Begin a round with those selected for it; meanwhile select the next."""
         assert self.selection is not None
-        cohort, waits = self.selection.cohort(number)
-        self.begin(number, "", cohort, *self.selection.reports(cohort))
-        if waits:
-            self.stage(Timing).wait(waits)
+        cohort = self.selection.cohort(number)
+        self.begin(number, "", cohort.clients, cohort.enough, cohort.least)
+        if cohort.waits:
+            self.stage(Timing).wait(cohort.waits)
         if self.selection.ahead:
             self.state.selected = self.selection.following(number + 1)
-        return cohort
+        return cohort.clients
 
     def tolerates(self, error: Exception) -> bool:
         """Whether an error may come of what other people's clients sent."""
@@ -199,7 +213,7 @@ class Channel:
 
     def _request(self, exchange: Exchange, out: Outgoing) -> Request:
         """The order as a message, with the scoring that goes with it, if any."""
-        order, choices = out.order, out.coded.choices
+        order, kind, choices = out.order, kind_of(out.order.task), out.coded.choices
         body: OrderBody = {
             "order": exchange.name,
             "round": out.round,
@@ -209,7 +223,11 @@ class Channel:
         }
         if order.client in exchange.told:
             body["beside"] = dict(exchange.told[order.client])
-        body |= out.body
+        if not kind.protocol:  # which version of its state it goes on from, which others it keeps
+            in_round = kind.trains and bool(exchange.phase.cohort)
+            expects, keep = self.state.version_of(order.client, in_round)
+            body |= {"expects": expects} if expects else {}
+            body |= {"keep": keep} if keep else {}
         out.message = out.plain = self.wire.pack(body, exchange.encoded, choices)
         if out.score is not None:
             score, own = out.score, out.score.coded.arrays
@@ -218,4 +236,177 @@ class Channel:
             body["score"] = {"round": score.round, "arrays": arrays, "config": config}
             choices = {**choices, **score.coded.choices}
             out.message = self.wire.pack(body, exchange.encoded, choices)
-        return Request(order.client, out.message, kind_of(order.task).together, out.spare)
+        return Request(order.client, out.message, kind.together, out.spare)
+
+
+# --- what comes back ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Reads what clients answer, and says what becomes of an answer that cannot be used."""
+
+    wire: Wire
+    stages: Stages
+    state: ChannelState
+
+    def take(self, exchange: Exchange, out: Outgoing, message: Message | None) -> None:
+        """Read what came, while others are still at work; a damaged message is as good as lost."""
+        client = out.order.client
+        if message is not None:
+            exchange.arrived[client] = message
+        if not out.spare and time.monotonic() > exchange.ends:
+            exchange.late.add(client)
+            return
+        try:
+            if message is None:
+                raise WireError("it was lost")
+            for vet in self.stages.vet:
+                vet(exchange, out, message)
+            body = cast(ReplyBody, self.wire.unpack(message))
+            if "error" in body:
+                raise error_named(body["error"])(body["text"])
+            if self.stages.compression is not None:
+                body["arrays"] = self.stages.compression.arrays(out, body)
+            elif "since" in body:
+                raise TrainingError("it sends changes of models, where whole ones are sent")
+            else:
+                body["arrays"] = decode(body["arrays"], {}, self.wire.layout)
+            check_finite(client, exchange.phase.round, out.order.task, body["arrays"])
+            for read in self.stages.read:
+                read(exchange, out, body)
+        except Exception as why:
+            if not self._goes_on_without(exchange, out, why):
+                raise
+        else:
+            if not out.spare:
+                exchange.bodies[client] = body
+
+    def _goes_on_without(self, exchange: Exchange, out: Outgoing, why: Exception) -> bool:
+        """Whether the exchange goes on without an answer that cannot be used.
+
+        Among clients of others it does, whatever came: the answer is rejected.
+        """
+        client, phase = out.order.client, exchange.phase
+        if isinstance(why, Diverged) and not (out.spare or kind_of(out.order.task).vital):
+            exchange.diverged[client] = printable(why)
+        elif phase.samples is not None and not isinstance(why, WireError):
+            phase.rejected[client] = printable(str(why) or type(why).__name__)
+            if isinstance(why, RunDirError):  # it lost its state: it goes on without
+                self.state.versions.pop(client, None)
+                self.state.held.pop(client, None)
+        elif out.spare and isinstance(why, CoterieError):
+            self.stages.of(Piggyback).missed(out, why)
+        else:
+            return isinstance(why, WireError)  # which means that it was lost
+        return True
+
+
+def answers(exchange: Exchange) -> list[Answer]:
+    """The replies that count, in client-id order."""
+    contents: dict[tuple[Any, ...], str] = {}
+    found = []
+    for client in exchange.reported:
+        body, out = exchange.bodies[client], exchange.outgoing[client]
+        answer = Answer(
+            client,
+            body["examples"],
+            body["arrays"],
+            body["metrics"],
+            body.get("beside", {}),
+            body.get("of", {}),
+            out.received,
+            body.get("version"),
+            out.held,
+            _content(out.plain, contents) if client in exchange.told else "",
+        )
+        found.append(answer)
+    return found
+
+
+def _content(message: Message, memo: dict[tuple[Any, ...], str]) -> str:
+    """A digest of what a client was asked; many are asked the same."""
+    asked = json.loads(message.header)["body"]
+    same = json.dumps([asked.get(k) for k in ("task", "config", "arrays")])
+    key = same, tuple(map(id, message.payloads))
+    if key not in memo:
+        memo[key] = content_of(message)
+    return memo[key]
+
+
+# --- what a method gets to see of it ------------------------------------------------------------
+
+
+class Release:
+    """Makes replies and means of exchanges; with privacy, only what may be shown.
+
+    Here is what most of them have in common; a release overrides what it does otherwise.
+    """
+
+    channel: Channel
+
+    @property
+    def clients(self) -> Sequence[ClientId]:
+        """Everybody who belongs to the federation."""
+        return self.channel.clients
+
+    @property
+    def min_group(self) -> int:
+        """The fewest clients that a mean may be of."""
+        return 1
+
+    @property
+    def plain_means(self) -> bool:
+        """Whether a mean is the plain mean of just what clients sent."""
+        return False
+
+    def begin(self, models: Mapping[Slot, Weights]) -> None:
+        """Another round, with these models."""
+
+    def gather(self, orders: Sequence[Order]) -> list[Reply]:
+        """Each reply by itself."""
+        raise NotImplementedError
+
+    def average(
+        self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """The means of replies that were shown: nothing more is learned."""
+        return mix(replies, into, by_examples)
+
+    def reduce(
+        self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """Only weighted means."""
+        raise NotImplementedError
+
+
+@dataclass
+class Plain(Release):
+    """Shows everything that came, and notes in the exposure ledger that it did."""
+
+    channel: Channel
+
+    @property
+    def plain_means(self) -> bool:
+        """Whether a mean is the plain mean of just what clients sent."""
+        terms = self.channel.terms
+        return terms.coding.upwards.exact and terms.outliers != "clip"
+
+    def gather(self, orders: Sequence[Order]) -> list[Reply]:
+        """Each reply by itself, in client-id order; lost ones are missing."""
+        replies = self.channel.exchange(orders)
+        self.channel.records.saw(replies, "each", "none")
+        return list(replies)
+
+    def reduce(
+        self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
+    ) -> dict[Slot, Mean]:
+        """Only weighted means, one per slot; a slot that nobody answered is absent."""
+        replies = self.channel.exchange(orders)
+        self.channel.records.saw(replies, "means", "none, averaged on arrival")
+        means = mix(replies, into, by_examples)
+        for mean in means.values():
+            if len(mean.clients) == 1:  # such a mean is what that client sent
+                one = [r for r in replies if r.client == mean.clients[0]]
+                self.channel.records.saw(one, "means", "none, a mean of one")
+        return means

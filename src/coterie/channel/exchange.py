@@ -1,4 +1,4 @@
-"""One exchange: orders on their way out and replies on their way back, as stages see them."""
+"""One exchange, orders on their way out and replies on their way back, and its stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from coterie.channel.availability import Availability
 from coterie.channel.clocks import Clock
 from coterie.channel.compression.coding import Coded, Coding
-from coterie.channel.messages import OrderBody, ReplyBody
+from coterie.channel.messages import ReplyBody
 from coterie.channel.policy import Policy
 from coterie.channel.state import Held
 from coterie.channel.tasks import Kind, kind_of
@@ -53,8 +53,8 @@ class Phase:
     """What goes on: a round of a cohort, or something outside of rounds, by its name.
 
     In a round ``enough`` reports are waited for, and with fewer than ``least`` it is abandoned.
-    ``began`` are the versions of clients' states as it began, ``rejected`` the clients whose
-    answers were not used, and why. ``samples`` are how many each client has, if they are not ours.
+    ``rejected`` are the clients whose answers were not used, and why. ``samples`` are how many each
+    client has, if they are not ours.
     """
 
     round: int = 0
@@ -63,7 +63,6 @@ class Phase:
     enough: int = 0
     least: int = 0
     exchanges: int = 0
-    began: dict[ClientId, str] = field(default_factory=dict)
     rejected: dict[ClientId, str] = field(default_factory=dict)
     samples: Mapping[ClientId, int] | None = None
 
@@ -96,7 +95,6 @@ class Outgoing:
     held: Held = field(default_factory=dict)
     score: Outgoing | None = None
     shared: Mapping[str, str] = field(default_factory=dict)
-    body: OrderBody = field(default_factory=OrderBody)
     plain: Message = _NOTHING
     message: Message = _NOTHING
     spare: bool = False
@@ -179,3 +177,25 @@ class Exchange:
     def reported(self) -> list[ClientId]:
         """Those whose replies count, in client-id order."""
         return [c for c in sorted(self.orders) if c in self.bodies and c not in self.late]
+
+
+class Stage:
+    """One concern of the channel: its server half. It overrides what it needs.
+
+    A client half, where there is one, is in the same module; the two know only each other.
+    """
+
+    def begin(self, phase: Phase) -> None:
+        """A round, or something outside of rounds, begins."""
+
+    def outward(self, exchange: Exchange) -> None:
+        """Orders are about to be sent."""
+
+    def vet(self, exchange: Exchange, out: Outgoing, message: Message) -> None:
+        """A message came; it may be refused before it is read."""
+
+    def read(self, exchange: Exchange, out: Outgoing, body: ReplyBody) -> None:
+        """This is what it says."""
+
+    def inward(self, exchange: Exchange) -> None:
+        """All that comes has come."""

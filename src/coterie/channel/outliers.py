@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.channel.exchange import Exchange, Terms
-from coterie.channel.stage import Stage
+from coterie.channel.exchange import Exchange, Stage, Terms
 from coterie.channel.tasks import kind_of
 from coterie.core import schema
 from coterie.core.messages import Array, ClientId, Order, all_finite, vector_of

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coterie.channel.checks import printable
-from coterie.channel.exchange import Exchange, Outgoing, Terms
+from coterie.channel.exchange import Exchange, Outgoing, Stage, Terms
 from coterie.channel.messages import ReplyBody, ScoreBody
-from coterie.channel.stage import Stage
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import SCORE
 from coterie.core.messages import Array, ClientId, Order, Scalar, vector_of

@@ -49,33 +49,38 @@ def cohort_size(asked: int | float, clients: int) -> int:
     return count
 
 
-def orders(policy: Policy, clients: int) -> int:
-    """The number of clients to send orders to, over-selection included.
+@dataclass(frozen=True)
+class Counts:
+    """The numbers of clients that a policy means.
 
-    >>> orders(Policy(cohort=10, over_selection=1.3), 100)
-    13
+    So many are in a cohort; ``orders`` are sent to as many, over-selection included; and a round
+    with fewer reports than ``least`` is abandoned.
     """
-    exact = policy.over_selection * cohort_size(policy.cohort, clients)
-    return math.ceil(round(exact, 9))  # floating-point errors ignored, such as 1.1 · 50 > 55
+
+    cohort: int
+    orders: int
+    least: int
 
 
-def least(policy: Policy, clients: int) -> int:
-    """The number of reports below which a round is abandoned.
+def counts(policy: Policy, clients: int) -> Counts:
+    """The numbers that a policy means for so many clients.
 
-    >>> least(Policy(cohort=10, min_reports=0.75), 100)
-    8
+    >>> counts(Policy(cohort=10, over_selection=1.3, min_reports=0.75), 100)
+    Counts(cohort=10, orders=13, least=8)
     """
-    minimum = policy.min_reports
-    if isinstance(minimum, float) and minimum <= 1:
-        return math.ceil(round(minimum * cohort_size(policy.cohort, clients), 9))
-    return int(minimum)
+    cohort, least = cohort_size(policy.cohort, clients), policy.min_reports
+    # Rounded, so that floating-point errors are ignored, such as 1.1 · 50 > 55.
+    orders = math.ceil(round(policy.over_selection * cohort, 9))
+    if isinstance(least, float) and least <= 1:
+        least = math.ceil(round(least * cohort, 9))
+    return Counts(cohort, orders, int(least))
 
 
 def check(
     policy: Policy, clients: int, clock: Clock | None, availability: Availability | None = None
 ) -> None:
     """Refuse a policy that cannot work with this number of clients, or without a clock."""
-    cohort = cohort_size(policy.cohort, clients)
+    means = counts(policy, clients)
     if policy.sampling == "poisson" and (policy.over_selection > 1 or policy.weighted):
         raise ConfigError(
             "run.sampling = 'poisson' selects each client independently: leave out "
@@ -85,15 +90,15 @@ def check(
         value = getattr(policy, key)
         if value > 1 and value != int(value):
             raise ConfigError(f"run.{key} = {value:g}: it must be a whole number or at most 1.0")
-    if orders(policy, clients) > clients:
+    if means.orders > clients:
         raise ConfigError(
-            f"run.over_selection = {policy.over_selection:g} selects {orders(policy, clients)} of "
-            f"{clients} clients for a cohort of {cohort}: lower it, or run.cohort"
+            f"run.over_selection = {policy.over_selection:g} selects {means.orders} of "
+            f"{clients} clients for a cohort of {means.cohort}: lower it, or run.cohort"
         )
-    if not 1 <= least(policy, clients) <= cohort:
+    if not 1 <= means.least <= means.cohort:
         raise ConfigError(
-            f"run.min_reports = {policy.min_reports} with a cohort of {cohort}: set it to a number "
-            f"from 1 to {cohort}, or to a fraction up to 1.0"
+            f"run.min_reports = {policy.min_reports} with a cohort of {means.cohort}: set it to a "
+            f"number from 1 to {means.cohort}, or to a fraction up to 1.0"
         )
     if policy.weighted and availability is None:
         raise ConfigError(
@@ -133,12 +138,13 @@ def select(
         for c in members
         if (availability is None or availability.on(c, time)) and (present is None or c in present)
     ]
-    count = min(orders(policy, len(members)), len(candidates))
+    means = counts(policy, len(members))
+    count = min(means.orders, len(candidates))
     if not count:
         return []
     if policy.sampling == "poisson":
         coins = numpy_generator(seed_for(seed, "cohort", round)).random(len(candidates))
-        rate = cohort_size(policy.cohort, len(members)) / len(members)
+        rate = means.cohort / len(members)
         return sorted(c for c, coin in zip(candidates, coins, strict=True) if coin < rate)
     weights = None
     if policy.weighted and availability is not None:
@@ -163,7 +169,7 @@ def ready(
     """
     if availability is None:
         return time
-    needed, now = least(policy, len(members)), time
+    needed, now = counts(policy, len(members)).least, time
     while now <= time + MONTH:
         if sum(availability.on(c, now) for c in members) >= needed:
             return now
@@ -221,6 +227,19 @@ def accept(
     return Accepted(tuple(reported), tuple(late), lasted)
 
 
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of a round, and the seconds that pass before they are asked.
+
+    ``enough`` reports are waited for; with fewer than ``least`` the round is abandoned.
+    """
+
+    clients: list[ClientId]
+    waits: float
+    enough: int
+    least: int
+
+
 @dataclass
 class Selection:
     """Selects the cohorts of a run; the next one while a round goes on, if that makes a difference.
@@ -241,35 +260,33 @@ class Selection:
         """Whether it matters when a cohort is selected: it takes time, or clients go off."""
         return self.available is not None or self.policy.selection > 0
 
-    def cohort(self, number: int) -> tuple[list[ClientId], float]:
-        """The clients of a round, and the seconds that pass before they are asked."""
+    def cohort(self, number: int) -> Cohort:
+        """The clients of a round."""
         people, self.state.selected = self.state.selected, None
+        members, now, waits = self.state.members, self.state.lasted.total, 0.0
         if people is not None:
-            return people, selecting(self.policy, self.state.round_lasted.total)
-        now = self.state.lasted.total
-        waits = 0.0
-        if self.ahead:
-            waits = ready(self.policy, self.state.members, self.available, now) - now
-        people = self._drawn(number, now + waits)
-        while self.nobody is not None and not people:  # all have left since
-            self.nobody(number)
+            waits = selecting(self.policy, self.state.round_lasted.total)
+        else:
+            if self.ahead:
+                waits = ready(self.policy, members, self.available, now) - now
             people = self._drawn(number, now + waits)
-        return people, waits + (selecting(self.policy, 0.0) if self.ahead else 0.0)
-
-    def reports(self, cohort: Collection[ClientId]) -> tuple[int, int]:
-        """How many reports of a cohort are waited for, and how many a round needs at least."""
-        clients, enough = len(self.state.members), len(cohort)
+            while self.nobody is not None and not people:  # all have left since
+                self.nobody(number)
+                people = self._drawn(number, now + waits)
+            waits += selecting(self.policy, 0.0) if self.ahead else 0.0
+        means, enough = counts(self.policy, len(self.state.members)), len(people)
         if self.policy.sampling != "poisson":
-            enough = min(cohort_size(self.policy.cohort, clients), enough)
-        return enough, least(self.policy, clients)
+            enough = min(means.cohort, enough)
+        return Cohort(people, waits, enough, means.least)
 
     def following(self, number: int) -> list[ClientId] | None:
         """Who is on now and asked in the next round; None, if too few are: then it waits."""
         now, members = self.state.lasted.total, self.state.members
         on = sum(self.available is None or self.available.on(c, now) for c in members)
-        return None if on < least(self.policy, len(members)) else self._drawn(number, now)
+        return None if on < counts(self.policy, len(members)).least else self._drawn(number, now)
 
     def _drawn(self, number: int, now: float) -> list[ClientId]:
+        """A round's clients, drawn among the members that are on and can be reached."""
         there = None if self.present is None else self.present()
         return select(
             self.policy, self.seed, number, self.state.members, self.available, now, there

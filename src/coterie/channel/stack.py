@@ -2,15 +2,12 @@
 
 Replies pass them the other way round. What of the replies a method then gets to see is for the
 release that is outermost of all: everything, or with privacy only what may be shown
-(``release.Plain``, ``secure``, ``central``, ``local``).
+(``channel.Plain``, and in ``privacy`` secure sums, central noise and local noise).
 
 | stage | on the way out | on the way back | client half |
 |---|---|---|---|
-| Reports | | a round that too few report in is given up | |
+| Records | | bytes, vectors seen, new client states; a round of too few is given up | Store |
 | Piggyback | adds scoring to orders | takes the scores | ClientPiggyback |
-| Versions | names the client state expected | adopts that of replies that count | store |
-| Metering | | books the bytes | |
-| Disclosure | | notes whose vectors came | |
 | Timing | who is there; when the exchange ends | the clock goes on; who is late | |
 | Outliers | | leaves out what is unlike the others | finite uploads only |
 | Vetting | | refuses what makes no sense | |
@@ -27,12 +24,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from coterie.channel.compression.stage import Compression
-from coterie.channel.exchange import Exchange, Outgoing, Phase, Terms
+from coterie.channel.exchange import Exchange, Outgoing, Phase, Stage, Terms
 from coterie.channel.messages import ReplyBody
 from coterie.channel.outliers import Outliers
 from coterie.channel.piggyback import Piggyback
-from coterie.channel.records import Disclosure, Metering, Reports, Versions
-from coterie.channel.stage import Stage
+from coterie.channel.records import Records
 from coterie.channel.state import ChannelState
 from coterie.channel.timing import Timing
 from coterie.channel.vetting import Vetting
@@ -45,22 +41,19 @@ class Stages:
     """The stages of a channel, and for each step those that take part in it, in order.
 
     Orders pass the stages from the first to the last, replies from the last to the first.
-    ``disclosure`` and ``compression`` are also used by name.
+    ``records`` and ``compression`` are also used by name.
     """
 
     def __init__(
         self, wire: Wire, terms: Terms, state: ChannelState, piggybacks: bool, elsewhere: bool
     ) -> None:
-        self.disclosure = Disclosure(state)
+        self.records = Records(wire, terms, state)
         self.compression: Compression | None = None
         if not terms.coding.plainly:
             self.compression = Compression(wire, terms, state)
         listed: list[tuple[bool, Stage | None]] = [
-            (True, Reports(terms)),
+            (True, self.records),
             (piggybacks, Piggyback(terms, state)),
-            (True, Versions(state)),
-            (True, Metering(wire, state)),
-            (True, self.disclosure),
             (elsewhere or terms.timed, Timing(terms, state)),
             (True, Outliers(terms)),
             (elsewhere, Vetting(wire)),

@@ -17,7 +17,7 @@ from coterie.core.weights import Weights
 
 KEPT = 2  # checkpoints, and with them versions of client state, to fall back on
 Held = dict[str, Weights]  # models by name, as a client decoded them
-Memory = tuple[dict[ClientId, str], dict[ClientId, Held]]
+Known = tuple[dict[ClientId, str], dict[ClientId, Held]]  # versions and models of clients
 
 
 @dataclass
@@ -28,7 +28,8 @@ class ChannelState:
     models that clients hold. ``lasted`` are the seconds of the clock, ``round_lasted`` those of the
     present round. ``spending`` is what noise has cost, ``selected`` the cohort that was selected
     during the last round, ``unscored`` the round, from 1, whose scores are still to come. Members
-    are those who take part.
+    are those who take part. ``began`` are the versions and the models of clients as the present
+    round began.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -42,26 +43,35 @@ class ChannelState:
     members: list[ClientId] = field(default_factory=list)
     selected: list[ClientId] | None = None
     unscored: int = 0
+    began: tuple[dict[ClientId, str], dict[ClientId, Held]] = field(
+        default_factory=lambda: ({}, {})
+    )
 
     def begin(self, moment: int) -> None:
         """A round begins, from 1, or something outside of rounds: a new page of both ledgers."""
         self.ledger.now, self.exposure.round = Tally(), moment
-        self.round_lasted = Seconds()
+        self.round_lasted, self.began = Seconds(), (dict(self.versions), dict(self.held))
 
     def spent(self) -> Spent:
         """What the run has cost: bytes both ways, wasted ones too, and seconds."""
         moved = self.ledger.total + self.ledger.total_wasted
         return Spent(moved.total, **asdict(self.lasted))
 
-    def memory(self) -> Memory:
-        """What the server knows of clients' states, to go back to."""
-        return dict(self.versions), dict(self.held)
-
-    def go_back(self, memory: Memory) -> None:
+    def go_back(self) -> None:
         """The present round came to nothing: clients go on from where they were before it."""
-        self.versions, self.held = dict(memory[0]), dict(memory[1])
+        self.versions, self.held = dict(self.began[0]), dict(self.began[1])
         self.ledger.abandon()
         self.exposure.abandon()
+
+    def version_of(self, client: ClientId, in_round: bool) -> tuple[str, list[str]]:
+        """The version of a client's state that it goes on from, and others that it must not forget.
+
+        Those are of the last savings and, ``in_round``, of its beginning: a round that is abandoned
+        in a later exchange goes back there.
+        """
+        expects = self.versions.get(client, "")
+        back = [*self.retained, *([self.began[0]] if in_round else [])]
+        return expects, sorted({versions.get(client, "") for versions in back} - {"", expects})
 
     def adopt(self, client: ClientId, version: str | None, held: Held) -> None:
         """A reply counts: the client's state is now this version, and it holds these models."""

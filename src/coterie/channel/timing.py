@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass
 
 from coterie.channel.clocks import Leg, Moment, Seconds
-from coterie.channel.exchange import Exchange, Outgoing, Phase, Terms
+from coterie.channel.exchange import Exchange, Outgoing, Phase, Stage, Terms
 from coterie.channel.policy import accept
-from coterie.channel.stage import Stage
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import kind_of
 from coterie.channel.wire import Message

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coterie.channel.checks import misfits, vet, vet_message
-from coterie.channel.exchange import Exchange, Outgoing
+from coterie.channel.exchange import Exchange, Outgoing, Stage
 from coterie.channel.messages import ReplyBody
-from coterie.channel.stage import Stage
 from coterie.channel.tasks import kind_of
 from coterie.channel.wire import SMALL, Message, Wire
 from coterie.errors import TrainingError

@@ -19,6 +19,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from coterie import __version__
+from coterie.cli.dry_run import DryRun, tell_run
 from coterie.cli.options import (
     FLAGS,
     ConfigFile,
@@ -141,6 +142,7 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
     discard_damaged: DiscardDamaged = False,
     track: Track = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     **flags: Any,
@@ -175,6 +177,11 @@ def run(
     experiment = experiment_of(parse(tree))
     if notice := left_public(experiment.settings.privacy, experiment.method):
         warn(notice)
+    if dry_run:
+        if resume is not None:
+            raise ConfigError("--dry-run is for a run that has not begun: leave out --resume")
+        tell_run(experiment, as_json)
+        return
     run_dir = resume or directory or new_directory(experiment.method.name)
     judged_by = main_score(experiment.population.classes is None)
     name, total = experiment.method.name, experiment.settings.rounds

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from coterie.cli.dry_run import DryRun, tell_comparison
 from coterie.cli.options import (
     FLAGS,
     ConfigFile,
@@ -38,6 +41,7 @@ from coterie.experiment.compare.sweep import (
     Assignments,
     NamedMethod,
     Sweep,
+    methods_of,
     of_flags,
     of_table,
 )
@@ -71,6 +75,13 @@ def compare(
             "those of the paper's table)"
         ),
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            help="One more method, also your own as FILE.py:FUNCTION; may be repeated.",
+        ),
+    ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
@@ -88,6 +99,13 @@ def compare(
         list[str] | None,
         typer.Option(help="Several values of a key, as in train.lr=0.05,0.1; may be repeated."),
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Training settings to choose for each method on validation data, as in "
+            "lr=0.01,0.05,0.1; may be repeated."
+        ),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(help="Runs at the same time (default: one for each core; 1 with --engine)."),
@@ -103,6 +121,7 @@ def compare(
         Path | None, typer.Option(help="Continue the comparison in this directory.")
     ] = None,
     track: Track = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Annotated[
         bool,
@@ -127,10 +146,13 @@ def compare(
     check(trackers)
     form_of_output = _form(form, as_json)
     compare_dir = resume or directory or new_directory("compare")
-    sweep = of_flags(methods, seeds, partitions, shifts, vary, jobs)
+    sweep = of_flags(methods, seeds, partitions, shifts, vary, jobs, tune)
+    comparison: Comparison | None
     with stopped_with(lambda: _how_to_go_on(compare_dir, trackers)):
         if resume is not None:
-            refused = any((config, methods, partitions, shifts, vary, sets, directory))
+            refused = any(
+                (config, methods, method, partitions, shifts, vary, tune, sets, directory)
+            )
             refused = refused or scenario is not None or stand_in
             changeable = ("engine", "workers", "address")
             refuse_with_resume("comparison", refused, flags, *changeable, "seeds", "jobs", "track")
@@ -152,7 +174,11 @@ def compare(
                 scenario_options,
                 trackers,
                 flags,
+                method or [],
+                dry_run,
             )
+            if comparison is None:
+                return
     _print(comparison, compare_dir, form_of_output)
     _say_what_is_missing(comparison, compare_dir, trackers)
 
@@ -172,11 +198,18 @@ def _begun(
     scenario_options: tuple[str | None, bool],
     track: list[str],
     flags: dict[str, Any],
-) -> Comparison:
-    """Run a new comparison, configured by a file and by flags that override it."""
+    more_methods: list[str],
+    dry_run: bool,
+) -> Comparison | None:
+    """Run a new comparison, configured by a file and by flags that override it.
+
+    In a dry run it is only forecast, and the answer is None.
+    """
     from coterie.experiment.compare.compare import run_all, set_up
-    from coterie.experiment.compare.entries import Populations, entries_of
+    from coterie.experiment.compare.entries import Populations, checked_runs, entries_of
+    from coterie.experiment.compare.jobs import at_once
     from coterie.experiment.compare.plan import asks_engine
+    from coterie.experiment.compare.tuning import check_tuned, check_validates
     from coterie.experiment.config import parse
     from coterie.report.runs_progress import runs_progress
 
@@ -187,6 +220,10 @@ def _begun(
     methods_given = bool(sweep.methods)
     if not methods_given and scenario is not None:
         sweep = of_flags(_of_the_table(scenario)).over(sweep)
+    if more_methods:
+        sweep = replace(sweep, methods=",".join([sweep.methods or USUAL, *more_methods]))
+    methods_now = methods_of(sweep)
+    check_tuned(sweep, methods_now)
     abouts: dict[str, dict[str, Any]] = {}
 
     def configure(method: NamedMethod, assignments: Assignments) -> Config:
@@ -201,10 +238,16 @@ def _begun(
         return found
 
     clients = Populations()
-    entries = entries_of(sweep, configure, clients, oracle_if_possible=not methods_given)
+    entries = entries_of(sweep, configure, clients, not methods_given, methods_now)
     for text in dict.fromkeys(map(_public, entries)):
         if text:
             warn(text)
+    if dry_run:
+        kept, _ = checked_runs(entries, clients, _note, check_validates if sweep.tune else None)
+        count = at_once(sweep.jobs, len(kept), asks_engine(base), kept[0].config.run)
+        tried = math.prod(len(values) for values in sweep.tune.values()) if sweep.tune else 0
+        tell_comparison(kept, clients, count, tried)
+        return None
     abouts_by_run = (
         {e.name: abouts[e.config.model_dump_json()] for e in entries} if abouts else None
     )
@@ -219,6 +262,7 @@ def _begun(
             abouts_by_run,
             engine_asked=asks_engine(base),
             track=track,
+            tune=sweep.tune,
         )
 
 

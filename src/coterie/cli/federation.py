@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from coterie.cli.dry_run import DryRun, tell_run
 from coterie.cli.options import DiscardDamaged, Track, asking
 from coterie.errors import ConfigError
 
@@ -208,6 +209,7 @@ def serve(
     ] = None,
     discard_damaged: DiscardDamaged = False,
     track: Track = None,
+    dry_run: DryRun = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -218,7 +220,7 @@ def serve(
     from coterie.cli.options import resolve
     from coterie.deploy.allowed_names import map_names
     from coterie.deploy.serve import Serving, serve
-    from coterie.experiment.config import parse
+    from coterie.experiment.config import experiment_of, parse
     from coterie.experiment.signals import heeding, stopped_with
     from coterie.experiment.user_code import by_name
     from coterie.report.progress import Watch, progress
@@ -232,6 +234,10 @@ def serve(
         raise ConfigError(f"--method {text}: a federation has one method, and it was given already")
     tree = by_name(resolve(config, sets, method=next(iter(files), None)), _report)
     settings = parse(tree)
+    if dry_run:  # the clients' data are elsewhere: those of the configuration stand in for them
+        _report("a forecast on the data of the configuration, divided as it says, on this machine")
+        tell_run(experiment_of(settings), as_json)
+        return
     listen = host or ("127.0.0.1" if insecure else "0.0.0.0")
     if insecure:
         _warn()

@@ -36,7 +36,7 @@ Sets = Annotated[
 ]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Also log to tensorboard or mlflow; may be repeated."),
+    typer.Option("--track", help="Also log to tensorboard, mlflow or wandb; may be repeated."),
 ]
 DiscardDamaged = Annotated[
     bool,
@@ -116,6 +116,7 @@ def resolve(
     scenario.
     """
     from coterie.experiment.config import assign, assign_text, assign_texts
+    from coterie.experiment.spelling import spelled_out
     from coterie.experiment.user_code import admitted
     from coterie.results.toml import read_toml
 
@@ -133,6 +134,7 @@ def resolve(
             assign_text(tree, f"run.cohort={value}")
         else:
             assign(tree, FLAGS[flag], value)
+    tree = spelled_out(tree)  # before --set, which replaces parameters that exclude each other
     assign_texts(tree, sets or [])
     return admitted(tree)
 

@@ -25,7 +25,7 @@ class BuiltIn:
     def step(self, asked: ReadOrder, began: float) -> Message:
         """One step of a secure sum."""
         runtime = self.runtime
-        sent, beside = runtime.privacy.step(asked.id, asked.body)
+        sent, beside = runtime.sums.step(asked.id, asked.body)
         if runtime.keeper is not None and "refused" in beside:
             runtime.tell(f"refused to go on with a sum: {beside['refused']}")
         reply = runtime.reply(0, sent, more={"beside": beside})

@@ -65,7 +65,8 @@ def _means(values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np
     # Not reduceat, which adds in another order than the mean of a row alone.
     rows = zip((ends - counts).tolist(), ends.tolist(), strict=True)
     sums: NDArray[np.float64] = np.array([np.add.reduce(values[a:b]) for a, b in rows])
-    return sums / counts
+    means: NDArray[np.float64] = sums / counts
+    return means
 
 
 def _regression(outputs: Tensor, y: Tensor) -> dict[str, float]:

@@ -12,12 +12,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from coterie.channel.compression.coding import Coded
 from coterie.channel.compression.stage import ClientCompression
 from coterie.channel.messages import ReplyBody
-from coterie.channel.privacy.client import ClientPrivacy, out_of
+from coterie.channel.privacy.client import ClientPrivacy, ClientTerms, out_of
+from coterie.channel.privacy.client_noise import ClientNoise
+from coterie.channel.privacy.client_sums import ClientSums
 from coterie.channel.tasks import FETCH, KEEP, SCORE, SECURE
 from coterie.channel.wire import Decoded, Message, Wire, Work, digest_of
 from coterie.client.built_in import BuiltIn
@@ -32,7 +34,6 @@ from coterie.core.weights import Weights
 from coterie.errors import ConfigError, CoterieError, RunDirError, TrainingError, WireError
 from coterie.seeds import seed_for
 
-Done = TypeVar("Done")
 # What a client does with the model that it is left with, and what it is told of it.
 Keeper = Callable[[ClientId, Weights, Mapping[str, Any]], None]
 
@@ -88,21 +89,19 @@ class ClientRuntime:
         self.wire = Wire(model.layout, plan.coding.upwards.plain)
         self.store = Store(plan.folder, model.layout)
         self.compression = ClientCompression(plan.coding, self.wire, plan.seed)
-        self.privacy = ClientPrivacy(
+        own = ClientTerms(
             plan.privacy,
             plan.seed,
             plan.folder,
             model.layout,
             plan.roster,
-            plan.method.name,
+            plan.method,
             max(1, min(plan.train_sizes.values(), default=1)),
-            plan.method.chooses,
-            plan.method.sums,
             plan.secrets.record,
             plan.secrets.agreement,
-            plan.method.shows,
             tell,
         )
+        self.privacy, self.sums, self.noise = ClientPrivacy(own), ClientSums(own), ClientNoise(own)
         self.scoring, self.built_in = Scoring(self), BuiltIn(self)
         self._decoded: Decoded = {}
 
@@ -125,7 +124,7 @@ class ClientRuntime:
             orders.append(ReadOrder(id, message, {**body, "message": message}))
         if orders[0].body["task"] == SCORE:
             return self.scoring.answer([(o.id, o.body) for o in orders])
-        tasks = [partial(self.guarded, o.id, o.body, self._carry_out, o) for o in orders]
+        tasks = [partial(self._carry_out, order) for order in orders]
         together, began = self.context.together, time.perf_counter()
         if len(tasks) == 1 or together is None:
             return [task() for task in tasks]
@@ -135,24 +134,26 @@ class ClientRuntime:
     # --- one order ------------------------------------------------------------------------------
 
     def _carry_out(self, asked: ReadOrder) -> Message:
-        """The answer to an order: one of the built-in tasks, or the method's own."""
+        """The answer to an order: of a built-in task or the method's own, or why it failed."""
         began, id, body = time.perf_counter(), asked.id, asked.body
-        if body["task"] == SECURE:
-            return self.built_in.step(asked, began)
-        if self.store.holds(id, asked.version):
-            stored = self.store.answered(id, asked.version, digest_of(asked.message))
-            if stored is not None:
+        try:
+            if body["task"] == SECURE:
+                return self.built_in.step(asked, began)
+            stored = self.store.answered(id, asked.version, asked.message)
+            if stored is not None:  # it was carried out before
                 return stored
-        scored = self.scoring.beside(id, body) if "score" in body else {}
-        began = time.perf_counter()  # no clock counts scoring
-        client = self.client(id, body)
-        arrays = self.compression.received(client, body["arrays"])
-        if body["task"] == FETCH:
-            return self.built_in.fetch(client, arrays)
-        if body["task"] == KEEP:
-            return self.built_in.keep(client, arrays, body["config"])
-        prepared = Prepared(asked, client, arrays, scored, began)
-        return self._finish(prepared, self._run(prepared))
+            scored = self.scoring.beside(id, body) if "score" in body else {}
+            began = time.perf_counter()  # no clock counts scoring
+            client = self.client(id, body)
+            arrays = self.compression.received(client, body["arrays"])
+            if body["task"] == FETCH:
+                return self.built_in.fetch(client, arrays)
+            if body["task"] == KEEP:
+                return self.built_in.keep(client, arrays, body["config"])
+            prepared = Prepared(asked, client, arrays, scored, began)
+            return self._finish(prepared, self._run(prepared))
+        except Exception as error:
+            return self.failure(id, body["task"], error)
 
     def _run(self, prepared: Prepared) -> Upload:
         """Run the method's task."""
@@ -201,8 +202,8 @@ class ClientRuntime:
         work = Work(time.perf_counter() - prepared.began, client.samples)
         reply = replace(reply, work=work)
         if changed:
-            digest, body = digest_of(asked.message), asked.body
-            self.store.write(client.id, asked.version, client.state, digest, reply)
+            body = asked.body
+            self.store.write(client.id, asked.version, client.state, asked.message, reply)
             kept = [asked.version, body.get("expects", ""), *body.get("keep", [])]
             self.store.keep(client.id, kept)
         return reply
@@ -220,12 +221,12 @@ class ClientRuntime:
             assert isinstance(client.state, StagedState)
             leaves = body["order"] if client.state.changed else body.get("expects", "")
             told = {**body, "leaves": leaves}
-            sent, beside = self.privacy.advertise(client.id, examples, upload, received, told)
+            sent, beside = self.sums.advertise(client.id, examples, upload, received, told)
             return 0, sent, {"beside": beside}
         self.privacy.may_show(client.id, upload, body["task"], digest_of(body["message"]))
         if privacy.does("local") or privacy.does("nbafl"):
             counts = 1 if privacy.mechanism == "local" else examples
-            return counts, self.privacy.disturbed(client.id, upload, received, body), {}
+            return counts, self.noise.disturbed(client.id, upload, received, body), {}
         return examples, upload, {"of": dict(upload.delta_of)} if privacy.noised else {}
 
     # --- what tasks and stages share ------------------------------------------------------------
@@ -266,24 +267,15 @@ class ClientRuntime:
         }
         return self.wire.pack(body, coded.payloads, coded.choices)
 
-    def guarded(
-        self,
-        id: ClientId,
-        body: Mapping[str, Any],
-        work: Callable[..., Done],
-        *arguments: Any,
-    ) -> Done | Message:
-        """What the work gives, or a message that says why it failed."""
-        try:
-            return work(*arguments)
-        except CoterieError as error:
+    def failure(self, id: ClientId, task: str, error: Exception) -> Message:
+        """A message that says why a task failed."""
+        if isinstance(error, CoterieError):
             return self.wire.pack({"error": type(error).__name__, "text": self._telling(error)})
-        except Exception as error:
-            why = f"task '{body['task']}' failed with {type(error).__name__}"
-            text = f"client {id}: {why}: {error} (at {_place(error)})"
-            if self.keeper is not None:
-                text = self._telling(why, error)
-            return self.wire.pack({"error": "TrainingError", "text": text})
+        why = f"task '{task}' failed with {type(error).__name__}"
+        text = f"client {id}: {why}: {error} (at {_place(error)})"
+        if self.keeper is not None:
+            text = self._telling(why, error)
+        return self.wire.pack({"error": "TrainingError", "text": text})
 
     def _telling(self, why: CoterieError | str, more: Exception | None = None) -> str:
         """The text of an error for the server; a remote client conceals its data and paths.

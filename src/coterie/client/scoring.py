@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from coterie.data.population import Split
 if TYPE_CHECKING:
     from coterie.client.runtime import ClientRuntime
 
-_ORDER = {"task": SCORE}
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Scoring:
     def answer(self, orders: Sequence[tuple[ClientId, Mapping[str, Any]]]) -> list[Message]:
         """Score clients; those that use the same weights share one pass over their data."""
         together = self.runtime.context.together
-        tasks = [partial(self.runtime.guarded, id, o, self._model, id, o) for id, o in orders]
+        tasks = [partial(self._guarded, id, self._model, id, body) for id, body in orders]
         models = [task() for task in tasks] if together is None else together.run(tasks)
         answers = {i: model for i, model in enumerate(models) if isinstance(model, Message)}
         ready = {i: model for i, model in enumerate(models) if not isinstance(model, Message)}
@@ -71,18 +71,18 @@ class Scoring:
         """Score clients with their models; one that several use takes one pass over their data."""
         if not models:
             return {}
-        runtime, first = self.runtime, next(iter(models.values()))[0]
-        data = [runtime.plan.population.clients[client.id] for client, _ in models.values()]
+        first = next(iter(models.values()))[0]
+        data = [self.runtime.plan.population.clients[client.id] for client, _ in models.values()]
         parts = [(c.val, c.test) for c in data]
         calls = [
             OutputsCall(model, torch.cat([val.x, test.x]))
             for (_, model), (val, test) in zip(models.values(), parts, strict=True)
         ]
-        tables = runtime.guarded(first.id, _ORDER, self._tables, calls, parts)
+        tables = self._guarded(first.id, self._tables, calls, parts)
         if isinstance(tables, Message):
             return dict.fromkeys(models, tables)
         return {
-            index: runtime.guarded(client.id, _ORDER, self._reply, client, *tables[row])
+            index: self._guarded(client.id, self._reply, client, *tables[row])
             for row, (index, (client, _)) in enumerate(models.items())
         }
 
@@ -105,6 +105,13 @@ class Scoring:
             ):
                 table[1].update({f"{split}_{name}": value for name, value in values.items()})
         return tables
+
+    def _guarded(self, id: ClientId, work: Callable[..., Done], *arguments: Any) -> Done | Message:
+        """What the work gives, or a message that says why it failed."""
+        try:
+            return work(*arguments)
+        except Exception as error:
+            return self.runtime.failure(id, SCORE, error)
 
     def _reply(
         self, client: Client, outputs: Mapping[str, Tensor], metrics: dict[str, float]

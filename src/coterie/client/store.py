@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from coterie.channel.compression.codecs import Payload
-from coterie.channel.wire import Message, Work
+from coterie.channel.wire import Message, Work, digest_of
 from coterie.core.messages import ClientId
 from coterie.core.tree import read_tree, sync, write_atomic, write_tree
 from coterie.core.weights import Layout
@@ -45,33 +45,37 @@ class Store:
         state: dict[str, Any] = read_tree(path, self.layout)["state"]
         return state
 
-    def holds(self, client: ClientId, version: str) -> bool:
-        """Whether there is a file for this version, even a damaged one."""
-        return self._path(client, version).exists()
+    def answered(self, client: ClientId, version: str, order: Message) -> Message | None:
+        """The reply stored with this version, if this order made it.
 
-    def answered(self, client: ClientId, version: str, order: str) -> Message | None:
-        """The reply stored with this version, if the order with this digest made the version.
-
-        None if the file is damaged or was made by another order of the same name.
+        None if the file is missing or damaged, or was made by another order of the same name.
         """
+        path = self._path(client, version)
+        if not path.exists():
+            return None
         try:
-            stored = read_tree(self._path(client, version), self.layout)
+            stored = read_tree(path, self.layout)
         except RunDirError:
             return None
-        if stored["order"] != order:
+        if stored["order"] != digest_of(order):
             return None
         return Message.from_bytes(bytes(stored["reply"].numpy()), Work(*stored["work"]))
 
     def write(
-        self, client: ClientId, version: str, state: Mapping[str, Any], order: str, reply: Message
+        self,
+        client: ClientId,
+        version: str,
+        state: Mapping[str, Any],
+        order: Message,
+        reply: Message,
     ) -> None:
-        """Add the version that the order with this digest made."""
+        """Add the version that this order made."""
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
         sent = torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8)
         # Stored as well, so that the reply to a repeated order reports the same work to a clock.
         work = (reply.work.seconds, reply.work.samples)
-        tree = {"state": dict(state), "order": order, "reply": sent, "work": work}
+        tree = {"state": dict(state), "order": digest_of(order), "reply": sent, "work": work}
         write_tree(path, tree, self.layout, durable=False)
 
     def keep(self, client: ClientId, versions: Collection[str]) -> None:

@@ -256,8 +256,8 @@ def adaptive_steps(
             raise ConfigError(f"{inner.name} shares no layer: adaptive-tau cannot wrap it")
 
     def loss(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        receive = Sharing().best if inner.chooses else Sharing().received
-        model, rows = receive(client, arrays)[1], _rows(client, sample)
+        most = 0 if inner.chooses else 1
+        model, rows = Sharing().received(client, arrays, most)[1], _rows(client, sample)
         loss_value = client.loss(model, rows=rows) if len(client.train) else 0.0
         return Upload({KEY: torch.tensor([loss_value], dtype=torch.float64)})
 

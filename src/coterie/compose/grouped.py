@@ -54,10 +54,10 @@ def grouped(
         known = client in state.groups
         return sharing.offer(state.models, [state.groups[client]] if known else list(state.models))
 
-    best = partial(sharing.best, most=assign.most)
+    best = partial(sharing.received, most=assign.most)
 
     def task(client: Client, arrays: Mapping[str, Any], config: Mapping[str, Scalar]) -> Upload:
-        slot, start = (best if assign.picks else sharing.received)(client, arrays)
+        slot, start = sharing.received(client, arrays, assign.most if assign.picks else 1)
         tries = "score-cuts" in trials
         copies = trial.longer_trained(client, config, start, train.train) if tries else {}
         result = train.train(client, start)

@@ -89,46 +89,31 @@ class Sharing:
         }
         return {s: p for s, p in parts.items() if p.layout.size}
 
-    def received(self, client: Client, arrays: Mapping[str, Array]) -> tuple[str, Weights]:
-        """The slot of the received model, and the model combined with the client's personal part.
-
-        Unless the method lets clients choose, they accept a single model only: their choice among
-        several would reveal something about their data.
-        """
-        offers = self._offers(client, arrays)
-        if len(offers) > 1:
-            raise TrainingError(
-                f"client {client.id} received {len(offers)} models, but this method does not let "
-                "clients choose among several"
-            )
-        return next(iter(offers.items()))
-
-    def best(
-        self, client: Client, arrays: Mapping[str, Array], most: int = 0
+    def received(
+        self, client: Client, arrays: Mapping[str, Array], most: int = 1
     ) -> tuple[str, Weights]:
-        """The model that fits the client's training data best, combined with its personal part.
+        """The slot of a received model, and the model combined with the client's personal part.
 
-        Clients refuse to choose among more than ``most`` models (0: no limit), because the choice
-        would reveal more about their data.
+        Among several, it is the one that fits the client's training data best; if none was sent,
+        the client's own model. Clients refuse to choose among more than ``most`` (0: no limit),
+        because their choice reveals something about their data: a method must let them.
         """
-        offers = self._offers(client, arrays)
-        if 0 < most < len(offers):
-            raise TrainingError(
-                f"client {client.id} was offered {len(offers)} models, but chooses among at most "
-                f"{most}"
-            )
-        if len(offers) == 1:
-            return next(iter(offers.items()))
-        losses = {s: client.loss(w) for s, w in offers.items()}
-        best = min(losses, key=lambda s: losses[s])
-        return best, offers[best]
-
-    def _offers(self, client: Client, arrays: Mapping[str, Array]) -> dict[str, Weights]:
-        """The received models, completed by the personal part; the client's own without any."""
         personal = client.kept("own")
         base = client.base if personal is None else personal.onto(client.base)
         offers = {s: w.onto(base) for s, w in arrays.items() if isinstance(w, Weights)}
-        return offers or {"": base}
+        if len(offers) > most > 0:
+            raise TrainingError(
+                f"client {client.id} was offered {len(offers)} models, but chooses among at most "
+                f"{most}"
+                if most > 1
+                else f"client {client.id} received {len(offers)} models, but this method does not "
+                "let clients choose among several"
+            )
+        if len(offers) <= 1:
+            return next(iter(offers.items()), ("", base))
+        losses = {s: client.loss(w) for s, w in offers.items()}
+        best = min(losses, key=lambda s: losses[s])
+        return best, offers[best]
 
     def keep(self, client: Client, weights: Weights) -> Weights:
         """Keep the personal part in the client's state, and return the shared part."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from coterie.core.events import Best
 from coterie.core.events import Event as Event
@@ -69,12 +69,8 @@ class Remembers(Protocol):
         """What the run has cost so far."""
         ...
 
-    def memory(self) -> Any:
-        """What is known of clients' states, to go back to."""
-        ...
-
-    def go_back(self, memory: Any) -> None:
-        """The present round came to nothing."""
+    def go_back(self) -> None:
+        """The present round came to nothing: all is as it was when it began."""
         ...
 
 
@@ -114,8 +110,7 @@ def run_rounds(
         number = run.done
         for observer in observers:
             observer.before(number)
-        began, known = time.perf_counter(), federation.state
-        spent, memory = known.spent(), known.memory()
+        began, spent = time.perf_counter(), federation.state.spent()
         cohort = federation.open(number)
         event: Event = {"round": number + 1, "cohort": list(cohort)}
         try:
@@ -125,7 +120,7 @@ def run_rounds(
             # What other people's clients sent must not end the run: this round is given up.
             if not isinstance(why, Abandoned) and not federation.tolerates(why):
                 raise
-            known.go_back(memory)
+            federation.state.go_back()
             event["abandoned"] = str(why) if isinstance(why, Abandoned) else failure(why)
         event["seconds"] = {"train": round(time.perf_counter() - began, 4)}
         run.history.append(event)

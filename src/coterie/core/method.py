@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -22,6 +23,7 @@ from coterie.core.schema import Schedule
 from coterie.core.tree import Tree
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError
+from coterie.lazy import named
 from coterie.registry import METHODS, checked
 
 if TYPE_CHECKING:
@@ -191,7 +193,7 @@ class Source:
         return method
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Method:
     """A federated method, with a server half and a client half.
 
@@ -254,6 +256,15 @@ class Method:
     sums: int = 1
     same_steps: str = ""
     shows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        given = self.source.parameters if self.source else {}
+        parameters = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in given.items())
+        about = f"the server sees {self.sees}, judged by the {self.headline} score"
+        return f"<Method {self.name}({parameters}): {about}>"
+
+    def _repr_html_(self) -> str:
+        return str(named("coterie.report.object_cards:method_card")(self))
 
 
 def method(factory: Callable[P, Method]) -> Callable[P, Method]:

@@ -333,7 +333,7 @@ class RunSection(Policy):
         1.0, "CPUs that Ray reserves for a worker; may be fractional.", gt=0
     )
     gpus_per_worker: float = key(0.0, 'The same for GPUs, with `device = "cuda"`.', ge=0)
-    device: str = key("cpu", "The torch device for training.")
+    device: str = key("cpu", "The torch device for training, such as cuda.", flag="--device")
     batch_clients: Literal["auto"] | Annotated[int, Field(ge=1)] = key(
         "auto",
         "Clients that a worker trains at once, as one stacked model: a number, or `auto`, which "

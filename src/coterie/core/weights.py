@@ -179,7 +179,7 @@ def _merge(pairs: Iterable[tuple[slice, slice]]) -> list[tuple[slice, slice]]:
     return merged
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Weights:
     """A model, or some of its layers, as an immutable value.
 
@@ -200,6 +200,10 @@ class Weights:
                 f"weights of shape {tuple(self.vector.shape)} do not fit a layout of size "
                 f"{self.layout.size}"
             )
+
+    def __repr__(self) -> str:
+        layers = len(self.layout.layers)
+        return f"<Weights: {self.vector.numel():,} numbers in {layers} layer{'s' * (layers != 1)}>"
 
     def check_layout(self, other: Weights) -> None:
         """Refuse to combine weights of another layout with these."""

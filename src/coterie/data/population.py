@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.lazy import named
+
 _RECENT = 4096  # clients whose views are kept
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """Samples with their labels or regression targets.
 
@@ -36,8 +38,11 @@ class Split:
     def __len__(self) -> int:
         return int(self.y.shape[0])
 
+    def __repr__(self) -> str:
+        return f"<Split: {len(self):,} samples of shape {tuple(self.x.shape[1:])}>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class ClientData:
     """One client's three splits; ``name`` is for reports only."""
 
@@ -45,6 +50,12 @@ class ClientData:
     val: Split
     test: Split
     name: str = ""
+
+    def __repr__(self) -> str:
+        counts = (
+            f"{len(self.train):,} train, {len(self.val):,} val, {len(self.test):,} test samples"
+        )
+        return f"<ClientData{f' {self.name!r}' if self.name else ''}: {counts}>"
 
 
 class Clients(Sequence[ClientData]):
@@ -92,7 +103,7 @@ class Clients(Sequence[ClientData]):
         return {**vars(self), "_recent": {}}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Population:
     """The data of all clients, and what a model needs to know about it.
 
@@ -132,6 +143,37 @@ class Population:
         for tensor in self._tensors():
             if tensor.numel():
                 tensor.share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def lines(self) -> list[str]:
+        """The population in a few lines: its clients, their samples, and what is known of them."""
+        splits = self.sizes
+        train, val, test = (
+            (sum(part) for part in zip(*splits, strict=True)) if splits else (0, 0, 0)
+        )
+        totals = [sum(each) for each in splits] or [0]
+        kind = {"image": "images", "table": "rows", "text": "texts"}.get(self.kind, self.kind)
+        labels = "targets are numbers" if self.classes is None else f"{len(self.classes)} classes"
+        few, many = min(totals), max(totals)
+        each = f"{few:,} each" if few == many else f"{few:,} to {many:,} each"
+        lines = [
+            f"{len(self.clients)} clients, {sum(totals):,} samples, {each}",
+            f"{train:,} for training, {val:,} for validation, {test:,} for testing",
+            f"{kind} of shape {'×'.join(map(str, self.shape)) or '1'}, {labels}",
+        ]
+        if self.groups is not None:
+            lines.append(f"{len(set(self.groups))} true groups")
+        if self.public is not None:
+            lines.append(f"{len(self.public):,} public samples")
+        if self.metadata:
+            lines.append(f"metadata: {', '.join(list(self.metadata)[:8])}")
+        return lines
+
+    def __repr__(self) -> str:
+        return "\n".join(["<Population", *(f"  {line}" for line in self.lines), ">"])
+
+    def _repr_html_(self) -> str:
+        return str(named("coterie.report.object_cards:population_card")(self))
 
     def _tensors(self) -> Iterator[Tensor]:
         if isinstance(self.clients, Clients):

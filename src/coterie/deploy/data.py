@@ -47,7 +47,19 @@ class MemberData:
                 raise ConfigError("give this client's data with --data PATH or --data-loader")
             if not self.path.exists():
                 raise DataError(f"there is no file or folder {self.path}: correct --data")
-            self.form or _form_of(self.path)
+            self._check_file(self.path)
+
+    def _check_file(self, path: Path) -> None:
+        """Read the data once, so that a mistake is told before connecting, with its flag."""
+        form = self.form or _form_of(path)
+        try:
+            load(form, path, **self.options)
+        except (ConfigError, DataError) as error:
+            flag = "--option label=COLUMN" if form in ("csv", "text") else "--form or --option"
+            raise type(error)(
+                f"{error}. This client's data are {path}, read as {form}; give what describes them "
+                f"with {flag} (coterie join)"
+            ) from None
 
     def read(self, config: Config, id: ClientId) -> tuple[Population, int]:
         """Read a population that contains this client; return it and the client's index in it."""

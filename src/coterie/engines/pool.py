@@ -265,8 +265,7 @@ def _work(pipe: Connection, plan: Plan | None, others: Sequence[Connection], par
     blobs: dict[int, Payload] = {}
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         runtime = ClientRuntime(with_method(plan or pickle.loads(pipe.recv_bytes())))
-        gc.collect()
-        gc.freeze()  # these objects stay: spare the collector from scanning them again
+        gc.freeze()  # to look for garbage in what is shared with the parent would copy it
         pipe.send_bytes(_READY)
         while True:
             frame = pipe.recv_bytes()

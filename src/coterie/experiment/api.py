@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -54,8 +55,8 @@ def run(
 ) -> Result:
     """Run an experiment from a configuration: a TOML file, nested dicts, or a ``Config``.
 
-    ``watch`` is called with the event of each round. ``track`` names trackers, "tensorboard" or
-    "mlflow", or holds your own (see ``coterie.Tracker``).
+    ``watch`` is called with the event of each round. ``track`` names trackers, "tensorboard",
+    "mlflow" or "wandb", or holds your own (see ``coterie.Tracker``).
 
     >>> result = run({"data": {"clients": 4}, "run": {"rounds": 2, "engine": "loop"}})
     >>> len(result.history), len(result.clients)
@@ -69,7 +70,10 @@ def run(
     trackers = _tracking(track, run_dir)
     experiment = experiment_of(config)
     _warn_of_public(experiment)
-    return execute(experiment, run_dir, watch=watch, track=trackers)
+    tell = _Telling()
+    result = execute(experiment, run_dir, watch=watch, track=trackers, say=tell)
+    tell.at_the_end(result)
+    return result
 
 
 def simulate(
@@ -121,19 +125,52 @@ def simulate(
     run_dir = Path(directory) if directory else None
     trackers = _tracking(track, run_dir)
     preset = method if isinstance(method, str) and method in PRESETS else None
-    config = _checked({"rounds": rounds, **settings}, preset)
-    method = method if preset is None else config.method.name
-    if isinstance(method, str):
-        method = admitted({"method": {"name": method}})["method"]["name"]
-    run_settings = settings_of(config)
+    config = parse(settings_tree({"rounds": rounds, **settings}, preset))
+    population = population_from(
+        clients, config.run.seed, test_fraction, val_fraction, metadata, public
+    )
+    experiment = experiment_on(
+        population,
+        model,
+        own_method(method if preset is None else config.method.name),
+        config,
+        model_parameters=model_parameters,
+        init=init,
+        loss=loss,
+        metrics=metrics,
+        start=start,
+        freeze=freeze,
+        bn=bn,
+    )
+    _warn_of_public(experiment)
+    tell = _Telling()
+    result = execute(
+        experiment,
+        run_dir,
+        resume,
+        watch,
+        track=trackers,
+        say=tell,
+        discard_damaged=discard_damaged,
+    )
+    tell.at_the_end(result)
+    return result
+
+
+def population_from(
+    clients: Sequence[Any] | Population,
+    seed: int,
+    test_fraction: float = 0.2,
+    val_fraction: float = 0.1,
+    metadata: Mapping[str, Values] | None = None,
+    public: torch.Tensor | np.ndarray[Any, Any] | None = None,
+) -> Population:
+    """The population of own clients; the seed decides which samples are for testing."""
     population = (
         clients
         if isinstance(clients, Population)
         else from_clients(
-            list(clients),
-            test_fraction=test_fraction,
-            val_fraction=val_fraction,
-            seed=run_settings.seed,
+            list(clients), test_fraction=test_fraction, val_fraction=val_fraction, seed=seed
         )
     )
     if public is not None:
@@ -143,21 +180,49 @@ def simulate(
         names = [client.name for client in population.clients]
         columns = columns_by_client(metadata, names)
         population = replace(population, metadata={**population.metadata, **columns})
-    made = make_method(method) if isinstance(method, str) else method
-    if not isinstance(made, Method):
+    return population
+
+
+def own_method(method: str | Method) -> Method:
+    """A method, or the one of this name, which may have parameters as in ``ifca:k=4``."""
+    if isinstance(method, str):
+        tree = admitted({"method": {"name": method}})
+        if "train" in tree:
+            raise ConfigError(f"method = {method!r}: give training settings by name, as in lr=0.1")
+        parameters = dict(tree["method"])
+        return make_method(parameters.pop("name"), parameters)
+    if not isinstance(method, Method):
         raise ConfigError(
             f"method = {method!r}: give a name, or a method returned by its factory, as in "
             "coterie.ifca(k=3)"
         )
+    return method
+
+
+def experiment_on(
+    population: Population,
+    model: str | nn.Module | Callable[[], nn.Module],
+    method: Method,
+    config: Config,
+    *,
+    model_parameters: Mapping[str, Any] | None = None,
+    init: str = "torch",
+    loss: str | Criterion | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    start: Mapping[str, torch.Tensor] | str | Path | None = None,
+    freeze: Sequence[str] = (),
+    bn: str = "shared",
+) -> Experiment:
+    """An experiment on own clients; ``config`` has its settings, the rest is as in ``simulate``."""
     if isinstance(start, str | Path):
         start = read_start(str(start))
-    experiment = Experiment(
+    return Experiment(
         population=population,
         model=_factory(model, population, dict(model_parameters or {}), init),
-        method=made,
+        method=method,
         criterion=_aligned(loss, population) if callable(loss) else criterion_of(loss, population),
         schedule=part(Schedule, config.train),
-        settings=run_settings,
+        settings=settings_of(config),
         # Training starts from a module's own weights unless others are requested.
         start=model.state_dict()
         if start is None and isinstance(model, nn.Module) and init == "torch"
@@ -169,16 +234,42 @@ def simulate(
         config={
             "python": {
                 "made_by": "coterie.simulate",
-                "method": made.name,
+                "method": method.name,
                 "init": init,
                 **_recorded(config),
             }
         },
     )
-    _warn_of_public(experiment)
-    return execute(
-        experiment, run_dir, resume, watch, track=trackers, discard_damaged=discard_damaged
-    )
+
+
+class _Telling:
+    """Passes a run's warnings on as Python's, each once."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        first, _, rest = text.partition(": ")
+        if first == "warning":
+            self._warn(rest)
+
+    def at_the_end(self, result: Result) -> None:
+        """Warn of what only the end of the run has shown."""
+        for text in result.summary.get("warnings") or ():
+            if text not in self.told:
+                self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        self.told.append(text)
+        warnings.warn(text, stacklevel=_depth())
+
+
+def _depth() -> int:
+    """How far away the caller of Coterie is, so that a warning names its line."""
+    frame, depth = sys._getframe(), 0
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("coterie."):
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def _warn_of_public(experiment: Experiment) -> None:
@@ -219,8 +310,8 @@ _TABLES = {
 }
 
 
-def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
-    """The configuration that plain settings such as ``lr=0.1`` make, checked as usual."""
+def settings_tree(settings: Mapping[str, Any], preset: str | None = None) -> dict[str, Any]:
+    """The tables of a configuration that plain settings such as ``lr=0.1`` stand for."""
     paths = {"evaluate_every": "evaluation.every", "evaluate_clients": "evaluation.clients"}
     top_level = ("train", "run", "evaluation")
     paths |= {key.name: key.path for key in keys() if key.table in top_level}
@@ -237,7 +328,7 @@ def _checked(settings: Mapping[str, Any], preset: str | None = None) -> Config:
             raise ConfigError(unknown("setting", name, [*paths, *tables]))
         else:
             assign(tree, paths[name], value)
-    return parse(admitted(tree | ({} if preset is None else {"method": {"name": preset}})))
+    return admitted(tree | ({} if preset is None else {"method": {"name": preset}}))
 
 
 def _recorded(config: Config) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from coterie.core.method import Round
 from coterie.errors import TrainingError
 from coterie.experiment.session import RunSession
 from coterie.experiment.stopping import to_target
+from coterie.experiment.trouble import adapting_harms
 from coterie.results.evaluation import Scores, summarise
 from coterie.results.findings import grouping_of, round_samples, warnings_of
 from coterie.results.result import client_rows
@@ -142,7 +143,10 @@ class Closing:
             "lost": ledger.lost,
             "late": ledger.late,
             "abandoned": sum("abandoned" in e for e in run.history),
-            "warnings": warnings_of([*run.events, before.event]),
+            "warnings": [
+                *warnings_of([*run.events, before.event]),
+                *([worse] if (worse := self._adapting_harms(received, adapted)) else []),
+            ],
             **({"grouping": grouping} if (grouping := self._grouping(before.groups)) else {}),
             "exposure": session.channel.state.exposure.summary(),
             **({"privacy": privacy} if (privacy := session.guard.summary()) else {}),
@@ -153,6 +157,11 @@ class Closing:
             target, clients = settings.target, len(session.members)
             summary |= to_target(run.history, method.headline, session.judged_by, target, clients)
         return summary
+
+    def _adapting_harms(self, received: Scores, adapted: Scores) -> str:
+        """A warning if adapting made models worse."""
+        session = self.session
+        return adapting_harms(received, adapted, session.judged_by, session.adapt_epochs())
 
     def _grouping(self, groups: int) -> dict[str, Any]:
         """The evidence for the number of groups, as ``result.json`` has it."""

@@ -19,22 +19,23 @@ from coterie.core.loop import Event, Observer, RunState, run_rounds, set_up
 from coterie.errors import ConfigError, RunDirError
 from coterie.experiment.checkpoint import Checkpoints
 from coterie.experiment.closing import Closing
+from coterie.experiment.membership import Membership
 from coterie.experiment.observers import (
     Account,
     Evaluate,
     GiveUp,
     Guarding,
-    Membership,
     Piggyback,
     Progress,
     Record,
     Saving,
+    Say,
     Stopping,
 )
-from coterie.experiment.observers.record import Say
 from coterie.experiment.privacy import Guard
 from coterie.experiment.resuming import sound
 from coterie.experiment.session import RunSession, Tell
+from coterie.experiment.trouble import Trouble
 from coterie.results.evaluation import Scores
 from coterie.results.rundir import RunDir, rounds_of
 
@@ -166,6 +167,7 @@ class Running:
             (True, Account(session)),
             (session.plan.privacy.on, Guarding(session)),
             (True, Evaluate(session, self.stopping.reason, closing=self.piggyback.closing)),
+            (True, Trouble(session)),
             (True, self.record),
             (True, self.stopping),
             (session.directory is not None, self.saving),

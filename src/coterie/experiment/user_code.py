@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from coterie.errors import ConfigError
+from coterie.experiment.spelling import spelled_out
 from coterie.registry import (
     AVAILABILITIES,
     CLOCKS,
@@ -47,6 +48,7 @@ FileDigests = Mapping[str, str]  # SHA-256 of files, by the kind and name of the
 def admitted(tree: Mapping[str, Any], known: FileDigests | None = None) -> dict[str, Any]:
     """Load the functions that a user's configuration names; paths become absolute.
 
+    Names with parameters, as in ``ifca:k=4``, become names and parameters.
     ``known`` are the digests of the files when the run began: a file that has changed is refused.
     """
 
@@ -54,7 +56,7 @@ def admitted(tree: Mapping[str, Any], known: FileDigests | None = None) -> dict[
         digest = (known or {}).get(f"{registry.kind} {name}")
         return registry.admit(name, f"{key} =", digest)
 
-    return _changed(tree, admit)
+    return _changed(spelled_out(tree), admit)
 
 
 def by_name(tree: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coterie.report.run_notes import tuning_notes, warning_notes
 from coterie.report.scenario_tables import cost_of, paper_notes, published_accuracy
 from coterie.report.table_formats import Fitted, Sheet, TableBlock, TableCell, TableColumn, as_rich
 from coterie.report.tables import left_out, score, size
@@ -52,7 +53,7 @@ def sheet_of(comparison: Comparison) -> Sheet:
             *_missing(comparison),
             *paper_notes(comparison.papers),
         ]
-    return replace(sheet, notes=notes)
+    return replace(sheet, notes=[*notes, *tuning_notes(comparison), *warning_notes(comparison)])
 
 
 def comparison(

@@ -47,30 +47,35 @@ def plain_listing(title: str, items: Mapping[str, str]) -> Table:
 
 
 def method_listing(rows: Mapping[str, Row]) -> Table:
-    """All methods by family, one line each."""
-    table = Table(title="Methods")
-    for title in ("family", "name", "server sees", "secure", "parameters", "what it is"):
-        table.add_column(title, no_wrap=title in ("name", "secure"))
+    """All methods by family, in one or two lines each."""
+    table = Table(title="Methods", title_justify="left", box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("name", style="bold", no_wrap=True)
+    table.add_column("sees", no_wrap=True)
+    table.add_column("what it is")
     for family in FAMILIES:
         members = {n: row for n, row in rows.items() if row.get("family", "other") == family}
         if not members:
             continue
-        for place, (name, row) in enumerate(members.items()):
-            table.add_row(
-                "" if place else family,
-                f"[bold]{escape(name)}[/]",
-                row.get("sees", "–"),
-                row.get("secure", "–"),
-                escape(row.get("parameters", "")),
-                coloured(row["about"]),
-            )
-        table.add_section()
+        table.add_row(f"[cyan]{family}[/]", "", "")
+        for name, row in members.items():
+            about = coloured(_first_sentence(row["about"]))
+            table.add_row(f"  {escape(name)}", row.get("sees", "–"), about)
     table.caption = (
-        "server sees: what the method looks at, single replies (each) or means of them; "
-        "secure: whether it works under secure aggregation, by sums only"
+        "sees: what the server looks at, single replies (each) or means of them. Parameters, rule "
+        "and reference: coterie methods NAME"
     )
     table.caption_justify = "left"
     return table
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of a description, without what stands in brackets.
+
+    >>> _first_sentence("FedAvg of updates (Reisizadeh, 2020). More follows.")
+    'FedAvg of updates.'
+    """
+    first = re.split(r"(?<=[a-z0-9)`])\.\s", text)[0].rstrip(".")
+    return re.sub(r"\s*\([^)]*\)", "", first) + "."
 
 
 def coloured(text: str) -> str:

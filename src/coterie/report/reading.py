@@ -47,7 +47,7 @@ _DEPTH = 4  # how deep below a folder to look for runs
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reading(Notebook):
     """One run, as far as it can be read.
 
@@ -164,7 +164,9 @@ class Reading(Notebook):
     @property
     def warnings(self) -> list[str]:
         """The run's warnings, as sentences."""
-        return warnings_of(self._told, self.status == FINISHED)
+        told = warnings_of(self._told, self.status == FINISHED)
+        closing = self.result.get("warnings") or ()  # some are about the final scores
+        return [*told, *(str(text) for text in closing if text not in told)]
 
     @property
     def _told(self) -> list[Event]:

@@ -44,6 +44,10 @@ class Notebook(ABC):
         path: Path = named("coterie.report.html:write_report")(self if kept is None else kept, to)
         return path
 
+    def __repr__(self) -> str:
+        lines = named("coterie.report.object_cards:run_lines")(self._read())
+        return "\n".join([f"<{type(self).__name__}", *(f"  {line}" for line in lines), ">"])
+
     def _repr_html_(self) -> str:
         return str(named("coterie.report.card:card")(self._read()))
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coterie.report.reading import Reading
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result(Notebook):
     """A finished run: its history, its clients, and their models.
 
@@ -54,7 +54,7 @@ class Result(Notebook):
     begun: Event = field(default_factory=Event)
     newcomers: Sequence[ClientId] = ()
     directory: Path | None = None
-    scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+    scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def _read(self) -> Reading:
         return reading_of(self)

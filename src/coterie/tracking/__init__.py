@@ -1,4 +1,4 @@
-"""Tracking: send the events of a run to TensorBoard, MLflow or your own tracker.
+"""Tracking: send the events of a run to TensorBoard, MLflow, W&B or your own tracker.
 
 Each tracker runs in its own thread. If it fails or is slow, its records are incomplete, but it
 never delays or ends the run.
@@ -69,12 +69,24 @@ def _mlflow(directory: Path | None, within: Path | None) -> Tracker:
     return MLflow(directory, within)
 
 
+@TRACKERS.register("wandb", "runs on Weights & Biases, or in its local files")
+def _wandb(directory: Path | None, within: Path | None) -> Tracker:
+    from coterie.tracking.wandb import WandB
+
+    return WandB(directory, within)
+
+
 def check(names: Iterable[str]) -> None:
     """Refuse an unknown tracker, or one whose library is not installed."""
     for name in names:
         TRACKERS.find(TRACKERS.admit(name, "--track"))
         if name in TRACKERS.index and find_spec(name) is None:  # named like their libraries
-            raise ConfigError(f"--track {name} needs the extra: pip install 'coterie[tracking]'")
+            raise ConfigError(f"--track {name} needs the extra: {_install(name)}")
+
+
+def _install(name: str) -> str:
+    """How to install what a tracker needs."""
+    return f"pip install 'coterie[{'wandb' if name == 'wandb' else 'tracking'}]'"
 
 
 def tracking(
@@ -103,8 +115,7 @@ def tracking(
                 named.append((tracker, TRACKERS.make(name, {}, directory=directory, within=within)))
             except ImportError as error:
                 raise ConfigError(
-                    f"--track {tracker}: its library cannot be used ({error}): "
-                    "pip install 'coterie[tracking]'"
+                    f"--track {tracker}: its library cannot be used ({error}): {_install(tracker)}"
                 ) from None
         elif isinstance(tracker, Tracker) and not isinstance(tracker, type):
             named.append((type(tracker).__name__, tracker))

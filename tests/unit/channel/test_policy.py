@@ -16,8 +16,7 @@ from coterie.channel.policy import (
     accept,
     check,
     cohort_size,
-    least,
-    orders,
+    counts,
     ready,
     select,
     selecting,
@@ -76,7 +75,7 @@ def test_impossible_cohorts_are_refused(asked):
 )
 def test_over_selection_rounds_up_exactly(asked, over, count):
     policy = Policy(cohort=asked, over_selection=over)
-    assert orders(policy, 100) == count
+    assert counts(policy, 100).orders == count
     drawn = select(policy, 0, 0, range(100))
     assert len(set(drawn)) == len(drawn) == count
     assert drawn == sorted(drawn)
@@ -249,7 +248,9 @@ def test_without_deadline_or_over_selection_everybody_counts(finishes):
 
 
 def test_least_reports_by_number_and_by_share():
-    assert [least(Policy(cohort=10, min_reports=m), 100) for m in (1, 7, 1.0, 0.7, 0.71, 3.0)] == [
+    assert [
+        counts(Policy(cohort=10, min_reports=m), 100).least for m in (1, 7, 1.0, 0.7, 0.71, 3.0)
+    ] == [
         *(1, 7, 10),
         *(7, 8, 3),
     ]

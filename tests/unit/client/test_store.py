@@ -17,6 +17,7 @@ from faulty import Faulty
 from support import drive, experiment
 
 LAYOUT = Layout.of(nn.Linear(1, 1))
+ASKED, OTHER = (Wire(LAYOUT).pack({"task": task}) for task in ("train", "score"))
 REPLY = Wire(LAYOUT).pack({"metrics": {"loss": 1.0}})
 
 
@@ -27,14 +28,14 @@ def versions(store, client):
 def test_versions_are_kept_as_asked(tmp_path):
     store = Store(tmp_path, LAYOUT)
     for name in ("1.0", "2.0", "3.0"):
-        store.write(7, name, {"x": torch.tensor([float(name)])}, "asked", REPLY)
+        store.write(7, name, {"x": torch.tensor([float(name)])}, ASKED, REPLY)
     store.keep(7, ["2.0", "3.0"])
     assert versions(store, 7) == ["2-0.state", "3-0.state"]
     assert store.read(7, "2.0")["x"].item() == 2
     assert store.read(7, "") == {}
-    assert store.answered(7, "3.0", "asked").to_bytes() == REPLY.to_bytes()
-    assert store.answered(7, "3.0", "something else") is None
-    assert store.answered(7, "4.0", "asked") is None
+    assert store.answered(7, "3.0", ASKED).to_bytes() == REPLY.to_bytes()
+    assert store.answered(7, "3.0", OTHER) is None
+    assert store.answered(7, "4.0", ASKED) is None
     with pytest.raises(RunDirError, match=r"client 7 no longer has version 1\.0"):
         store.read(7, "1.0")
     store.flush({7: "3.0", 8: ""})
@@ -70,14 +71,14 @@ def test_a_client_keeps_few_versions(tmp_path):
 
 def test_a_damaged_version_is_noticed(tmp_path):
     store = Store(tmp_path, LAYOUT)
-    store.write(7, "1.0", {"x": torch.tensor([1.0])}, "asked", REPLY)
+    store.write(7, "1.0", {"x": torch.tensor([1.0])}, ASKED, REPLY)
     path = tmp_path / "7" / "1-0.state"
     data = bytearray(path.read_bytes())
     data[-2] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(RunDirError, match="checksum is wrong"):
         store.read(7, "1.0")
-    assert store.answered(7, "1.0", "asked") is None  # it will be carried out again
+    assert store.answered(7, "1.0", ASKED) is None  # it will be carried out again
 
 
 def test_a_reply_that_is_not_finite_is_never_stored(tmp_path):

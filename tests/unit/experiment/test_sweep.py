@@ -59,7 +59,7 @@ def entries(people=None, base=QUICK, **asked):
         ({"vary": {"train.lr": 0.1}}, "give a list of values"),
         ({"vary": {"train.lr": []}}, "give a list of values"),
         ({"vary": {"train.lr": [1, "1"]}}, "1 is given twice"),
-        ({"vary": {"lr": [1]}}, "write section.key"),
+        ({"vary": {"rate": [1]}}, "write section.key"),
         ({"vary": {"run.seed": [1]}}, "use the sweep's key seeds instead"),
         ({"vary": {"partition": {"name": ["iid"]}}}, "use the sweep's key partitions instead"),
         ({"vary": {"run.engine": ["loop"]}}, "set it once"),

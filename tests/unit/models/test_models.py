@@ -142,7 +142,8 @@ def test_docstrings_state_the_true_count_and_a_reference(name):
     assert count(model) == int(stated[1].replace(",", ""))
 
 
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 8, 8), (2, 9, 13), (1, 4, 4)])
+# More shapes: test_one_sample_is_enough_to_train_on.
+@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 9, 13)])
 @pytest.mark.parametrize("name", ["logistic", "mlp", *IMAGE_MODELS])
 def test_images_in_outputs_out(name, shape):
     model = small(name, shape, 7)
@@ -159,8 +160,10 @@ def test_tables_in_outputs_out(name):
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_one_sample_is_enough_to_train_on(name, shape):
     # A client's last batch may hold one sample; batch norm refuses one value per channel.
-    model = small(name, shape).train()
-    model(torch.randn(1, *shape)).sum().backward()
+    model = small(name, shape, 7).train()
+    outputs = model(torch.randn(1, *shape))
+    assert outputs.shape == (1, 7)
+    outputs.sum().backward()
     assert all(bool(torch.isfinite(p.grad).all()) for p in model.parameters())
 
 

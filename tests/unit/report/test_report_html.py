@@ -6,8 +6,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -18,6 +16,7 @@ import pytest
 from jinja2 import UndefinedError
 from typer.testing import CliRunner
 
+import forked
 from coterie.cli.app import app
 from coterie.errors import ConfigError, RunDirError
 from coterie.experiment.api import simulate
@@ -390,11 +389,8 @@ def invoked(*words):
 
 
 def test_the_command_writes_into_the_run_and_again(strange):
-    done = subprocess.run(
-        [sys.executable, "-m", "coterie", "report", str(strange)], capture_output=True, text=True
-    )
+    done = forked.run("report", strange)
     place = strange / "report.html"
-    assert done.returncode == 0, done.stderr
     assert str(place) in done.stdout.replace("\n", "")
     assert f"{place.stat().st_size / 1e6:.1f} MB" in done.stdout
     assert invoked(strange).exit_code == 0  # one of ours may be written anew
@@ -445,11 +441,8 @@ def test_what_is_no_run_is_said(made, tmp_path):
     place = tmp_path / "empty"
     if made:
         place.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "coterie", "report", str(place)], capture_output=True, text=True
-    )
-    assert done.returncode == RunDirError.exit_code == 4
-    said = done.stderr.replace("\n", " ")
+    assert RunDirError.exit_code == 4
+    said = forked.run("report", place, code=4).stderr.replace("\n", " ")
     assert ("config.toml" if made else "there is no folder") in said
     assert "Traceback" not in said
 

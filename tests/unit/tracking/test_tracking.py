@@ -7,8 +7,6 @@ compared with ``events.jsonl``.
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import tomllib
@@ -20,6 +18,7 @@ import pytest
 import torch
 
 import coterie
+import forked
 from coterie import tracking as module
 from coterie.engines.loop import Loop
 from coterie.errors import ConfigError, Interrupted
@@ -499,15 +498,8 @@ def test_newcomers_that_are_admitted_again_are_there_once(tmp_path):
 def test_on_the_command_line_standard_output_is_the_result_alone(tmp_path):
     words = ["run", "--clients", "4", "--rounds", "2", "--engine", "loop", "--dir", "r", "--json"]
     words += ["--track", "tensorboard", "--track", "mlflow"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "coterie", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith("MLFLOW")},
-        timeout=120,
-    )
-    assert ended.returncode == 0, ended.stderr
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW")}
+    ended = forked.run(*words, cwd=tmp_path, env=env)
     assert json.loads(ended.stdout)["directory"] == "r"
     assert [line[:17] for line in ended.stderr.splitlines()] == [
         *("fedavg  round 1/2", "fedavg  round 2/2")

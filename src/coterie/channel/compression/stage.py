@@ -18,9 +18,8 @@ from coterie.channel.compression.coding import (
     now_held,
     reference_of,
 )
-from coterie.channel.exchange import Exchange, Outgoing, Terms
+from coterie.channel.exchange import Exchange, Outgoing, Stage, Terms
 from coterie.channel.messages import ReplyBody
-from coterie.channel.stage import Stage
 from coterie.channel.state import ChannelState
 from coterie.channel.tasks import kind_of
 from coterie.channel.wire import Decoded, Wire

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from coterie.channel.channel import Channel, Plain, Release
 from coterie.channel.compression.coding import laid_on
 from coterie.channel.exchange import Answer
-from coterie.channel.privacy.client import BIT, changes, noised
+from coterie.channel.privacy.client import changes
+from coterie.channel.privacy.client_noise import BIT, noised
 from coterie.channel.privacy.encoding import Form, Total
 from coterie.channel.privacy.entropy import Entropy
 from coterie.channel.privacy.noise import (
@@ -30,8 +32,6 @@ from coterie.channel.privacy.noise import (
 from coterie.channel.privacy.secure_sums import Secure
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.privacy.spending import Spending, Withheld
-from coterie.channel.records import Disclosure
-from coterie.channel.release import Plain, Release
 from coterie.core.messages import (
     Array,
     Chosen,
@@ -46,9 +46,6 @@ from coterie.core.messages import (
 )
 from coterie.core.weights import Weights
 from coterie.errors import ConfigError
-
-if TYPE_CHECKING:
-    from coterie.channel.channel import Channel
 
 COUNT_NOISE = 4.0  # on a group's number of members, in units of the noise multiplier
 ROOM = 0.25  # the smallest size that a group counts as, as a fraction of an equal share
@@ -141,7 +138,7 @@ class Private(Release):
     ) -> dict[Slot, Total]:
         """Clip and sum the received changes, and add the server's noise to each sum."""
         answers = self.channel.exchange(orders)
-        self.channel.stage(Disclosure).saw(answers, "means", "central noise")
+        self.channel.records.saw(answers, "means", "central noise")
         quiet = {**noise, "multiplier": 0.0, "bits": 0.0}
         sums: dict[Slot, tuple[Answer, list[ClientId], Any]] = {}
         for answer in answers:

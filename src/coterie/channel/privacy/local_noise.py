@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from coterie.channel.channel import Channel, Release
 from coterie.channel.privacy.entropy import Entropy
 from coterie.channel.privacy.nbafl import downlink_sigma
 from coterie.channel.privacy.noise import discrete_gaussian
 from coterie.channel.privacy.settings import Privacy
 from coterie.channel.privacy.spending import Spending, Withheld
-from coterie.channel.records import Disclosure
-from coterie.channel.release import Release
 from coterie.core.aggregate import mix
 from coterie.core.messages import Array, Chosen, Mean, Mixing, Order, Reply, Slot, vector_of
 from coterie.core.weights import Weights
 from coterie.errors import Abandoned, ConfigError
-
-if TYPE_CHECKING:
-    from coterie.channel.channel import Channel
 
 
 @dataclass
@@ -91,7 +86,7 @@ class LocalNoise(Release):
                 uploads[client] = uploads.get(client, 0) + 1
             self.spending.releases = max(uploads.values(), default=0)
         self._refuse_shapes(answers)
-        self.channel.stage(Disclosure).saw(answers, use, "local noise")
+        self.channel.records.saw(answers, use, "local noise")
         return [Reply(a.client, a.examples, a.arrays, Withheld(self.method)) for a in answers]
 
     def _refuse_shapes(self, answers: Sequence[Reply]) -> None:

@@ -12,33 +12,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from coterie.channel.channel import Channel, Plain, Release
 from coterie.channel.checks import printable
 from coterie.channel.exchange import Answer
-from coterie.channel.policy import cohort_size
 from coterie.channel.privacy.client import (
     GRAIN,
     about,
     agreed_name,
-    negligible,
     place_name,
-    unequal,
 )
 from coterie.channel.privacy.encoding import Form, Total, length
 from coterie.channel.privacy.secagg import Session, Sum, TooFew
 from coterie.channel.privacy.settings import Privacy
-from coterie.channel.records import Disclosure
-from coterie.channel.release import Plain, Release
+from coterie.channel.privacy.sum_rules import SumRules, Turn
 from coterie.channel.tasks import SECURE
 from coterie.core.messages import Chosen, ClientId, Mean, Mixing, Order, Reply, Slot, vector_of
 from coterie.core.weights import Weights
-from coterie.errors import Abandoned, ConfigError, TrainingError
-
-if TYPE_CHECKING:
-    from coterie.channel.channel import Channel
+from coterie.errors import Abandoned, TrainingError
 
 STEPS = ("keys", "shares", "survivors", "confirmations")  # the server's messages, in order
 _METRICS, _LONG = 1000, 100  # the most metrics of a client, and the longest names
@@ -62,7 +56,7 @@ class Secure(Release):
     skipped: dict[str, str] = field(default_factory=dict)
     most: int = 1
     agreement: str = ""
-    _turn: _Turn = field(default_factory=lambda: _Turn())
+    _turn: Turn = field(default_factory=Turn)
 
     @property
     def min_group(self) -> int:
@@ -74,6 +68,13 @@ class Secure(Release):
         """Whether a mean is exactly the weighted mean of what clients sent."""
         return Plain(self.channel).plain_means
 
+    @property
+    def _rules(self) -> SumRules:
+        """What sums may be of."""
+        policy, clients = self.channel.terms.policy, len(self.clients)
+        real = bool(self.agreement)
+        return SumRules(self.privacy, policy, clients, self.method, self.most, real)
+
     def begin(self, models: Mapping[Slot, Weights]) -> None:
         """Begin a round, in which no slot has been skipped yet."""
         self.skipped = {}
@@ -81,7 +82,7 @@ class Secure(Release):
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Replies without vectors; clients refuse to send arrays they have not agreed to reveal."""
         replies = self.channel.exchange(orders)
-        self.channel.stage(Disclosure).saw(replies, "each", "revealed by consent")
+        self.channel.records.saw(replies, "each", "revealed by consent")
         return list(replies)
 
     def reduce(
@@ -104,11 +105,15 @@ class Secure(Release):
         noise: Mapping[str, float] | None = None,
     ) -> dict[Slot, Total]:
         """The sum of each slot; ``noise`` tells clients how to clip and how much noise to add."""
-        turn = self._begin(by_examples, {o.task for o in orders})
+        if self._turn.round != self.channel.phase.round:
+            self._turn = Turn(self.channel.phase.round)
+        turn, rules = self._turn, self._rules
+        rules.begin(turn, by_examples, {o.task for o in orders})
         orders = [o for o in orders if o.client not in turn.lost]
-        rows = {} if isinstance(into, Chosen) else self._rows(orders, into)
+        rows = {} if isinstance(into, Chosen) else rules.rows(orders, into)
         call = _Call(secrets.token_hex(16), rows, by_examples, noise)
-        self._refuse_other_weights(call)
+        weights = {c: call.weights(slot).get(c, GRAIN) for c, (slot, _) in rows.items()}
+        rules.refuse_other_weights(turn, weights)
         told = {o.client: {"run": self.run, **call.tells(o.client, into)} for o in orders}
         answers = {a.client: a for a in self.channel.exchange(orders, told, adopt=False)}
         for answer in answers.values():
@@ -140,95 +145,6 @@ class Secure(Release):
             raise (Abandoned if self.channel.phase.cohort else TrainingError)(why)
         return totals
 
-    # --- before -------------------------------------------------------------------------------
-
-    def _rows(
-        self, orders: Sequence[Order], into: Mapping[ClientId, Mapping[Slot, float]]
-    ) -> dict[ClientId, tuple[Slot, float]]:
-        """Each client's slot and weight; slots that would reveal single clients are refused."""
-        rows, slots = dict[ClientId, tuple[Slot, float]](), dict[Slot, dict[ClientId, float]]()
-        for order in orders:
-            row = {s: w for s, w in into.get(order.client, {}).items() if w > 0}
-            if len(row) > 1:
-                names = " and ".join(repr(s) for s in list(row)[:2])
-                raise self._refusal(
-                    f"slots that overlap: client {order.client} is in {names}",
-                    "only means of disjoint groups reveal nothing else",
-                )
-            for slot, weight in row.items():
-                rows[order.client] = slot, weight
-                slots.setdefault(slot, {})[order.client] = weight
-        for slot, members in slots.items():
-            self._refuse_small(slot, members)
-            if self.agreement and (others := unequal(members)):
-                raise self._refusal(
-                    f"the mean of slot {slot!r}, in which client {others[0]} has a different "
-                    "weight than others",
-                    "real clients count equally, or by their samples",
-                )
-        return rows
-
-    def _refuse_small(self, slot: Slot, weights: Mapping[ClientId, float]) -> None:
-        light = negligible(weights)
-        if not light and len(weights) >= self.privacy.min_group:
-            return
-        heavy = sorted(set(weights) - set(light))
-        who = ", ".join(map(str, heavy))
-        rest = " (the others hardly count)" if light else ""
-        # A group that is small only among the sampled clients is skipped for the round.
-        refuses = self.privacy.small_groups == "refuse" and self._all_take_part
-        if light or refuses:
-            raise self._refusal(
-                f"the mean of slot {slot!r}, of client{'s' * (len(heavy) > 1)} {who} alone{rest}",
-                f"privacy.min_group = {self.privacy.min_group}. Use larger cohorts or fewer "
-                "groups, lower privacy.min_group, or leave such groups as they are with "
-                "privacy.small_groups = skip",
-            )
-
-    @property
-    def _all_take_part(self) -> bool:
-        """Whether all clients take part in each round."""
-        policy, clients = self.channel.terms.policy, len(self.clients)
-        return policy.sampling != "poisson" and cohort_size(policy.cohort, clients) == clients
-
-    def _begin(self, by_examples: bool, tasks: set[str]) -> _Turn:
-        """Begin a sum of this round; refuses more sums than the method declares.
-
-        Clients would refuse them, too: sums of one round with other weights or other members could
-        be subtracted from each other.
-        """
-        if self._turn.round != self.channel.phase.round:
-            self._turn = _Turn(self.channel.phase.round)
-        turn = self._turn
-        if turn.sums >= self.most:
-            raise self._refusal(
-                f"more than {self.most} sum{'s' * (self.most > 1)} in one round",
-                "clients sign as many as it declares (Method.sums), and no more",
-            )
-        if turn.by_examples not in (None, by_examples):
-            raise self._refusal(
-                "sums of one round with weights by samples and with equal weights",
-                "one could be subtracted from the other. Give both the same weights",
-            )
-        if self.agreement and tasks & turn.tasks:  # simulations may compute a mean twice
-            raise self._refusal(
-                f"two sums for task '{min(tasks & turn.tasks)}' in one round",
-                "clients carry out one order for each task in a round",
-            )
-        turn.by_examples = by_examples
-        turn.tasks |= tasks
-        return turn
-
-    def _refuse_other_weights(self, call: _Call) -> None:
-        """Refuse weights that differ from those of earlier sums of this round."""
-        for client, (slot, _) in call.rows.items():
-            weight = call.weights(slot).get(client, GRAIN)
-            if self._turn.weights.setdefault(client, weight) != weight:
-                raise self._refusal(
-                    f"sums of one round in which client {client} has different weights",
-                    "one could be subtracted from the other",
-                )
-
     def _keep_to_signed(
         self, running: dict[Slot, _Running], said: dict[Slot, Any]
     ) -> dict[Slot, Any]:
@@ -241,11 +157,6 @@ class Secure(Release):
                 )
                 del said[slot], running[slot]
         return said
-
-    def _refusal(self, what: str, why: str) -> ConfigError:
-        return ConfigError(
-            f"method {self.method} asks for {what}; secure aggregation refuses it: {why}"
-        )
 
     # --- during -------------------------------------------------------------------------------
 
@@ -270,7 +181,7 @@ class Secure(Release):
                 self._session(call, slot),
                 self.roster,
                 call.length(form, metrics),
-                about=about(call.asks(metrics), self._same(slot, alike)),
+                about=about(call.asks(metrics), self._rules.content(slot, alike)),
             )
             running[slot] = _Running(run, form, metrics, delta_of)
         return running
@@ -318,21 +229,6 @@ class Secure(Release):
                 "it would send other arrays into a sum than the others"
             )
         return [a for a in answers if a.client not in different]
-
-    def _same(self, slot: Slot, answers: Sequence[Answer]) -> str:
-        """A digest of the order that all members of a slot were sent."""
-        if not self.privacy.same_orders:
-            return ""
-        first, *others = answers
-        different = [a.client for a in others if a.content != first.content]
-        if different:
-            raise self._refusal(
-                f"one sum of clients that it sent different models or settings: in slot {slot!r}, "
-                f"clients {first.client} and {different[0]}",
-                "a server could single out a client in this way. privacy.same_orders = false "
-                "allows it",
-            )
-        return first.content
 
     def _session(self, call: _Call, slot: Slot) -> Session:
         return Session(
@@ -403,40 +299,6 @@ class _Running:
     metrics: tuple[str, ...]
     delta_of: Mapping[str, str]
     refusals: list[str] = field(default_factory=list)  # the reasons of members that refused
-
-
-@dataclass
-class _Turn:
-    """The sums of one round so far: the members that each client has signed, and its weight.
-
-    ``lost`` are clients that were asked for a sum and are in none; the others no longer sign a sum
-    with them.
-    """
-
-    round: int = -1
-    sums: int = 0
-    by_examples: bool | None = None
-    signed: dict[ClientId, frozenset[ClientId]] = field(default_factory=dict)
-    weights: dict[ClientId, int] = field(default_factory=dict)
-    lost: set[ClientId] = field(default_factory=set)
-    tasks: set[str] = field(default_factory=set)
-
-    def sign(
-        self,
-        asked: Mapping[ClientId, Slot | None],
-        summed: Mapping[Slot, Iterable[ClientId]],
-    ) -> None:
-        """Record one more sum, which these clients of each slot are asked to sign.
-
-        ``asked`` maps each client that was asked for the sum to its slot, or to None if it chooses
-        the slot itself.
-        """
-        for clients in summed.values():
-            members = frozenset(clients)
-            self.signed |= dict.fromkeys(members, members)
-        self.sums += bool(summed)
-        signed = {*summed, None} if summed else set()
-        self.lost |= {c for c, slot in asked.items() if slot in signed} - self.signed.keys()
 
 
 @dataclass(frozen=True)

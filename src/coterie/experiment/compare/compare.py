@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from coterie.core.method import Method
 from coterie.core.schema import Config
 from coterie.core.tree import write_atomic
+from coterie.data import Population
 from coterie.errors import ConfigError, CoterieError, Interrupted, RunDirError, TrainingError
 from coterie.experiment.compare.entries import (
     Note,
@@ -21,11 +23,19 @@ from coterie.experiment.compare.entries import (
     Populations,
     checked_runs,
     entries_of,
-    experiment_for,
     folder_of,
+    made_in_python,
     more_seeds,
 )
 from coterie.experiment.compare.jobs import Job, Ready, at_once, carry_out
+from coterie.experiment.compare.own import (
+    Model,
+    in_words,
+    labelled,
+    named_methods,
+    own_runs,
+    varied_methods,
+)
 from coterie.experiment.compare.plan import (
     ABOUTS,
     PLAN,
@@ -33,16 +43,21 @@ from coterie.experiment.compare.plan import (
     asks_engine,
     read_abouts,
     read_plan,
+    read_tune,
     write_json,
     write_plan,
 )
 from coterie.experiment.compare.sweep import (
+    USUAL,
     Assignments,
     NamedMethod,
+    Sweep,
     every_method,
     method_list,
+    methods_of,
     of_table,
 )
+from coterie.experiment.compare.tuning import Tuning, check_tuned, check_validates
 from coterie.experiment.config import assign, change_run_settings, displace, parse
 from coterie.experiment.experiment import Watch, execute, with_settings
 from coterie.experiment.user_code import admitted, digests_of
@@ -77,8 +92,8 @@ def _say_nothing(name: str, reason: str) -> None:
 
 
 def compare(
-    config: Config | Mapping[str, Any] | str | Path,
-    methods: Sequence[str] | str | None = None,
+    clients: Config | Mapping[str, Any] | str | Path | Sequence[Any] | Population,
+    methods: Sequence[str | Method] | str | Method | None = None,
     seeds: int | Sequence[int] | None = None,
     partitions: Sequence[str] | str | None = None,
     shifts: Sequence[str] | str | None = None,
@@ -86,13 +101,27 @@ def compare(
     directory: str | Path | None = None,
     jobs: int | None = None,
     track: Sequence[str] | str = (),
+    *,
+    models: Mapping[str, Model] | Sequence[Model] | None = None,
+    tune: Mapping[str, Sequence[Any]] | None = None,
+    resume: bool = False,
+    **settings: Any,
 ) -> Comparison:
     """Run several methods on the same clients, with several seeds and settings.
 
-    ``config`` is a TOML file, nested dicts, or a ``Config``; it may have a table ``[sweep]``, which
-    the arguments override. The runs are kept in ``directory``, if it is given. A run that fails is
-    listed in ``failed`` of the result, and does not stop the others. ``track`` names trackers,
-    "tensorboard" or "mlflow", for every run.
+    ``clients`` are your own, as for ``simulate``, or a configuration: a TOML file, nested dicts, or
+    a ``Config``, which may have a table ``[sweep]`` that the arguments override. ``methods`` are
+    names, with parameters as in "ifca:k=4", or methods such as ``coterie.ifca(k=4)``. On own
+    clients, ``models`` are one or several, by label or in a list, and ``settings`` are all others
+    that ``simulate`` takes (``rounds``, ``lr``, ``loss``, ``metrics``, …).
+
+    ``tune``, as in ``{"lr": [0.01, 0.05, 0.1]}``, runs every method with all of these values and
+    the first seed, and uses for each the value with the highest score on validation data; the table
+    says what was chosen and what it cost.
+
+    The runs are kept in ``directory``, if it is given, and ``resume`` continues what was stopped
+    there. A run that fails is listed in ``failed`` of the result, and does not stop the others.
+    ``track`` names trackers, "tensorboard", "mlflow" or "wandb", for every run.
 
     >>> quick = {"data": {"clients": 4, "samples": 200}, "run": {"rounds": 1, "engine": "loop"}}
     >>> comparison = compare(quick, methods=["local", "fedavg"], seeds=2)
@@ -100,33 +129,77 @@ def compare(
     [('local', 0), ('fedavg', 0), ('local', 1), ('fedavg', 1)]
     """
     trackers = _tracker_names(track, directory)
-    is_config = isinstance(config, Config)
+    if resume and directory is None:
+        raise ConfigError("resume needs the directory of the comparison, as in directory='runs/a'")
+    named, objects = named_methods(methods)
+    arguments: dict[str, Any] = {"seeds": seeds, "partitions": partitions, "shifts": shifts}
+    arguments |= {"vary": vary, "jobs": jobs, "tune": tune}
+    sweep = of_table({k: v for k, v in arguments.items() if v is not None})
+    populations = Populations()
+    if isinstance(clients, Config | Mapping | str | Path):
+        if settings:
+            raise ConfigError(
+                f"{next(iter(settings))}: with a configuration, settings are keys of it; as "
+                "arguments they go with your own clients"
+            )
+        named = [in_words(objects[m[0]]) or _unnamed(m[0]) if m[0] in objects else m for m in named]
+        tree, sweep = _configured(clients, sweep, models)
+        named = named if methods is not None else method_list(sweep.methods or USUAL)
+        usual = methods is None and not sweep.methods
+
+        def configure(method: NamedMethod, assignments: Assignments) -> Config:
+            return parse(set_up(tree, method, assignments))
+
+        methods_now = methods_of(sweep, named)
+        entries = entries_of(sweep, configure, populations, usual, methods_now)
+        # A Config does not tell defaults from choices.
+        defaults = Config().run if isinstance(clients, Config) else None
+        engine_asked = asks_engine(tree, defaults)
+    else:
+        named = varied_methods(named, objects, sweep)
+        by_label = labelled(models)
+        entries = own_runs(
+            clients, named, objects, methods is None, sweep, by_label, settings, set_up
+        )
+        engine_asked = asks_engine({"run": settings})
+    check_tuned(sweep, named)
+    # Runs that are not kept live as long as the comparison, which can draw them.
+    scratch = tempfile.TemporaryDirectory(prefix="coterie-") if directory is None else None
+    run_dir = Path(directory if scratch is None else scratch.name)  # type: ignore[arg-type]
+    comparison = run_all(
+        entries,
+        populations,
+        run_dir,
+        Look(),
+        sweep.jobs,
+        engine_asked=engine_asked,
+        track=trackers,
+        resume=resume,
+        tune=sweep.tune,
+    )
+    return comparison if scratch is None else replace(comparison, directory=None, scratch=scratch)
+
+
+def _configured(
+    config: Config | Mapping[str, Any] | str | Path, sweep: Sweep, models: Any
+) -> tuple[dict[str, Any], Sweep]:
+    """The tables of a configuration, and the sweep of its table and the arguments."""
     if isinstance(config, str | Path):
         config = read_toml(Path(config))
     tree = config.model_dump() if isinstance(config, Config) else copy.deepcopy(dict(config))
-    in_file = of_table(tree.pop("sweep", {}))
-    arguments: dict[str, Any] = {"methods": methods, "seeds": seeds, "partitions": partitions}
-    arguments |= {"shifts": shifts, "vary": vary, "jobs": jobs}
-    sweep = of_table({k: v for k, v in arguments.items() if v is not None}).over(in_file)
+    if models is not None:
+        names = [models] if isinstance(models, str) else list(models)
+        if isinstance(models, Mapping) or not all(isinstance(name, str) for name in names):
+            raise ConfigError("models: with a configuration, give names, as in ['mlp', 'logistic']")
+        sweep = replace(sweep, vary={"model.name": tuple(names), **sweep.vary})
+    return tree, sweep.over(of_table(tree.pop("sweep", {})))
 
-    def configure(method: NamedMethod, assignments: Assignments) -> Config:
-        return parse(set_up(tree, method, assignments))
 
-    clients = Populations()
-    entries = entries_of(sweep, configure, clients, oracle_if_possible=not sweep.methods)
-    defaults = Config().run if is_config else None  # a Config does not tell defaults from choices
-    with tempfile.TemporaryDirectory(prefix="coterie-") as scratch:
-        run_dir = Path(scratch, "comparison") if directory is None else Path(directory)
-        comparison = run_all(
-            entries,
-            clients,
-            run_dir,
-            Look(),
-            sweep.jobs,
-            engine_asked=asks_engine(tree, defaults),
-            track=trackers,
-        )
-    return comparison if directory is not None else replace(comparison, directory=None)
+def _unnamed(title: str) -> NamedMethod:
+    raise ConfigError(
+        f"method {title} was defined in this program and cannot be described in a configuration: "
+        "give its location, as in 'mine.py:my_method', or compare on your own clients"
+    )
 
 
 def _tracker_names(track: Any, directory: object) -> list[str]:
@@ -186,27 +259,33 @@ def run_all(
     abouts: Abouts | None = None,
     engine_asked: bool = True,
     track: Sequence[str] = (),
+    resume: bool = False,
+    tune: Mapping[str, Sequence[Any]] | None = None,
 ) -> Comparison:
-    """Run all entries in a new directory.
+    """Run all entries in a new directory, or with ``resume`` in one that has some of them.
 
     ``note`` receives every method that is left out, and why. ``abouts`` describe a scenario, by the
     name of a run; they are kept for a resume. If no engine was chosen, several runs at the same
     time each use the loop engine, with the same bits. ``track`` names the trackers of each run.
     """
-    if (directory / PLAN).exists():
+    if (directory / PLAN).exists() and not resume:
+        again = f"coterie compare --resume {directory}"
+        if made_in_python(entries):
+            again = f"compare(..., directory={str(directory)!r}, resume=True)"
         raise RunDirError(
-            f"{directory} already holds a comparison. Continue it with: coterie compare --resume "
-            f"{directory}, or choose another directory with --dir"
+            f"{directory} already holds a comparison. Continue it with: {again}, or choose another "
+            "directory with --dir (directory= in Python)"
         )
-    kept, left_out = checked_runs(entries, clients, note)
+    kept, left_out = checked_runs(entries, clients, note, check_validates if tune else None)
     at_once(jobs, len(kept), engine_asked, kept[0].config.run)  # refuse before creating files
-    RunDir.create(directory)
+    if not (resume and directory.exists()):
+        RunDir.create(directory)
     codes = [digests_of(entry.config.model_dump()) for entry in kept]
     RunDir(directory).write_code({name: digest for code in codes for name, digest in code.items()})
     if abouts:
         write_json(directory / ABOUTS, {e.name: abouts[e.name] for e in kept})
     with _locked(directory):
-        write_plan(directory, kept, left_out, engine_asked)
+        write_plan(directory, kept, left_out, engine_asked, tune)
         return _run(directory, kept, clients, left_out, display, note, jobs, engine_asked, track)
 
 
@@ -226,7 +305,8 @@ def go_on(
     """
     entries, left_out, engine_asked = read_plan(directory)
     for entry in entries:
-        admitted(entry.config.model_dump(), RunDir(directory).read_code())
+        if not entry.in_python:
+            admitted(entry.config.model_dump(), RunDir(directory).read_code())
     clients = Populations()
     with _locked(directory):
         if seeds and (further := more_seeds(entries, seeds)):
@@ -235,7 +315,7 @@ def go_on(
             if abouts := read_abouts(directory):
                 about_of_row = {e.row: abouts[e.name] for e in entries if e.name in abouts}
                 write_json(directory / ABOUTS, {e.name: about_of_row[e.row] for e in entries})
-            write_plan(directory, entries, left_out, engine_asked)
+            write_plan(directory, entries, left_out, engine_asked, read_tune(directory))
         if any(value is not None for value in changes.values()):
             entries, engine_asked = [_changed(entry, changes) for entry in entries], True
         return _run(directory, entries, clients, left_out, display, note, jobs, engine_asked, track)
@@ -270,18 +350,44 @@ def _run(
     track: Sequence[str],
 ) -> Comparison:
     """Do the unfinished runs of a directory whose plan is written, then write its tables."""
+    tuning = Tuning.of(directory, read_tune(directory))
+    tried = tuning.candidates(entries)
     unfinished = [e for e in entries if not _is_done(directory / e.folder)]
-    count = at_once(jobs, len(unfinished), engine_asked, entries[0].config.run)
+    if unfinished and made_in_python(entries) and unfinished[0].build is None:
+        raise ConfigError(
+            f"{directory} was created by coterie.compare on clients in Python: continue it from "
+            "Python with compare(..., directory=..., resume=True)"
+        )
     abouts = read_abouts(directory)
     _remember(directory, entries, abouts)
-    in_loop = not engine_asked and count > 1
-    last = {clients.key(e.config): e.name for e in unfinished}  # the last run on the same clients
-    runs = [
-        Job(e.name, _begin(e, directory, clients, e.name in last.values(), abouts, in_loop, track))
-        for e in unfinished
-    ]
-    display.expect(len(unfinished), count, entries[0].seed is not None)
-    failed = carry_out(runs, count, display)
+    candidates = [run for runs in tried.values() for run in runs]
+    run_now = [e for e in candidates if not _is_done(directory / e.folder)]
+    runs = len(run_now) + len(unfinished) - len(tried)  # a chosen run is the first seed's
+    count = at_once(jobs, runs, engine_asked, entries[0].config.run)
+    display.expect(runs, count, entries[0].seed is not None)
+
+    def do(these: Sequence[PlannedRun], later: Sequence[PlannedRun]) -> dict[str, CoterieError]:
+        """Do runs, before others that may have the same clients."""
+        in_loop = not engine_asked and count > 1
+        last = {clients.key(e.config): e.name for e in [*these, *later]}  # on the same clients
+        begun = [
+            Job(
+                e.name,
+                _begin(e, directory, clients, e.name in last.values(), abouts, in_loop, track),
+            )
+            for e in these
+        ]
+        return carry_out(begun, count, display)
+
+    hopeless: dict[str, CoterieError] = {}
+    if tried:
+        hopeless = tuning.choose(tried, entries, do(run_now, unfinished))
+        entries = [tuning.chosen(entry) for entry in entries]
+        write_plan(directory, entries, left_out, engine_asked, tuning.grid)
+        _remember(directory, entries, abouts)
+    unfinished = [e for e in entries if not _is_done(directory / e.folder)]
+    failed = do([e for e in unfinished if e.row not in hopeless], ())
+    failed |= {e.name: hopeless[e.row] for e in unfinished if e.row in hopeless}
     refused, stopped = dict(left_out), dict[str, str]()
     for entry in entries:
         error = failed.get(entry.name)
@@ -298,7 +404,13 @@ def _run(
     for entry in done:
         if entry.name in abouts:
             papers.setdefault(entry.row, abouts[entry.name])
-    return _table(directory, done, Comparison((), "", refused, failed, stopped, papers=papers))
+    unfilled = Comparison((), "", refused, failed, stopped, papers=papers)
+    if tuning.rows:
+        unfilled = replace(unfilled, tuning=tuning.record)
+    elif len({e.title for e in done}) > 1 and "train.lr" not in entries[0].settings:
+        rates = {e.config.train.lr for e in done}
+        unfilled = replace(unfilled, learning_rate=rates.pop() if len(rates) == 1 else None)
+    return _table(directory, done, unfilled)
 
 
 def _begin(
@@ -313,8 +425,8 @@ def _begin(
     """A function that reads the clients of a run; the last run on them frees the memory."""
 
     def ready() -> Ready:
-        population = clients.of(entry.config)
-        if last:
+        experiment = entry.experiment(clients)
+        if last and entry.build is None:
             clients.forget(entry.config)
 
         def work(watch: Watch) -> None:
@@ -324,15 +436,20 @@ def _begin(
             run = RunDir(directory / entry.folder)
             if not run.config.exists():
                 run.discard()  # nothing was saved before it was stopped
-            experiment = experiment_for(entry.config, population)
-            if in_loop:
-                experiment = with_settings(experiment, engine="loop", workers=None)
+            settings = {"engine": "loop", "workers": None} if in_loop else {}
             # Create trackers in the process of the run: they have threads and open files.
             trackers = tracking(track, run.path, partial(_tell, entry.name), within=directory)
             with remember(run.path, abouts.get(entry.name)):
-                execute(experiment, run.path, run.config.exists(), watch, track=trackers)
+                execute(
+                    with_settings(experiment, **settings),
+                    run.path,
+                    run.config.exists(),
+                    watch,
+                    track=trackers,
+                )
 
-        return Ready(entry.config.run.rounds, main_score(population.classes is None), work)
+        judged_by = main_score(experiment.population.classes is None)
+        return Ready(entry.config.run.rounds, judged_by, work)
 
     return ready
 
@@ -389,9 +506,14 @@ def _table(directory: Path, entries: Sequence[PlannedRun], unfilled: Comparison)
         row = row_of(e.title, *kept[e.name], local)
         key = {} if e.seed is None else {"seed": e.seed, **e.settings}
         rows.append({"method": e.title, **key, **row})
+    warnings: dict[str, list[str]] = {}
+    for e in entries:
+        known = warnings.setdefault(e.row, [])
+        known += [t for t in kept[e.name][0].get("warnings") or () if t not in known]
     comparison = replace(
         unfilled,
         rows=rows,
+        warnings={row: texts for row, texts in warnings.items() if texts},
         judged_by=str(kept[entries[0].name][0]["judged_by"]),
         swept=entries[0].seed is not None,
         axes=list(entries[0].settings),

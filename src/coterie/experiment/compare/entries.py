@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from coterie.core.schema import Config
@@ -39,7 +39,8 @@ class PlannedRun:
     """A planned run: its method's title, configuration, and folder in the comparison's directory.
 
     An ``optional`` run may fail, or refuse its configuration. In a sweep ``seed`` and ``settings``
-    distinguish the runs of a method; otherwise ``seed`` is None.
+    distinguish the runs of a method; otherwise ``seed`` is None. ``in_python`` are runs on
+    clients, or with a model or method, that no configuration describes: ``build`` makes them.
     """
 
     title: str
@@ -48,6 +49,17 @@ class PlannedRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     folder: str = ""
+    build: Callable[[Config], Experiment] | None = field(default=None, compare=False, repr=False)
+    in_python: bool = False
+
+    def experiment(self, clients: Populations) -> Experiment:
+        """The experiment of the run; an error if it does not fit its clients."""
+        if self.build is None:
+            return experiment_for(self.config, clients.of(self.config))
+        experiment = self.build(self.config)
+        check_groups(self.config, experiment.population)
+        experiment.plan(Path())  # refuse a mistake before anything is written
+        return experiment
 
     @property
     def row(self) -> str:
@@ -96,15 +108,19 @@ def _bytes(population: Population) -> int:
 
 
 def entries_of(
-    sweep: Sweep, configure: Configure, clients: Populations, oracle_if_possible: bool = False
+    sweep: Sweep,
+    configure: Configure,
+    clients: Populations,
+    oracle_if_possible: bool = False,
+    methods: Sequence[NamedMethod] = (),
 ) -> list[PlannedRun]:
     """All runs of a sweep, with runs on the same clients next to each other.
 
     ``configure`` returns the configuration of a method with some keys set. The methods of "all" may
     refuse their configuration, others must not; ``oracle_if_possible`` leaves out the oracle if the
-    true groups are unknown.
+    true groups are unknown. ``methods`` are those of the sweep, if they are not given.
     """
-    methods = methods_of(sweep)
+    methods = methods or methods_of(sweep)
     for title, name, parameters in methods:
         if name == ALL and parameters:
             raise ConfigError(f"--methods {title.replace(' ', ':')}: 'all' takes no parameters")
@@ -136,7 +152,7 @@ def entries_of(
             for entry in block:
                 seed = None if sweep.plain else entry.config.run.seed
                 entries.append(replace(entry, settings=settings, seed=seed))
-    return _placed(entries)
+    return placed(entries)
 
 
 def _on_the_same(
@@ -159,8 +175,18 @@ def _on_the_same(
     return entries
 
 
+def made_in_python(entries: Sequence[PlannedRun]) -> bool:
+    """Whether runs are on clients, or with models, that no configuration describes."""
+    return any(entry.in_python for entry in entries)
+
+
 def more_seeds(entries: Sequence[PlannedRun], seeds: Iterable[int]) -> list[PlannedRun]:
     """The same runs with additional seeds."""
+    if made_in_python(entries):
+        raise ConfigError(
+            "this comparison was created by coterie.compare on clients in Python: continue it from "
+            "Python with more seeds, compare(..., seeds=..., directory=..., resume=True)"
+        )
     if any(entry.seed is None for entry in entries):
         raise ConfigError("this comparison has a single seed: start a new one with --seeds")
     old_seeds = {entry.seed for entry in entries}
@@ -190,10 +216,10 @@ def folder_of(title: str) -> str:
     return f"{name[:_LONGEST]}-{hashlib.sha256(title.encode()).hexdigest()[:8]}"
 
 
-def _placed(entries: Sequence[PlannedRun]) -> list[PlannedRun]:
+def placed(entries: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Entries with distinct folders, also on file systems that ignore case."""
     taken: dict[str, str] = {}
-    placed = []
+    in_folders = []
     for entry in entries:
         parts = [folder_of(entry.title)]
         if entry.settings:
@@ -208,19 +234,22 @@ def _placed(entries: Sequence[PlannedRun]) -> list[PlannedRun]:
         while taken.setdefault(path.casefold(), entry.row) != entry.row:
             path, number = f"{'/'.join(parts)}-{number}", number + 1
         folder = path if entry.seed is None else f"{path}/seed-{entry.seed}"
-        placed.append(replace(entry, folder=folder))
-    return placed
+        in_folders.append(replace(entry, folder=folder))
+    return in_folders
 
 
 # --- checks --------------------------------------------------------------------------------------
 
 
 def checked_runs(
-    entries: Sequence[PlannedRun], clients: Populations, note: Note
+    entries: Sequence[PlannedRun],
+    clients: Populations,
+    note: Note,
+    check: Callable[[Experiment], None] | None = None,
 ) -> tuple[list[PlannedRun], dict[str, str]]:
     """The entries that fit their clients, with settled configurations, and those left out with why.
 
-    ``note`` receives every method that is left out.
+    ``note`` receives every method that is left out. ``check`` refuses an experiment.
     """
     fitting: dict[str, PlannedRun] = {}
     left_out: dict[str, str] = {}
@@ -229,18 +258,22 @@ def checked_runs(
         if entry.row in left_out:
             continue
         try:
-            population = clients.of(entry.config)
+            if entry.build is None:
+                clients.of(entry.config)
         except CoterieError as error:
             raise type(error)(_whose(error, entry, entries, clients)) from None
         try:
-            experiment = experiment_for(entry.config, population)
+            experiment = entry.experiment(clients)
         except CoterieError as error:
             if not (entry.optional and isinstance(error, ConfigError)):
                 raise type(error)(_where(entry, error)) from None
             left_out[entry.row] = str(error)
             continue
-        judged_by.setdefault(main_score(population.classes is None), entry.name)
-        fitting[entry.name] = replace(entry, config=parse(experiment.config))
+        if check is not None:
+            check(experiment)
+        judged_by.setdefault(main_score(experiment.population.classes is None), entry.name)
+        settled = entry.config if entry.build else parse(experiment.config)
+        fitting[entry.name] = replace(entry, config=settled)
     kept = [entry for entry in fitting.values() if entry.row not in left_out]
     if not kept:
         raise ConfigError(next(iter(left_out.values())))
@@ -276,9 +309,14 @@ def _where(entry: PlannedRun, error: CoterieError) -> str:
 
 def experiment_for(config: Config, population: Population) -> Experiment:
     """The experiment of a configuration on these clients; an error if it does not fit them."""
+    check_groups(config, population)
+    return experiment_of(config, population)
+
+
+def check_groups(config: Config, population: Population) -> None:
+    """Refuse the oracle where the true groups are unknown."""
     if config.method.name == "oracle" and population.groups is None:
         raise ConfigError(
             "method oracle needs clients with known groups: add a shift (--shift rotation), or "
             "leave oracle out of --methods"
         )
-    return experiment_of(config, population)

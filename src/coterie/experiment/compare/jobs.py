@@ -219,8 +219,7 @@ def _work(pipe: Connection, work: Work, others: Sequence[Connection], parent: in
     """The main function of a process: do one run and send its events."""
     settle(parent, others)
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # never collect what is shared with the parent
+    gc.freeze()  # to look for garbage in what is shared with the parent would copy it
 
     def tell(event: Event) -> None:
         try:

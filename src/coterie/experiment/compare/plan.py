@@ -30,9 +30,16 @@ def asks_engine(tree: Mapping[str, Any], defaults: Any = None) -> bool:
 
 
 def write_plan(
-    directory: Path, entries: Sequence[PlannedRun], left_out: Mapping[str, str], engine_asked: bool
+    directory: Path,
+    entries: Sequence[PlannedRun],
+    left_out: Mapping[str, str],
+    engine_asked: bool,
+    tune: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
-    """Write the plan: the keys that all runs share, and those in which each run differs."""
+    """Write the plan: the keys that all runs share, and those in which each run differs.
+
+    ``tune`` are the values of settings that are chosen for each method.
+    """
     trees = [entry.config.model_dump() for entry in entries]
     shared = {
         table: {
@@ -52,10 +59,13 @@ def write_plan(
             "method": entry.title,
             "seed": entry.seed,
             "optional": entry.optional,
+            **({"in_python": True} if entry.in_python else {}),
             "settings": [[key, value] for key, value in entry.settings.items()],
             "own": {table: values for table, values in differing.items() if values},
         }
     plan = {"format": _FORMAT, "engine_asked": engine_asked, "left_out": dict(left_out)}
+    if tune:
+        plan["tune"] = {key: list(values) for key, values in tune.items()}
     text = to_toml({**plan, "shared": shared, "runs": runs})
     write_atomic(directory / PLAN, text.encode(), durable=True)
 
@@ -84,6 +94,12 @@ def read_plan(directory: Path) -> tuple[list[PlannedRun], dict[str, str], bool]:
         ) from error
 
 
+def read_tune(directory: Path) -> dict[str, list[Any]]:
+    """The values of settings that are chosen for each method, by key; empty if there are none."""
+    tune = read_toml(directory / PLAN).get("tune", {})
+    return {str(key): list(values) for key, values in tune.items()}
+
+
 def _plan(plan: Mapping[str, Any]) -> list[PlannedRun]:
     entries = []
     for folder, run in plan["runs"].items():
@@ -92,7 +108,15 @@ def _plan(plan: Mapping[str, Any]) -> list[PlannedRun]:
         settings = dict(run["settings"])
         seed = run.get("seed")
         entries.append(
-            PlannedRun(run["method"], parse(tree), run["optional"], settings, seed, folder)
+            PlannedRun(
+                run["method"],
+                parse(tree),
+                run["optional"],
+                settings,
+                seed,
+                folder,
+                in_python=bool(run.get("in_python", False)),
+            )
         )
     return entries
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from coterie.core.keys import keys
 from coterie.errors import ConfigError, unknown
 from coterie.experiment.presets import PRESETS
+from coterie.experiment.spelling import SEPARATOR, apart, parameters_in, value_of
 from coterie.experiment.user_code import admitted
-from coterie.registry import METHODS, PARTITIONS, SHIFTS, is_place
+from coterie.registry import METHODS
 from coterie.results.titles import value_in_title
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _OWN = {
     "method.name": "methods",
 }
 _NOT_VARIED = ("run.engine", "run.workers", "run.address", "run.device", "data.folder")
-_SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside [1, 2] does not separate
 
 NamedMethod = tuple[str, str, dict[str, Any]]  # a title, a name, its parameters
 Assignments = list[tuple[str, Any]]  # dotted keys and values, in order
@@ -44,8 +43,8 @@ class Sweep:
     """A sweep. Fields are empty where the configuration's own value applies.
 
     ``methods`` are written as for ``--methods``; ``partitions`` and ``shifts`` in the same way, as
-    in ``dirichlet:alpha=0.1``; ``vary`` has values by dotted key; ``jobs`` is the number of runs
-    at the same time.
+    in ``dirichlet:alpha=0.1``; ``vary`` has values by dotted key, and ``tune`` those of which each
+    method gets its own; ``jobs`` is the number of runs at the same time.
     """
 
     methods: str = ""
@@ -54,6 +53,7 @@ class Sweep:
     shifts: tuple[str, ...] = ()
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     jobs: int | None = None
+    tune: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:
@@ -66,22 +66,25 @@ class Sweep:
         set_here = {
             f.name: getattr(self, f.name)
             for f in fields(self)
-            if f.name != "vary" and getattr(self, f.name) not in (None, "", ())
+            if f.name not in ("vary", "tune") and getattr(self, f.name) not in (None, "", ())
         }
-        return replace(base, **set_here, vary={**base.vary, **self.vary})
+        vary, tune = {**base.vary, **self.vary}, {**base.tune, **self.tune}
+        return replace(base, **set_here, vary=vary, tune=tune)
 
     def without(self, keys: Sequence[str]) -> Sweep:
         """The sweep without keys that have a single value."""
         emptied: dict[str, Any] = {
             word: () for key, word in _OWN.items() if key in keys and word != "methods"
         }
-        return replace(self, **emptied, vary={k: v for k, v in self.vary.items() if k not in keys})
+        emptied["vary"] = {k: v for k, v in self.vary.items() if k not in keys}
+        emptied["tune"] = {k: v for k, v in self.tune.items() if k not in keys}
+        return replace(self, **emptied)
 
     @property
     def keys(self) -> list[str]:
         """The keys of the configuration that the sweep varies."""
         keys = [key for key, word in _OWN.items() if word != "methods" and getattr(self, word)]
-        return [*keys, *self.vary]
+        return [*keys, *self.vary, *self.tune]
 
 
 # --- reading a sweep -----------------------------------------------------------------------------
@@ -91,7 +94,7 @@ def of_table(table: Any) -> Sweep:
     """A sweep from the table ``[sweep]`` of a configuration, or from arguments.
 
     >>> of_table({"methods": ["local", "ifca:k=4"], "seeds": 3, "vary": {"train.lr": [0.1]}})
-    Sweep(methods='local,ifca:k=4', seeds=(0, 1, 2), ..., vary={'train.lr': (0.1,)}, jobs=None)
+    Sweep(methods='local,ifca:k=4', seeds=(0, 1, 2), ..., vary={'train.lr': (0.1,)}, ...)
     >>> of_table({"sedes": 3})
     Traceback (most recent call last):
     coterie.errors.ConfigError: unknown key 'sweep.sedes'; did you mean 'sweep.seeds'? ...
@@ -110,6 +113,7 @@ def of_table(table: Any) -> Sweep:
         shifts=_texts("shifts", table.get("shifts") or ()),
         vary=_varied(table.get("vary") or {}),
         jobs=check_jobs(table.get("jobs")),
+        tune=_tuned(table.get("tune") or {}),
     )
 
 
@@ -120,6 +124,7 @@ def of_flags(
     shifts: str | None = None,
     vary: Sequence[str] | None = None,
     jobs: int | None = None,
+    tune: Sequence[str] | None = None,
 ) -> Sweep:
     """A sweep from flags of the command line.
 
@@ -127,15 +132,6 @@ def of_flags(
     >>> sweep.seeds, sweep.partitions, sweep.vary
     ((0, 7), ('iid', 'dirichlet:alpha=0.1'), {'train.lr': (0.1, 1)})
     """
-    varied: dict[str, list[Any]] = {}
-    for text in vary or ():
-        key, equals, values = text.partition("=")
-        if not equals or key.strip() in varied:
-            reason = " once" if equals else ""
-            raise ConfigError(
-                f"--vary {text}: write section.key=value,value{reason}, as in train.lr=0.05,0.1"
-            )
-        varied[key.strip()] = [value_of(v.strip()) for v in _SEPARATOR.split(values)]
     numbers: int | list[int] | None = None
     if seeds is not None:
         seed_list = [value_of(s.strip()) for s in seeds.split(",") if s.strip()]
@@ -144,12 +140,36 @@ def of_flags(
         {
             "methods": methods,
             "seeds": numbers,
-            "partitions": [] if partitions is None else _SEPARATOR.split(partitions),
-            "shifts": [] if shifts is None else _SEPARATOR.split(shifts),
-            "vary": varied,
+            "partitions": [] if partitions is None else SEPARATOR.split(partitions),
+            "shifts": [] if shifts is None else SEPARATOR.split(shifts),
+            "vary": _listed("--vary", "section.key", vary or ()),
             "jobs": jobs,
+            "tune": _listed("--tune", "key", tune or ()),
         }
     )
+
+
+def _listed(flag: str, key: str, texts: Sequence[str]) -> dict[str, list[Any]]:
+    """The values by key of flags such as ``--vary train.lr=0.05,0.1``."""
+    listed: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or name.strip() in listed:
+            reason = " once" if equals else ""
+            raise ConfigError(
+                f"{flag} {text}: write {key}=value,value{reason}, as in train.lr=0.05,0.1"
+            )
+        listed[name.strip()] = [value_of(v.strip()) for v in SEPARATOR.split(values)]
+    return listed
+
+
+def whole_key(name: str) -> str:
+    """The dotted key of a training setting such as ``lr``; other names are left as they are.
+
+    >>> whole_key("lr"), whole_key("method.mu")
+    ('train.lr', 'method.mu')
+    """
+    return next((key.path for key in keys() if key.table == "train" and key.name == name), name)
 
 
 def check_jobs(jobs: Any) -> int | None:
@@ -176,7 +196,7 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 def _texts(key: str, names: Any) -> tuple[str, ...]:
     if isinstance(names, str):
-        names = _SEPARATOR.split(names)
+        names = SEPARATOR.split(names)
     if not isinstance(names, Sequence) or not all(isinstance(text, str) for text in names):
         example = f'["{_EXAMPLE[key]}"]'
         raise ConfigError(f"sweep.{key} = {names!r}: give a list of names, as in {example}")
@@ -198,60 +218,47 @@ def _once(key: str, values: Sequence[Any]) -> None:
         raise ConfigError(f"{key}: {repeated[0]} is given twice; once is enough")
 
 
-def _varied(tree: Any, prefix: str = "") -> dict[str, tuple[Any, ...]]:
+def _varied(tree: Any, prefix: str = "", word: str = "vary") -> dict[str, tuple[Any, ...]]:
     """Values by dotted key; ``train.lr`` without quotes means nested tables in TOML."""
     varied: dict[str, tuple[Any, ...]] = {}
     if not isinstance(tree, Mapping):
-        raise ConfigError('sweep.vary must be a table of lists, as in "train.lr" = [0.05, 0.1]')
+        raise ConfigError(f'sweep.{word} must be a table of lists, as in "train.lr" = [0.05, 0.1]')
     for name, values in tree.items():
         key = f"{prefix}{name}"
         if isinstance(values, Mapping):
-            varied |= _varied(values, f"{key}.")
+            varied |= _varied(values, f"{key}.", word)
             continue
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise ConfigError(
-                f"vary {key} = {values!r}: give a list of values, as in train.lr = [0.05, 0.1]"
+                f"{word} {key} = {values!r}: give a list of values, as in train.lr = [0.05, 0.1]"
             )
         if key in _OWN:
-            raise ConfigError(f"vary {key}: use the sweep's key {_OWN[key]} instead")
+            raise ConfigError(f"{word} {key}: use the sweep's key {_OWN[key]} instead")
         if key in _NOT_VARIED:
-            raise ConfigError(f"vary {key}: it does not change results; set it once")
+            raise ConfigError(f"{word} {key}: it does not change results; set it once")
+        key = whole_key(key)
         if "." not in key:
-            raise ConfigError(f"vary {key}: write section.key, as in train.lr")
-        _once(f"vary {key}", [value_in_title(value) for value in values])
+            raise ConfigError(f"{word} {key}: write section.key, as in train.lr")
+        _once(f"{word} {key}", [value_in_title(value) for value in values])
         varied[key] = tuple(values)
     return varied
 
 
-def value_of(text: str) -> Any:
-    """A value written as in TOML, or a bare word.
-
-    >>> value_of("0.1"), value_of("[1, 2]"), value_of("rotation")
-    (0.1, [1, 2], 'rotation')
-    """
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
+def _tuned(tree: Any) -> dict[str, tuple[Any, ...]]:
+    """The values of training settings to choose from."""
+    tuned = _varied(tree, word="tune")
+    for key, values in tuned.items():
+        if key.split(".")[0] != "train":
+            raise ConfigError(
+                f"tune {key}: only training settings such as lr are tuned, so that every method "
+                f"has the same budget; compare other settings with vary ({key})"
+            )
+        if len(values) < 2:
+            raise ConfigError(f"tune {key}: give two values or more, as in lr=0.01,0.05,0.1")
+    return tuned
 
 
 _NAMED = {"--methods": "method", "partitions": "partition", "shifts": "shift"}
-
-
-def _apart(item: str) -> list[str]:
-    """Split a name from its settings; the name may contain a path, as in ``mine.py:function``.
-
-    >>> _apart("ifca:k=4"), _apart("mine.py:my_method+ditto:k=4:lam=1")
-    (['ifca', 'k=4'], ['mine.py:my_method+ditto', 'k=4', 'lam=1'])
-    """
-    parts = item.split(":")
-    settings = list(itertools.takewhile(lambda part: "=" in part, reversed(parts)))[::-1]
-    rest = parts[: len(parts) - len(settings)]
-    name = ":".join(rest)
-    known = any(registry.knows(parts[0]) for registry in (METHODS, PARTITIONS, SHIFTS))
-    if len(rest) > 1 and (known or not any(is_place(part) for part in name.split("+"))):
-        return parts
-    return [name, *settings]
 
 
 def method_list(text: str, where: str = "--methods") -> list[NamedMethod]:
@@ -261,16 +268,11 @@ def method_list(text: str, where: str = "--methods") -> list[NamedMethod]:
     [('local', 'local', {}), ('ifca k=4', 'ifca', {'k': 4})]
     """
     methods: list[NamedMethod] = []
-    for item in _SEPARATOR.split(text):
-        name, *settings = _apart(item.strip())
+    for item in SEPARATOR.split(text):
+        name, *settings = apart(item.strip())
         if not name:
             raise ConfigError(f"{where} {text}: a name is empty; is there a comma too many?")
-        parameters = {}
-        for setting in settings:
-            key, equals, value = setting.partition("=")
-            if not equals:
-                raise ConfigError(f"{where} {item}: write name:parameter=value, as in ifca:k=4")
-            parameters[key] = value_of(value)
+        parameters = parameters_in(settings, item, where)
         title = " ".join([name, *settings])
         if where in _NAMED:
             name = admitted({_NAMED[where]: {"name": name}})[_NAMED[where]]["name"]
@@ -283,15 +285,15 @@ def method_list(text: str, where: str = "--methods") -> list[NamedMethod]:
 # --- the methods and settings of a sweep ----------------------------------------------------------
 
 
-def methods_of(sweep: Sweep) -> list[NamedMethod]:
-    """The methods, each repeated for the varied values of its parameters.
+def methods_of(sweep: Sweep, named: Sequence[NamedMethod] = ()) -> list[NamedMethod]:
+    """The methods of a sweep, or these, each repeated for the varied values of its parameters.
 
     A method without such a parameter, or that sets it already, appears once.
 
     >>> methods_of(Sweep("local,fedprox", vary={"method.mu": (0.1, 1)}))
     [('local', 'local', {}), ('fedprox mu=0.1', 'fedprox', {'mu': 0.1}), ('fedprox mu=1', ...)]
     """
-    methods = method_list(sweep.methods or USUAL)
+    methods = list(named) or method_list(sweep.methods or USUAL)
     for key, values in sweep.vary.items():
         if not key.startswith("method."):
             continue

@@ -7,7 +7,6 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
-from opacus.accountants import PRVAccountant, RDPAccountant
 
 from coterie.channel.privacy.accounting import (
     Mechanism,
@@ -44,6 +43,8 @@ CASES = [  # cohort of 1000, multiplier, rounds, delta
 
 @pytest.mark.parametrize(("cohort", "multiplier", "rounds", "delta"), CASES)
 def test_agrees_with_opacus(cohort, multiplier, rounds, delta):
+    from opacus.accountants import PRVAccountant, RDPAccountant  # takes seconds
+
     mechanism = poisson(multiplier, cohort)
     for mine, theirs in (("pld", PRVAccountant()), ("rdp", RDPAccountant())):
         theirs.history = [(multiplier, mechanism.sampling.rate, rounds)]

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.channel.policy import least
+from coterie.channel.policy import counts
 from coterie.channel.tasks import KEEP
 from coterie.core.engine import Remote
 from coterie.core.events import ARRIVAL
@@ -14,8 +14,7 @@ from coterie.core.loop import Event, Observer, failure
 from coterie.core.messages import ClientId, Order
 from coterie.core.method import Round
 from coterie.errors import Interrupted
-from coterie.experiment.observers.checkpoint import Saving
-from coterie.experiment.observers.record import Record
+from coterie.experiment.observers import Record, Saving
 from coterie.experiment.session import RunSession
 
 _FAREWELL = 90.0  # seconds for clients that are away to come for their models
@@ -47,7 +46,7 @@ class Membership(Observer):
         elif session.plan.privacy.on:  # a budget, or a roster of keys, is of those who began
             closed = "with privacy, it is for those who began it"
         try:
-            needed = least(policy, len(state.members))
+            needed = counts(policy, len(state.members)).least
             fresh = self.remote.arrivals(state.members, needed, closed)
         except Interrupted:  # somebody asked for that while it waited
             self.saving.keep()
