@@ -10,6 +10,7 @@ from torch import nn
 import coterie
 from coterie.client import Objective, Schedule, contrastive, erm, linear, proximal
 from coterie.client.fit import FitCall, FlatModel, data_gradient, decode, fit, outputs
+from coterie.client.runtime import ClientRuntime
 from coterie.client.stacked import (
     fit_stack,
     gradients_stack,
@@ -487,6 +488,28 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
     whole = run("ditto", 3, rounds=4)
     run("ditto", 3, tmp_path / "run", rounds=2)
     resumed = run("ditto", 3, tmp_path / "run", resume=True, rounds=4)
+    for client in range(6):
+        assert torch.equal(whole.weights(client).vector, resumed.weights(client).vector)
+
+
+def test_a_run_that_ended_within_a_stack_resumes_with_the_same_bits(tmp_path, monkeypatch):
+    """States of two of three clients are on disk: the third does not train alone then."""
+    whole = run("ditto", 3, rounds=2)
+    run("ditto", 3, tmp_path / "run", rounds=1)
+    finish, finished = ClientRuntime._finish, []
+
+    def dying(runtime, prepared, upload):
+        if len(finished) == 2:
+            raise KeyboardInterrupt
+        finished.append(prepared.client.id)
+        return finish(runtime, prepared, upload)
+
+    monkeypatch.setattr(ClientRuntime, "_finish", dying)
+    with pytest.raises((KeyboardInterrupt, coterie.CoterieError)):
+        run("ditto", 3, tmp_path / "run", resume=True, rounds=2)
+    assert len(finished) == 2
+    monkeypatch.setattr(ClientRuntime, "_finish", finish)
+    resumed = run("ditto", 3, tmp_path / "run", resume=True, rounds=2)
     for client in range(6):
         assert torch.equal(whole.weights(client).vector, resumed.weights(client).vector)
 
