@@ -199,7 +199,7 @@ def fit(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
         seed_for(training.order_seed, "batches", stream=str(i))
         for i in range(1, gradient_rule.batches if gradient_rule else 1)
     ]
-    streams = [_batches(model, data, schedule, torch_generator(s)) for s in seeds]
+    streams = [_batches(model, data, schedule, s) for s in seeds]
     with torch.random.fork_rng(devices=[]):
         seed_layers(training.dropout_seed, model.device)
         for batches in zip(*streams, strict=True):
@@ -288,16 +288,23 @@ def _arguments(kind: Any, schedule: Schedule) -> dict[str, Any]:
     return checked(f"optimizer '{schedule.optimizer}'", kind, arguments, ("params",), values=False)
 
 
+def shuffles(count: int, seed: int) -> Iterator[Tensor]:
+    """The row numbers of a client's data in a random order, for one epoch after another."""
+    generator = torch_generator(seed)
+    while True:
+        yield torch.randperm(count, generator=generator)
+
+
 def _batches(
-    model: FlatModel, data: Split, schedule: Schedule, generator: torch.Generator
+    model: FlatModel, data: Split, schedule: Schedule, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Shuffled batches, epoch after epoch; the last batch of an epoch may be smaller."""
     left = schedule.steps if schedule.steps is not None else -1
     if not (schedule.epochs and len(data)):
         return
     at_once = max(1, _CHUNK // schedule.batch_size)
-    for _ in range(schedule.epochs) if schedule.steps is None else itertools.count():
-        order = torch.randperm(len(data), generator=generator)
+    epochs = schedule.epochs if schedule.steps is None else None  # or as many as it takes
+    for order in itertools.islice(shuffles(len(data), seed), epochs):
         batches = list(torch.split(order, schedule.batch_size))
         if model.has_batch_norm and len(batches) > 1 and len(batches[-1]) == 1:
             # Batch normalisation needs two samples: the last joins the batch before it.

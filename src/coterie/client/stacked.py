@@ -8,6 +8,7 @@ each client alone, up to the order in which floating-point numbers are added.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from coterie.client.fit import (
     optimiser,
     outside,
     precise,
+    shuffles,
 )
 from coterie.client.objectives import Objective, Term, stack_penalties
 from coterie.client.stacked_layers import StackedModel, why_no_layers
@@ -420,11 +422,11 @@ class _Batches:
 
 def _shuffled(training: FitCall) -> Tensor:
     """The row numbers of each batch of a training, in the order in which ``fit`` draws them."""
-    generator, count = torch_generator(training.order_seed), len(training.data)
+    count = len(training.data)
     width = min(training.schedule.batch_size, count)
     epochs = -(-training.steps // -(-count // width))
-    orders = [_divided(torch.randperm(count, generator=generator), width) for _ in range(epochs)]
-    return torch.cat(orders)[: training.steps]
+    orders = itertools.islice(shuffles(count, training.order_seed), epochs)
+    return torch.cat([_divided(order, width) for order in orders])[: training.steps]
 
 
 def _divided(numbers: Tensor, width: int) -> Tensor:
