@@ -4,6 +4,7 @@
     python benchmarks/speed.py --folder DATA --work logistic,mlp  # some of the work
     python benchmarks/speed.py --folder DATA --scoring            # what scoring every client adds
     python benchmarks/speed.py --scale 1000,10000,100000          # rounds, start and memory
+    python benchmarks/speed.py --groups fedclust,user-centric     # 2,000 clients, 20 rounds
     python benchmarks/speed.py --folder DATA --peers              # Flower's simulation
 
 The reference is one process per core, each a bare single-threaded loop (nn.Module, torch.optim.SGD,
@@ -361,7 +362,6 @@ def scaled(clients: int, samples: int, workers: int, evaluated: Any, rounds: int
             batch_size=BATCH,
             lr=0.05,
             workers=workers,
-            batch_clients="auto",
             evaluate_clients=evaluated,
             adapt_epochs=0,
             directory=Path(scratch, "run"),
@@ -379,6 +379,33 @@ def scaled(clients: int, samples: int, workers: int, evaluated: Any, rounds: int
         "run_seconds": ended - started,
         "peak_mb": peak.stop() / 1e6,
         "events_mb": events / 1e6,
+    }
+
+
+def grouped(method: str, clients: int, samples: int, workers: int, rounds: int) -> dict[str, Any]:
+    """A whole run of a method that compares its clients with each other."""
+    peak, began = Peak(), time.perf_counter()
+    peak.start()
+    with tempfile.TemporaryDirectory() as scratch:
+        coterie.simulate(
+            table_of(clients, samples),
+            method=method,
+            model_parameters={"hidden": [64]},
+            rounds=rounds,
+            cohort=100,
+            batch_size=BATCH,
+            lr=0.05,
+            workers=workers,
+            adapt_epochs=0,
+            directory=Path(scratch, "run"),
+        )
+    seconds = time.perf_counter() - began
+    return {
+        "method": method,
+        "clients": clients,
+        "rounds": rounds,
+        "run_seconds": seconds,
+        "peak_mb": peak.stop() / 1e6,
     }
 
 
@@ -501,6 +528,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ray", action="store_true", help="measure the engine ray, too")
     parser.add_argument("--scoring", action="store_true", help="what scoring every client adds")
     parser.add_argument("--scale", default="", help="numbers of clients, such as 1000,10000")
+    parser.add_argument("--groups", default="", help="methods that group, such as fedclust")
     parser.add_argument("--peers", action="store_true", help="measure Flower's simulation, too")
     parser.add_argument("--json", type=Path, help=f"keep the figures, as in {RESULTS}/speed.json")
     return parser.parse_args()
@@ -508,6 +536,11 @@ def arguments() -> argparse.Namespace:
 
 def measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every figure that was asked for, as it is measured."""
+    if asked.groups:
+        for method in asked.groups.split(","):
+            call = partial(grouped, method, 2000, 60, asked.workers, 20)
+            yield in_process_of_its_own(call)
+        return
     if asked.scale:
         for clients in map(int, asked.scale.split(",")):
             samples, evaluated = (20, 1000) if clients >= 100_000 else (60, 1.0)

@@ -187,7 +187,8 @@ class Federation:
     def loop(self, name: str, *more: Any) -> Path:
         """The same experiment in one process."""
         place = self.root / f"{name}-loop"
-        command = ["run", self.config, "--engine", "loop", "--dir", place, "--quiet", *more]
+        alone = ["--engine", "loop", "--batch-clients", "1"]  # as each client trains
+        command = ["run", self.config, *alone, "--dir", place, "--quiet", *more]
         forked.run(*command)
         return place
 

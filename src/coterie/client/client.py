@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie.client.fit import Criterion, Fit, FitCall, FlatModel, data_gradient, fit, outputs
 from coterie.client.objectives import Objective, erm
-from coterie.client.together import Together
+from coterie.client.together import OutputsCall, Together, outputs_of
 from coterie.core.messages import Array, ClientId, Scalar, Upload
 from coterie.core.schema import Schedule
 from coterie.core.weights import Weights
@@ -52,8 +52,8 @@ class StagedState(MutableMapping[str, StateValue]):
 class TrainingContext:
     """What all clients on a machine share for training: the model and the run's settings.
 
-    With ``equal`` clients count equally, however many samples they have. ``together`` is where they
-    train if several do so at once.
+    With ``equal`` clients count equally, however many samples they have. ``together`` is where
+    several clients work side by side, if they may.
     """
 
     model: FlatModel
@@ -63,7 +63,29 @@ class TrainingContext:
     seed: int
     equal: bool = False  # whether clients count equally, however many samples they have
     hidden: bool = False  # whether uploads go into secure sums
-    together: Together | None = None  # where several clients train at once
+    together: Together | None = None
+
+    def fit(self, training: FitCall) -> Fit:
+        """Carry out a training."""
+        if self.together is not None:
+            return self.together.fit(training)
+        return fit(self.model, training, self.criterion)
+
+    def outputs(self, model: Weights, x: Tensor) -> Tensor:
+        """A model's outputs on ``x`` in evaluation mode, on the CPU."""
+        if self.together is not None:
+            return self.together.outputs(model, x)
+        return outputs(self.model, model, x)
+
+    def outputs_of(self, calls: Sequence[OutputsCall]) -> list[Tensor]:
+        """The outputs of several models, or of one model for several clients' inputs."""
+        return outputs_of(self.model, calls, None if self.together is None else self.together.stack)
+
+    def gradient(self, model: Weights, data: Split) -> tuple[Weights, float]:
+        """The gradient of the mean loss over all of ``data``, and that loss."""
+        if self.together is not None:
+            return self.together.gradient(model, data)
+        return data_gradient(self.model, model, data, self.criterion)
 
 
 class Client:
@@ -175,11 +197,7 @@ class Client:
                 dropout,
                 None if part is None else start.layout.only(part),
             )
-            context = self._context
-            if context.together is None:
-                trained = fit(context.model, training, context.criterion)
-            else:
-                trained = context.together.fit(training)
+            trained = self._context.fit(training)
             self.samples += trained.samples
             self.trained += trained.samples
             return trained
@@ -211,7 +229,7 @@ class Client:
         if rows is not None:
             data = Split(data.x[rows], data.y[rows])
         self.samples += FORWARD * len(data)
-        out = outputs(self._context.model, model, data.x)
+        out = self._context.outputs(model, data.x)
         with torch.no_grad():
             return float(self._context.criterion(out, data.y))
 
@@ -226,7 +244,7 @@ class Client:
         blocks = min(most, len(data))
         if not blocks:
             return torch.empty(0, dtype=torch.float64)
-        out = outputs(self._context.model, model, data.x)
+        out = self._context.outputs(model, data.x)
         pairs = zip(out.tensor_split(blocks), data.y.tensor_split(blocks), strict=True)
         with torch.no_grad():
             return torch.stack([self._context.criterion(o, y).double() for o, y in pairs])
@@ -239,7 +257,7 @@ class Client:
         """The same gradient and the mean loss, computed in one pass."""
         data = self.train if rows is None else Split(self.train.x[rows], self.train.y[rows])
         self.samples += len(data)
-        return data_gradient(self._context.model, model, data, self._context.criterion)
+        return self._context.gradient(model, data)
 
     def shuffled(self, stream: str) -> Tensor:
         """The row numbers of this client's training data in a random order."""
@@ -249,7 +267,7 @@ class Client:
     def outputs(self, model: Weights, x: Tensor) -> Tensor:
         """The outputs of a model for the inputs ``x``."""
         self.samples += FORWARD * len(x)
-        return outputs(self._context.model, model, x)
+        return self._context.outputs(model, x)
 
     def _split(self, name: str) -> Split:
         if name not in ("train", "val"):

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from coterie.seeds import seed_for, seed_layers, torch_generator
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 _CHUNK = 512  # samples to decode at a time, to save calls and to limit memory
-_SCORE_BATCH = 250
+SCORE_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,10 @@ class FlatModel:
         return out, inputs[0]
 
     def twin(self, number: int, weights: Weights) -> FlatModel:
-        """Another model of the same architecture with these weights, in evaluation mode."""
+        """Another model of the same architecture with these weights, in evaluation mode.
+
+        Training one model leaves its twins, their buffers and the streams of dropout alone.
+        """
         while len(self._twins) <= number:
             twin = FlatModel(copy.deepcopy(self.module), str(self.device))
             twin.layout = self.layout
@@ -130,12 +134,6 @@ class FitCall:
     part: Layout | None = None
 
     @property
-    def stackable(self) -> bool:
-        """Whether it may be stacked: it makes steps, and its objective adds at most penalties."""
-        objective = self.objective
-        return not objective.terms and objective.gradient_rule is None and self.steps > 0
-
-    @property
     def steps(self) -> int:
         """The number of steps that it takes."""
         schedule = self.schedule
@@ -150,7 +148,9 @@ class FitCall:
         x, y = self.data.x, self.data.y
         shapes = x.shape[1:], x.dtype, y.shape[1:], y.dtype
         part = None if self.part is None else self.part.names
-        return repr(self.schedule), part, bool(self.objective.penalties), *shapes
+        terms = [term.kind for term in self.objective.terms]
+        schedule = vars(self.schedule) | {"options": repr(self.schedule.options)}
+        return *schedule.values(), part, len(self.objective.penalties), *terms, *shapes
 
 
 def fit(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
@@ -161,10 +161,14 @@ def fit(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
     model.module.train()
     theta, gradient = model.vector[: model.layout.trainable], model.gradient
     origin = theta.clone() if objective.penalties or part else theta
-    rest = None if part is None else outside(model, part)
+    rest = None if part is None else outside(model.layout, part, model.device)
     plain = objective == Objective() and part is None
     clear, step = optimiser(theta, gradient, schedule, plain)
-    terms = [term(model) for term in objective.terms]
+    twins: list[list[FlatModel]] = []
+    for term in objective.terms:
+        first = sum(map(len, twins))
+        twins.append([model.twin(first + i, w) for i, w in enumerate(term.models)])
+    precision = precise(schedule, model.device)
     losses: list[Tensor] = []
     samples = 0
 
@@ -172,13 +176,17 @@ def fit(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
         nonlocal samples
         x, y = batch
         samples += len(y)
-        if terms:
-            out, hidden = model.represent(x)
-            loss = criterion(out, y)
-            sum((term(x, hidden) for term in terms), loss).backward()  # type: ignore[no-untyped-call]
-        else:
-            loss = criterion(model.module(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
+        with precision:
+            if twins:
+                out, hidden = model.represent(x)
+            else:
+                out = model.module(x)
+            loss = whole = criterion(out, y)
+            for term, others in zip(objective.terms, twins, strict=True):
+                with torch.no_grad():
+                    represented = [other.represent(x)[1] for other in others]
+                whole = whole + term.strength * term.values(hidden, represented).mean()
+        whole.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def replace_gradient(batch: Batch) -> Tensor:
@@ -191,7 +199,7 @@ def fit(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
         seed_for(training.order_seed, "batches", stream=str(i))
         for i in range(1, gradient_rule.batches if gradient_rule else 1)
     ]
-    streams = [_batches(model, data, schedule, torch_generator(s)) for s in seeds]
+    streams = [_batches(model, data, schedule, s) for s in seeds]
     with torch.random.fork_rng(devices=[]):
         seed_layers(training.dropout_seed, model.device)
         for batches in zip(*streams, strict=True):
@@ -216,12 +224,19 @@ def fit(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
     return Fit(weights, len(losses), mean_loss, samples)
 
 
-def outside(model: FlatModel, part: Layout) -> Tensor:
+def outside(layout: Layout, part: Layout, device: torch.device) -> Tensor:
     """A mask of the parameters that do not belong to this part."""
-    rest = torch.ones(model.layout.size, dtype=torch.bool, device=model.device)
-    for span, _ in model.layout.runs(part):
+    rest = torch.ones(layout.size, dtype=torch.bool, device=device)
+    for span, _ in layout.runs(part):
         rest[span] = False
-    return rest[: model.layout.trainable]
+    return rest[: layout.trainable]
+
+
+def precise(schedule: Schedule, device: torch.device) -> AbstractContextManager[object]:
+    """The precision of training, as a context: autocast to bfloat16, or nothing."""
+    if schedule.precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 def optimiser(
@@ -273,16 +288,23 @@ def _arguments(kind: Any, schedule: Schedule) -> dict[str, Any]:
     return checked(f"optimizer '{schedule.optimizer}'", kind, arguments, ("params",), values=False)
 
 
+def shuffles(count: int, seed: int) -> Iterator[Tensor]:
+    """The row numbers of a client's data in a random order, for one epoch after another."""
+    generator = torch_generator(seed)
+    while True:
+        yield torch.randperm(count, generator=generator)
+
+
 def _batches(
-    model: FlatModel, data: Split, schedule: Schedule, generator: torch.Generator
+    model: FlatModel, data: Split, schedule: Schedule, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Shuffled batches, epoch after epoch; the last batch of an epoch may be smaller."""
     left = schedule.steps if schedule.steps is not None else -1
     if not (schedule.epochs and len(data)):
         return
     at_once = max(1, _CHUNK // schedule.batch_size)
-    for _ in range(schedule.epochs) if schedule.steps is None else itertools.count():
-        order = torch.randperm(len(data), generator=generator)
+    epochs = schedule.epochs if schedule.steps is None else None  # or as many as it takes
+    for order in itertools.islice(shuffles(len(data), seed), epochs):
         batches = list(torch.split(order, schedule.batch_size))
         if model.has_batch_norm and len(batches) > 1 and len(batches[-1]) == 1:
             # Batch normalisation needs two samples: the last joins the batch before it.
@@ -306,7 +328,7 @@ def outputs(model: FlatModel, weights: Weights, x: Tensor) -> Tensor:
     with torch.no_grad():
         parts = [
             model.module(decode(part).to(model.device)).cpu()
-            for part in torch.split(x, _SCORE_BATCH)
+            for part in torch.split(x, SCORE_BATCH)
         ]
     return torch.cat(parts).detach()
 
@@ -319,7 +341,7 @@ def data_gradient(
     model.module.eval()
     model.gradient.zero_()
     total = 0.0
-    parts = torch.split(data.x, _SCORE_BATCH), torch.split(data.y, _SCORE_BATCH)
+    parts = torch.split(data.x, SCORE_BATCH), torch.split(data.y, SCORE_BATCH)
     for x, y in zip(*parts, strict=True):
         share = len(y) / len(data)
         loss = criterion(model.module(decode(x).to(model.device)), y.to(model.device)) * share

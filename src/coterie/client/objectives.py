@@ -1,39 +1,71 @@
 """Local objectives: the loss on the client's data, plus penalties and further terms.
 
 A penalty depends on the parameters only; it works on one vector or on a matrix of rows, and adds
-its gradient in place. A term depends on the inputs of a batch and their representations. A gradient
-rule replaces the gradient of the loss by another direction.
+its gradient in place. A term depends on the representations of a batch. A gradient rule replaces
+the gradient of the loss by another direction. What is a client's own, such as an anchor, is kept as
+data, so that the objectives of several clients can be stacked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from coterie.core.weights import Weights
 
-if TYPE_CHECKING:
-    from coterie.client.fit import FlatModel
-
 Batch = tuple[Tensor, Tensor]
-# A function of a batch's inputs and their representations, the inputs of the model's last layer.
-Term = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Penalty:
     """A penalty on the parameters θ, which may depend on those that training started from.
 
-    ``strength`` is the factor by which its gradient grows with the distance from an anchor.
+    ``strength`` is the factor by which its gradient grows with the distance from an anchor. If it
+    has a vector that belongs to the client, that is ``anchor``, and ``remake(anchor)`` makes the
+    penalty from it or from a matrix with a row for each client.
     """
 
     value: Callable[[Tensor, Tensor], Tensor]
     add_gradient: Callable[[Tensor, Tensor, Tensor], None]
     strength: float = 0.0
+    anchor: Tensor | None = None
+    remake: partial[Penalty] | None = None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What penalties have in common that differ in their anchors alone."""
+        made_by = self.remake and (self.remake.func, self.remake.args)
+        return made_by or (self.value, self.add_gradient), self.strength, self.anchor is None
+
+
+def stack_penalties(penalties: Sequence[Penalty], device: torch.device) -> Penalty | None:
+    """The penalties of several clients as one for a matrix of rows; None if they differ in kind."""
+    first = penalties[0]
+    if any(p.kind != first.kind for p in penalties):
+        return None
+    anchors = [p.anchor for p in penalties if p.anchor is not None]
+    if first.remake is None or not anchors:
+        return first
+    return first.remake(torch.stack(anchors).to(device))
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term that depends on representations: the inputs of the model's last layer.
+
+    ``values(hidden, others)`` gives a number for each sample, from the representations by the
+    trained model and by the other ``models``, which run in evaluation mode; ``strength`` times
+    their mean over the batch is added to the loss. Terms of one ``kind`` differ in ``models`` only.
+    """
+
+    values: Callable[[Tensor, Sequence[Tensor]], Tensor]
+    models: tuple[Weights, ...]
+    strength: float
+    kind: tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -67,7 +99,7 @@ class Objective:
     """What a client minimises: the mean loss on its training data, plus penalties and terms."""
 
     penalties: tuple[Penalty, ...] = ()
-    terms: tuple[Callable[[FlatModel], Term], ...] = ()
+    terms: tuple[Term, ...] = ()
     gradient_rule: GradientRule | None = None
 
     def __add__(self, other: Objective) -> Objective:
@@ -90,9 +122,14 @@ def proximal(mu: float, anchor: Weights | None = None) -> Objective:
     """
     if mu == 0:
         return erm()
+    return Objective((_pull(mu, None if anchor is None else anchor.parameters),))
+
+
+def _pull(mu: float, anchor: Tensor | None) -> Penalty:
+    """The penalty of ``proximal``, for one client or, with a matrix of anchors, for several."""
 
     def towards(start: Tensor) -> Tensor:
-        return start if anchor is None else anchor.parameters.to(start.device)
+        return start if anchor is None else anchor.to(start.device)
 
     def value(theta: Tensor, start: Tensor) -> Tensor:
         return (theta - towards(start)).square().sum(-1) * (mu / 2)
@@ -100,17 +137,25 @@ def proximal(mu: float, anchor: Weights | None = None) -> Objective:
     def add_gradient(gradient: Tensor, theta: Tensor, start: Tensor) -> None:
         gradient.add_(theta - towards(start), alpha=mu)
 
-    return Objective((Penalty(value, add_gradient, mu),))
+    return Penalty(value, add_gradient, mu, anchor, partial(_pull, mu))
 
 
 def linear(slope: Weights) -> Objective:
     """Add ⟨slope, θ⟩, whose gradient is constant, as for control variates and dual variables."""
-    constant = slope.parameters
+    return Objective((_tilt(slope.parameters),))
+
+
+def _tilt(slope: Tensor) -> Penalty:
+    """The penalty of ``linear``, for one client or, with a matrix of slopes, for several."""
+
+    def value(theta: Tensor, start: Tensor) -> Tensor:
+        found: Tensor = torch.linalg.vecdot(theta, slope.to(theta.device))
+        return found
 
     def add_gradient(gradient: Tensor, theta: Tensor, start: Tensor) -> None:
-        gradient.add_(constant.to(gradient.device))
+        gradient.add_(slope.to(gradient.device))
 
-    return Objective((Penalty(lambda theta, _: theta @ constant.to(theta.device), add_gradient),))
+    return Penalty(value, add_gradient, anchor=slope, remake=partial(_tilt))
 
 
 def contrastive(mu: float, temperature: float, towards: Weights, away: Weights) -> Objective:
@@ -124,15 +169,9 @@ def contrastive(mu: float, temperature: float, towards: Weights, away: Weights) 
     if mu == 0:
         return erm()
 
-    def term(model: FlatModel) -> Term:
-        positive, negative = (model.twin(i, w) for i, w in enumerate((towards, away)))
+    def values(hidden: Tensor, others: Sequence[Tensor]) -> Tensor:
+        near, far = (torch.cosine_similarity(hidden, z, dim=-1) / temperature for z in others)
+        return torch.nn.functional.softplus(far - near)
 
-        def value(x: Tensor, hidden: Tensor) -> Tensor:
-            with torch.no_grad():
-                others = [twin.represent(x)[1] for twin in (positive, negative)]
-            near, far = (torch.cosine_similarity(hidden, z) / temperature for z in others)
-            return mu * torch.nn.functional.softplus(far - near).mean()
-
-        return value
-
+    term = Term(values, (towards, away), mu, ("contrastive", mu, temperature))
     return Objective(terms=(term,))

@@ -77,9 +77,9 @@ class Plan:
     @property
     def train_sizes(self) -> dict[ClientId, int]:
         """The number of training samples of each client."""
-        return {i: len(c.train) for i, c in enumerate(self.population.clients)}
+        return {i: train for i, (train, _, _) in enumerate(self.population.sizes)}
 
     @property
     def held_sizes(self) -> dict[ClientId, int]:
         """The number of validation and test samples of each client."""
-        return {i: len(c.val) + len(c.test) for i, c in enumerate(self.population.clients)}
+        return {i: val + test for i, (_, val, test) in enumerate(self.population.sizes)}

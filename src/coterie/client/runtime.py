@@ -124,8 +124,9 @@ class ClientRuntime:
             orders.append(ReadOrder(id, message, {**body, "message": message}))
         if orders[0].body["task"] == SCORE:
             return self.scoring.answer([(o.id, o.body) for o in orders])
-        tasks = [partial(self._carry_out, order) for order in orders]
         together, began = self.context.together, time.perf_counter()
+        again = len(orders) > 1 and self._partly_answered(orders)
+        tasks = [partial(self._carry_out, order, again) for order in orders]
         if len(tasks) == 1 or together is None:
             return [task() for task in tasks]
         replies = together.run(tasks)
@@ -133,13 +134,28 @@ class ClientRuntime:
 
     # --- one order ------------------------------------------------------------------------------
 
-    def _carry_out(self, asked: ReadOrder) -> Message:
-        """The answer to an order: of a built-in task or the method's own, or why it failed."""
+    def _partly_answered(self, orders: Sequence[ReadOrder]) -> bool:
+        """Whether some but not all orders of a unit were carried out before.
+
+        That is so where a process ended between two of them. All are carried out again then, since
+        the bits of a stack depend on who is in it.
+        """
+        own = [o for o in orders if o.body["task"] in self.plan.method.tasks]
+        held = [
+            bool(o.body["order"]) and self.store.stamp(o.id, o.version) is not None for o in own
+        ]
+        return any(held) and not all(held)
+
+    def _carry_out(self, asked: ReadOrder, again: bool = False) -> Message:
+        """The answer to an order: of a built-in task or the method's own, or why it failed.
+
+        An order that was carried out before is not carried out ``again``, unless it has to be.
+        """
         began, id, body = time.perf_counter(), asked.id, asked.body
         try:
             if body["task"] == SECURE:
                 return self.built_in.step(asked, began)
-            stored = self.store.answered(id, asked.version, asked.message)
+            stored = None if again else self.store.answered(id, asked.version, asked.message)
             if stored is not None:  # it was carried out before
                 return stored
             scored = self.scoring.beside(id, body) if "score" in body else {}

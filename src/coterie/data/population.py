@@ -1,17 +1,23 @@
 """Populations: the data of all clients, stored once.
 
 All samples are in one tensor, in the order client 0 train, val, test, client 1 train, ... Clients'
-splits are views of it, so that a thousand clients need no more memory than their data.
+splits are views of it, which are made when they are asked for, so that a hundred thousand clients
+need no more memory than their data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, overload
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.lazy import named
+
+_RECENT = 4096  # clients whose views are kept
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +58,51 @@ class ClientData:
         return f"<ClientData{f' {self.name!r}' if self.name else ''}: {counts}>"
 
 
+class Clients(Sequence[ClientData]):
+    """Clients whose splits are slices of two tensors, made when a client is asked for.
+
+    ``ends`` has a row for each client: where its train, val and test samples end. Each client
+    begins where the one before it ends.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, ends: NDArray[np.int64], names: Sequence[str]) -> None:
+        self.x, self.y, self.ends, self.names = x, y, ends, names
+        self._recent: dict[int, ClientData] = {}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> ClientData: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ClientData, ...]: ...
+    def __getitem__(self, index: int | slice) -> ClientData | tuple[ClientData, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        if place not in self._recent:
+            if len(self._recent) >= _RECENT:
+                self._recent.clear()
+            self._recent[place] = self._cut(place)
+        return self._recent[place]
+
+    def _cut(self, place: int) -> ClientData:
+        ends = self.ends[place].tolist()
+        starts = (int(self.ends[place - 1][2]) if place else 0, *ends[:2])
+        pairs = zip(starts, ends, strict=True)
+        first, second, third = (Split(self.x[a:b], self.y[a:b]) for a, b in pairs)
+        return ClientData(first, second, third, name=self.names[place])
+
+    @property
+    def sizes(self) -> list[tuple[int, int, int]]:
+        """The numbers of train, val and test samples of each client."""
+        flat = np.diff(self.ends.reshape(-1), prepend=0)
+        return [(a, b, c) for a, b, c in flat.reshape(-1, 3).tolist()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_recent": {}}
+
+
 @dataclass(frozen=True, repr=False)
 class Population:
     """The data of all clients, and what a model needs to know about it.
@@ -64,7 +115,7 @@ class Population:
     client id.
     """
 
-    clients: tuple[ClientData, ...]
+    clients: Sequence[ClientData]
     kind: str
     shape: tuple[int, ...]
     classes: tuple[str, ...] | None
@@ -76,6 +127,13 @@ class Population:
     std: Tensor | None = None
     features: tuple[str, ...] | None = None
     metadata: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> list[tuple[int, int, int]]:
+        """The numbers of train, val and test samples of each client."""
+        if isinstance(self.clients, Clients):
+            return self.clients.sizes
+        return [(len(c.train), len(c.val), len(c.test)) for c in self.clients]
 
     def share(self) -> None:
         """Move all data to shared memory, so that worker processes use a single copy.
@@ -89,7 +147,7 @@ class Population:
     @property
     def lines(self) -> list[str]:
         """The population in a few lines: its clients, their samples, and what is known of them."""
-        splits = [(len(c.train), len(c.val), len(c.test)) for c in self.clients]
+        splits = self.sizes
         train, val, test = (
             (sum(part) for part in zip(*splits, strict=True)) if splits else (0, 0, 0)
         )
@@ -118,7 +176,9 @@ class Population:
         return str(named("coterie.report.object_cards:population_card")(self))
 
     def _tensors(self) -> Iterator[Tensor]:
-        for client in self.clients:
+        if isinstance(self.clients, Clients):
+            yield from (self.clients.x, self.clients.y)
+        for client in () if isinstance(self.clients, Clients) else self.clients:
             for split in (client.train, client.val, client.test):
                 yield split.x
                 yield split.y
@@ -128,7 +188,7 @@ class Population:
 
 def cut_into_clients(
     x: Tensor, y: Tensor, sizes: Sequence[tuple[int, int, int]], names: Sequence[str]
-) -> tuple[ClientData, ...]:
+) -> Clients:
     """Cut ``x`` and ``y`` into clients, as views: client by client, each as train, val, test.
 
     >>> import torch
@@ -136,12 +196,7 @@ def cut_into_clients(
     >>> clients[1].train.x, clients[1].name
     (tensor([3]), 'b')
     """
-    clients = []
-    start = 0
-    for name, (train, val, test) in zip(names, sizes, strict=True):
-        ends = (start + train, start + train + val, start + train + val + test)
-        starts = (start, *ends[:2])
-        first, second, third = (Split(x[a:b], y[a:b]) for a, b in zip(starts, ends, strict=True))
-        clients.append(ClientData(first, second, third, name=name))
-        start = ends[2]
-    return tuple(clients)
+    if len(sizes) != len(names):
+        raise ValueError(f"{len(sizes)} clients have {len(names)} names")
+    ends = np.cumsum(np.array(sizes, dtype=np.int64).reshape(-1)).reshape(-1, 3)
+    return Clients(x, y, ends, names)

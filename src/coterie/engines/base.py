@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -36,9 +37,10 @@ def units(
 ) -> list[list[Request]]:
     """Divide requests into units of work, the largest clients first.
 
-    So many clients at a time are trained together. Requests to score one model are batched in
-    client-id order up to ``TOGETHER`` held-out samples. Neither rule knows the number of workers,
-    so a unit, and with it every bit of its outcome, is the same on each engine.
+    Up to ``batch_clients`` of them are trained together, about as many in each unit. Requests to
+    score one model are batched in client-id order up to ``TOGETHER`` held-out samples. Neither rule
+    knows the number of workers, so a unit, and with it every bit of its outcome, is the same on
+    each engine.
     """
     single = sorted(
         (r for r in requests if not r.together), key=lambda r: (-train[r.client], r.client)
@@ -53,5 +55,6 @@ def units(
         batch.append(request)
         size += held[request.client]
         open_batch[model] = (batch, size) if size < TOGETHER else ([], 0)
-    starts = range(0, len(single), batch_clients)
-    return [single[i : i + batch_clients] for i in starts] + batches
+    count = -(-len(single) // batch_clients)
+    ends = [i * len(single) // max(1, count) for i in range(count + 1)]
+    return [single[i:j] for i, j in itertools.pairwise(ends)] + batches

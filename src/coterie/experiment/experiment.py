@@ -25,7 +25,7 @@ from coterie.channel.policy import check as check_policy
 from coterie.channel.privacy.settings import Privacy
 from coterie.client.fit import Criterion, FlatModel, outputs
 from coterie.client.plan import Metric, Plan, Training
-from coterie.client.stacked import LARGEST, why_not_stacked
+from coterie.client.stacked import size_of_stacks, why_not_stacked
 from coterie.core.engine import Engine, Remote
 from coterie.core.events import Event, Summary
 from coterie.core.messages import ClientId
@@ -202,23 +202,32 @@ class Experiment:
             self.privacy,
         )
 
-    def stack_size(self, plan: Plan) -> tuple[int, str]:
-        """How many clients train as one stacked model, and why it is 1 where more were asked for.
+    def stacking(self, plan: Plan, recorded: int | None = None, say: Say | None = None) -> Plan:
+        """The plan with the number of clients that train as one stacked model.
 
-        It depends on the model, the loss and the cohort alone: never on a clock, the machine or
-        the number of workers.
+        ``recorded`` is that of the run's earlier sessions, which "auto" uses again. The number
+        depends on the model, the loss and the cohort alone: never on a clock, the machine or the
+        number of workers.
         """
-        asked = self.settings.batch_clients
-        if asked == 1:
-            return 1, ""
+        asked, batch_size = self.settings.batch_clients, self.schedule.batch_size
         people = cohort_size(self.settings.policy.cohort, len(self.members))
-        size = min(people, max(2, people // 4), LARGEST) if asked == "auto" else min(asked, people)
+        decided = recorded if asked == "auto" else None
+        if decided is not None:
+            size = decided
+        elif asked == "auto":
+            size = size_of_stacks(plan.start.layout.size, batch_size, people)
+        else:
+            size = min(asked, people)
+        if size > 1 and decided is None and (reason := self._why_not_stacked(plan)):
+            size = 1
+            if say is not None:
+                say(f"clients train one by one: {reason}")
+        return replace(plan, training=replace(plan.training, batch_clients=size))
+
+    def _why_not_stacked(self, plan: Plan) -> str:
         model = FlatModel(copy.deepcopy(plan.module), plan.device, plan.bn)
         sample = [c.train for c in self.population.clients if len(c.train)][:3]
-        reason = why_not_stacked(model, plan.start, sample, self.criterion, self.schedule)
-        if reason:
-            return 1, f"clients train one by one: {reason}"
-        return size, ""
+        return why_not_stacked(model, plan.start, sample, self.criterion, self.schedule)
 
     @cached_property
     def privacy(self) -> Privacy:
@@ -330,8 +339,11 @@ class Experiment:
         """The server's public samples, with a model to run on them."""
         return public_of(self.population, self.fresh(0), self.bn, self.settings.device)
 
-    def fingerprint(self, start: Weights) -> str:
-        """A digest of everything that determines the result, except engine and number of rounds."""
+    def fingerprint(self, start: Weights, batch_clients: int = 1) -> str:
+        """A digest of everything that determines the result, except engine and number of rounds.
+
+        ``batch_clients`` is the number of clients that train as one stacked model.
+        """
         digest = hashlib.sha256(start.vector.numpy().tobytes())
         for client in self.population.clients:
             for split in (client.train, client.val, client.test):
@@ -344,7 +356,7 @@ class Experiment:
         parts = [
             self.method.name,
             source and source.parameters,
-            asdict(self.schedule),
+            {k: v for k, v in asdict(self.schedule).items() if (k, v) != ("precision", "float32")},
             self.settings.seed,
             asdict(self.settings.policy),
             asdict(self.settings.wire),
@@ -359,8 +371,8 @@ class Experiment:
             getattr(getattr(self.criterion, "func", self.criterion), "__qualname__", ""),
             repr(self.fresh(0)),
         ]
-        if self.settings.batch_clients != 1:
-            parts.append(f"batch_clients {self.settings.batch_clients}")
+        if batch_clients != 1:
+            parts.append(f"stacks of {batch_clients}")
         if self.init != "torch":  # older runs have fingerprints without init
             parts.append(self.init)
         if self.settings.outliers != "reject":  # likewise
@@ -449,10 +461,8 @@ def execute(
         plan = experiment.plan(folder)
         settings, elsewhere = experiment.settings, remote is not None
         if not elsewhere:
-            stacked, reason = experiment.stack_size(plan)
-            plan = replace(plan, training=replace(plan.training, batch_clients=stacked))
-            if reason and say is not None:
-                say(reason)
+            recorded = run.recorded("batch_clients") if run is not None and resume else None
+            plan = experiment.stacking(plan, recorded, say)
         guard = Guard(plan, settings.policy, experiment.members, settings.rounds)
         if run is not None:
             (RunDir.open if resume else RunDir.create)(run.path)

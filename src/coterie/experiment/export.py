@@ -28,9 +28,10 @@ def reopen(directory: Path) -> Result:
             f"{directory} was created by coterie.simulate: use the result's model() in Python"
         )
     experiment = experiment_of(parse(admitted(tree, run.read_code())))
-    plan = experiment.plan(run.clients)
+    plan, recorded = experiment.plan(run.clients), run.recorded("batch_clients")
     layout = plan.start.layout
-    last = Checkpoints(run.checkpoints, experiment.fingerprint(plan.start)).newest(layout)
+    fingerprint = experiment.fingerprint(plan.start, 1 if recorded is None else recorded)
+    last = Checkpoints(run.checkpoints, fingerprint).newest(layout)
     channel = ChannelState.from_tree(last.channel)
     summary = run.read_result() if run.result.exists() else {}
     if (done := summary.get("rounds", 0)) > last.rounds:

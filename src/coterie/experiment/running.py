@@ -82,7 +82,8 @@ def remembered(
         memory.store = Store(plan.folder, layout)
     if directory is None:
         return memory
-    memory.checkpoints = Checkpoints(directory.checkpoints, experiment.fingerprint(plan.start))
+    fingerprint = experiment.fingerprint(plan.start, plan.training.batch_clients)
+    memory.checkpoints = Checkpoints(directory.checkpoints, fingerprint)
     if not resume:
         return memory
     if not memory.checkpoints:

@@ -32,6 +32,7 @@ from coterie.results.checksums import (
     Mark,
     check_note,
     read_json,
+    read_lines,
     to_json,
     with_note,
 )
@@ -213,6 +214,12 @@ class RunDir:
     def append_session(self, session: SessionLine) -> None:
         """Append a session."""
         self._append(LineFile(self.sessions, JSON_LINES), [json.dumps(session)])
+
+    def recorded(self, key: str) -> Any:
+        """What the last session that can be read has recorded under a key; None if nothing."""
+        data = self.sessions.read_bytes() if self.sessions.exists() else b""
+        sessions = [line.value for line in read_lines(data, JSON_LINES).every]
+        return next((s[key] for s in reversed(sessions) if key in s), None)
 
     def _append(self, file: LineFile, texts: Iterable[str]) -> None:
         try:

@@ -230,7 +230,7 @@ def test_scores_of_classes_against_scikit_learn():
     for _ in range(20):
         out = torch.randn(30, 5, generator=generator)
         y = torch.randint(0, 4, (30,), generator=generator)  # a class that is never there
-        found = scores(out, y, LOSS, 5)
+        (found,) = scores([out], [y], LOSS, 5)
         guess = out.argmax(1)
         assert found["accuracy"] == pytest.approx(float((guess == y).float().mean()))
         assert found["balanced_accuracy"] == pytest.approx(
@@ -239,18 +239,28 @@ def test_scores_of_classes_against_scikit_learn():
         assert found["f1"] == pytest.approx(f1_score(y, guess, average="macro"))
     assert (
         balanced_accuracy_score(y, y)
-        == scores(nn.functional.one_hot(y, 5) * 9.0, y, LOSS, 5)["balanced_accuracy"]
+        == scores([nn.functional.one_hot(y, 5) * 9.0], [y], LOSS, 5)[0]["balanced_accuracy"]
     )
+
+
+def test_scores_of_several_clients_are_those_of_each_alone():
+    """To the bit, whatever classes the others have."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [5, 0, 30, 1, 12]
+    outs = [torch.randn(n, 12, generator=generator) for n in sizes]
+    labels = [torch.randint(3 + i, (n,), generator=generator) for i, n in enumerate(sizes)]
+    together = scores(outs, labels, LOSS, 12)
+    assert together == [scores([o], [y], LOSS, 12)[0] for o, y in zip(outs, labels, strict=True)]
+    assert together[1] == {"count": 0.0}
 
 
 def test_scores_of_a_regression_against_scikit_learn():
     from sklearn.metrics import mean_absolute_error, r2_score
 
     out, y = torch.tensor([1.0, 2.5, 2.0]), torch.tensor([1.0, 2.0, 4.0])
-    found = scores(
-        out[:, None], y, lambda o, t: nn.functional.mse_loss(o.reshape(t.shape), t), None
-    )
+    loss = lambda o, t: nn.functional.mse_loss(o.reshape(t.shape), t)  # noqa: E731
+    (found,) = scores([out[:, None]], [y], loss, None)
     assert found["r2"] == pytest.approx(r2_score(y, out))
     assert found["mae"] == pytest.approx(mean_absolute_error(y, out))
     assert found["rmse"] == pytest.approx(found["loss"] ** 0.5)
-    assert scores(out, y[:0], LOSS, None) == {"count": 0.0}
+    assert scores([out], [y[:0]], LOSS, None) == [{"count": 0.0}]
