@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="a real federation needs the extra 'flower'")
 
 from coterie.channel.channel import Channel
 from coterie.channel.privacy import secure_sums as secure
+from coterie.channel.privacy import sum_rules
 from coterie.channel.privacy.record import Part, Record
 from coterie.channel.privacy.secagg import Rejected
 from coterie.channel.privacy.secure_sums import Secure
@@ -131,7 +132,7 @@ ATTACKS = (
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "members restarted"])
 def test_a_second_sum_of_the_same_round_is_refused(asks, restarted, tmp_path, monkeypatch):
     fed = federation(tmp_path)
-    monkeypatch.setattr(secure, "unequal", lambda weights: [])  # the server's own check
+    monkeypatch.setattr(sum_rules, "unequal", lambda weights: [])  # the server's own check
     before = fed.restart if restarted else lambda: None
     attack = Attack(monkeypatch, asks, before=before)
     result = fed.serve()

@@ -101,7 +101,7 @@ class ClientRuntime:
             plan.secrets.agreement,
             tell,
         )
-        self.privacy, self.sums, self.noise = ClientPrivacy(own), ClientSums(own), ClientNoise(own)
+        self.privacy, self.sums = ClientPrivacy(own), ClientSums(own)
         self.scoring, self.built_in = Scoring(self), BuiltIn(self)
         self._decoded: Decoded = {}
 
@@ -242,7 +242,8 @@ class ClientRuntime:
         self.privacy.may_show(client.id, upload, body["task"], digest_of(body["message"]))
         if privacy.does("local") or privacy.does("nbafl"):
             counts = 1 if privacy.mechanism == "local" else examples
-            return counts, self.noise.disturbed(client.id, upload, received, body), {}
+            noise = ClientNoise(self.privacy.own)
+            return counts, noise.disturbed(client.id, upload, received, body), {}
         return examples, upload, {"of": dict(upload.delta_of)} if privacy.noised else {}
 
     # --- what tasks and stages share ------------------------------------------------------------
