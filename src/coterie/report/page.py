@@ -130,7 +130,7 @@ def compared_blocks(
     names = bidirectional([r.name for r in readings])
     found = _unless_damaged("the comparison", lambda: compared_runs(readings, margin), problems)
     sentences = _unless_damaged(
-        "the headline", lambda: headline_compared(readings, margin), problems
+        "the headline", lambda: headline_compared(readings, found), problems
     )
     drawn = catalogue.compared(readings, problems)
     pictures = {

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coterie.report.answers import listed, one_sample
-from coterie.report.compared_runs import compared_runs
+from coterie.report.compared_runs import ComparedRuns, compared_runs
 from coterie.report.figures.clients import worst
 from coterie.report.figures.compared import KindOfRun, alike, amount_spent, final, kinds_of
 from coterie.report.figures.scores import at_bytes, at_seconds
 from coterie.report.reading import RUNNING, STOPPED, Reading
 from coterie.report.tables import size
 from coterie.report.words import duration, value
-from coterie.results.differences import MARGIN
 
 _TIE = 0.001  # scores that differ by less are equal
 _MOST_SETTINGS = 4  # settings whose answers are in the headline
 
 
-def headline_compared(readings: Sequence[Reading], margin: float = MARGIN) -> list[str]:
+def headline_compared(readings: Sequence[Reading], found: ComparedRuns | None = None) -> list[str]:
     """The sentences above a comparison: which method, was it worth it, who loses, limits."""
     if not readings:
         return []
-    found = compared_runs(readings, margin)
+    found = found or compared_runs(readings)
     runs = alike(readings)[1]
     kinds = kinds_of(runs)
     lines = []

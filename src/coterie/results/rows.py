@@ -120,7 +120,9 @@ def near_the_end(rounds: Sequence[Event], headline: str, judged_by: str) -> dict
 
 
 def _score(event: Event, headline: str, judged_by: str) -> float | None:
-    scores = dict(event).get(headline)
+    scores = (
+        event["adapted" if headline == "adapted" else "received"] if headline in event else None
+    )
     found = scores.get(judged_by) if isinstance(scores, Mapping) else None
     return float(found) if isinstance(found, int | float) else None
 

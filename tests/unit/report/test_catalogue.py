@@ -370,7 +370,7 @@ def test_groups_of_one_kind_of_everything():
     )
     assert words([0, 0], [0, 0, 0]).startswith("1 group after round 1, 1 group after round 2; ")
     assert "clients changed groups in 1 round." in words([None, 0], [0, 0])
-    assert "changed once." in words(list(range(100)), [c % 20 for c in range(100)])
+    assert "changed groups in 1 round." in words(list(range(100)), [c % 20 for c in range(100)])
 
 
 def test_labels_are_shares_by_group_with_lines_between_groups():

@@ -180,8 +180,10 @@ def final(reading: Reading) -> float | None:
     """The headline score at the end, or the latest so far."""
     scores = reading.result.get(reading.headline)
     score = number(scores.get(reading.judged_by)) if isinstance(scores, Mapping) else None
+    if score is not None:
+        return score
     points = curve(reading.rounds, reading.headline, reading.judged_by)
-    return score if score is not None else points[-1][1] if points else None
+    return points[-1][1] if points else None
 
 
 def amount_spent(reading: Reading, place: Place) -> float | None:
