@@ -119,7 +119,9 @@ def test_a_panel_for_each_system_over_the_time_of_fedavg():
 def test_who_is_done_early_keeps_its_score():
     runs = [run_of("local", [0.1, 0.2]), run_of("streams=4", [0.2, 0.4])]
     (local,) = [
-        t for t in drawn.by_system(runs).figure().data if t.name == "local" and t.xaxis == "x3"
+        t
+        for t in drawn.by_system(runs).figure().data
+        if t.name == "local (alone)" and t.xaxis == "x3"
     ]
     assert list(local.x) == [1, 2, 50]  # the other sends, so time is its: 25 a round
     assert list(local.y) == [0.1, 0.2, 0.2]
