@@ -321,13 +321,12 @@ Spent = tuple[float, float, float | None, float | None]  # round, score, bytes, 
 
 def _curves(run: Reading) -> list[Spent]:
     """The score of each round with the bytes and the simulated seconds until then."""
-    found: list[Spent] = []
-    for event in run.rounds:
-        point = curve([event], run.headline, run.judged_by)
-        if point:
-            moved, seconds = (AXES[axis][0](event) for axis in ("bytes", "seconds"))
-            found.append((*point[0], moved, seconds))
-    return found
+    scored = [e for e in run.rounds if run.headline in e]
+    points = curve(scored, run.headline, run.judged_by)
+    if len(points) != len(scored):
+        return []
+    amounts = [[AXES[axis][0](e) for axis in ("bytes", "seconds")] for e in scored]
+    return [(*point, moved, took) for point, (moved, took) in zip(points, amounts, strict=True)]
 
 
 def _when(curves: Sequence[Sequence[Spent]], share: float) -> HtmlCell:

@@ -16,6 +16,7 @@ from coterie.report.collect import Run, as_list, readings_of
 from coterie.report.numbers import bytes_so_far, score_with_unit, scored
 from coterie.report.page import (
     GENERATOR,
+    QUESTIONS,
     Block,
     Link,
     compared_blocks,
@@ -30,6 +31,7 @@ from coterie.report.what_was_run import what_was_run
 from coterie.results.differences import MARGIN
 
 NAME = "report.html"
+_LISTED = 12  # up to this many runs, the contents list each of them
 _OPEN = 3  # up to this many runs, a page shows all of them unfolded
 
 
@@ -88,10 +90,13 @@ def report(readings: Sequence[Reading], title: str = "", margin: float = MARGIN)
         return document(title or _title(only), run_blocks(only), about=what_was_run(readings))
     blocks = compared_blocks(readings, margin=margin)
     navigation = [Link(b.id, b.title) for b in blocks if b.title]
+    here = {b.id for b in blocks}
+    navigation += [Link(id, title, 2) for id, title in QUESTIONS.items() if id in here]
     wholes = _each(readings)
     for place, (reading, inside) in enumerate(zip(readings, wholes, strict=True), 1):
         blocks += _whole(reading, f"run-{place}", inside, folded=len(readings) > _OPEN)
-        navigation.append(Link(f"run-{place}", reading.name, 2))
+        if len(readings) <= _LISTED:  # the table of runs has the links to more
+            navigation.append(Link(f"run-{place}", reading.name, 2))
     about = what_was_run(readings)
     return document(title or _several(readings), blocks, navigation=navigation, about=about)
 

@@ -176,6 +176,15 @@ def compared_blocks(
 
 
 _FIRST = "compare-gain"  # the main picture of a comparison
+QUESTIONS = {  # the parts of a comparison that answer one, by the ids of their blocks
+    "choices": "What to choose",
+    "compared-table": "Which method?",
+    "compared-fig-compare-gain": "Who gains, who loses?",
+    "real": "Is it real?",
+    "reached": "What did it cost?",
+    "which-round": "Which round's model?",
+    "why-groups": "Why these groups?",
+}
 
 
 def words(sentences: Sequence[str], id: str, names: Sequence[str] = ()) -> Markup:
@@ -226,11 +235,12 @@ def picture_blocks(
 
 # Pictures that need the whole width of a page; the others are legible at half of it.
 _WIDE = (
-    *("compare-gain", "compare-clients", "compare-seconds", "divergence", "distances-by-layer"),
+    *("compare-accuracy", "compare-bytes", "compare-time", "compare-gain"),
+    *("compare-clients", "compare-seconds", "divergence", "distances-by-layer"),
     *("trials", "hopkins", "layers", "mixing-terms"),
 )
 _HIGHER = 1.5  # pictures side by side get the same height, unless one is so much higher
-_LOWER = (340, 560)  # the height of pictures side by side, unless they need more than the second
+_LOWER = (360, 560)  # the height of pictures side by side, unless they need more than the second
 
 
 def _in_pairs(drawn: Sequence[Drawn], tabs: Sequence[str]) -> tuple[list[Drawn], dict[str, float]]:

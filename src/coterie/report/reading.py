@@ -137,7 +137,7 @@ class Reading(Notebook):
         joined = [e.get("clients") or () for e in self.events if e.get("event") == "admission"]
         return marked.union(*joined)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The clients' names, in client order; their numbers where they have none."""
         names = self.data.get("names") or [c.get("name", "") for c in self.clients]

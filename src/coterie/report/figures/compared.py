@@ -188,8 +188,8 @@ def final(reading: Reading) -> float | None:
 
 def amount_spent(reading: Reading, place: Place) -> float | None:
     """Bytes or seconds at the end, or so far."""
-    amounts = [place(e) for e in reading.rounds]
-    return next((v for v in reversed(amounts) if v is not None), None)
+    amounts = (place(e) for e in reversed(reading.rounds))
+    return next((v for v in amounts if v is not None), None)
 
 
 def lines(readings: Sequence[Reading], against: str = "rounds") -> Sketch:

@@ -24,6 +24,7 @@ from coterie.report.reading import FINISHED, RUNNING, STOPPED, Reading
 from coterie.report.rendering import render
 from coterie.report.tables import score, size
 from coterie.report.words import count, duration
+from coterie.report.words import value as with_unit
 from coterie.results.titles import reference_of
 
 WORDS = {
@@ -140,8 +141,12 @@ def comparison_row(name: str, runs: Sequence[Glance]) -> Markup:
     methods, states = len({run.method for run in runs}), dict[str, int]()
     for run in runs:
         states[WORDS[run.status]] = states.get(WORDS[run.status], 0) + 1
-    scored = [run for run in runs if run.score is not None and not reference_of(run.method)]
-    best = max(scored, key=lambda run: run.score or 0.0, default=None)
+    scores: dict[str, list[float]] = {}
+    for run in runs:
+        if run.score is not None and not reference_of(run.method):
+            scores.setdefault(run.method, []).append(run.score)
+    means = {method: sum(own) / len(own) for method, own in scores.items()}
+    best = max(means, key=lambda method: means[method], default="")
     left = [run.left for run in runs if run.left is not None]
     return render(
         "live/comparison.html",
@@ -152,15 +157,11 @@ def comparison_row(name: str, runs: Sequence[Glance]) -> Markup:
         data=" or ".join(dict.fromkeys(run.data for run in runs if run.data)) or "–",
         round=done,
         planned=planned,
-        best="" if best is None else f"{best.method}: {_with_unit(best)}",
+        best=f"{best}: {with_unit(means[best], runs[0].judged_by)}" if best else "",
         left=f"{duration(max(left))} left at least" if left else "",
         bytes=size(sum(run.bytes or 0 for run in runs)),
         address=f"/compare?comparison={quote(name, safe='')}",
     )
-
-
-def _with_unit(run: Glance) -> str:
-    return f"{score(run.score, run.judged_by)}{' %' * (run.judged_by == 'accuracy')}"
 
 
 _WIDE, _HIGH = 80, 20  # of the small curve, in pixels
