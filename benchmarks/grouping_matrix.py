@@ -45,8 +45,8 @@ from sklearn.metrics import adjusted_rand_score
 
 import coterie
 from coterie import data as coterie_data
-from coterie.client import stacked as client_module
-from coterie.client.fit import Fit
+from coterie.client import client as client_module
+from coterie.client.fit import Criterion, Fit, FitCall, FlatModel
 from coterie.client.objectives import Objective
 from coterie.compose import probing
 from coterie.compose.assign import Assign
@@ -299,21 +299,19 @@ def training_once() -> Iterator[None]:
     known: dict[Any, Fit] = {}
     train = client_module.fit
 
-    def remembered(
-        model: Any, start: Weights, data: Any, criterion: Any, objective: Objective, *rest: Any
-    ) -> Fit:
-        *_, part = settings = rest if len(rest) == 4 else (*rest, None)
-        if objective != Objective() or part is not None:
-            return train(model, start, data, criterion, objective, *rest)
-        arrays = (start.vector, data.x, data.y)
+    def remembered(model: FlatModel, training: FitCall, criterion: Criterion) -> Fit:
+        if training.objective != Objective() or training.part is not None:
+            return train(model, training, criterion)
+        arrays = (training.start.vector, training.data.x, training.data.y)
         digests = [hashlib.blake2b(a.contiguous().numpy()).digest() for a in arrays]
-        key = (*digests, *map(repr, settings))
+        seeds = training.order_seed, training.dropout_seed
+        key = (*digests, repr(training.schedule), *seeds)
         if key not in known:
-            known[key] = train(model, start, data, criterion, objective, *rest)
+            known[key] = train(model, training, criterion)
         found = known[key]
         return replace(found, weights=Weights(found.weights.layout, found.weights.vector.clone()))
 
-    client_module.fit = remembered  # type: ignore[assignment]
+    client_module.fit = remembered
     try:
         yield
     finally:
