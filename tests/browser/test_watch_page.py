@@ -84,7 +84,7 @@ def test_axe_finds_nothing_and_nothing_leaves(name, shade, screen, address, brow
 
 def test_markup_in_names_is_shown_as_it_is_written(address, browser):
     with opened(browser, page_of(address)) as seen:
-        link = seen.page.get_by_text("run <b>x").first
+        link = seen.page.locator("#rows").get_by_role("link", name="run <b>x")
         link.click()
         seen.page.wait_for_url("**/run/**")
         seen.page.evaluate("() => window.coterie.drawAll()")

@@ -19,6 +19,8 @@ from coterie.experiment.compare import compare
 from coterie.experiment.compare.compare import agreement, folder_of
 from coterie.methods import METHODS
 from coterie.report import progress
+from coterie.report.listings import FAMILIES
+from coterie.report.method_help import explain
 from coterie.results.rundir import RunDir
 from processes import PATIENCE
 
@@ -30,11 +32,11 @@ def test_all_methods_in_one_table(cli, small):
     assert ended.code == 0, ended.err
     titles = ["local", "fedavg", "fedprox mu=0.5", "fedper", "ifca k=2", "oracle"]
     rows = {t: next(s for s in ended.out.splitlines() if s.startswith(t + " ")) for t in titles}
-    assert ended.out.splitlines()[-1] == "kept in c"
+    assert ended.out.splitlines()[-2:] == ["kept in c", "all figures: coterie report c"]
     alone = json.loads(Path("c/local/result.json").read_text())["received"]
     for title, row in rows.items():
         kept = json.loads(Path("c", title.replace(" ", "-"), "result.json").read_text())
-        cells = row.removeprefix(title).replace("*", " ").split()  # the best has a sign
+        cells = row.removeprefix(title).replace("^", " ").split()  # the highest has a sign
         assert cells[0] == f"{100 * kept['received']['accuracy']:.1f}"
         assert cells[1] == f"{100 * kept['adapted']['accuracy']:.1f}"
         assert cells[2] == f"{100 * kept['received']['worst']:.1f}"
@@ -351,7 +353,9 @@ def test_figures_of_a_scenario_outlast_a_stop(cli, monkeypatch):
         cli(*words, "fedavg,fedclust:clusters=2", "--dir", "c").says(130, "--resume c")
     resumed = cli("compare", "--resume", "c", "-q")
     seconds = re.compile(r"\d+\.\d( +\w+)$", re.MULTILINE)
-    assert seconds.sub(r"\1", resumed.out).replace("in c", "in w") == seconds.sub(r"\1", whole.out)
+    ours, theirs = (seconds.sub(r"\1", ended.out) for ended in (resumed, whole))
+    assert ours.endswith("kept in c\nall figures: coterie report c\n")
+    assert ours.replace("in c\n", "in w\n").replace("report c\n", "report w\n") == theirs
     assert json.loads(Path("c/fedavg/scenario.json").read_text())["figure"] is not None
 
 
@@ -390,13 +394,23 @@ def test_methods_are_listed_by_family(cli):
     ended = cli("methods")
     assert ended.code == 0
     methods, presets = ended.out.split("Presets")
-    rows = [line.split("│") for line in methods.splitlines() if line.startswith("│")]
-    secure = {row[2].strip(): row[4].strip() for row in rows}
-    sees = {row[2].strip(): row[3].strip() for row in rows}
-    assert len(rows) == len(METHODS)
-    assert sorted(secure) == sorted(METHODS)
-    assert (secure["fedavg"], secure["ifca"], secure["krum"]) == ("yes", "yes", "no")
+    family, families, sees = "", {}, {}
+    for line in methods.splitlines():
+        if line.strip() in FAMILIES:
+            family = line.strip()
+        elif row := re.fullmatch(r"  (\S+) +(nothing|means|each) {2,}\S.*", line):
+            assert row[1] not in sees
+            families[row[1]], sees[row[1]] = family, row[2]
+    known = {name: explain(name, METHODS[name]) for name in METHODS}
+    assert families == {name: each.family for name, each in known.items()}
+    assert sees == {name: each.sees for name, each in known.items()}
+    # Who sees each one's reply does not work with secure sums, and all others do.
+    works = {name: seen != "each" for name, seen in sees.items()}
+    assert works == {name: each.secure[0] for name, each in known.items()}
+    assert (works["fedavg"], works["ifca"], works["krum"]) == (True, True, False)
     assert (sees["local"], sees["fedavg"], sees["krum"]) == ("nothing", "means", "each")
+    assert "single replies (each) or means of them" in methods
+    assert len(methods.splitlines()) <= 2 * len(METHODS)
     assert "│ fedpaq" in presets
 
 

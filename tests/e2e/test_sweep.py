@@ -124,7 +124,7 @@ def test_a_finished_sweep_is_printed_and_not_run_again(cli, swept):
     shown = cli("compare", "--resume", place)
     assert shown.code == 0, shown.err
     assert shown.err == ""
-    assert "fewer than five seeds" in shown.out
+    assert "too few seeds to tell" in shown.out
     told = json.loads(cli("compare", "--resume", place, "--json").out)
     assert told["rows"] == json.loads(json.dumps(swept.rows))
     long = cli("compare", "--resume", place, "--format", "csv").out

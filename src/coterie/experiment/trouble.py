@@ -31,7 +31,9 @@ STILL = 0.01
 # An accuracy within two standard errors of the best constant answer's may be chance. A model that
 # is a little above it is told to be at chance, too, but only if its loss says the same.
 ERRORS = 2.0
-EARLIEST = 3  # before this round nothing is said about slow progress
+# Before this round nothing is said about slow progress: few rounds often end where they began. The
+# cost is that runs of fewer rounds are never told.
+EARLIEST = 10
 WORSE = 0.02  # adapting that costs less than two points is not worth a line
 _KINDS = 20  # distinct whole numbers that may be classes
 _REPEATED = 10  # samples of each, on average

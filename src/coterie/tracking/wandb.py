@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import wandb
-
 from coterie.results.rundir import RunDir, without_nan
 from coterie.tracking.values import flat, numbers
 
@@ -23,6 +21,9 @@ class WandB:
     """
 
     def __init__(self, directory: Path | None, within: Path | None = None) -> None:
+        import wandb  # here, so that this module can be read without the extra
+
+        self._wandb = wandb
         self._directory, self._within = directory, within
         self._run: Any = None
         self._logged = 0  # the last logged round
@@ -38,7 +39,7 @@ class WandB:
             identity = hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:16]
         config = flat(about["config"])
         config |= {f"version.{library}": version for library, version in about["versions"].items()}
-        self._run = wandb.init(
+        self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "coterie",
             name=name,
             group=group,
@@ -47,7 +48,7 @@ class WandB:
             dir=None if directory is None else str(directory),
             config={**config, "method": about["method"], "seed": about["seed"]},
             tags=[str(about["method"])[:64]],
-            settings=wandb.Settings(silent=True),
+            settings=self._wandb.Settings(silent=True),
         )
         self._logged = int(self._run.summary.get("round") or 0)
         self._log(about["history"])

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import coterie
 from coterie.cli.app import app
 from coterie.errors import CoterieError
+from registries import restored
 
 QUICK = {"rounds": 2, "engine": "loop"}
 
@@ -85,9 +86,10 @@ def test_07_an_own_method_from_a_file_on_the_command_line(tmp_path, monkeypatch)
         '    """Mine."""\n    return coterie.grouped("mine", coterie.by_loss(k))\n'
     )
     flags = ["--clients", "4", "--rounds", "1", "--set", "data.samples=120", "--dir", "both"]
-    told = CliRunner().invoke(
-        app, ["compare", "--methods", "local", "--method", "mine.py:mine:k=3", *flags]
-    )
+    with restored():
+        told = CliRunner().invoke(
+            app, ["compare", "--methods", "local", "--method", "mine.py:mine:k=3", *flags]
+        )
     assert told.exit_code == 0, told.output
     assert "mine.py:mine k=3" in told.output
 

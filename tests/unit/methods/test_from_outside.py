@@ -234,7 +234,7 @@ def test_a_run_goes_on_from_the_same_file_only(tmp_path, says):
         code, text = says(*words)
         assert code == 2
         assert f"{file} has changed since the run began" in text
-        assert "restore the file, or start again" in text
+        assert "restore the file, or start a new run" in text
     file.unlink()
     code, text = says("run", "--resume", "a", "--rounds", "4")
     assert (code, "FileNotFoundError" in text) == (2, True)
