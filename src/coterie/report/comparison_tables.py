@@ -95,7 +95,9 @@ def _near(comparison: Comparison) -> list[str]:
     if any(row.get("near_bytes") for row in comparison.rows):
         notes.append("bytes to 1 point: until the score stayed within a point of its last")
     if any(row.get("exposed") for row in comparison.rows):
-        notes.append("server sees means+1: means, and 1 client that was alone in its group")
+        notes.append(
+            "server sees means+1: means, and as many clients that were alone in their group"
+        )
     if text := one_sample(comparison.rows, comparison.judged_by):
         notes.append(text)
     return notes

@@ -61,8 +61,8 @@ def method_listing(rows: Mapping[str, Row]) -> Table:
             about = coloured(_first_sentence(row["about"]))
             table.add_row(f"  {escape(name)}", row.get("sees", "–"), about)
     table.caption = (
-        "sees: what the server looks at, single replies (each) or means of them. Parameters, rule "
-        "and reference: coterie methods NAME"
+        "sees: what the server looks at, single replies (each; not with --secure) or means. "
+        "Parameters, rule and reference: coterie methods NAME"
     )
     table.caption_justify = "left"
     return table

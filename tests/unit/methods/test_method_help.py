@@ -306,7 +306,7 @@ def test_the_listing_says_who_works_with_secure_sums():
     assert rows == {"fedavg": "means", "krum": "each", "fedfomo": "each"}
     # Secure sums are for those who do not see each single reply, as the line below says.
     assert {it.name: it.secure[0] for it in known} == {n: s != "each" for n, s in rows.items()}
-    assert "single replies (each) or means of them" in " ".join(table.split())
+    assert "single replies (each; not with --secure) or means." in " ".join(table.split())
 
 
 def test_a_combination_as_a_whole_works_with_secure_sums_or_not():
