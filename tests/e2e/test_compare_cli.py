@@ -409,7 +409,7 @@ def test_methods_are_listed_by_family(cli):
     assert works == {name: each.secure[0] for name, each in known.items()}
     assert (works["fedavg"], works["ifca"], works["krum"]) == (True, True, False)
     assert (sees["local"], sees["fedavg"], sees["krum"]) == ("nothing", "means", "each")
-    assert "single replies (each) or means of them" in methods
+    assert "single replies (each; not with --secure) or means" in methods
     assert len(methods.splitlines()) <= 2 * len(METHODS)
     assert "│ fedpaq" in presets
 
