@@ -120,7 +120,7 @@ def named(method: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The runs of each model and setting, means over seeds."""
+    """The runs of each model and setting: means over seeds, and in brackets each seed's."""
     lines = [
         "| model | DC-PFL | bytes / FedAvg's | received %, full rounds | against `alpha` 1 | "
         "received %, layers at rest | groups |",
@@ -134,14 +134,23 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         gaps = [100 * (r["full"] - whole[r["seed"]]["full"]) for r in mine if r["seed"] in whole]
         rest = [100 * r["resting"] for r in mine if r["resting"] is not None]
         cells = [
-            f"{statistics.mean(r['bytes'] for r in mine):.2f}",
+            with_each([r["bytes"] for r in mine], ".2f"),
             f"{100 * statistics.mean(r['full'] for r in mine):.1f}",
-            f"{statistics.mean(gaps):+.1f}" if gaps and method != {"alpha": 1} else "–",
+            with_each(gaps, "+.1f") if gaps and method != {"alpha": 1} else "–",
             f"{statistics.mean(rest):.1f}" if rest else "–",
             ", ".join(str(r["groups"]) for r in mine),
         ]
         lines.append(f"| {model} | {named(method)} | " + " | ".join(cells) + " |")
     return lines
+
+
+def with_each(values: Sequence[float], form: str) -> str:
+    """The mean of values, and the values.
+
+    >>> with_each([0.5, 1.0], ".2f")
+    '0.75 (0.50, 1.00)'
+    """
+    return f"{statistics.mean(values):{form}} ({', '.join(f'{v:{form}}' for v in values)})"
 
 
 def points(rows: Sequence[Mapping[str, Any]], model: str) -> list[tuple[float, float, str]]:
@@ -239,6 +248,9 @@ def page(kept: Mapping[str, Any]) -> str:
             f"{kept['machine']}.",
             "",
             *table(rows),
+            "",
+            "In brackets: each seed. A client that is alone in its group sends nothing, so runs "
+            "that end with other groups differ in bytes for that reason, too.",
             "",
             *(f"- {line}" for line in best(rows)),
             "",
