@@ -15,7 +15,7 @@ from coterie.core.method import Round
 from coterie.errors import TrainingError
 from coterie.experiment.session import RunSession
 from coterie.experiment.stopping import to_target
-from coterie.experiment.trouble import adapting_harms
+from coterie.experiment.trouble import adapting_harms, never_grouped
 from coterie.results.evaluation import Scores, summarise
 from coterie.results.findings import grouping_of, round_samples, warnings_of
 from coterie.results.result import client_rows
@@ -145,6 +145,7 @@ class Closing:
             "abandoned": sum("abandoned" in e for e in run.history),
             "warnings": [
                 *warnings_of([*run.events, before.event]),
+                *([one] if (one := never_grouped(session)) else []),
                 *([worse] if (worse := self._adapting_harms(received, adapted)) else []),
             ],
             **({"grouping": grouping} if (grouping := self._grouping(before.groups)) else {}),

@@ -65,14 +65,12 @@ class Trouble(Observer):
             self._tell("float-labels", may_be_classes(self.session.population))
 
     def after(self, event: Event) -> None:
-        """After a round: the loss, the accuracy, and at the end the groups."""
+        """After a round: the loss and the accuracy."""
         run = self.session.run
         if "received" not in event and event["round"] < run.rounds:
             return
         for key, text in self._scores().items():
             self._tell(key, text)
-        if event["round"] == run.rounds:
-            self._tell("never-grouped", self._never_grouped())
 
     def _tell(self, key: str, text: str) -> None:
         run = self.session.run
@@ -108,30 +106,32 @@ class Trouble(Observer):
             return None
         return constant(self.session.population, self.session.experiment.criterion)
 
-    # --- groups ----------------------------------------------------------------------------------
 
-    def _never_grouped(self) -> str:
-        """Whether a method that groups never did, without having said why, as a sentence."""
-        run, method = self.session.run, self.session.experiment.method
-        parts = method.name.split("+")
-        groups = [p for p in parts if METHODS.index.get(p, {}).get("family") == "clustered"]
-        given = method.source.parameters if method.source else {}
-        asked_for_one = any(given.get(key) == 1 for key in ("k", "clusters"))
-        asked_for_one |= given.get("eps1") == 0  # CFL that never splits
-        if not groups or asked_for_one or groups[0] in _GIVEN or len(self.session.members) < 2:
-            return ""
-        if noted([*run.events, {"round": 0, "notes": dict(run.state.notes)}], WARNING_AT_END):
-            return ""  # it says itself which limit was never met
-        seen = [{g for g in e.get("groups", ()) if g is not None} for e in run.history]
-        if any(len(groups) != 1 for groups in seen) or grouping_of(run.events, 1).get("sentence"):
-            return ""
-        others = [p for p in parts if p != groups[0]]
-        same_as = "+".join(others) or "fedavg"
-        return (
-            f"every client was in the same group in all {len(seen)} rounds, so {method.name} "
-            f"trained as {same_as} does: there may be no groups (coterie groups tells), or the "
-            "models to choose from were too alike at the start"
-        )
+def never_grouped(session: RunSession) -> str:
+    """Whether a method that groups never did, without having said why, as a sentence.
+
+    It is asked when a run is over: a run that goes on for more rounds may still form groups.
+    """
+    run, method = session.run, session.experiment.method
+    parts = method.name.split("+")
+    groups = [p for p in parts if METHODS.index.get(p, {}).get("family") == "clustered"]
+    given = method.source.parameters if method.source else {}
+    asked_for_one = any(given.get(key) == 1 for key in ("k", "clusters"))
+    asked_for_one |= given.get("eps1") == 0  # CFL that never splits
+    if not groups or asked_for_one or groups[0] in _GIVEN or len(session.members) < 2:
+        return ""
+    if noted([*run.events, {"round": 0, "notes": dict(run.state.notes)}], WARNING_AT_END):
+        return ""  # it says itself which limit was never met
+    seen = [{g for g in e.get("groups", ()) if g is not None} for e in run.history]
+    if any(len(groups) != 1 for groups in seen) or grouping_of(run.events, 1).get("sentence"):
+        return ""
+    others = [p for p in parts if p != groups[0]]
+    same_as = "+".join(others) or "fedavg"
+    return (
+        f"every client was in the same group in all {len(seen)} rounds, so {method.name} "
+        f"trained as {same_as} does: there may be no groups (coterie groups tells), or the "
+        "models to choose from were too alike at the start"
+    )
 
 
 def has_exploded(losses: list[tuple[int, float]], constant: Constant | None, rate: float) -> str:
