@@ -24,6 +24,7 @@ import itertools
 import json
 import multiprocessing as mp
 import os
+import shlex
 import statistics
 import tempfile
 import threading
@@ -558,6 +559,15 @@ def measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield compared(name, asked.folder, asked.rounds, asked.workers, asked.ray)
 
 
+def command(asked: argparse.Namespace) -> str:
+    """The command that measures the same again, with any folder of the data."""
+    words = ["python", "benchmarks/speed.py", "--folder", "DATA"]
+    for name, value in vars(asked).items():
+        if name not in ("folder", "json") and value not in (None, False):
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
 def main() -> None:
     asked = arguments()
     torch.manual_seed(0)
@@ -567,7 +577,7 @@ def main() -> None:
         figures.append(figure)
         print(json.dumps(figure), flush=True)
     if asked.json:
-        about = {"command": "python benchmarks/speed.py", "commit": commit(), "machine": machine()}
+        about = {"command": command(asked), "commit": commit(), "machine": machine()}
         about |= {"date": str(date.today()), "torch": torch.__version__, "seed": 0}
         asked.json.write_text(json.dumps({**about, "figures": figures}, indent=1) + "\n")
 
