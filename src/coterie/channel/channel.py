@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any, cast
 from coterie.channel.checks import printable
 from coterie.channel.compression.coding import decode
 from coterie.channel.exchange import Answer, Exchange, Outgoing, Phase, Terms
+from coterie.channel.exposure import OF_ONE_ALONE
 from coterie.channel.messages import OrderBody, ReplyBody
 from coterie.channel.piggyback import Piggyback, Scores, Sends, scoring
 from coterie.channel.policy import Selection
@@ -337,7 +339,7 @@ def _content(message: Message, memo: dict[tuple[Any, ...], str]) -> str:
 # --- what a method gets to see of it ------------------------------------------------------------
 
 
-class Release:
+class Release(ABC):
     """Makes replies and means of exchanges; with privacy, only what may be shown.
 
     Here is what most of them have in common; a release overrides what it does otherwise.
@@ -360,12 +362,12 @@ class Release:
         """Whether a mean is the plain mean of just what clients sent."""
         return False
 
-    def begin(self, models: Mapping[Slot, Weights]) -> None:
+    def begin(self, models: Mapping[Slot, Weights]) -> None:  # noqa: B027 - most have nothing to do
         """Another round, with these models."""
 
+    @abstractmethod
     def gather(self, orders: Sequence[Order]) -> list[Reply]:
         """Each reply by itself."""
-        raise NotImplementedError
 
     def average(
         self, replies: Sequence[Reply], into: Mixing, by_examples: bool = True
@@ -373,11 +375,11 @@ class Release:
         """The means of replies that were shown: nothing more is learned."""
         return mix(replies, into, by_examples)
 
+    @abstractmethod
     def reduce(
         self, orders: Sequence[Order], into: Mixing, by_examples: bool = True
     ) -> dict[Slot, Mean]:
         """Only weighted means."""
-        raise NotImplementedError
 
 
 @dataclass
@@ -408,5 +410,5 @@ class Plain(Release):
         for mean in means.values():
             if len(mean.clients) == 1:  # such a mean is what that client sent
                 one = [r for r in replies if r.client == mean.clients[0]]
-                self.channel.records.saw(one, "means", "none, a mean of one")
+                self.channel.records.saw(one, "means", OF_ONE_ALONE)
         return means

@@ -69,11 +69,7 @@ def run(
     run_dir = Path(directory) if directory else None
     trackers = _tracking(track, run_dir)
     experiment = experiment_of(config)
-    _warn_of_public(experiment)
-    tell = _Telling()
-    result = execute(experiment, run_dir, watch=watch, track=trackers, say=tell)
-    tell.at_the_end(result)
-    return result
+    return _executed(experiment, run_dir, watch=watch, track=trackers)
 
 
 def simulate(
@@ -142,19 +138,14 @@ def simulate(
         freeze=freeze,
         bn=bn,
     )
-    _warn_of_public(experiment)
-    tell = _Telling()
-    result = execute(
+    return _executed(
         experiment,
         run_dir,
-        resume,
-        watch,
+        resume=resume,
+        watch=watch,
         track=trackers,
-        say=tell,
         discard_damaged=discard_damaged,
     )
-    tell.at_the_end(result)
-    return result
 
 
 def population_from(
@@ -240,6 +231,15 @@ def experiment_on(
             }
         },
     )
+
+
+def _executed(experiment: Experiment, run_dir: Path | None, **options: Any) -> Result:
+    """Execute an experiment, with its warnings as Python's."""
+    _warn_of_public(experiment)
+    tell = _Telling()
+    result = execute(experiment, run_dir, say=tell, **options)
+    tell.at_the_end(result)
+    return result
 
 
 class _Telling:
